@@ -1,0 +1,64 @@
+"""``lightning-llm WORD …``: looks at the first word and imports only that side.
+
+Written by hand because importing torch and Lightning takes seconds, and ``--help`` should not.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+TRAINER_WORDS = {
+    "fit": "train a model",
+    "validate": "loss of a checkpoint on the validation text",
+    "test": "loss of a checkpoint on the test text",
+    "predict": "logits of a checkpoint for given prompts",
+}
+TOOLS = {
+    "prepare": "turn text into a token store",
+    "generate": "continue a prompt with a trained model",
+}
+
+
+def help_text() -> str:
+    """What ``lightning-llm --help`` prints."""
+    lines = ["usage: lightning-llm COMMAND [OPTION …]", "", "Train decoder-only language models.", ""]
+    lines += ["Training and evaluation (Lightning's options, YAML configs; see configs/):"]
+    lines += [f"  {word:<10} {text}" for word, text in TRAINER_WORDS.items()]
+    lines += ["", "Tools:"]
+    lines += [f"  {word:<10} {text}" for word, text in TOOLS.items()]
+    lines += ["", "lightning-llm COMMAND --help explains a command. To begin with:"]
+    lines += ["  lightning-llm fit --config configs/quickstart.yaml"]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: The words after ``lightning-llm``; ``None`` takes them from the shell.
+
+    Returns:
+        The exit status: 0, or 2 for a user's mistake, or 128 and the signal's number for an interrupted run.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(help_text())
+        return 0
+    if words[0] == "--version":
+        from lightning_llm import __version__
+
+        print(f"lightning-llm {__version__}")
+        return 0
+    if words[0] in TRAINER_WORDS:
+        from lightning_llm.cli.train import run
+
+        return run(words)
+    if words[0] in TOOLS:
+        return int(import_module(f"lightning_llm.cli.{words[0]}").main(words[1:]))
+    known = ", ".join([*TRAINER_WORDS, *TOOLS])
+    print(f"lightning-llm: error: unknown command {words[0]!r}; the commands are {known}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""What a run says for itself: a summary at its start; results, a sample and the next commands at its end."""
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lightning_llm.cli.runs import SUMMARY
+from lightning_llm.generation import generate
+from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
+from lightning_llm.training.checkpointing import BEST
+
+SAMPLE_TOKENS = 200
+
+
+class RunReport(Callback):
+    """Prints model, data and steps before the first step, and knows what to say at the end."""
+
+    def __init__(self) -> None:
+        self.console = Console(soft_wrap=True, highlight=False)
+        self._started = time.perf_counter()
+        self._first_step = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The summary at the start."""
+        self._started, self._first_step = time.perf_counter(), trainer.global_step
+        if not trainer.is_global_zero:
+            return
+        data: Any = trainer.datamodule
+        table = Table.grid(padding=(0, 2))
+        for name, value in (
+            ("model", _describe_model(pl_module)),
+            ("data", _describe_data(data)),
+            ("steps", _describe_steps(trainer)),
+            ("device", _describe_device(trainer)),
+            ("run", trainer.log_dir or "no logger: nothing but checkpoints is written"),
+        ):
+            table.add_row(f"[bold]{name}", escape(str(value)))
+        if self._first_step:
+            table.add_row("[bold]resumed", f"from step {self._first_step}: {escape(str(trainer.ckpt_path))}")
+        self.console.print(table)
+
+    def finish(self, trainer: Trainer, model: LightningModule, data: Any) -> None:
+        """The results: printed, and written as ``summary.json`` into the run directory."""
+        seconds = time.perf_counter() - self._started
+        checkpoints = next((c for c in trainer.callbacks if isinstance(c, RunCheckpoints)), None)  # type: ignore[attr-defined]
+        steps = trainer.global_step
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        if checkpoints is None or checkpoints.validated_step != steps:
+            metrics = dict(trainer.validate(model, data, verbose=False)[0])
+        if not trainer.is_global_zero:
+            return
+        newest = None if checkpoints is None else checkpoints.newest
+        summary = {
+            "val_loss": metrics["val_loss"],
+            "perplexity": metrics["val_perplexity"],
+            "bits_per_byte": metrics.get("val_bits_per_byte"),
+            "train_loss": metrics.get("train_loss_eval"),
+            "best_val_loss": None if checkpoints is None else checkpoints.best_loss,
+            "steps": steps,
+            "tokens": steps * data.tokens_per_step,
+            "seconds": round(seconds, 3),
+            "checkpoint": None if newest is None else str(newest),
+        }
+        run = Path(trainer.log_dir or trainer.default_root_dir)
+        _write_json(run / SUMMARY, summary)
+        self._print_results(run, newest, summary)
+        self._print_sample(model, data)
+        self._print_next_commands(run, newest)
+
+    def _print_results(self, run: Path, newest: Path | None, summary: dict[str, Any]) -> None:
+        bits = summary["bits_per_byte"]
+        words = [f"validation loss {summary['val_loss']:.4f} nats/token", f"perplexity {summary['perplexity']:.2f}"]
+        words += [f"{bits:.4f} bits/byte"] if bits is not None and math.isfinite(bits) else []
+        words += [f"training text {summary['train_loss']:.4f}"] if summary["train_loss"] is not None else []
+        done = summary["steps"] - self._first_step
+        self.console.print(f"\n[bold]result[/]  {', '.join(words)}; {done} steps in {summary['seconds']:.1f} s")
+        if newest is not None:
+            best = newest.with_name(BEST)
+            self.console.print(
+                f"[bold]saved[/]   {escape(str(newest))}" + (f" (best: {BEST})" if best.exists() else "")
+            )
+        self.console.print(f"[bold]log[/]     {escape(str(run))}")
+
+    def _print_sample(self, model: LightningModule, data: Any) -> None:
+        tokenizer = data.tokenizer
+        generator = torch.Generator(model.device).manual_seed(0)
+        prompt = torch.tensor([tokenizer.encode("\n")], device=model.device)
+        model.eval()
+        ids = generate(model, prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.8, top_k=50, generator=generator)
+        self.console.print("\n[bold]a sample[/]")
+        self.console.print(escape(tokenizer.decode(ids[0].tolist()).strip("\n")))
+
+    def _print_next_commands(self, run: Path, newest: Path | None) -> None:
+        self.console.print("\n[bold]next[/]")
+        if newest is not None:
+            self.console.print(f'  lightning-llm generate {escape(str(run))} --prompt "…" --max-new-tokens 200')
+            self.console.print(f"  lightning-llm validate --ckpt_path {escape(str(run))}")
+        self.console.print(f"  tensorboard --logdir {escape(str(run.parent))}")
+
+
+def _describe_model(model: LightningModule) -> str:
+    config = model.transformer.config
+    total = sum(p.numel() for p in model.parameters())
+    embedding = sum(p.numel() for name, p in model.named_parameters() if "embed" in name or "lm_head" in name)
+    return (
+        f"{total:,} parameters ({embedding:,} in embedding and head): {config.num_hidden_layers} layers, "
+        f"{config.hidden_size} wide, {config.num_attention_heads} heads, {config.mlp}, vocabulary {config.vocab_size}"
+    )
+
+
+def _describe_data(data: Any) -> str:
+    train, val = (data.store.splits[split].tokens for split in ("train", "val"))
+    return f"{data.store.path}: {train:,} training and {val:,} validation tokens"
+
+
+def _describe_steps(trainer: Trainer) -> str:
+    data: Any = trainer.datamodule
+    steps = trainer.max_steps if trainer.max_steps > 0 else data.steps_per_epoch * (trainer.max_epochs or 0)
+    accumulation = f" in {n} micro-batches" if (n := trainer.accumulate_grad_batches) > 1 else ""
+    return (
+        f"{steps:,} of {data.tokens_per_step:,} tokens ({data.global_batch_size} × {data.context_length}{accumulation})"
+        f": {steps / data.steps_per_epoch:.2f} epochs"
+    )
+
+
+def _describe_device(trainer: Trainer) -> str:
+    device = trainer.strategy.root_device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    reason = getattr(trainer, "precision_reason", "as asked for")
+    return f"{trainer.world_size} × {device.type} ({name}), precision {trainer.precision} ({reason})"
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,121 @@
+"""The Trainer of the command line: Lightning's, with this project's defaults where nothing was given."""
+
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.trainer.connectors.accelerator_connector import _PRECISION_INPUT
+
+from lightning_llm.measure.timer import interleave
+from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
+from lightning_llm.training.callbacks.progress import StepProgressBar
+from lightning_llm.training.callbacks.signals import StopOnSignal
+from lightning_llm.training.callbacks.throughput import TrainingLog
+from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
+
+FASTER = 1.5  # products must gain this factor for a whole step to gain: the casts cost something
+
+
+class Trainer(pl.Trainer):
+    """Lightning's Trainer, whose checkpoints are written atomically and read without running code.
+
+    Args:
+        precision: ``auto`` takes ``bf16-mixed`` where the machine is fast at it and ``32-true`` elsewhere; on a CPU it
+            finds out by timing a matrix product.
+        default_root_dir: Where run directories are made.
+        logger: Null or true: TensorBoard, in the run directory. False: none, and files go to ``default_root_dir``.
+        callbacks: Added to the project's own: checkpoints (unless another checkpoint callback is given), the progress
+            bar (likewise), the training log, and the clean stop on Ctrl-C and SIGTERM.
+        plugins: As in Lightning.
+        max_steps: Optimiser steps in all; -1: as many as ``max_epochs`` gives.
+        val_check_interval: Optimiser steps between two validations (a whole number), or a fraction of the run.
+        enable_progress_bar: Whether to show progress.
+        enable_model_summary: Whether to print Lightning's table of modules too.
+        num_sanity_val_steps: Validation batches to try before the first step.
+        kwargs: As in Lightning.
+    """
+
+    def __init__(
+        self,
+        *,
+        precision: _PRECISION_INPUT | Literal["auto"] | None = "auto",
+        default_root_dir: str = "runs",
+        logger: Any | None = None,
+        callbacks: Any | None = None,
+        plugins: Any | None = None,
+        max_steps: int = -1,
+        val_check_interval: int | float | None = None,
+        enable_progress_bar: bool | None = None,
+        enable_model_summary: bool = False,
+        num_sanity_val_steps: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        self.precision_reason = "as asked for"
+        if precision in ("auto", None):
+            precision, self.precision_reason = choose_precision(kwargs.get("accelerator", "auto"))
+        if logger in (None, True):
+            logger = TensorBoardLogger(default_root_dir, name="", default_hp_metric=False)
+        if isinstance(val_check_interval, int):  # counted over the whole run, not within an epoch
+            kwargs["check_val_every_n_epoch"] = None
+        plugins = _listed(plugins)
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            plugins.append(AtomicCheckpointIO())
+        super().__init__(
+            precision=precision,  # type: ignore[arg-type]
+            default_root_dir=default_root_dir,
+            logger=logger,
+            callbacks=_with_own(_listed(callbacks), enable_progress_bar is not False),
+            plugins=plugins,
+            max_steps=max_steps,
+            val_check_interval=val_check_interval,
+            enable_progress_bar=enable_progress_bar,
+            enable_model_summary=enable_model_summary,
+            num_sanity_val_steps=num_sanity_val_steps,
+            **kwargs,
+        )
+
+
+class StepUnits(pl.Callback):
+    """Lightning counts ``val_check_interval`` in micro-batches; here it is given in optimiser steps."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Once the accumulation is known, turn steps into micro-batches."""
+        if stage == "fit" and isinstance(trainer.val_check_interval, int):
+            trainer.val_check_interval *= trainer.accumulate_grad_batches
+
+
+def choose_precision(accelerator: Any) -> tuple[Literal["bf16-mixed", "32-true"], str]:
+    """The precision that ``auto`` stands for, and why."""
+    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16-mixed", f"{torch.cuda.get_device_name()} multiplies bf16 in hardware"
+        return "32-true", f"{torch.cuda.get_device_name()} has no bf16 in hardware"
+    if accelerator not in ("auto", "cpu") or torch.backends.mps.is_available():
+        return "32-true", "bf16 was not measured on this kind of device"
+    matrices = {name: torch.ones(384, 384, dtype=dtype) for name, dtype in _CANDIDATES.items()}
+    times = interleave({name: lambda m=m: m @ m for name, m in matrices.items()}, rounds=5, warmup=2, device="cpu")
+    gain = times["float32"].median / times["bf16"].median
+    chosen: Literal["bf16-mixed", "32-true"] = "bf16-mixed" if gain >= FASTER else "32-true"
+    return chosen, f"bf16 products measured {gain:.1f} times as fast as float32"
+
+
+_CANDIDATES = {"float32": torch.float32, "bf16": torch.bfloat16}
+
+
+def _listed(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _with_own(given: list[Any], progress: bool) -> list[Any]:
+    own: list[pl.Callback] = [StepUnits(), TrainingLog()]
+    if not any(isinstance(callback, Checkpoint) for callback in given):
+        own.append(RunCheckpoints())
+    if progress and not any(isinstance(callback, ProgressBar) for callback in given):
+        own.append(StepProgressBar())
+    # last: it ends the run after the others have seen the step
+    return [*own, *given, StopOnSignal()]

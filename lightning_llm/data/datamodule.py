@@ -1,0 +1,357 @@
+"""The LightningDataModule: token store in, batches out.
+
+``prepare_data`` makes a missing store (one process), ``setup`` opens and checks it (every process) and tells the
+trainer how many micro-batches make up an optimiser step. Which windows are in a step is the business of ``order.py``,
+how they become tensors that of ``batches.py``. Where the run is, is asked of Lightning, in optimiser steps: a run may
+be resumed with another number of devices or another micro-batch size and sees the same tokens in each step.
+"""
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
+
+from lightning_llm.data.batches import (
+    EvalBatches,
+    PromptBatches,
+    TrainBatches,
+    WindowReader,
+    evenly_spaced,
+    every_target_once,
+    rows_per_batch,
+)
+from lightning_llm.data.find_store import DEFAULT_CORPUS, find_or_prepare
+from lightning_llm.data.order import WindowOrder
+from lightning_llm.data.prepare import DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE
+from lightning_llm.data.token_store import TokenStore
+from lightning_llm.data.tokenizers import Tokenizer
+
+
+class TokenDataModule(LightningDataModule):
+    """Serves windows of a token store as batches ``{"input_ids", "targets"}``, int64, (rows, context_length).
+
+    Args:
+        corpus: Text where no path is given: ``stdlib`` (the source of Python's standard library, always there) or
+            ``shakespeare`` (downloaded once).
+        path: Text: a UTF-8 file, a folder, or a glob.
+        store: Folder of the token store; it is prepared from the text if it does not exist. Default: a folder below
+            ``stores`` that is named after the text and the tokenizer.
+        tokenizer: ``char``, ``byte``, ``bpe`` (trained on the text) or the path of a ``tokenizer.json``.
+        vocab_size: Number of token ids of ``bpe``, or of the files that ``raw_dtype`` reads.
+        context_length: Tokens per window.
+        global_batch_size: Windows per optimiser step, over all devices; gradient accumulation follows from it.
+        micro_batch_size: Windows per forward pass of one device. Default: all of the device's share of a step.
+        seed: Seed of the order of the training windows.
+        eval_batch_size: Windows per forward pass of one device in validation and test. Default: the micro-batch size.
+        num_workers: Processes that read training batches ahead. 0, reading in the training process, is fast enough.
+        raw_dtype: ``uint16`` or ``uint32``: ``store`` holds bare train.bin and val.bin, as nanoGPT writes them.
+        predict_prompts: Texts that ``predict`` goes on with.
+
+    Attributes:
+        accumulation: Micro-batches per optimiser step, known after ``setup``.
+        loaded_state: What the checkpoint that the run was resumed from held of this module; empty otherwise.
+
+    Raises:
+        ValueError: If a number is out of range; by ``setup``, if store, batch sizes and devices do not fit together.
+    """
+
+    def __init__(
+        self,
+        corpus: str | None = DEFAULT_CORPUS,
+        path: str | None = None,
+        store: str | None = None,
+        tokenizer: str = DEFAULT_TOKENIZER,
+        vocab_size: int = DEFAULT_VOCAB_SIZE,
+        context_length: int = 256,
+        global_batch_size: int = 32,
+        micro_batch_size: int | None = None,
+        seed: int = 1337,
+        eval_batch_size: int | None = None,
+        num_workers: int = 0,
+        raw_dtype: str | None = None,
+        predict_prompts: list[str] | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = {
+            "context_length": context_length,
+            "global_batch_size": global_batch_size,
+            "micro_batch_size": 1 if micro_batch_size is None else micro_batch_size,
+            "eval_batch_size": 1 if eval_batch_size is None else eval_batch_size,
+        }
+        faults = [f"{name} must be at least 1, got {size}" for name, size in sizes.items() if size < 1]
+        if num_workers < 0:
+            faults.append(f"num_workers must be at least 0, got {num_workers}")
+        if raw_dtype is not None and store is None:
+            faults.append("raw_dtype needs store, the folder with train.bin and val.bin")
+        if faults:
+            raise ValueError("; ".join(faults))
+        self._text = {"corpus": corpus, "path": path, "store": store, "tokenizer": tokenizer, "vocab_size": vocab_size}
+        self.context_length = context_length
+        self.global_batch_size = global_batch_size
+        self.micro_batch_size = micro_batch_size
+        self.seed = seed
+        self.eval_batch_size = eval_batch_size
+        self.num_workers = num_workers
+        self.raw_dtype = raw_dtype
+        self.predict_prompts = predict_prompts
+        self.accumulation = 1
+        self.loaded_state: dict[str, Any] = {}
+        self._store: TokenStore | None = None
+        self._tokenizer: Tokenizer | None = None
+
+    # ---- what there is
+
+    @property
+    def store(self) -> TokenStore:
+        """The token store, opened (and prepared, if need be) when first asked for. Errors as in ``setup``."""
+        if self._store is None:
+            self._store = self._find_store()
+        return self._store
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids of the store."""
+        return self.store.vocab_size
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the store.
+
+        Raises:
+            ValueError: If the store is of raw files, which come without one.
+        """
+        if self._tokenizer is None:
+            if self.store.tokenizer_file is None:
+                raise ValueError(f"token store {self.store.path} is of raw files, which say nothing of their tokenizer")
+            self._tokenizer = Tokenizer.from_file(self.store.tokenizer_file)
+        return self._tokenizer
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """UTF-8 bytes per token of the validation split, for bits per byte; ``None`` for raw files."""
+        return self.store.bytes_per_token("val")
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Targets of one optimiser step."""
+        return self.global_batch_size * self.context_length
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimiser steps that the windows of one epoch fill; 1 where they do not fill one."""
+        return max(1, self._order().num_windows // self.global_batch_size)
+
+    @property
+    def position(self) -> int:
+        """Optimiser steps that are past.
+
+        Lightning's own count, saved and restored with its loops. Its counts of batches tell the same, but in
+        micro-batches, which mean something else once their size has changed.
+        """
+        if self.trainer is not None:
+            return self.trainer.global_step
+        return int(self.loaded_state.get("optimizer_steps", 0))
+
+    # ---- Lightning's hooks
+
+    def prepare_data(self) -> None:
+        """Prepares the store if it is missing. Lightning calls it in one process (per node)."""
+        self._find_store()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Opens the store and checks that it fits.
+
+        Raises:
+            ValueError: If the store is damaged, a split is shorter than one window, the global batch size is not a
+                multiple of micro-batch size times devices, or ``trainer.accumulate_grad_batches`` says otherwise.
+        """
+        needed = {"fit": ["train", "val"], "validate": ["train", "val"], "test": ["test"], "predict": []}
+        for split in needed.get(stage or "fit", []):
+            self._check_length(split)
+        if stage in (None, "fit"):
+            self._set_accumulation()
+
+    def train_dataloader(self) -> TrainBatches:
+        """Micro-batches of this process from the current position on.
+
+        Its length counts from the start: of the run if ``trainer.max_steps`` limits it, otherwise of an epoch.
+
+        Raises:
+            ValueError: If Lightning would end an epoch within an optimiser step.
+        """
+        trainer, length, repeat = self.trainer, self.steps_per_epoch * self.accumulation, 0
+        if trainer is not None:
+            if trainer.max_steps > 0 and trainer.max_epochs in (None, -1):
+                length = trainer.max_steps * self.accumulation
+            limited = _limited(length, trainer.limit_train_batches)
+            if limited % self.accumulation:
+                raise ValueError(
+                    f"trainer.limit_train_batches leaves {limited} micro-batches, which is no multiple of the "
+                    f"{self.accumulation} of an optimiser step: the last step would see a part of its gradient"
+                )
+            repeat = limited if getattr(trainer, "overfit_batches", 0) else 0
+        share = self._share()
+        return TrainBatches(
+            self._reader("train"),
+            self._order(),
+            global_batch_size=self.global_batch_size,
+            micro_batch_size=self._micro_batch_size(),
+            length=length,
+            position=lambda: self.position,
+            workers=self.num_workers,
+            repeat=repeat,
+            **share,
+        )
+
+    def val_dataloader(self) -> list[EvalBatches]:
+        """Two loaders: every target of the validation split once; and as many windows spread over the training split.
+
+        With several processes some batches may have all targets ignored (-100), so that all have equally many.
+        """
+        share, size = self._share(), self._eval_batch_size()
+        validation = every_target_once(self._reader("val"), size, **share)
+        rows = rows_per_batch(self._reader("val"), size)
+        if self.trainer is not None:
+            rows = rows[: _limited(len(validation), self.trainer.limit_val_batches) * share["world_size"]]
+        return [validation, evenly_spaced(self._reader("train"), rows, **share)]
+
+    def test_dataloader(self) -> EvalBatches:
+        """Every target of the test split once.
+
+        Raises:
+            ValueError: If the store has no test split.
+        """
+        return every_target_once(self._reader("test"), self._eval_batch_size(), **self._share())
+
+    def predict_dataloader(self) -> PromptBatches:
+        """Each of ``predict_prompts`` as ``{"input_ids": (1, tokens), "prompt": its text}``.
+
+        Raises:
+            ValueError: If there are none, or the tokenizer cannot encode one.
+        """
+        if not self.predict_prompts:
+            raise ValueError("predict needs data.predict_prompts, the texts to go on with")
+        share = self._share()
+        return PromptBatches(self.tokenizer, self.predict_prompts[share["rank"] :: share["world_size"]])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint says about the data: plain values, the same in every process."""
+        return {
+            "optimizer_steps": self.position,
+            "accumulation": self.accumulation,
+            "global_batch_size": self.global_batch_size,
+            "context_length": self.context_length,
+            "seed": self.seed,
+            "store": self.store.fingerprint,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes note of what a checkpoint says; the position itself comes with Lightning's loops.
+
+        Raises:
+            ValueError: If training is to go on with other tokens.
+        """
+        self.loaded_state = dict(state_dict)
+        fitting = self.trainer is not None and self.trainer.state.fn == "fit"
+        if fitting and state_dict.get("store") != self.store.fingerprint:
+            raise ValueError(
+                f"the checkpoint was trained on token store {state_dict.get('store')}, data.store {self.store.path} is "
+                f"{self.store.fingerprint}: other text or another tokenizer; name the store it was trained on"
+            )
+
+    # ---- the parts
+
+    def _find_store(self) -> TokenStore:
+        if self.raw_dtype is not None:
+            return TokenStore.open_raw(
+                str(self._text["store"]), vocab_size=int(self._text["vocab_size"] or 0), dtype=self.raw_dtype
+            )
+        return find_or_prepare(**self._text, progress=True, say=rank_zero_info)  # type: ignore[arg-type]
+
+    def _order(self) -> WindowOrder:
+        tokens = self.store.splits["train"].tokens
+        return WindowOrder(num_tokens=tokens, context_length=self.context_length, seed=self.seed)
+
+    def _reader(self, split: str) -> WindowReader:
+        self._check_length(split)
+        return WindowReader(
+            self.store.path / f"{split}.bin",
+            dtype=self.store.dtype,
+            context_length=self.context_length,
+            vocab_size=self.store.vocab_size,
+        )
+
+    def _check_length(self, split: str) -> None:
+        if (tokens := len(self.store.tokens(split))) < self.context_length + 1:
+            raise ValueError(
+                f"data.context_length {self.context_length} is too long for the {split} split of {self.store.path}: it "
+                f"has {tokens} tokens, a window and its last target need {self.context_length + 1}; "
+                "take more text or a shorter context"
+            )
+
+    def _share(self) -> dict[str, Any]:
+        """Which part of the data is this process's; processes that split one model among them have the same."""
+        trainer = self.trainer
+        if trainer is None:
+            return {"rank": 0, "world_size": 1, "pin_memory": False}
+        replicas = trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
+        pin_memory = trainer.strategy.root_device.type == "cuda" and torch.cuda.is_available()
+        return {"rank": replicas["rank"], "world_size": replicas["num_replicas"], "pin_memory": pin_memory}
+
+    def _micro_batch_size(self) -> int:
+        """Windows of one process per forward pass in training, so that whole passes make up an optimiser step."""
+        world_size = self._share()["world_size"]
+        micro = self.micro_batch_size
+        if micro is None and self.global_batch_size % world_size == 0:
+            return int(self.global_batch_size // world_size)
+        if micro is None or self.global_batch_size % (micro * world_size):
+            by = f"{world_size} devices" + ("" if micro is None else f" times data.micro_batch_size {micro}")
+            raise ValueError(f"data.global_batch_size {self.global_batch_size} cannot be divided by {by}: change one")
+        return micro
+
+    def _eval_batch_size(self) -> int:
+        everything = max(1, self.global_batch_size // self._share()["world_size"])
+        return self.eval_batch_size or self.micro_batch_size or everything
+
+    def _set_accumulation(self) -> None:
+        self.accumulation = self.global_batch_size // (self._micro_batch_size() * self._share()["world_size"])
+        if self.trainer is None:
+            return
+        if self.trainer.accumulate_grad_batches not in (1, self.accumulation):
+            raise ValueError(
+                f"trainer.accumulate_grad_batches {self.trainer.accumulate_grad_batches} contradicts the "
+                f"{self.accumulation} micro-batches that follow from data.global_batch_size: leave it out"
+            )
+        self.trainer.accumulate_grad_batches = self.accumulation
+
+
+def rescale_batch_progress(checkpoint: dict[str, Any], new_accumulation: int) -> None:
+    """Rewrites Lightning's counts of micro-batches in a checkpoint for another number of them per optimiser step.
+
+    Without it, a run resumed with twice as many would take its next step after half of them. What had been
+    accumulated towards an unfinished step is not in a checkpoint: that step starts again, also at the same number.
+    To be called in ``LightningModule.on_load_checkpoint``, before Lightning restores its loops.
+
+    Args:
+        checkpoint: As Lightning loaded it; changed in place.
+        new_accumulation: Micro-batches per optimiser step from now on.
+    """
+    loop = checkpoint["loops"]["fit_loop"]
+    steps = max(
+        loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"],
+        loop["epoch_loop.manual_optimization.optim_step_progress"],
+        key=lambda progress: int(progress["total"]["completed"]),
+    )
+    progress = loop["epoch_loop.batch_progress"]
+    counts = progress["current"]
+    # Lightning tells by `completed` lagging behind that the checkpoint was written at the end of a batch.
+    at_end = counts["ready"] == counts["processed"] == counts["completed"] + 1
+    for scope in ("total", "current"):
+        batches = steps[scope]["completed"] * new_accumulation
+        progress[scope].update(ready=batches, started=batches, processed=batches, completed=batches - at_end)
+
+
+def _limited(length: int, limit: int | float) -> int:
+    """Batches that Lightning takes under one of its ``limit_*_batches``: an int counts, a float is a share."""
+    return min(length, limit) if isinstance(limit, int) else int(length * limit)

@@ -1,0 +1,116 @@
+"""Which token store the ``data.*`` options of a run mean, and whether it still is what they say."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lightning_llm.data.corpora import NAMED_CORPORA, open_corpus
+from lightning_llm.data.prepare import BUILT_IN_TOKENIZERS, DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE, prepare_store
+from lightning_llm.data.token_store import TokenStore, sha256
+from lightning_llm.data.tokenizers import Tokenizer
+
+DEFAULT_CORPUS = "stdlib"
+
+
+def find_or_prepare(
+    *,
+    corpus: str | None = DEFAULT_CORPUS,
+    path: str | None = None,
+    store: str | None = None,
+    tokenizer: str = DEFAULT_TOKENIZER,
+    vocab_size: int = DEFAULT_VOCAB_SIZE,
+    progress: bool = False,
+    say: Callable[[str], object] = lambda line: None,
+) -> TokenStore:
+    """The store that a run's ``data.*`` options mean, prepared where it is missing.
+
+    A named store that exists is taken as it is, unless an option that was changed from its default contradicts what it
+    was made from. A store without a name is kept in :func:`default_store`, and made again when its text has changed.
+
+    Args:
+        corpus: Name of a corpus.
+        path: Text: a file, folder or glob, instead of the corpus.
+        store: The store's folder.
+        tokenizer: As in :func:`prepare_store`.
+        vocab_size: As in :func:`prepare_store`.
+        progress: As in :func:`prepare_store`.
+        say: Called with a line when a store is going to be prepared.
+
+    Raises:
+        ValueError: As :func:`prepare_store` and ``TokenStore.open``; or if the store was made from something else.
+    """
+    inputs = _inputs(corpus, path)
+    if store is not None and Path(store).exists():
+        opened = TokenStore.open(store)
+        _check_source(opened, corpus, path, tokenizer, vocab_size)
+        return opened
+    if not inputs:
+        raise ValueError("no data: give data.corpus, data.path or the folder of a prepared data.store")
+    out = Path(store) if store is not None else default_store(inputs, tokenizer, vocab_size)
+    documents = open_corpus(inputs)
+    if out.exists():
+        opened = TokenStore.open(out)
+        if opened.source["fingerprint"] == documents.fingerprint and _has_tokenizer(opened, tokenizer):
+            return opened
+        say(f"The text or the tokenizer of {out} has changed since it was prepared.")
+    say(f"Preparing {out} from {', '.join(inputs)} ({documents.size / 1e6:.1f} MB), tokenizer {tokenizer}.")
+    try:
+        return prepare_store(
+            documents, out, tokenizer=tokenizer, vocab_size=vocab_size, progress=progress, replace=out.exists()
+        )
+    except ValueError:
+        if store is None and out.exists():  # another process was faster
+            return TokenStore.open(out)
+        raise
+
+
+def default_store(inputs: Sequence[str], tokenizer: str, vocab_size: int, root: str | Path = "stores") -> Path:
+    """Where a store is kept when no folder is named, such as ``stores/shakespeare-char`` or ``stores/stdlib-bpe-4096``.
+
+    Inputs that are paths, and a ``tokenizer.json``, add eight hex digits of a hash of their absolute paths.
+    """
+    paths = [given for given in inputs if given not in NAMED_CORPORA]
+    if tokenizer not in BUILT_IN_TOKENIZERS:
+        paths.append(tokenizer)
+    words = ["+".join(given if given in NAMED_CORPORA else Path(given).stem.strip("*?[]") for given in inputs)]
+    words.append(tokenizer if tokenizer in BUILT_IN_TOKENIZERS else "file")
+    if tokenizer == "bpe":
+        words.append(str(vocab_size))
+    if paths:
+        words.append(sha256("\n".join(str(Path(path).expanduser().absolute()) for path in paths).encode())[:8])
+    return Path(root) / "-".join(words)
+
+
+def _inputs(corpus: str | None, path: str | None) -> list[str]:
+    if path is not None:
+        return [path]
+    if corpus is not None and corpus not in NAMED_CORPORA:
+        raise ValueError(
+            f"corpus {corpus!r} is unknown: choose one of {', '.join(NAMED_CORPORA)}, or give a file, folder or glob "
+            "as data.path"
+        )
+    return [] if corpus is None else [corpus]
+
+
+def _check_source(store: TokenStore, corpus: str | None, path: str | None, tokenizer: str, vocab_size: int) -> None:
+    made = store.source
+    faults = []
+    if path is not None:
+        if made["fingerprint"] != open_corpus([path]).fingerprint:
+            faults.append(f"data.path {path!r}")
+    elif corpus not in (None, DEFAULT_CORPUS) and made["inputs"] != [corpus]:
+        faults.append(f"data.corpus {corpus!r}")
+    if tokenizer != DEFAULT_TOKENIZER and not _has_tokenizer(store, tokenizer):
+        faults.append(f"data.tokenizer {tokenizer!r}")
+    if vocab_size != DEFAULT_VOCAB_SIZE and made["tokenizer"] == "bpe" and made["vocab_size"] != vocab_size:
+        faults.append(f"data.vocab_size {vocab_size}")
+    if faults:
+        raise ValueError(
+            f"token store {store.path} was made from {', '.join(made['inputs'])} with tokenizer {made['tokenizer']} of "
+            f"{store.vocab_size} ids, not with {' and '.join(faults)}: drop the option, or name another data.store"
+        )
+
+
+def _has_tokenizer(store: TokenStore, tokenizer: str) -> bool:
+    if tokenizer in BUILT_IN_TOKENIZERS:
+        return bool(store.source["tokenizer"] == tokenizer)
+    return store.tokenizer_sha256 == sha256(Tokenizer.from_file(tokenizer).to_str().encode())

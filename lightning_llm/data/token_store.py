@@ -1,0 +1,233 @@
+"""The token store: a folder with text as token ids, ready to be memory-mapped.
+
+    train.bin  val.bin  [test.bin]   raw little-endian ids: uint16 up to 65,536 ids, as nanoGPT has it, else uint32
+    tokenizer.json                   what made them, in Hugging Face's format
+    meta.json                        format, version, dtype, vocab_size, tokenizer_sha256; for each split tokens,
+                                     bytes (of UTF-8 text), documents, sha256; source; checksum of all that
+
+To open a store is to check it: sizes, types and the checksums of the small files at once, ids by a sample (all of them
+in a small store); the rest by :meth:`TokenStore.verify`. ``token_store_writer.py`` writes one.
+"""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FORMAT = "lightning-llm token store"
+VERSION = 1
+SPLITS = ("train", "val", "test")
+META, TOKENIZER = "meta.json", "tokenizer.json"
+DTYPES = {"uint16": "<u2", "uint32": "<u4"}
+
+_BLOCK = 1 << 16  # tokens that are looked at together
+_BLOCKS_AT_OPEN = 256  # so up to 16 Mi tokens are checked whole, in about 5 ms
+
+Tokens = NDArray[np.unsignedinteger[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """What ``meta.json`` says about one split: ``bytes`` is the length of its text in UTF-8."""
+
+    tokens: int
+    bytes: int
+    documents: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenStore:
+    """An opened token store. Make one with :meth:`open` or :meth:`open_raw`.
+
+    Attributes:
+        path: The folder.
+        vocab_size: Number of ids; every id is below it.
+        dtype: ``uint16`` or ``uint32``.
+        splits: By name: ``train``, ``val`` and perhaps ``test``.
+        tokenizer_sha256: Checksum of ``tokenizer.json``; ``None`` for raw files.
+        source: What the text was: ``inputs``, ``fingerprint``, ``tokenizer``, ``vocab_size`` as asked for.
+    """
+
+    path: Path
+    vocab_size: int
+    dtype: str
+    splits: dict[str, Split]
+    tokenizer_sha256: str | None
+    source: dict[str, Any]
+
+    @classmethod
+    def open(cls, path: str | Path) -> "TokenStore":
+        """Opens and checks a store.
+
+        Raises:
+            ValueError: If it is missing, incomplete, edited, damaged, or of another version.
+        """
+        path = Path(path)
+        if not path.is_dir():
+            raise ValueError(f"token store {path} does not exist: make it with lightning-llm prepare … --out {path}")
+        meta = _read_meta(path)
+        try:
+            splits = {name: Split(**split) for name, split in meta["splits"].items()}
+            store = cls(path, meta["vocab_size"], meta["dtype"], splits, meta["tokenizer_sha256"], meta["source"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"token store {path}: {META} lacks fields of version {VERSION} ({error})") from error
+        if sha256(_read_bytes(path / TOKENIZER)) != store.tokenizer_sha256:
+            raise ValueError(
+                f"token store {path}: {TOKENIZER} does not belong to it, the ids were made with another one: "
+                "put that one back or prepare the store again"
+            )
+        store._check()
+        return store
+
+    @classmethod
+    def open_raw(cls, path: str | Path, *, vocab_size: int, dtype: str = "uint16") -> "TokenStore":
+        """Reads ``train.bin``, ``val.bin`` and ``test.bin`` as other programs (nanoGPT) leave them, without meta.json.
+
+        Args:
+            path: The folder.
+            vocab_size: Number of ids.
+            dtype: ``uint16`` or ``uint32``.
+
+        Raises:
+            ValueError: If files are missing, cut in the middle of a token, or hold ids that are too large.
+        """
+        path = Path(path)
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype {dtype!r} of {path} is unknown: choose one of {', '.join(DTYPES)}")
+        files = {name: path / f"{name}.bin" for name in SPLITS}
+        if missing := [str(files[name]) for name in ("train", "val") if not files[name].is_file()]:
+            raise ValueError(f"raw token files missing: {', '.join(missing)}")
+        item = np.dtype(DTYPES[dtype]).itemsize
+        splits = {}
+        for name, file in files.items():
+            if file.is_file():
+                tokens, over = divmod(file.stat().st_size, item)
+                if over:
+                    raise ValueError(f"{file} has {file.stat().st_size} bytes, not a multiple of {item} for {dtype}")
+                splits[name] = Split(tokens, 0, 1, "")
+        store = cls(path, vocab_size, dtype, splits, None, {"inputs": [str(path)], "fingerprint": "raw"})
+        store._check()
+        return store
+
+    @property
+    def tokenizer_file(self) -> Path | None:
+        """The ``tokenizer.json``; ``None`` for raw files."""
+        return self.path / TOKENIZER if self.tokenizer_sha256 else None
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that name tokens and tokenizer; two stores of the same text and tokenizer have the same."""
+        parts: list[object] = [self.tokenizer_sha256, self.vocab_size, self.dtype]
+        parts += [[name, split.tokens, split.sha256] for name, split in sorted(self.splits.items())]
+        return sha256(json.dumps(parts).encode())[:16]
+
+    def tokens(self, split: str) -> Tokens:
+        """The ids of a split, memory-mapped and read-only, shape (tokens,).
+
+        Raises:
+            ValueError: If the store has no such split.
+        """
+        if split not in self.splits:
+            raise ValueError(f"token store {self.path} has no split {split!r}: it has {', '.join(self.splits)}")
+        return map_tokens(self.path / f"{split}.bin", self.dtype)
+
+    def bytes_per_token(self, split: str) -> float | None:
+        """UTF-8 bytes of text per token, for bits per byte; ``None`` for raw files."""
+        known = self.splits[split]
+        return known.bytes / known.tokens if known.bytes and known.tokens else None
+
+    def verify(self) -> None:
+        """Reads everything: the checksum of each split, and every id.
+
+        Raises:
+            ValueError: If a file was changed or an id is not in the vocabulary.
+        """
+        for name, split in self.splits.items():
+            tokens, digest = self.tokens(name), hashlib.sha256()
+            for start in range(0, len(tokens), _BLOCK):
+                self._check_ids(name, tokens, start)
+                digest.update(tokens[start : start + _BLOCK].tobytes())
+            if split.sha256 and digest.hexdigest() != split.sha256:
+                raise ValueError(f"token store {self.path}: {name}.bin was changed, its sha256 is not that of {META}")
+
+    def _check(self) -> None:
+        if self.dtype not in DTYPES or (self.tokenizer_sha256 and self.dtype != dtype_for(self.vocab_size)):
+            raise ValueError(
+                f"token store {self.path}: dtype {self.dtype!r} is wrong for vocab_size {self.vocab_size}, "
+                f"which needs {dtype_for(self.vocab_size)}"
+            )
+        for name, split in self.splits.items():
+            file, expected = self.path / f"{name}.bin", split.tokens * np.dtype(DTYPES[self.dtype]).itemsize
+            found = file.stat().st_size if file.is_file() else None
+            if found != expected:
+                state = "is missing" if found is None else f"has {found} bytes instead of {expected}"
+                raise ValueError(
+                    f"token store {self.path}: {file.name} {state} for {split.tokens} tokens of {self.dtype}: "
+                    "prepare the store again"
+                )
+            tokens = self.tokens(name)
+            blocks = min(-(-len(tokens) // _BLOCK), _BLOCKS_AT_OPEN)
+            for start in np.linspace(0, max(0, len(tokens) - _BLOCK), blocks, dtype=np.int64).tolist():
+                self._check_ids(name, tokens, start)
+
+    def _check_ids(self, split: str, tokens: Tokens, start: int) -> None:
+        block = tokens[start : start + _BLOCK]
+        if len(block) and (largest := int(block.max())) >= self.vocab_size:
+            raise ValueError(
+                f"token store {self.path}: {split}.bin holds token id {largest} at position "
+                f"{start + int(block.argmax())}, but vocab_size is {self.vocab_size}"
+            )
+
+
+def map_tokens(file: str | Path, dtype: str) -> Tokens:
+    """Maps a raw file of ids into memory, read-only, shape (tokens,)."""
+    if not Path(file).stat().st_size:
+        return np.empty(0, dtype=DTYPES[dtype])  # nothing cannot be mapped
+    # A plain view: slicing numpy's memmap class costs microseconds per batch.
+    return np.asarray(np.memmap(file, dtype=DTYPES[dtype], mode="r"))
+
+
+def dtype_for(vocab_size: int) -> str:
+    """The smallest type of :data:`DTYPES` that holds every id."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def sha256(content: bytes) -> str:
+    """Hex digits of the checksum."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def meta_checksum(meta: dict[str, Any]) -> str:
+    """Checksum of what ``meta.json`` says besides it."""
+    return sha256(json.dumps(meta, sort_keys=True).encode())
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    content = _read_bytes(path / META)
+    try:
+        meta = json.loads(content)
+        checksum = meta.pop("checksum", None)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f"token store {path}: {META} is not a JSON object ({error})") from error
+    if meta.get("format") != FORMAT or meta.get("version") != VERSION:
+        raise ValueError(
+            f"token store {path}: {META} says format {meta.get('format')!r} version {meta.get('version')!r}, "
+            f"this program reads {FORMAT!r} version {VERSION}"
+        )
+    if checksum != meta_checksum(meta):
+        raise ValueError(
+            f"token store {path}: {META} was edited, its checksum does not fit: put it back or prepare the store again"
+        )
+    return meta  # type: ignore[no-any-return]
+
+
+def _read_bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ValueError(f"token store {file.parent}: {file.name} cannot be read ({error.strerror})") from error

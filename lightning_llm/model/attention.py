@@ -1,0 +1,69 @@
+"""Causal self-attention with grouped-query heads (Vaswani et al. 2017; Ainslie et al. 2023)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.kv_cache import KVCache
+from lightning_llm.model.norm import build_head_norm
+from lightning_llm.model.rope import Rotation, rotate
+from lightning_llm.ops.attention import causal_attention, is_worth_it
+
+
+class CausalSelfAttention(nn.Module):
+    """Attention of every position to itself and those before it.
+
+    Args:
+        config: Sizes, biases, QK-norm and dropout.
+        layer: Index of the block, which finds its place in the cache.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        assert config.head_dim is not None
+        assert config.num_key_value_heads is not None
+        self.layer, self.head_dim, self.dropout = layer, config.head_dim, config.dropout
+        self.grouped = config.num_key_value_heads != config.num_attention_heads
+        width, kv_width = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=config.attention_bias)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=config.attention_bias)
+        self.q_norm, self.k_norm = build_head_norm(config), build_head_norm(config)
+
+    def forward(self, x: Tensor, *, rotation: Rotation | None = None, cache: KVCache | None = None) -> Tensor:
+        """Mix positions.
+
+        Args:
+            x: (batch, seq, hidden).
+            rotation: Of these positions; ``None`` leaves queries and keys as they are.
+            cache: Keys and values of the positions before; the new ones are added to it.
+
+        Returns:
+            (batch, seq, hidden).
+        """
+        query, key, value = (self._heads(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        query, key = self.q_norm(query).to(value.dtype), self.k_norm(key).to(value.dtype)
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        seq = query.shape[-2]
+        mask, causal = None, seq > 1
+        if cache is not None:
+            key, value = cache.append(self.layer, key, value)
+            if causal and cache.length:  # several new positions after old ones: the built-in triangle would misalign
+                mask = torch.ones(seq, key.shape[-2], dtype=torch.bool, device=x.device).tril(cache.length)
+                causal = False
+        dropout = self.dropout if self.training else 0.0
+        if causal and not dropout and is_worth_it(query):
+            mixed = causal_attention(query, key, value)
+        else:
+            mixed = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, enable_gqa=self.grouped
+            )
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(batch, seq, heads × head_dim) -> (batch, heads, seq, head_dim)."""
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

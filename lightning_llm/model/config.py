@@ -1,0 +1,156 @@
+"""The shape of a model, as one frozen value that checks itself.
+
+Sizes carry the names of Hugging Face's ``LlamaConfig``, so that exporting is nearly the identity. What Llama does not
+have (LayerNorm, learned positions, other MLPs, dropout) are options of their own. No torch is imported here: the
+accounting and the command line read a config without paying for it.
+"""
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+Norm = Literal["rmsnorm", "layernorm"]
+Position = Literal["rope", "learned", "none"]
+
+GATED_MLPS = ("swiglu", "memory_optimized_swiglu")
+PLAIN_MLPS = ("gelu", "relu")
+BUILT_IN_MLPS = GATED_MLPS + PLAIN_MLPS
+CHECKPOINT_LEVELS = (0, 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Sizes and options of a decoder-only transformer.
+
+    All faults are reported at once. Sizes left at ``None`` are derived when the config is made, so that a config read
+    back (``dataclasses.asdict``) holds the numbers that were used.
+
+    Attributes:
+        vocab_size: Number of token ids. ``None`` is filled from the token store by the command line.
+        hidden_size: Width of the residual stream.
+        intermediate_size: Width inside the MLP. ``None``: 8/3 of ``hidden_size`` rounded up to a multiple of 64 for
+            the gated MLPs (Shazeer 2020, "GLU Variants Improve Transformer", section 3: equal parameters), else
+            4 times ``hidden_size``.
+        num_hidden_layers: Number of blocks.
+        num_attention_heads: Number of query heads.
+        num_key_value_heads: Number of key and value heads (Ainslie et al. 2023, "GQA"). ``None``: as many as queries.
+        head_dim: Width of a head. ``None``: ``hidden_size / num_attention_heads``.
+        max_position_embeddings: The longest context, in tokens.
+        norm: ``rmsnorm`` (Zhang and Sennrich 2019) or ``layernorm``.
+        rms_norm_eps: Added to the mean square, or to the variance for ``layernorm``.
+        position: ``rope`` (Su et al. 2021, rotate-half form), ``learned`` (an embedding per position) or ``none``.
+        rope_theta: Base of the rotary frequencies.
+        mlp: ``swiglu``, ``memory_optimized_swiglu``, ``gelu``, ``relu``, or the import path of a class that is called
+            with this config.
+        checkpoint_level: Of ``memory_optimized_swiglu``: 0 keeps what backward needs, 1 keeps only the input and the
+            weights and computes the rest again.
+        qk_norm: RMSNorm on each query and key head before the rotation.
+        dropout: Probability, on embeddings, attention weights and both residual branches.
+        attention_bias: Biases in the four attention projections.
+        mlp_bias: Biases in the MLP projections.
+        lm_head_bias: A bias on the logits.
+        tie_word_embeddings: The head shares the embedding's weight.
+        initializer_range: Standard deviation of the initial weights.
+    """
+
+    vocab_size: int | None = None
+    hidden_size: int = 256
+    intermediate_size: int | None = None
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    max_position_embeddings: int = 1024
+    norm: Norm = "rmsnorm"
+    rms_norm_eps: float = 1e-5
+    position: Position = "rope"
+    rope_theta: float = 10000.0
+    mlp: str = "swiglu"
+    checkpoint_level: int = 0
+    qk_norm: bool = False
+    dropout: float = 0.0
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    lm_head_bias: bool = False
+    tie_word_embeddings: bool = False
+    initializer_range: float = 0.02
+
+    def __post_init__(self) -> None:
+        faults = self._size_faults()
+        if not faults:  # derived sizes make sense only from sound ones
+            self._fill_derived_sizes()
+        faults += self._shape_faults() + self._option_faults()
+        if faults:
+            raise ValueError("; ".join(faults))
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the MLP is one of the built-in gated ones (three matrices)."""
+        return self.mlp in GATED_MLPS
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain values, derived sizes filled in."""
+        return dataclasses.asdict(self)
+
+    def _fill_derived_sizes(self) -> None:
+        derived = {
+            "num_key_value_heads": self.num_attention_heads,
+            "head_dim": self.hidden_size // self.num_attention_heads,
+            "intermediate_size": 64 * math.ceil(self.hidden_size / 24) if self.is_gated else 4 * self.hidden_size,
+        }
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            del derived["head_dim"]  # reported by _shape_faults
+        for name, value in derived.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+    def _size_faults(self) -> list[str]:
+        faults = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type in (int, int | None) and field.name != "checkpoint_level" and value is not None:
+                if isinstance(value, bool) or not isinstance(value, int):
+                    faults.append(f"{field.name} must be a whole number, got {value!r}")
+                elif value < 1:
+                    faults.append(f"{field.name} must be at least 1, got {value}")
+        return faults
+
+    def _shape_faults(self) -> list[str]:
+        faults = []
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        if self.head_dim is None and heads >= 1 and self.hidden_size % heads:
+            faults.append(
+                f"hidden_size {self.hidden_size} is not divisible by num_attention_heads {heads}: "
+                "change one of them or give head_dim"
+            )
+        if kv_heads is not None and kv_heads >= 1 and heads % kv_heads:
+            faults.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+        if self.position == "rope" and self.head_dim is not None and self.head_dim % 2:
+            faults.append(f"head_dim {self.head_dim} must be even with position 'rope': the rotation works on pairs")
+        return faults
+
+    def _option_faults(self) -> list[str]:
+        faults = []
+        for name, accepted in (("norm", ("rmsnorm", "layernorm")), ("position", ("rope", "learned", "none"))):
+            if getattr(self, name) not in accepted:
+                faults.append(f"{name} {getattr(self, name)!r} is unknown: choose one of {', '.join(accepted)}")
+        if self.mlp not in BUILT_IN_MLPS and "." not in self.mlp:
+            faults.append(
+                f"mlp {self.mlp!r} is unknown: choose one of {', '.join(BUILT_IN_MLPS)}, "
+                "or give the import path of a class (package.module.Class)"
+            )
+        if self.checkpoint_level not in CHECKPOINT_LEVELS:
+            accepted = ", ".join(map(str, CHECKPOINT_LEVELS))
+            faults.append(f"checkpoint_level must be one of {accepted}, got {self.checkpoint_level!r}")
+        elif self.checkpoint_level and self.mlp != "memory_optimized_swiglu":
+            faults.append(
+                f"checkpoint_level {self.checkpoint_level} needs mlp 'memory_optimized_swiglu', got {self.mlp!r}"
+            )
+        if self.mlp_bias and self.mlp == "memory_optimized_swiglu":
+            faults.append("mlp_bias is not supported by mlp 'memory_optimized_swiglu': use 'swiglu'")
+        if not 0 <= self.dropout < 1:
+            faults.append(f"dropout must be at least 0 and below 1, got {self.dropout}")
+        for name in ("rms_norm_eps", "rope_theta", "initializer_range"):
+            if not getattr(self, name) > 0:
+                faults.append(f"{name} must be above 0, got {getattr(self, name)}")
+        return faults

@@ -1,0 +1,118 @@
+"""The pluggable MLP of a block.
+
+``SwiGLU`` and ``MemoryOptimizedSwiGLU`` are plain modules for anybody's model: they take sizes, not a config, and
+share one state dict. :func:`build_mlp` makes whatever ``ModelConfig.mlp`` names.
+"""
+
+from importlib import import_module
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
+from lightning_llm.ops.swiglu import memory_optimized_swiglu
+
+
+class SwiGLU(nn.Module):
+    """``down(SiLU(gate(x)) ⊙ up(x))`` (Shazeer 2020, "GLU Variants Improve Transformer", equation 6).
+
+    Args:
+        hidden_size: Width of input and output.
+        intermediate_size: Width between.
+        bias: Biases in all three projections.
+    """
+
+    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, hidden) -> (…, hidden)."""
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class MemoryOptimizedSwiGLU(SwiGLU):
+    """The same function and the same parameters as :class:`SwiGLU`, keeping less for backward.
+
+    Args:
+        hidden_size: Width of input and output.
+        intermediate_size: Width between.
+        checkpoint_level: What is kept, see :func:`lightning_llm.ops.memory_optimized_swiglu`.
+    """
+
+    def __init__(self, hidden_size: int, intermediate_size: int, checkpoint_level: int = 0) -> None:
+        super().__init__(hidden_size, intermediate_size)
+        self.checkpoint_level = checkpoint_level
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, hidden) -> (…, hidden)."""
+        return memory_optimized_swiglu(
+            x,
+            self.gate_proj.weight,
+            self.up_proj.weight,
+            self.down_proj.weight,
+            checkpoint_level=self.checkpoint_level,
+        )
+
+    def extra_repr(self) -> str:
+        """Shown by ``print(model)``."""
+        return f"checkpoint_level={self.checkpoint_level}"
+
+
+class MLP(nn.Module):
+    """``down(f(up(x)))`` with ReLU or GELU, as in GPT-2.
+
+    Args:
+        hidden_size: Width of input and output.
+        intermediate_size: Width between.
+        activation: ``relu`` or ``gelu`` (the exact form, by the error function).
+        bias: Biases in both projections.
+    """
+
+    def __init__(self, hidden_size: int, intermediate_size: int, *, activation: str, bias: bool = False) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+        self.activation = {"relu": nn.ReLU, "gelu": nn.GELU}[activation]()
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, hidden) -> (…, hidden)."""
+        out: Tensor = self.down_proj(self.activation(self.up_proj(x)))
+        return out
+
+
+def build_mlp(config: ModelConfig) -> nn.Module:
+    """The MLP that ``config.mlp`` names.
+
+    Args:
+        config: With ``mlp`` a short name or the import path of a class, which is called with the config.
+
+    Returns:
+        A module that maps (batch, seq, hidden) to the same shape.
+
+    Raises:
+        ValueError: The import path leads to no class of modules.
+    """
+    assert config.intermediate_size is not None
+    sizes = (config.hidden_size, config.intermediate_size)
+    if config.mlp == "swiglu":
+        return SwiGLU(*sizes, bias=config.mlp_bias)
+    if config.mlp == "memory_optimized_swiglu":
+        return MemoryOptimizedSwiGLU(*sizes, config.checkpoint_level)
+    if config.mlp in BUILT_IN_MLPS:
+        return MLP(*sizes, activation=config.mlp, bias=config.mlp_bias)
+    return _import_class(config.mlp)(config)
+
+
+def _import_class(path: str) -> type[nn.Module]:
+    module_name, _, name = path.rpartition(".")
+    try:
+        found = getattr(import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"mlp {path!r} cannot be imported: {error}; give package.module.Class") from error
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise ValueError(f"mlp {path!r} is {found!r}: it must be a class derived from torch.nn.Module")
+    return found

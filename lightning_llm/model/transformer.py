@@ -1,0 +1,117 @@
+"""The decoder-only transformer: token ids in, hidden states out.
+
+    ids ─embed_tokens─▶ x ─┬─────────────────────────────▶ + ─┬──────────────────────────────────▶ + ─ … ─norm─▶
+                           └─input_layernorm─self_attn─▶───┘  └─post_attention_layernorm─mlp─▶───┘
+
+The head is not applied by ``forward``: the loss takes the hidden states and the head's weight, so that the logits of
+all tokens need never exist at once (``ops.linear_cross_entropy``). ``logits`` applies it where they are wanted.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from lightning_llm.model.attention import CausalSelfAttention
+from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.init import initialize
+from lightning_llm.model.kv_cache import KVCache
+from lightning_llm.model.mlp import build_mlp
+from lightning_llm.model.norm import build_norm
+from lightning_llm.model.rope import Rotation, rotation
+
+
+class Block(nn.Module):
+    """A pre-norm block: attention, then the MLP, each added to the residual stream (Xiong et al. 2020)."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = build_norm(config)
+        self.self_attn = CausalSelfAttention(config, layer)
+        self.post_attention_layernorm = build_norm(config)
+        self.mlp = build_mlp(config)
+        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+
+    def forward(self, x: Tensor, *, rotation: Rotation | None = None, cache: KVCache | None = None) -> Tensor:
+        """(batch, seq, hidden) -> (batch, seq, hidden)."""
+        x = x + self.dropout(self.self_attn(self.input_layernorm(x), rotation=rotation, cache=cache))
+        out: Tensor = x + self.dropout(self.mlp(self.post_attention_layernorm(x)))
+        return out
+
+
+class Transformer(nn.Module):
+    """A decoder-only language model.
+
+    Args:
+        config: Its shape. ``vocab_size`` must be known.
+
+    Raises:
+        ValueError: ``vocab_size`` is ``None``, or the config's MLP cannot be imported.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        if config.vocab_size is None:
+            raise ValueError("vocab_size is None: give the tokenizer's number of entries")
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        if config.position == "learned":
+            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.norm = build_norm(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        self.tie_weights()
+        initialize(self, config)
+
+    def tie_weights(self) -> None:
+        """Let the head share the embedding's weight, if the config says so; again after weights were assigned."""
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    def forward(self, input_ids: Tensor, *, positions: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
+        """Hidden states after the last norm.
+
+        Args:
+            input_ids: (batch, seq), int64 token ids.
+            positions: (seq,) or (batch, seq); ``None`` counts from 0, or from where the cache ends.
+            cache: Keys and values of earlier positions, which these are added to.
+
+        Returns:
+            (batch, seq, hidden).
+
+        Raises:
+            ValueError: ``input_ids`` is not two-dimensional, or more positions than ``max_position_embeddings``.
+        """
+        if input_ids.dim() != 2:
+            raise ValueError(f"input_ids must have shape (batch, seq), got {tuple(input_ids.shape)}")
+        seen = 0 if cache is None else cache.length
+        seq, longest = input_ids.shape[1], self.config.max_position_embeddings
+        if seen + seq > longest:
+            raise ValueError(
+                f"{seen + seq} positions are more than max_position_embeddings {longest}: shorten the input"
+            )
+        if positions is None:
+            positions = torch.arange(seen, seen + seq, device=input_ids.device)
+        x = self.embed_tokens(input_ids)
+        if self.config.position == "learned":
+            x = x + self.embed_positions(positions)
+        x = self.dropout(x)
+        turn = self._rotation(positions, x)
+        for layer in self.layers:
+            x = layer(x, rotation=turn, cache=cache)
+        if cache is not None:
+            cache.advance(seq)
+        out: Tensor = self.norm(x)
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(…, hidden) -> (…, vocab), through the head."""
+        out: Tensor = self.lm_head(hidden)
+        return out
+
+    def _rotation(self, positions: Tensor, x: Tensor) -> Rotation | None:
+        if self.config.position != "rope":
+            return None
+        assert self.config.head_dim is not None
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        return rotation(positions, self.config.head_dim, self.config.rope_theta, dtype)

@@ -1,0 +1,78 @@
+"""What AdamW and Muon refuse: options out of range, tensors they cannot update, state that is not theirs."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+ADAMW_STATE = {"step", "exp_avg", "exp_avg_sq"}
+
+State = dict[str, Any]
+
+
+def check_group(group: dict[str, Any]) -> None:
+    """Raises ValueError with every option of an AdamW group that is out of range."""
+    faults = [
+        f"{name} must be a number of at least 0, got {group[name]!r}"
+        for name in ("lr", "eps", "weight_decay")
+        if not _is_number(group[name]) or not 0 <= group[name] < math.inf
+    ]
+    betas = group["betas"]
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2 or not all(_is_number(b) and 0 <= b < 1 for b in betas):
+        faults.append(f"betas must be two numbers of at least 0 and below 1, got {betas!r}")
+    if faults:
+        raise ValueError("; ".join(faults))
+
+
+def check_saved_group(group: dict[str, Any]) -> None:
+    """Raises ValueError if a saved group is not one of AdamW, or has options of torch's that change the result."""
+    missing = [name for name in ("lr", "betas", "eps", "weight_decay") if name not in group]
+    if missing:
+        raise ValueError(f"the optimizer state has no {', '.join(missing)}: it was not saved by AdamW")
+    changed = [f"{name}=True" for name in ("amsgrad", "maximize") if group.get(name)]
+    if group["weight_decay"] and not group.get("decoupled_weight_decay", True):
+        changed.append("decoupled_weight_decay=False")
+    if changed:
+        raise ValueError(
+            f"the optimizer state was saved with {', '.join(changed)}: load it into the class that saved it"
+        )
+
+
+def check_saved_state(states: Iterable[State], accepted: Iterable[set[str]] = (ADAMW_STATE,)) -> None:
+    """Raises ValueError if what was saved for a parameter is neither empty nor one of the ``accepted`` sets of keys."""
+    for state in states:
+        if state and set(state) not in accepted:
+            expected = " or ".join(", ".join(sorted(keys)) for keys in accepted)
+            raise ValueError(f"the optimizer state holds {', '.join(sorted(state))} where {expected} is expected")
+
+
+def restore_steps(optimizer: Optimizer) -> None:
+    """Makes plain numbers of loaded step counters: torch keeps them as tensors."""
+    for state in optimizer.state.values():
+        if "step" in state:
+            state["step"] = int(state["step"])
+
+
+def refuse_complex(params: list[Tensor]) -> None:
+    """Raises ValueError if a parameter is complex."""
+    for param in params:
+        if param.is_complex():
+            raise ValueError(f"params must be real, got a tensor of {param.dtype}: pass torch.view_as_real of it")
+
+
+def refuse_sparse_gradients(groups: list[dict[str, Any]]) -> None:
+    """Raises ValueError, before anything is changed, if a gradient is sparse."""
+    for group in groups:
+        for param in group["params"]:
+            if param.grad is not None and param.grad.layout != torch.strided:
+                raise ValueError(
+                    f"gradients must be dense, got {param.grad.layout} of shape {tuple(param.grad.shape)}: "
+                    "make the embedding with sparse=False"
+                )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

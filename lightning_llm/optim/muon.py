@@ -1,0 +1,236 @@
+"""Muon for the hidden matrices and AdamW for everything else, as one optimiser.
+
+Muon (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks") replaces the momentum M of a matrix
+by the nearest orthogonal one, U Vᵀ of M = U S Vᵀ, so that every direction of the matrix learns at the same rate:
+
+    B ← μ B + (1 - μ) G                    momentum_buffer
+    O ← NewtonSchulz((1 - μ) G + μ B)      Nesterov momentum, orthogonalised
+    W ← (1 - lr λ) W - lr 0.2 √max(rows, columns) O
+
+The root makes the update's root mean square that of a typical AdamW step (Liu et al. 2025, "Muon is Scalable for LLM
+Training", arXiv:2502.16982, section 2.2), so that one learning rate and one weight decay serve both halves. Embeddings
+and heads, whose rows belong to tokens that are seen unevenly often, stay with AdamW.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from lightning_llm.optim.adamw import adamw_step
+from lightning_llm.optim.checks import (
+    ADAMW_STATE,
+    State,
+    check_group,
+    check_saved_group,
+    check_saved_state,
+    refuse_complex,
+    refuse_sparse_gradients,
+    restore_steps,
+)
+from lightning_llm.optim.grouping import HIDDEN_MATRICES
+
+# Jordan et al. 2024: steep at 0, at the price of singular values that end between 0.68 and 1.21 instead of at 1.
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+RMS_OF_ADAMW = 0.2
+ALGORITHMS = ("muon", "adamw")
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_STACK_BYTES = 2**28  # of matrices orthogonalised together; bounds the temporaries
+
+
+class MuonAdamW(Optimizer):
+    """Muon for hidden matrices, AdamW for embeddings, heads, norms and biases.
+
+    Takes the groups of ``lightning_llm.optim.param_groups`` and uses Muon for the one named ``hidden_matrices``. Groups
+    made by hand say ``"algorithm": "muon"`` or ``"adamw"``. State: ``momentum_buffer`` (as ``torch.optim.Muon``) or
+    ``exp_avg``, ``exp_avg_sq``, ``step``.
+
+    Args:
+        params: Groups of parameters.
+        lr: Learning rate of both; tuned for AdamW it fits Muon.
+        betas: Of AdamW: decay rates of the two averages.
+        eps: Of AdamW: added to the root of the second average.
+        weight_decay: Decoupled, of both: fraction of ``lr`` by which parameters shrink.
+        momentum: Of Muon: decay rate of the momentum, at least 0 and below 1.
+        newton_schulz_steps: Of Muon: iterations of ``newton_schulz``.
+        newton_schulz_dtype: Of Muon: ``bfloat16``, which is 4 times as fast on CPUs and GPUs that multiply it in
+            hardware, or ``float32``.
+        fused: Of AdamW, see ``AdamW``.
+
+    Raises:
+        ValueError: For options out of range (all at once), a group that does not say its algorithm, parameters that are
+            no matrices or are sharded in a Muon group, complex parameters or sparse gradients.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+        *,
+        momentum: float = 0.95,
+        newton_schulz_steps: int = 5,
+        newton_schulz_dtype: Literal["bfloat16", "float32"] = "bfloat16",
+        fused: bool | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": tuple(betas),
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "newton_schulz_steps": newton_schulz_steps,
+            "newton_schulz_dtype": newton_schulz_dtype,
+            "fused": fused,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group, after choosing its algorithm and checking its options."""
+        if "algorithm" not in param_group and "name" in param_group:
+            algorithm = "muon" if param_group["name"] == HIDDEN_MATRICES else "adamw"
+            param_group = {**param_group, "algorithm": algorithm}
+        options = {**self.defaults, **param_group}
+        _check_muon_options(options)
+        check_group(options)
+        super().add_param_group(param_group)
+        refuse_complex(self.param_groups[-1]["params"])
+        if param_group["algorithm"] == "muon":
+            _check_matrices(self.param_groups[-1]["params"])
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Updates every parameter that has a gradient; returns what the closure returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        refuse_sparse_gradients(self.param_groups)
+        with torch.no_grad():
+            for group in self.param_groups:
+                (muon_step if group["algorithm"] == "muon" else adamw_step)(group, self.state)
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads the state of this class.
+
+        Raises:
+            ValueError: If another optimiser saved it, or one whose groups use other algorithms.
+        """
+        for group in state_dict["param_groups"]:
+            check_saved_group(group)
+        check_saved_state(state_dict["state"].values(), ({"momentum_buffer"}, ADAMW_STATE))
+        saved = [group.get("algorithm") for group in state_dict["param_groups"]]
+        here = [group["algorithm"] for group in self.param_groups]
+        if saved != here:
+            raise ValueError(f"the optimizer state has groups with the algorithms {saved}, this optimizer has {here}")
+        super().load_state_dict(state_dict)
+        restore_steps(self)
+
+
+def muon_step(group: dict[str, Any], state: "defaultdict[Tensor, State]") -> None:
+    """One Muon step for the matrices of one group that have a gradient."""
+    dtype = _DTYPES[group["newton_schulz_dtype"]]
+    for params in _stacks([param for param in group["params"] if param.grad is not None]):
+        grads = [param.grad for param in params if param.grad is not None]
+        for param in params:
+            if not state[param]:
+                state[param]["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        buffers = [state[param]["momentum_buffer"] for param in params]
+        torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
+        updates = torch._foreach_lerp(grads, buffers, group["momentum"])
+        orthogonal = newton_schulz(
+            torch.stack([_wide(update) for update in updates]), steps=group["newton_schulz_steps"], dtype=dtype
+        )
+        rows, columns = orthogonal.shape[-2:]
+        scale = RMS_OF_ADAMW * math.sqrt(max(rows, columns))
+        changes = [
+            change.mT if _is_tall(param) else change for param, change in zip(params, orthogonal.unbind(), strict=True)
+        ]
+        if group["weight_decay"]:
+            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(params, changes, alpha=-group["lr"] * scale)
+
+
+def newton_schulz(matrices: Tensor, *, steps: int = 5, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Brings the singular values of each matrix near 1, keeping its singular vectors.
+
+    Quintic Newton-Schulz iteration: X ← a X + (b A + c A²) X with A = X Xᵀ (Jordan et al. 2024). After five steps, in
+    exact arithmetic, whatever singular value was above 0.3 % of the Frobenius norm lies between 0.68 and 1.21.
+
+    Args:
+        matrices: (batch, rows, columns), cheapest with rows ≤ columns.
+        steps: Number of iterations.
+        dtype: Of the products.
+
+    Returns:
+        (batch, rows, columns) in the dtype of ``matrices``. Zero stays zero.
+    """
+    a, b, c = COEFFICIENTS
+    norm = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True)  # at least the largest singular value
+    x: Tensor = (matrices / norm.clamp(min=1e-7)).to(dtype)
+    for _ in range(steps):
+        gram = torch.bmm(x, x.mT)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    return x.to(matrices.dtype)
+
+
+def _stacks(params: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Matrices of one shape (or its transpose), device and dtype: a stack is one product instead of many small ones."""
+    alike: dict[tuple[object, ...], list[Tensor]] = {}
+    for param in params:
+        alike.setdefault((*sorted(param.shape), param.device, param.dtype), []).append(param)
+    for stack in alike.values():
+        height = max(1, _STACK_BYTES // (stack[0].numel() * stack[0].element_size()))
+        yield from (stack[start : start + height] for start in range(0, len(stack), height))
+
+
+def _is_tall(matrix: Tensor) -> bool:
+    return matrix.shape[0] > matrix.shape[1]
+
+
+def _wide(matrix: Tensor) -> Tensor:
+    return matrix.mT if _is_tall(matrix) else matrix
+
+
+def _check_muon_options(options: dict[str, Any]) -> None:
+    if options.get("algorithm") not in ALGORITHMS:
+        raise ValueError(
+            f"a parameter group has algorithm {options.get('algorithm')!r}, accepted are 'muon' and 'adamw': "
+            "make the groups with lightning_llm.optim.param_groups(model)"
+        )
+    faults = []
+    if not isinstance(options["momentum"], (int, float)) or not 0 <= options["momentum"] < 1:
+        faults.append(f"momentum must be at least 0 and below 1, got {options['momentum']!r}")
+    if not isinstance(options["newton_schulz_steps"], int) or options["newton_schulz_steps"] < 1:
+        faults.append(
+            f"newton_schulz_steps must be a whole number of at least 1, got {options['newton_schulz_steps']!r}"
+        )
+    if options["newton_schulz_dtype"] not in _DTYPES:
+        accepted = " or ".join(_DTYPES)
+        faults.append(f"newton_schulz_dtype must be {accepted}, got {options['newton_schulz_dtype']!r}")
+    if faults:
+        raise ValueError("; ".join(faults))
+
+
+def _check_matrices(params: list[Tensor]) -> None:
+    for param in params:
+        if param.ndim != 2:
+            raise ValueError(
+                f"Muon takes matrices, got a parameter of shape {tuple(param.shape)}: use algorithm 'adamw'"
+            )
+        if hasattr(param, "to_local"):  # a DTensor
+            raise ValueError("Muon takes whole matrices, got a sharded parameter: use AdamW, or DDP instead of FSDP2")

@@ -1,0 +1,253 @@
+"""The LightningModule: steps, optimiser, schedule, clipping. What is logged and saved is the callbacks' business."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from lightning_llm.data.datamodule import rescale_batch_progress
+from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.transformer import Transformer
+from lightning_llm.ops.losses import linear_cross_entropy
+from lightning_llm.optim.adamw import AdamW
+from lightning_llm.optim.clipping import clip_grad_norm_
+from lightning_llm.optim.grouping import param_groups
+from lightning_llm.optim.schedules import Schedule, WarmupCosine
+from lightning_llm.training.checkpointing import FORMAT, FORMAT_VERSION
+from lightning_llm.training.metrics import LanguageModelMetrics
+
+Batch = dict[str, Tensor]
+
+IGNORED = -100  # a target that does not count: padding of the last batches with several processes
+
+# What may differ between a checkpoint and the model that loads it: the parameters and their meaning stay the same.
+EXECUTION_FIELDS = frozenset({"checkpoint_level", "dropout"})
+DEFAULT_SCHEDULE = WarmupCosine(warmup_steps=100)
+SAME_PARAMETERS = ({"swiglu", "memory_optimized_swiglu"},)
+
+
+class LanguageModel(LightningModule):
+    """A transformer and how it is trained.
+
+    Args:
+        architecture: The shape of the model. A ``vocab_size`` of null is taken from the data.
+        optimizer: Makes the optimiser from parameter groups: norms, biases and embeddings come without weight decay,
+            matrices with the optimiser's own. Any class by its path, for example ``lightning_llm.optim.AdamW``,
+            ``lightning_llm.optim.MuonAdamW``, ``torch.optim.SGD``.
+        schedule: The learning rate over the run, as a factor of the optimiser's own, one of
+            ``lightning_llm.optim.WarmupCosine``, ``WarmupStableDecay``, ``WarmupLinear``, ``Constant``; or a
+            scheduler of torch by its class path, stepped once per optimiser step. Null: constant.
+        loss_chunks: Into how many parts the tokens of a micro-batch are cut to compute logits and loss, so that the
+            logits of all tokens never exist at once. Null chooses; 0 computes them all at once.
+
+    Attributes:
+        transformer: The model; made in ``configure_model``, when the vocabulary is known.
+        grad_norm: Norm of the last step's gradients before clipping, scalar, on the device.
+    """
+
+    def __init__(
+        self,
+        architecture: ModelConfig,
+        optimizer: OptimizerCallable = AdamW,
+        schedule: Schedule | LRSchedulerCallable | None = DEFAULT_SCHEDULE,
+        loss_chunks: int | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(architecture, dict):  # read back from a checkpoint
+            architecture = ModelConfig(**architecture)
+        if loss_chunks is not None and loss_chunks < 0:
+            raise ValueError(f"loss_chunks must be at least 0 or null, got {loss_chunks}")
+        self.architecture = architecture
+        self.make_optimizer = optimizer
+        self.schedule = schedule
+        self.loss_chunks = loss_chunks
+        self.transformer: Transformer
+        self.grad_norm: Tensor | None = None
+        self.evaluations: list[LanguageModelMetrics] = []
+        self._save_plain_hyperparameters()
+
+    # -- the model ----------------------------------------------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        """Make the transformer, once; the data have been set up by now, so the vocabulary is known."""
+        if hasattr(self, "transformer"):
+            return
+        if self.architecture.vocab_size is None:
+            vocab_size = getattr(getattr(self._trainer, "datamodule", None), "vocab_size", None)
+            if vocab_size is None:
+                raise ValueError("architecture.vocab_size is null and there is no data to take it from: give a number")
+            self.architecture = ModelConfig(**{**self.architecture.to_dict(), "vocab_size": vocab_size})
+            self._save_plain_hyperparameters()
+        self.transformer = Transformer(self.architecture)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Logits, (batch, seq) -> (batch, seq, vocab)."""
+        return self.transformer.logits(self.transformer(input_ids))
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Mean cross-entropy of a batch in nats per token, float32.
+
+        Args:
+            batch: ``input_ids`` and ``targets``, both (batch, seq).
+        """
+        hidden = self.transformer(batch["input_ids"])
+        head, targets = self.transformer.lm_head, batch["targets"]
+        if self.loss_chunks == 0:
+            return F.cross_entropy(head(hidden).flatten(0, -2).float(), targets.flatten())
+        return linear_cross_entropy(hidden, head.weight, targets, bias=head.bias, num_chunks=self.loss_chunks)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The loss of one micro-batch."""
+        if self.architecture.dropout:
+            self._seed_dropout()
+        return self.loss(batch)
+
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Add a batch to the sums of its data set."""
+        self.evaluations[dataloader_idx].update(self.loss(batch), (batch["targets"] != IGNORED).sum())
+
+    test_step = validation_step
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Logits of a batch."""
+        return cast(Tensor, self(batch["input_ids"]))
+
+    # -- evaluation ---------------------------------------------------------------------------------------------------
+
+    def on_validation_epoch_start(self) -> None:
+        """Begin new sums: validation first, then the training text read the same way."""
+        self._begin_evaluation("val", "train")
+
+    def on_validation_epoch_end(self) -> None:
+        """Log ``val_loss``, ``val_perplexity``, ``val_bits_per_byte`` and ``train_loss_eval``."""
+        results = self._end_evaluation()
+        metrics = {f"val_{name}": value for name, value in results[0].items()}
+        if len(results) > 1:
+            metrics["train_loss_eval"] = results[1]["loss"]
+        self.log_dict(metrics, logger=False)
+        self._write(metrics)
+
+    def on_test_epoch_start(self) -> None:
+        """Begin new sums."""
+        self._begin_evaluation("test")
+
+    def on_test_epoch_end(self) -> None:
+        """Log ``test_loss``, ``test_perplexity`` and ``test_bits_per_byte``."""
+        metrics = {f"test_{name}": value for name, value in self._end_evaluation()[0].items()}
+        self.log_dict(metrics, logger=False)
+        self._write(metrics)
+
+    def _begin_evaluation(self, *splits: str) -> None:
+        store = getattr(getattr(self._trainer, "datamodule", None), "store", None)
+        known = [None if store is None or split == "train" else store.bytes_per_token(split) for split in splits]
+        self.evaluations = [LanguageModelMetrics(bytes_per_token).to(self.device) for bytes_per_token in known]
+
+    def _end_evaluation(self) -> list[dict[str, float]]:
+        # a metric that saw nothing on any process (no training estimate among the loaders) has no mean
+        return [metric.compute() for metric in self.evaluations if metric.update_called]
+
+    def _write(self, metrics: dict[str, float]) -> None:
+        """To the loggers, at the number of optimiser steps: Lightning's own counter is one behind."""
+        if not self.trainer.sanity_checking:
+            for logger in self.loggers:
+                logger.log_metrics(metrics, step=self.global_step)
+
+    # -- optimisation -------------------------------------------------------------------------------------------------
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """One optimiser over the parameter groups, and the schedule, stepped once per optimiser step."""
+        optimizer = self.make_optimizer(cast(Iterable[torch.nn.Parameter], param_groups(self)))
+        if self.schedule is None:
+            return optimizer
+        if isinstance(self.schedule, Schedule):
+            # factor(0) is 0 after a warm-up: counting from 1 makes the first update count, and the last one end at 1
+            factor = partial(_factor, self.schedule, self._total_steps())
+            scheduler: Any = LambdaLR(optimizer, factor)
+        else:
+            scheduler = self.schedule(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 1}}
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip, and keep the norm from before for the log. Works with fused optimisers under autocast too."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if gradient_clip_algorithm == "value" and gradient_clip_val is not None:
+            self.grad_norm = clip_grad_norm_(parameters, float("inf"))
+            torch.nn.utils.clip_grad_value_(parameters, gradient_clip_val)
+        else:
+            self.grad_norm = clip_grad_norm_(parameters, gradient_clip_val or float("inf"))
+
+    def _total_steps(self) -> int | None:
+        """From the trainer's limits, never from ``estimated_stepping_batches``, which disturbs a resumed loader."""
+        if self.trainer.max_steps > 0:
+            return self.trainer.max_steps
+        per_epoch = getattr(getattr(self.trainer, "datamodule", None), "steps_per_epoch", None)
+        if per_epoch is None or self.trainer.max_epochs is None or self.trainer.max_epochs < 1:
+            return None
+        return int(per_epoch) * self.trainer.max_epochs
+
+    def _seed_dropout(self) -> None:
+        """Dropout as a function of the seed, the position and the process: a resumed run drops what it would have."""
+        position = self.trainer.fit_loop.epoch_loop.batch_progress.total.ready
+        seed = int(getattr(getattr(self.trainer, "datamodule", None), "seed", 0))
+        torch.manual_seed(hash((seed, position, self.global_rank)) % 2**63)
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the tokenizer: a checkpoint alone is enough to generate text."""
+        tokenizer = getattr(getattr(self._trainer, "datamodule", None), "tokenizer", None)
+        content = None if tokenizer is None else tokenizer.to_str()
+        checkpoint[FORMAT] = {"format_version": FORMAT_VERSION, "tokenizer": content}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another architecture.
+
+        Raises:
+            ValueError: Naming every field that differs, with both values.
+        """
+        saved = checkpoint.get("hyper_parameters", {}).get("architecture")
+        if saved is None:
+            raise ValueError("the checkpoint holds no architecture: it was not written by lightning-llm")
+        differences = architecture_differences(ModelConfig(**saved), self.architecture)
+        if differences:
+            raise ValueError(f"the checkpoint is of another architecture: {'; '.join(differences)}")
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            rescale_batch_progress(checkpoint, self.trainer.accumulate_grad_batches)
+
+    def _save_plain_hyperparameters(self) -> None:
+        # plain values only: a dataclass in a checkpoint could not be read back without running code
+        self.save_hyperparameters(
+            {"architecture": self.architecture.to_dict(), "loss_chunks": self.loss_chunks}, logger=False
+        )
+
+
+def architecture_differences(saved: ModelConfig, wanted: ModelConfig) -> list[str]:
+    """The fields that make two models' parameters differ in number, shape or meaning, as ``name saved -> wanted``."""
+    differences = []
+    for name, ours in wanted.to_dict().items():
+        theirs = getattr(saved, name)
+        if name in EXECUTION_FIELDS or ours == theirs or (name == "vocab_size" and ours is None):
+            continue
+        if name == "mlp" and any({ours, theirs} <= same for same in SAME_PARAMETERS):
+            continue
+        differences.append(f"{name} is {theirs} there and {ours} here")
+    return differences
+
+
+def _factor(schedule: Schedule, total_steps: int | None, step: int) -> float:
+    return schedule.factor(step + 1, total_steps)

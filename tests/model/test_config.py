@@ -1,0 +1,56 @@
+"""The config checks itself and reports every fault at once."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lightning_llm import ModelConfig
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"hidden_size": 10, "num_attention_heads": 3}, "hidden_size 10 is not divisible by num_attention_heads 3"),
+        ({"num_attention_heads": 6, "hidden_size": 48, "num_key_value_heads": 4}, "6 is not a multiple of .* 4"),
+        ({"mlp": "swigloo"}, "mlp 'swigloo' is unknown: choose one of swiglu, memory_optimized_swiglu"),
+        ({"norm": "batchnorm"}, "norm 'batchnorm' is unknown: choose one of rmsnorm, layernorm"),
+        ({"position": "alibi"}, "position 'alibi' is unknown"),
+        ({"checkpoint_level": 7, "mlp": "memory_optimized_swiglu"}, "checkpoint_level must be one of .* got 7"),
+        ({"checkpoint_level": 1}, "checkpoint_level 1 needs mlp 'memory_optimized_swiglu'"),
+        ({"mlp_bias": True, "mlp": "memory_optimized_swiglu"}, "mlp_bias is not supported"),
+        ({"head_dim": 7}, "head_dim 7 must be even"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be at least 1, got 0"),
+        ({"hidden_size": 12.5}, "hidden_size must be a whole number, got 12.5"),
+        ({"vocab_size": -1}, "vocab_size must be at least 1"),
+        ({"rms_norm_eps": 0.0}, "rms_norm_eps must be above 0"),
+    ],
+)
+def test_a_fault_is_named(options, says):
+    with pytest.raises(ValueError, match=says):
+        ModelConfig(**options)
+
+
+def test_all_faults_are_reported_at_once():
+    with pytest.raises(ValueError, match=r"hidden_size 10 .*; .*mlp 'x' is unknown.*; .*dropout"):
+        ModelConfig(hidden_size=10, num_attention_heads=3, mlp="x", dropout=2.0)
+
+
+def test_derived_sizes():
+    gated = ModelConfig(hidden_size=384, num_attention_heads=6)
+    assert (gated.head_dim, gated.num_key_value_heads, gated.intermediate_size) == (64, 6, 1024)
+    assert ModelConfig(hidden_size=384, num_attention_heads=6, mlp="gelu").intermediate_size == 1536
+    assert ModelConfig(**gated.to_dict()) == gated
+
+
+def test_frozen_and_keyword_only():
+    with pytest.raises(AttributeError):
+        ModelConfig().hidden_size = 3
+    with pytest.raises(TypeError):
+        ModelConfig(99)
+
+
+def test_no_torch_is_imported():
+    code = "import sys, lightning_llm.model.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

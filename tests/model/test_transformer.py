@@ -1,0 +1,189 @@
+"""The transformer against Hugging Face's Llama, against itself with a cache, and as every shape its config allows."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from lightning_llm import ModelConfig, Transformer
+from lightning_llm.model.kv_cache import KVCache
+from lightning_llm.model.mlp import MLP
+
+SIZES = {
+    "vocab_size": 99,
+    "hidden_size": 48,
+    "intermediate_size": 77,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
+
+
+class DoubleMLP(torch.nn.Module):
+    """A user's own MLP, for the import path."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.inner = MLP(config.hidden_size, config.intermediate_size, activation="relu")
+
+    def forward(self, x):
+        return 2 * self.inner(x)
+
+
+def build(**options):
+    torch.manual_seed(0)
+    return Transformer(ModelConfig(**{**SIZES, **options}))
+
+
+def randomized(model):
+    """Large enough weights that a wrong detail shows."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.3 if parameter.dim() > 1 else 1.0))
+    return model
+
+
+def error(got, truth):
+    return ((got.double() - truth).norm() / truth.norm()).item()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize("mlp", ["swiglu", "memory_optimized_swiglu"])
+def test_logits_and_gradients_equal_hugging_face_llama(tied, biases, mlp):
+    if biases and mlp == "memory_optimized_swiglu":
+        biases_here = {"attention_bias": True}
+    else:
+        biases_here = {"attention_bias": biases, "mlp_bias": biases}
+    ours = randomized(build(tie_word_embeddings=tied, mlp=mlp, **biases_here))
+    sizes = {name: value for name, value in SIZES.items()}
+    theirs = LlamaForCausalLM(
+        LlamaConfig(**sizes, tie_word_embeddings=tied, attn_implementation="eager", **biases_here)
+    ).eval()
+    rename = {(name if name.startswith("lm_head") else f"model.{name}"): name for name in ours.state_dict()}
+    theirs.load_state_dict({hf: ours.state_dict()[name] for hf, name in rename.items()})
+    input_ids, targets = torch.randint(0, 99, (2, 3, 33))
+
+    def run(model, logits_of):
+        logits = logits_of(model)
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+        return logits.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+    ours_logits, ours_grads = run(ours, lambda m: m.logits(m(input_ids)))
+    their_logits, their_grads = run(theirs, lambda m: m(input_ids).logits)
+    truth = build(tie_word_embeddings=tied, mlp=mlp, **biases_here).double()
+    truth.load_state_dict(ours.state_dict())
+    true_logits, true_grads = run(truth, lambda m: m.logits(m(input_ids)))
+
+    # Hugging Face's own float32 error against float64 is the measure; it rotates with float32 angles as we do
+    assert error(ours_logits, true_logits) <= 2 * error(their_logits, true_logits)
+    for hf, name in rename.items():
+        if name in ours_grads:
+            assert error(ours_grads[name], true_grads[name]) <= 2 * error(their_grads[hf], true_grads[name]), name
+
+
+@pytest.mark.parametrize("position", ["rope", "learned", "none"])
+def test_decoding_with_a_cache_equals_the_full_forward_pass(position):
+    model = randomized(build(position=position)).double()
+    input_ids = torch.randint(0, 99, (2, 31))
+    cache = KVCache(model.config, 2, 31, torch.device("cpu"), torch.float64)
+    parts = [input_ids[:, :9], input_ids[:, 9:20], *input_ids[:, 20:].split(1, dim=1)]
+    pieces = torch.cat([model(part, cache=cache) for part in parts], dim=1)
+    torch.testing.assert_close(pieces, model(input_ids))
+
+
+def test_a_position_depends_on_no_later_token():
+    model = randomized(build())
+    first = torch.randint(0, 98, (1, 20))
+    second = first.clone()
+    second[0, 12:] += 1
+    torch.testing.assert_close(model(first)[:, :12], model(second)[:, :12], rtol=0, atol=0)
+    assert not torch.equal(model(first)[:, 12:], model(second)[:, 12:])
+
+
+def test_the_first_character_model_of_the_course_is_a_config():
+    model = build(
+        vocab_size=65,
+        hidden_size=32,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        head_dim=10,
+        intermediate_size=128,
+        max_position_embeddings=16,
+        norm="layernorm",
+        position="learned",
+        mlp="relu",
+        dropout=0.1,
+        attention_bias=True,
+        mlp_bias=True,
+        lm_head_bias=True,
+    )
+    assert model.layers[0].self_attn.q_proj.weight.shape == (30, 32)
+    assert model.lm_head.bias.shape == (65,)
+    assert model.logits(model(torch.randint(0, 65, (2, 16)))).shape == (2, 16, 65)
+
+
+def test_dropout_acts_in_training_mode_only():
+    model = randomized(build(dropout=0.5))
+    input_ids = torch.randint(0, 99, (1, 8))
+    assert not torch.equal(model(input_ids), model(input_ids))
+    model.eval()
+    torch.testing.assert_close(model(input_ids), model(input_ids), rtol=0, atol=0)
+
+
+def test_a_users_own_mlp_by_import_path():
+    model = build(mlp=f"{DoubleMLP.__module__}.DoubleMLP") if "." in DoubleMLP.__module__ else None
+    if model is None:  # the test module's name has no dot: name the class through a package
+        model = build(mlp="tests_own_mlp.DoubleMLP")
+    assert isinstance(model.layers[0].mlp.inner, MLP)
+
+
+@pytest.fixture(autouse=True)
+def _own_mlp_module(monkeypatch):
+    import sys
+    import types
+
+    module = types.ModuleType("tests_own_mlp")
+    module.DoubleMLP = DoubleMLP
+    module.not_a_class = 3
+    monkeypatch.setitem(sys.modules, "tests_own_mlp", module)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("no_such_module.Thing", "cannot be imported"),
+        ("tests_own_mlp.Missing", "cannot be imported"),
+        ("tests_own_mlp.not_a_class", "derived from torch.nn.Module"),
+    ],
+)
+def test_an_mlp_that_cannot_be_had_is_named(path, says):
+    with pytest.raises(ValueError, match=says):
+        build(mlp=path)
+
+
+def test_residual_projections_start_smaller_by_the_depth():
+    model = build(num_hidden_layers=8, hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=4)
+    block = model.layers[3]
+    assert block.mlp.up_proj.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    for residual in (block.mlp.down_proj, block.self_attn.o_proj):
+        assert residual.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
+
+
+def test_standard_and_memory_optimised_share_one_state_dict():
+    standard, optimised = build(mlp="swiglu"), build(mlp="memory_optimized_swiglu")
+    assert list(standard.state_dict()) == list(optimised.state_dict())
+    optimised.load_state_dict(randomized(standard).state_dict())
+    input_ids = torch.randint(0, 99, (1, 9))
+    torch.testing.assert_close(optimised(input_ids), standard(input_ids))
+
+
+def test_more_positions_than_the_model_has_are_refused():
+    with pytest.raises(ValueError, match="65 positions are more than max_position_embeddings 64"):
+        build()(torch.zeros(1, 65, dtype=torch.long))
+
+
+def test_a_vocabulary_must_be_known():
+    with pytest.raises(ValueError, match="vocab_size is None"):
+        Transformer(ModelConfig())

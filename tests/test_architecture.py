@@ -1,0 +1,382 @@
+"""Holds the architecture: who may import whom, where torch and lightning may not be, how long a file may be.
+
+Everything is read from the source with ``ast``; nothing is imported. Each rule is a function from a package's folder to
+a list of faults, so that it can be shown to fail on a small tree that breaks it.
+"""
+
+import ast
+import dataclasses
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "lightning_llm"
+
+# From the ground up. A module belongs to its longest entry; a folder's bare name holds what has no entry of its own.
+# It imports from layers below its own, and from its own layer only inside its folder.
+LAYERS = (
+    ("model.config", "optim.schedules", "accounting.hardware", "measure"),
+    ("accounting", "ops", "data.corpora", "data.tokenizers", "data.token_store", "data.order", "data.sampling"),
+    ("data.prepare", "model.norm", "model.rope", "model.kv_cache"),
+    ("model.attention", "model.mlp"),
+    ("model", "optim", "training.metrics"),
+    ("generation", "interop", "data"),
+    ("training",),
+    ("bench",),
+    ("cli",),
+    ("__main__",),
+)
+LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
+TORCH = ("torch", "torchmetrics", "transformers", "triton", *LIGHTNING)  # whoever imports one of these imports torch
+# Neither themselves, wherever the import stands, nor by what they import when they are imported.
+NEVER = (
+    *((room, LIGHTNING) for room in ("model", "ops", "optim", "generation", "interop", "accounting", "measure")),
+    *((room, TORCH) for room in ("model.config", "accounting", "optim.schedules")),
+)
+GRAB_BAGS = ("utils", "common", "helpers")
+LINE_CAP = 400
+
+
+@dataclasses.dataclass(frozen=True)
+class Import:
+    """One imported module, by absolute name, and whether the import happens when the importing file is imported."""
+
+    target: str
+    line: int
+    is_eager: bool
+
+
+class Tree:
+    """The modules of a package and their imports. Names inside the package go without the package's own name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder.name
+        self.paths = {_module_name(path.relative_to(folder)): path for path in sorted(folder.rglob("*.py"))}
+        self.packages = {name for name, path in self.paths.items() if path.name == "__init__.py"}
+        sources = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in self.paths.items()}
+        self._reexported = {
+            (package, alias.asname or alias.name): self._absolute(node, package)
+            for package in self.packages
+            for node in ast.walk(sources[package])
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        # dict.fromkeys: one line may import several names of one module
+        self.imports = {name: list(dict.fromkeys(self._imports(name, source))) for name, source in sources.items()}
+
+    def inside(self, target: str) -> str | None:
+        """The name of a module without the package's own, or None if it is not of this package."""
+        root, _, rest = target.partition(".")
+        return rest if root == self.root else None
+
+    def is_lazy(self, name: str) -> bool:
+        return name in self.packages
+
+    def _imports(self, name: str, source: ast.Module) -> Iterator[Import]:
+        for node, is_eager in _walk(source, is_eager=True):
+            if isinstance(node, ast.Import):
+                yield from (Import(alias.name, node.lineno, is_eager) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = self._absolute(node, name)
+                yield from (Import(self._resolve(base, alias.name), node.lineno, is_eager) for alias in node.names)
+            elif isinstance(node, ast.Call) and (name_in_string := _imported_by_string(node)):
+                yield Import(name_in_string, node.lineno, is_eager)
+
+    def _absolute(self, node: ast.ImportFrom, name: str) -> str:
+        if not node.level:
+            return node.module or ""
+        parts = [self.root, *name.split(".")] if name else [self.root]
+        keep = len(parts) - node.level + (1 if name in self.packages else 0)
+        return ".".join([*parts[:keep], *([node.module] if node.module else [])])
+
+    def _resolve(self, base: str, name: str) -> str:
+        """``from base import name``: a module, or what a package's ``__init__`` says the name comes from, or base."""
+        inside = self.inside(base)
+        if inside is None:
+            return base
+        if f"{inside}.{name}".lstrip(".") in self.paths or (inside, name) == ("", "__version__"):
+            return f"{base}.{name}"
+        return self._reexported.get((inside, name), base)
+
+
+def _module_name(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _walk(node: ast.AST, *, is_eager: bool) -> Iterator[tuple[ast.AST, bool]]:
+    for child in ast.iter_child_nodes(node):
+        runs = is_eager and not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        if isinstance(node, ast.If) and _is_type_checking(node.test) and child in node.body:
+            runs = False
+        yield child, runs
+        yield from _walk(child, is_eager=runs)
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    return "TYPE_CHECKING" in (getattr(test, "id", None), getattr(test, "attr", None))
+
+
+def _imported_by_string(node: ast.Call) -> str | None:
+    called = getattr(node.func, "id", None) or getattr(node.func, "attr", None)
+    if called in ("import_module", "__import__") and node.args and isinstance(node.args[0], ast.Constant):
+        return str(node.args[0].value)
+    return None
+
+
+def _belongs(name: str, room: str) -> bool:
+    return name == room or name.startswith(f"{room}.")
+
+
+def _layer(name: str) -> int | None:
+    entries = [(len(room), level) for level, rooms in enumerate(LAYERS) for room in rooms if _belongs(name, room)]
+    return max(entries)[1] if entries else None
+
+
+def layer_faults(folder: Path) -> list[str]:
+    tree = Tree(folder)
+    faults = [f"{name} has no place in LAYERS" for name in tree.paths if name and _layer(name) is None]
+    for name, imports in tree.imports.items():
+        here = _layer(name)
+        if tree.is_lazy(name) or here is None:
+            continue
+        for found in imports:
+            target = tree.inside(found.target)
+            if target is None or target == name:
+                continue
+            if target in ("", "__version__"):  # of the package's own names only the version is no module's
+                if not target:
+                    faults.append(f"{name}:{found.line} imports the package itself: name the module")
+                continue
+            there = _layer(target)
+            if there is not None and there > here:
+                faults.append(f"{name}:{found.line} imports {target}, which lies above it")
+            elif there == here and name.split(".")[0] != target.split(".")[0]:
+                faults.append(f"{name}:{found.line} imports {target}, another room of its layer")
+    return faults
+
+
+def cycle_faults(folder: Path) -> list[str]:
+    tree = Tree(folder)
+    edges = {
+        name: sorted({target for found in imports if (target := tree.inside(found.target)) in tree.paths})
+        for name, imports in tree.imports.items()
+        if not tree.is_lazy(name)
+    }
+    faults: list[str] = []
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> None:
+        if name in path:
+            cycle = path[path.index(name) :]
+            first = cycle.index(min(cycle))
+            faults.append("cycle: " + " -> ".join([*cycle[first:], *cycle[: first + 1]]))
+        elif name not in done:
+            for target in edges.get(name, ()):
+                visit(target, [*path, name])
+            done.add(name)
+
+    for name in edges:
+        visit(name, [])
+    return faults
+
+
+def _loads(tree: Tree, name: str) -> dict[str, list[str]]:
+    """Every module from outside that importing ``name`` imports, with the chain of modules that leads to it."""
+    found: dict[str, list[str]] = {}
+    seen: set[str] = set()
+    waiting = [(name, [name])]
+    while waiting:
+        module, chain = waiting.pop()
+        if module in seen or module not in tree.paths:
+            continue
+        seen.add(module)
+        parents = [".".join(module.split(".")[:depth]) for depth in range(len(module.split(".")))]
+        waiting += [(parent, chain) for parent in parents]
+        for item in tree.imports[module]:
+            if item.is_eager:
+                target = tree.inside(item.target)
+                if target is None:
+                    found.setdefault(item.target, chain)
+                else:
+                    waiting.append((target, [*chain, target]))
+    return found
+
+
+def never_faults(folder: Path) -> list[str]:
+    tree = Tree(folder)
+    faults = []
+    for room, forbidden in NEVER:
+        for name in (name for name in tree.paths if _belongs(name, room)):
+            faults += [
+                f"{name}:{item.line} imports {item.target}"
+                for item in tree.imports[name]
+                if item.target.split(".")[0] in forbidden
+            ]
+            faults += [
+                f"{name} loads {target} by way of {' -> '.join(chain)}"
+                for target, chain in _loads(tree, name).items()
+                if target.split(".")[0] in forbidden and len(chain) > 1
+            ]
+    return faults
+
+
+def start_faults(folder: Path) -> list[str]:
+    """``__init__`` files name things and load nothing; the command line's front door costs no torch."""
+    tree = Tree(folder)
+    faults = [
+        f"{name or tree.root}/__init__.py:{item.line} imports {item.target}: load it when it is first used"
+        for name in sorted(tree.packages)
+        for item in tree.imports[name]
+        if item.is_eager and item.target.split(".")[0] not in sys.stdlib_module_names
+    ]
+    if "__main__" in tree.paths:
+        faults += [
+            f"__main__ loads {target} by way of {' -> '.join(chain)}"
+            for target, chain in _loads(tree, "__main__").items()
+            if target.split(".")[0] in TORCH
+        ]
+    return faults
+
+
+def file_faults(folder: Path) -> list[str]:
+    faults = []
+    for path in sorted(folder.rglob("*.py")):
+        place = path.relative_to(folder)
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > LINE_CAP:
+            faults.append(f"{place} has {lines} lines, the cap is {LINE_CAP}")
+        if any(part in GRAB_BAGS for part in place.with_suffix("").parts):
+            faults.append(f"{place} is a grab-bag by its name")
+    return faults
+
+
+RULES = (layer_faults, cycle_faults, never_faults, start_faults, file_faults)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_package_keeps_the_rule(rule):
+    assert len(list(PACKAGE.rglob("*.py"))) > 10  # the path is right
+    assert not rule(PACKAGE), "\n".join(rule(PACKAGE))
+
+
+def _plant(folder: Path, files: dict[str, str]) -> Path:
+    """A small package ``house``; every folder gets an ``__init__.py``."""
+    root = folder / "house"
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    for inside in [root, *(path for path in root.rglob("*") if path.is_dir())]:
+        (inside / "__init__.py").touch()
+    return root
+
+
+LAZY = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from {0} import {1}\n"
+SOUND = {
+    "__init__.py": LAZY.format("house.training.module", "LanguageModel"),
+    "ops/__init__.py": LAZY.format("house.ops.swiglu", "swiglu"),
+    "ops/swiglu.py": "import torch\nfrom house.ops import kernels\n",
+    "ops/kernels.py": "import torch\n",
+    "model/config.py": "import math\n",
+    "model/norm.py": "import torch\nfrom house.model.config import ModelConfig\n",
+    "model/mlp.py": "from house.ops import swiglu\nfrom .norm import Norm\n",
+    "model/transformer.py": "from house.model import mlp, norm\n",
+    "accounting/memory.py": "from house.accounting.hardware import peak\nfrom house.model.config import ModelConfig\n",
+    "accounting/hardware.py": "",
+    "training/module.py": "import lightning\nfrom house.model.transformer import Transformer\n",
+    "training/callbacks/memory.py": "from house.training.module import LanguageModel\n",
+    "__main__.py": "import sys\ndef main():\n    from house import LanguageModel, __version__\n",
+}
+
+
+def test_sound_tree_has_no_faults(tmp_path):
+    house = _plant(tmp_path, SOUND)
+    assert [fault for rule in RULES for fault in rule(house)] == []
+
+
+def _faults(tmp_path: Path, rule: Iterable, files: dict[str, str]) -> list[str]:
+    return rule(_plant(tmp_path, {**SOUND, **files}))
+
+
+@pytest.mark.parametrize(
+    ("rule", "files", "expected"),
+    [
+        # Upwards: plainly, inside a function, for type checkers only, by a public name, relatively, by a string.
+        (layer_faults, {"ops/a.py": "from house.model import mlp"}, "ops.a:1 imports model.mlp, which lies above it"),
+        (layer_faults, {"ops/a.py": "import house.model.mlp"}, "ops.a:1 imports model.mlp, which lies above it"),
+        (layer_faults, {"ops/a.py": "def f():\n    import house.cli"}, "ops.a:2 imports cli, which lies above it"),
+        (layer_faults, {"ops/a.py": LAZY.format("house.bench.x", "Y")}, "ops.a:3 imports bench.x, which lies above it"),
+        (
+            layer_faults,
+            {"ops/a.py": "from house import LanguageModel"},
+            "ops.a:1 imports training.module, which lies above it",
+        ),
+        (layer_faults, {"model/norm.py": "from . import mlp"}, "model.norm:1 imports model.mlp, which lies above it"),
+        (layer_faults, {"ops/a.py": "from ..model.mlp import M"}, "ops.a:1 imports model.mlp, which lies above it"),
+        (
+            layer_faults,
+            {"ops/a.py": "import importlib\nimportlib.import_module('house.data')"},
+            "ops.a:2 imports data, which lies above it",
+        ),
+        (layer_faults, {"ops/a.py": "import house"}, "ops.a:1 imports the package itself: name the module"),
+        (
+            layer_faults,
+            {"accounting/a.py": "from house.ops import swiglu"},
+            "accounting.a:1 imports ops.swiglu, another room of its layer",
+        ),
+        (layer_faults, {"attic/a.py": ""}, "attic has no place in LAYERS"),
+        (
+            cycle_faults,
+            {"ops/kernels.py": "def f():\n    from house.ops.swiglu import g"},
+            "cycle: ops.kernels -> ops.swiglu -> ops.kernels",
+        ),
+        (
+            cycle_faults,
+            {"ops/kernels.py": "from house.ops import swiglu"},
+            "cycle: ops.kernels -> ops.swiglu -> ops.kernels",
+        ),
+        (never_faults, {"model/mlp.py": "import lightning.pytorch"}, "model.mlp:1 imports lightning.pytorch"),
+        (never_faults, {"optim/schedules.py": "def f():\n    import torch"}, "optim.schedules:2 imports torch"),
+        (
+            never_faults,
+            {"accounting/memory.py": "from house.ops.swiglu import f"},
+            "accounting.memory loads torch by way of accounting.memory -> ops.swiglu",
+        ),
+        (
+            never_faults,
+            {"interop/hf.py": "from house import LanguageModel"},
+            "interop.hf loads lightning by way of interop.hf -> training.module",
+        ),
+        (
+            start_faults,
+            {"ops/__init__.py": "import torch"},
+            "ops/__init__.py:1 imports torch: load it when it is first used",
+        ),
+        (
+            start_faults,
+            {"ops/__init__.py": "from house.ops.swiglu import f"},
+            "ops/__init__.py:1 imports house.ops.swiglu: load it when it is first used",
+        ),
+        (
+            start_faults,
+            {"__main__.py": "from house.model.norm import f"},
+            "__main__ loads torch by way of __main__ -> model.norm",
+        ),
+        (file_faults, {"ops/long.py": "\n" * 401}, "ops/long.py has 401 lines, the cap is 400"),
+        (file_faults, {"model/helpers.py": ""}, "model/helpers.py is a grab-bag by its name"),
+        (file_faults, {"data/utils/a.py": ""}, "data/utils/a.py is a grab-bag by its name"),
+    ],
+)
+def test_broken_tree_is_found(tmp_path, rule, files, expected):
+    assert expected in _faults(tmp_path, rule, files)
+
+
+def test_longest_entry_decides_the_layer():
+    assert _layer("model.config") == 0
+    assert _layer("model.configuration") == _layer("model.transformer") == _layer("model")
+    assert _layer("data.prepare") < _layer("data.datamodule")
+    assert _layer("accounting.hardware") < _layer("accounting.memory")
+    assert _layer("modelling") is None
