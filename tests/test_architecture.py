@@ -14,15 +14,15 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "lightning_llm"
 
-# From the ground up. A module belongs to its longest entry; a folder's bare name holds what has no entry of its own.
-# It imports from layers below its own, and from its own layer only inside its folder.
+# From the ground up. A module imports from layers below its own, and from its own layer only inside its folder. It
+# belongs to its longest entry: a folder's bare name stands for every file of the folder that has no entry of its own.
 LAYERS = (
     ("model.config", "optim.schedules", "accounting.hardware", "measure"),
-    ("accounting", "ops", "data.corpora", "data.tokenizers", "data.token_store", "data.order", "data.sampling"),
-    ("data.prepare", "model.norm", "model.rope", "model.kv_cache"),
+    ("accounting", "ops", "data"),  # data: corpora, tokenizers, token_store, order
+    ("data.prepare", "model"),  # model: norm, rope, kv_cache
     ("model.attention", "model.mlp"),
-    ("model", "optim", "training.metrics"),
-    ("generation", "interop", "data"),
+    ("model.transformer", "model.init", "optim", "training.metrics"),
+    ("generation", "interop", "data.datamodule"),
     ("training",),
     ("bench",),
     ("cli",),
@@ -135,6 +135,14 @@ def _layer(name: str) -> int | None:
     return max(entries)[1] if entries else None
 
 
+def _layer_of_target(tree: Tree, target: str) -> int | None:
+    """A package hands out all that is in it, so that importing it whole is importing its topmost file."""
+    if target not in tree.packages:
+        return _layer(target)
+    levels = [level for level, rooms in enumerate(LAYERS) for room in rooms if _belongs(room, target)]
+    return max(levels, default=_layer(target))
+
+
 def layer_faults(folder: Path) -> list[str]:
     tree = Tree(folder)
     faults = [f"{name} has no place in LAYERS" for name in tree.paths if name and _layer(name) is None]
@@ -150,7 +158,7 @@ def layer_faults(folder: Path) -> list[str]:
                 if not target:
                     faults.append(f"{name}:{found.line} imports the package itself: name the module")
                 continue
-            there = _layer(target)
+            there = _layer_of_target(tree, target)
             if there is not None and there > here:
                 faults.append(f"{name}:{found.line} imports {target}, which lies above it")
             elif there == here and name.split(".")[0] != target.split(".")[0]:
@@ -318,14 +326,19 @@ def _faults(tmp_path: Path, rule: Iterable, files: dict[str, str]) -> list[str]:
         (layer_faults, {"ops/a.py": "from ..model.mlp import M"}, "ops.a:1 imports model.mlp, which lies above it"),
         (
             layer_faults,
-            {"ops/a.py": "import importlib\nimportlib.import_module('house.data')"},
-            "ops.a:2 imports data, which lies above it",
+            {"ops/a.py": "import importlib\nimportlib.import_module('house.model')"},
+            "ops.a:2 imports model, which lies above it",
         ),
         (layer_faults, {"ops/a.py": "import house"}, "ops.a:1 imports the package itself: name the module"),
         (
             layer_faults,
             {"accounting/a.py": "from house.ops import swiglu"},
             "accounting.a:1 imports ops.swiglu, another room of its layer",
+        ),
+        (
+            layer_faults,
+            {"model/norm.py": "from house import data", "data/datamodule.py": ""},
+            "model.norm:1 imports data, which lies above it",
         ),
         (layer_faults, {"attic/a.py": ""}, "attic has no place in LAYERS"),
         (
@@ -376,7 +389,7 @@ def test_broken_tree_is_found(tmp_path, rule, files, expected):
 
 def test_longest_entry_decides_the_layer():
     assert _layer("model.config") == 0
-    assert _layer("model.configuration") == _layer("model.transformer") == _layer("model")
-    assert _layer("data.prepare") < _layer("data.datamodule")
+    assert _layer("model.configuration") == _layer("model.norm") == _layer("model") < _layer("model.mlp")
+    assert _layer("data.order") == _layer("data.new") < _layer("data.prepare") < _layer("data.datamodule")
     assert _layer("accounting.hardware") < _layer("accounting.memory")
     assert _layer("modelling") is None

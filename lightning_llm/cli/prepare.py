@@ -52,9 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--test-fraction", type=float, default=0.0, metavar="F", help="share of a test split (default: 0)"
     )
-    parser.add_argument(
-        "--out", metavar="DIR", help="folder of the store (default: stores/, named after the input)"
-    )
+    parser.add_argument("--out", metavar="DIR", help="folder of the store (default: stores/, named after the input)")
     return parser
 
 

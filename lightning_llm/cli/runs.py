@@ -21,7 +21,8 @@ def run_of(checkpoint: Path) -> Path | None:
 
 def newest_run(root: Path) -> Path | None:
     """The run directory at or below ``root`` (two levels) whose newest checkpoint was written last."""
-    runs = [run for pattern in (".", "*", "*/*") for run in root.glob(pattern) if step_files(run / CHECKPOINTS)]
+    folders = [root, *root.glob("*"), *root.glob("*/*")]
+    runs = [folder for folder in folders if step_files(folder / CHECKPOINTS)]
     return max(runs, key=lambda run: step_files(run / CHECKPOINTS)[-1].stat().st_mtime_ns, default=None)
 
 
@@ -39,9 +40,7 @@ def find_checkpoint(given: str, root: Path) -> Path:
     if given in ("last", "best"):
         run = newest_run(root)
         if run is None:
-            raise ValueError(
-                f"ckpt_path {given!r}: no checkpoint in {root}: leave ckpt_path out to start afresh"
-            )
+            raise ValueError(f"ckpt_path {given!r}: no checkpoint in {root}: leave ckpt_path out to start afresh")
         return _in_run(run, prefer_best=given == "best")
     path = Path(given)
     if path.is_dir():

@@ -57,9 +57,9 @@ class TrainingCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, and take ``ckpt_path`` aside: Lightning would let the checkpoint overrule the options given."""
-        words = list(sys.argv[1:] if args is None else args)
+        words = _with_config_of_run(list(args))
         self.experiment = _experiment(words)
-        self.config = parser.parse_args(_with_config_of_run(words))
+        self.config = parser.parse_args(words)
         self._options = self.config[self.config.subcommand]
         self._ckpt_path = self._options.pop("ckpt_path", None)
 
@@ -201,4 +201,4 @@ def _quieten() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
+    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")  # Lightning 2.6 with torch 2.13

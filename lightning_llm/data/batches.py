@@ -144,12 +144,13 @@ class TrainBatches(Dataset[Batch]):
 
     def _starts(self, step: int) -> Starts:
         """Window starts of an optimiser step, (global_batch_size,)."""
-        block, row = divmod(step, max(1, _SEQUENCES_ORDERED_AT_ONCE // self._global))
+        steps = max(1, _SEQUENCES_ORDERED_AT_ONCE // self._global)
+        block, row = divmod(step, steps)
         if self._ordered[0] != block:
-            steps = max(1, _SEQUENCES_ORDERED_AT_ONCE // self._global)
             starts = self._order.starts(block * steps * self._global, steps * self._global)
             self._ordered = block, starts.reshape(steps, self._global)
-        return self._ordered[1][row]
+        starts_of_step: Starts = self._ordered[1][row]
+        return starts_of_step
 
     def state_dict(self) -> dict[str, Any]:
         """Empty: says to Lightning that resuming is taken care of (the position comes from its own counters)."""
@@ -205,9 +206,10 @@ class PromptBatches:
         self._batches = []
         for prompt in prompts:
             ids = tokenizer.encode(prompt)
-            if not ids and tokenizer.eos_token_id is None:
-                raise ValueError(f"an empty prompt needs an end-of-text token, which tokenizer {tokenizer.kind} lacks")
-            ids = ids or [tokenizer.eos_token_id]
+            if not ids:
+                if tokenizer.eos_token_id is None:
+                    raise ValueError(f"an empty prompt needs end of text, which tokenizer {tokenizer.kind!r} lacks")
+                ids = [tokenizer.eos_token_id]
             self._batches.append({"input_ids": torch.tensor([ids]), "prompt": prompt})
 
     def __len__(self) -> int:

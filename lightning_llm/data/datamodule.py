@@ -115,15 +115,9 @@ class TokenDataModule(LightningDataModule):
         return self.store.vocab_size
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the store.
-
-        Raises:
-            ValueError: If the store is of raw files, which come without one.
-        """
-        if self._tokenizer is None:
-            if self.store.tokenizer_file is None:
-                raise ValueError(f"token store {self.store.path} is of raw files, which say nothing of their tokenizer")
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the store; ``None`` for raw files, which come without one."""
+        if self._tokenizer is None and self.store.tokenizer_file is not None:
             self._tokenizer = Tokenizer.from_file(self.store.tokenizer_file)
         return self._tokenizer
 
@@ -228,10 +222,12 @@ class TokenDataModule(LightningDataModule):
         """Each of ``predict_prompts`` as ``{"input_ids": (1, tokens), "prompt": its text}``.
 
         Raises:
-            ValueError: If there are none, or the tokenizer cannot encode one.
+            ValueError: If there are none, or no tokenizer, or it cannot encode one of them.
         """
         if not self.predict_prompts:
             raise ValueError("predict needs data.predict_prompts, the texts to go on with")
+        if self.tokenizer is None:
+            raise ValueError(f"token store {self.store.path} is of raw files: no tokenizer to encode prompts with")
         share = self._share()
         return PromptBatches(self.tokenizer, self.predict_prompts[share["rank"] :: share["world_size"]])
 

@@ -64,25 +64,27 @@ class WindowOrder:
 
         Args:
             first: Number of the first sequence, counted from the start of the run.
-            count: How many sequences.
+            count: How many sequences, at least one.
 
         Returns:
             Positions in the stream, shape (count,). The inputs of such a window are the tokens from ``start`` on, its
             targets those from ``start + 1`` on, ``context_length`` of each.
         """
         epoch, window = np.divmod(np.arange(first, first + count, dtype=np.int64), self.num_windows)
-        epochs = np.arange(epoch[0], epoch[-1] + 1) if count else epoch
+        epochs = np.arange(epoch[0], epoch[-1] + 1)
         keys = self._epoch_keys(epochs.astype(np.uint64))  # (1 + rounds, epochs)
         keys = keys[:, epoch - epochs[0]] if len(epochs) != 1 else keys  # (1 + rounds, count), or 1 for all
         offset = (keys[0] % np.uint64(self._left_out + 1)).astype(np.int64)
         place = self._permuted(window.astype(np.uint64), keys[1:]).astype(np.int64)
-        return offset + place * self.context_length
+        starts: NDArray[np.int64] = offset + place * self.context_length
+        return starts
 
     def _epoch_keys(self, epochs: UInt64) -> UInt64:
         """Key of the offset and of each round, one column per epoch."""
         epoch_keys = _mixed(_mixed(self._seed + np.uint64(_GOLDEN)) + epochs)
         steps = np.array([k * _GOLDEN & _MASK for k in range(1, ROUNDS + 2)], dtype=np.uint64)
-        return _mixed(epoch_keys + steps[:, None])
+        keys: UInt64 = _mixed(epoch_keys + steps[:, None])
+        return keys
 
     def _permuted(self, window: UInt64, keys: UInt64) -> UInt64:
         """Where the permutations with these keys (rounds, 1 or windows) put these windows."""
@@ -98,7 +100,8 @@ class WindowOrder:
                 right = right ^ (_mixed(left + key) & self._right_mask)
             else:
                 left = left ^ (_mixed(right + key) & self._left_mask)
-        return (left << self._right_bits) | right
+        whole: UInt64 = (left << self._right_bits) | right
+        return whole
 
 
 def window_starts(
@@ -116,4 +119,5 @@ def _mixed(value: UInt64) -> UInt64:
     """The finaliser of SplitMix64 (Steele, Lea and Flood 2014, figure 16): every bit in moves every bit out."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
+    mixed: UInt64 = value ^ (value >> np.uint64(31))
+    return mixed

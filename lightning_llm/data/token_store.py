@@ -133,7 +133,10 @@ class TokenStore:
             ValueError: If the store has no such split.
         """
         if split not in self.splits:
-            raise ValueError(f"token store {self.path} has no split {split!r}: it has {', '.join(self.splits)}")
+            raise ValueError(
+                f"token store {self.path} has no {split} split, only {' and '.join(self.splits)}: "
+                "prepare it with a test fraction, or choose another store"
+            )
         return map_tokens(self.path / f"{split}.bin", self.dtype)
 
     def bytes_per_token(self, split: str) -> float | None:

@@ -12,7 +12,8 @@ storage that appears as a result is counted once, at its full size, until it die
     meter.peak_bytes, meter.phases["backward"].peak_bytes
 
 Storages that were there before are not counted, whether given as ``exclude`` or only met as an argument. Not seen are
-an operator's own workspace and whatever runs compiled; nor does the meter know of rounding up and of fragments.
+an operator's own workspace, an allocator's rounding and fragments. It is for eager code: what ``torch.compile`` made
+runs eagerly under the meter (torch 2.13), so that the number is not that of the compiled code.
 """
 
 import contextlib
@@ -106,6 +107,10 @@ class MemoryMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._open_phases.remove(record)
             record.end_bytes = self.live_bytes
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch's default imports its compiler at the first operator, which takes two seconds
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a DTensor, say: its own dispatch comes first, then its inner tensors come by here
@@ -150,5 +155,5 @@ def _parts(tensor: Any) -> Iterator[Tensor]:
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _parts(getattr(tensor, name))
-    else:
+    elif isinstance(tensor, Tensor):  # a DTensor names its mesh as a part, too
         yield tensor

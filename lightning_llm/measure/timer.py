@@ -88,7 +88,7 @@ def interleave(
     faults += [] if rounds >= 1 else [f"rounds must be at least 1, got {rounds}"]
     faults += [] if warmup >= 0 else [f"warmup must be at least 0, got {warmup}"]
     faults += [] if kind in _DEVICES else [f"device must be {' or '.join(_DEVICES)}, got {kind!r}"]
-    faults += [] if budget_s is None or budget_s > 0 else [f"budget_s must be above 0 or null, got {budget_s}"]
+    faults += [] if budget_s is None or budget_s > 0 else [f"budget_s must be above 0 or None, got {budget_s}"]
     if faults:
         raise ValueError("; ".join(faults))
 

@@ -1,18 +1,28 @@
 """Normalisation of the residual stream and of the query and key heads."""
 
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.ops.norm import rms_norm
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's module, by :func:`lightning_llm.ops.norm.rms_norm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, size) -> (…, size)."""
+        assert self.eps is not None
+        return rms_norm(x, self.weight, self.eps)
 
 
 def build_norm(config: ModelConfig) -> nn.Module:
     """The norm that the config names, over the last dimension of size ``hidden_size``."""
     if config.norm == "rmsnorm":
-        return nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        return RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
     return nn.LayerNorm(config.hidden_size, eps=config.rms_norm_eps)
 
 
 def build_head_norm(config: ModelConfig) -> nn.Module:
     """QK-norm: RMSNorm over one head (Dehghani et al. 2023, "ViT-22B", section 2.1; as in Qwen3), or nothing."""
     assert config.head_dim is not None
-    return nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps) if config.qk_norm else nn.Identity()
+    return RMSNorm(config.head_dim, eps=config.rms_norm_eps) if config.qk_norm else nn.Identity()

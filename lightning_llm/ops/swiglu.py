@@ -26,7 +26,7 @@ derivatives follow from g and u elementwise. Autograd keeps silu(g) and a as wel
 In the code the weights are (out, in), as in ``nn.Linear``: ``gate_weight`` is Wᵀ, ``up_weight`` Vᵀ, ``down_weight`` Uᵀ.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from lightning_llm.data.datamodule import rescale_batch_progress
+from lightning_llm.data.datamodule import TokenDataModule, rescale_batch_progress
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops.losses import linear_cross_entropy
@@ -23,6 +23,7 @@ from lightning_llm.optim.grouping import param_groups
 from lightning_llm.optim.schedules import Schedule, WarmupCosine
 from lightning_llm.training.checkpointing import FORMAT, FORMAT_VERSION
 from lightning_llm.training.metrics import LanguageModelMetrics
+from lightning_llm.training.preflight import data_faults, refuse
 
 Batch = dict[str, Tensor]
 
@@ -30,7 +31,6 @@ IGNORED = -100  # a target that does not count: padding of the last batches with
 
 # What may differ between a checkpoint and the model that loads it: the parameters and their meaning stay the same.
 EXECUTION_FIELDS = frozenset({"checkpoint_level", "dropout"})
-DEFAULT_SCHEDULE = WarmupCosine(warmup_steps=100)
 SAME_PARAMETERS = ({"swiglu", "memory_optimized_swiglu"},)
 
 
@@ -44,7 +44,8 @@ class LanguageModel(LightningModule):
             ``lightning_llm.optim.MuonAdamW``, ``torch.optim.SGD``.
         schedule: The learning rate over the run, as a factor of the optimiser's own, one of
             ``lightning_llm.optim.WarmupCosine``, ``WarmupStableDecay``, ``WarmupLinear``, ``Constant``; or a
-            scheduler of torch by its class path, stepped once per optimiser step. Null: constant.
+            scheduler of torch by its class path, stepped once per optimiser step. Null: ``WarmupCosine`` over the run,
+            with a warm-up of 100 steps or a tenth of the run, whichever is shorter.
         loss_chunks: Into how many parts the tokens of a micro-batch are cut to compute logits and loss, so that the
             logits of all tokens never exist at once. Null chooses; 0 computes them all at once.
 
@@ -57,7 +58,7 @@ class LanguageModel(LightningModule):
         self,
         architecture: ModelConfig,
         optimizer: OptimizerCallable = AdamW,
-        schedule: Schedule | LRSchedulerCallable | None = DEFAULT_SCHEDULE,
+        schedule: Schedule | LRSchedulerCallable | None = None,
         loss_chunks: int | None = None,
     ) -> None:
         super().__init__()
@@ -75,6 +76,16 @@ class LanguageModel(LightningModule):
         self._save_plain_hyperparameters()
 
     # -- the model ----------------------------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Check model and data against each other, once the data are there.
+
+        Raises:
+            ValueError: With every fault that is known before the first step.
+        """
+        data = getattr(self._trainer, "datamodule", None)
+        if isinstance(data, TokenDataModule):
+            refuse(data_faults(self.architecture, data))
 
     def configure_model(self) -> None:
         """Make the transformer, once; the data have been set up by now, so the vocabulary is known."""
@@ -167,14 +178,14 @@ class LanguageModel(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One optimiser over the parameter groups, and the schedule, stepped once per optimiser step."""
         optimizer = self.make_optimizer(cast(Iterable[torch.nn.Parameter], param_groups(self)))
-        if self.schedule is None:
-            return optimizer
-        if isinstance(self.schedule, Schedule):
-            # factor(0) is 0 after a warm-up: counting from 1 makes the first update count, and the last one end at 1
-            factor = partial(_factor, self.schedule, self._total_steps())
-            scheduler: Any = LambdaLR(optimizer, factor)
+        total_steps, schedule = self._total_steps(), self.schedule
+        if schedule is None:
+            schedule = WarmupCosine(warmup_steps=min(100, (total_steps or 1000) // 10))
+        if isinstance(schedule, Schedule):
+            # factor(0) is 0 where there is a warm-up: counting from 1, every update moves something
+            scheduler: Any = LambdaLR(optimizer, partial(_factor, schedule, total_steps))
         else:
-            scheduler = self.schedule(optimizer)
+            scheduler = schedule(optimizer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 1}}
 
     def configure_gradient_clipping(

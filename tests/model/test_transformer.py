@@ -57,9 +57,8 @@ def test_logits_and_gradients_equal_hugging_face_llama(tied, biases, mlp):
     else:
         biases_here = {"attention_bias": biases, "mlp_bias": biases}
     ours = randomized(build(tie_word_embeddings=tied, mlp=mlp, **biases_here))
-    sizes = {name: value for name, value in SIZES.items()}
     theirs = LlamaForCausalLM(
-        LlamaConfig(**sizes, tie_word_embeddings=tied, attn_implementation="eager", **biases_here)
+        LlamaConfig(**SIZES, tie_word_embeddings=tied, attn_implementation="eager", **biases_here)
     ).eval()
     rename = {(name if name.startswith("lm_head") else f"model.{name}"): name for name in ours.state_dict()}
     theirs.load_state_dict({hf: ours.state_dict()[name] for hf, name in rename.items()})
@@ -164,7 +163,9 @@ def test_an_mlp_that_cannot_be_had_is_named(path, says):
 
 
 def test_residual_projections_start_smaller_by_the_depth():
-    model = build(num_hidden_layers=8, hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=4)
+    model = build(
+        num_hidden_layers=8, hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=4
+    )
     block = model.layers[3]
     assert block.mlp.up_proj.weight.std().item() == pytest.approx(0.02, rel=0.05)
     for residual in (block.mlp.down_proj, block.self_attn.o_proj):

@@ -1,5 +1,6 @@
 import io
 import math
+import re
 
 import pytest
 import torch
@@ -251,15 +252,14 @@ def test_sharded_parameters_are_updated_in_their_shards(one_process_mesh):
     ],
 )
 def test_bad_options_are_reported_at_once(options, message):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         AdamW(start(), **options)
-    assert str(caught.value) == message
     with pytest.raises(ValueError, match="must be"):
         AdamW([{"params": start(), **options}])
 
 
 def test_complex_parameters_are_refused():
-    with pytest.raises(ValueError, match="params must be real, got a tensor of torch.complex64"):
+    with pytest.raises(ValueError, match=r"params must be real, got a tensor of torch\.complex64"):
         AdamW([nn.Parameter(torch.zeros(2, dtype=torch.complex64))])
 
 
@@ -268,7 +268,7 @@ def test_sparse_gradients_are_refused_before_anything_changes():
     optimizer = AdamW([dense, *embedding.parameters()])
     dense.grad = torch.ones(2)
     embedding(torch.tensor([1])).sum().backward()
-    with pytest.raises(ValueError, match="gradients must be dense, got torch.sparse_coo of shape"):
+    with pytest.raises(ValueError, match=r"gradients must be dense, got torch\.sparse_coo of shape \(4, 2\)"):
         optimizer.step()
     assert torch.equal(dense.detach(), torch.ones(2))
     assert not optimizer.state

@@ -125,7 +125,7 @@ def test_the_end_must_be_known(total):
 
 
 def test_faults_are_reported_at_once():
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="; ") as caught:
         WarmupStableDecay(warmup_steps=-1, decay_steps=0, decay_fraction=1.5, min_lr_ratio=-0.1, shape="cubic")
     assert str(caught.value).split("; ") == [
         "warmup_steps must be a whole number of at least 0, got -1",

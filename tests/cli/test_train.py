@@ -1,0 +1,327 @@
+"""``fit``, ``validate``, ``test``, ``predict`` through ``cli_main``, the way a user runs them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lightning_llm.cli.train import cli_main
+from lightning_llm.training.callbacks import StopOnSignal
+from lightning_llm.training.checkpointing import read_checkpoint
+
+TINY = {
+    "model.architecture.hidden_size": 32,
+    "model.architecture.num_hidden_layers": 2,
+    "model.architecture.num_attention_heads": 2,
+    "model.architecture.max_position_embeddings": 32,
+    "data.tokenizer": "char",
+    "data.context_length": 16,
+    "data.global_batch_size": 8,
+    "trainer.max_steps": 6,
+    "trainer.val_check_interval": 3,
+    "trainer.log_every_n_steps": 1,
+    "trainer.precision": "32-true",
+    "trainer.accelerator": "cpu",
+    "keep_freed_memory": False,
+}
+
+
+@pytest.fixture
+def tiny(text_file, tmp_path, monkeypatch):
+    """``tiny("fit", name=value, …)`` runs a command on a tiny model, below ``tmp_path``."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(command, *words, **changes):
+        options = {**TINY, "data.path": str(text_file), **{name.replace("__", "."): v for name, v in changes.items()}}
+        flags = [f"--{name}={json.dumps(v) if isinstance(v, dict | list) else v}" for name, v in options.items()]
+        return cli_main([command, *words, *flags])
+
+    return run
+
+
+def summary(cli):
+    return json.loads((Path(cli.trainer.log_dir) / "summary.json").read_text())
+
+
+def weights(cli):
+    return {name: value.clone() for name, value in cli.model.state_dict().items()}
+
+
+def assert_same_weights(first, second):
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def one_line(capsys):
+    """The error that was printed: one line, no stack trace."""
+    error = capsys.readouterr().err.strip()
+    assert "Traceback" not in error
+    lines = [line for line in error.splitlines() if "error:" in line]
+    assert len(lines) == 1, error
+    return lines[0]
+
+
+def test_fit_leaves_a_complete_run_directory(tiny, capsys):
+    cli = tiny("fit")
+    run = Path(cli.trainer.log_dir)
+    assert run == Path("runs/run/version_0")
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {
+        "best.ckpt",
+        "step-00000003.ckpt",
+        "step-00000006.ckpt",
+    }
+    assert list(run.glob("events.out.tfevents*"))
+    result = summary(cli)
+    assert result["steps"] == 6
+    assert result["tokens"] == 6 * 8 * 16
+    assert result["checkpoint"] == str(run / "checkpoints" / "step-00000006.ckpt")
+    assert result["perplexity"] == pytest.approx(torch.tensor(result["val_loss"]).exp().item())
+    # one byte per character here, so bits per byte are the nats in bits
+    assert result["bits_per_byte"] == pytest.approx(result["val_loss"] / torch.log(torch.tensor(2.0)).item())
+    said = capsys.readouterr().out
+    for word in ("parameters", "6 of 128 tokens (8 × 16)", "precision 32-true", "validation loss", "generate"):
+        assert word in said
+
+
+def test_the_saved_config_runs_again_to_the_same_bits(tiny):
+    first = tiny("fit")
+    again = cli_main(["fit", "--config", f"{first.trainer.log_dir}/config.yaml"])
+    assert again.trainer.log_dir != first.trainer.log_dir
+    assert_same_weights(weights(first), weights(again))
+
+
+def test_training_learns(tiny):
+    cli = tiny("fit", **{"trainer.max_steps": 60, "trainer.val_check_interval": 60, "model.optimizer.lr": 0.01})
+    assert summary(cli)["val_loss"] < 2.6  # uniform over the alphabet is ln 32 = 3.4
+
+
+@pytest.mark.parametrize("kind", ["swiglu", "memory_optimized_swiglu", "gelu", "relu"])
+def test_each_mlp_learns_one_batch_by_heart(kind):
+    from lightning_llm import LanguageModel, ModelConfig
+    from lightning_llm.optim import AdamW
+
+    torch.manual_seed(0)
+    config = ModelConfig(
+        vocab_size=32, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=16, mlp=kind
+    )
+    model = LanguageModel(config)
+    model.configure_model()
+    tokens = torch.randint(0, 32, (8, 17))
+    batch = {"input_ids": tokens[:, :-1], "targets": tokens[:, 1:]}
+    optimizer = AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+    for _ in range(300):
+        optimizer.zero_grad()
+        loss = model.loss(batch)
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.05
+
+
+def test_standard_and_memory_optimised_mlp_give_the_same_curve(tiny):
+    curves = []
+    for mlp in ("swiglu", "memory_optimized_swiglu"):
+        cli = tiny("fit", **{"model.architecture.mlp": mlp, "trainer.max_steps": 30, "trainer.val_check_interval": 30})
+        curves.append(summary(cli)["val_loss"])
+    assert curves[0] == pytest.approx(curves[1], abs=1e-4)
+
+
+def test_same_seed_same_bits_and_another_seed_others(tiny):
+    first, second = weights(tiny("fit")), weights(tiny("fit"))
+    assert_same_weights(first, second)
+    other = weights(tiny("fit", seed_everything=7))
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_resumed_equals_uninterrupted_bit_for_bit(tiny, dropout):
+    options = {"model.architecture.dropout": dropout, "model.schedule.class_path": "lightning_llm.optim.Constant"}
+    whole = tiny("fit", **options)
+    tiny("fit", **{**options, "trainer.max_steps": 3, "trainer.default_root_dir": "other"})
+    rest = tiny("fit", "--ckpt_path=last", **{**options, "trainer.default_root_dir": "other"})
+    assert rest.trainer.log_dir == "other/run/version_0"
+    assert_same_weights(weights(whole), weights(rest))
+
+
+def test_micro_batches_change_nothing_but_rounding(tiny):
+    whole, parts = tiny("fit"), tiny("fit", **{"data.micro_batch_size": 2})
+    assert parts.trainer.accumulate_grad_batches == 4
+    assert parts.trainer.global_step == 6
+    assert summary(whole)["val_loss"] == pytest.approx(summary(parts)["val_loss"], rel=1e-5)
+
+
+def test_logged_curve_is_the_mean_per_optimiser_step(tiny):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    cli = tiny("fit", **{"data.micro_batch_size": 2})
+    events = EventAccumulator(cli.trainer.log_dir)
+    events.Reload()
+    assert [event.step for event in events.Scalars("train_loss")] == [1, 2, 3, 4, 5, 6]
+    assert [event.step for event in events.Scalars("val_loss")] == [3, 6]
+    assert events.Scalars("train_loss")[0].value == pytest.approx(3.4, abs=0.3)  # ln 32 before anything is learnt
+    for name in ("learning_rate", "grad_norm", "tokens_per_second", "train_loss_eval", "val_perplexity"):
+        assert events.Scalars(name), name
+    assert events.Scalars("val_bits_per_byte")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        ("torch.optim.AdamW", {"lr": 0.001}),
+        ("torch.optim.SGD", {"lr": 0.1, "momentum": 0.9}),
+        ("lightning_llm.optim.MuonAdamW", {"lr": 0.01}),
+    ],
+)
+def test_any_optimiser_by_class_path(tiny, optimizer, options):
+    flags = {f"model.optimizer.{name}": value for name, value in options.items()}
+    cli = tiny("fit", **{"model.optimizer": optimizer, **flags})
+    made = type(cli.trainer.optimizers[0])
+    assert f"{made.__module__}.{made.__name__}".endswith(optimizer.rpartition(".")[2])
+    assert cli.trainer.optimizers[0].param_groups[0]["initial_lr"] == options["lr"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "last"),
+    [
+        (
+            {"class_path": "lightning_llm.optim.WarmupCosine", "init_args": {"warmup_steps": 2, "min_lr_ratio": 0.5}},
+            0.5,
+        ),
+        ({"class_path": "lightning_llm.optim.WarmupLinear", "init_args": {"min_lr_ratio": 0.25}}, 0.25),
+        ({"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 3, "gamma": 0.5}}, 0.5),
+    ],
+)
+def test_any_schedule_by_class_path(tiny, schedule, last, tmp_path):
+    config = tmp_path / "schedule.yaml"
+    config.write_text(yaml.safe_dump({"model": {"schedule": schedule}}))
+    rates = []
+    original = torch.optim.AdamW.step
+
+    def noting(self, closure=None):
+        rates.append(self.param_groups[0]["lr"])
+        return original(self, closure)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", noting)
+        tiny("fit", f"--config={config}", **{"model.optimizer": "torch.optim.AdamW", "model.optimizer.lr": 0.01})
+    assert rates[-1] == pytest.approx(0.01 * last)
+    assert len(rates) == 6
+
+
+def test_validate_and_predict_take_the_run_directory(tiny, capsys):
+    cli = tiny("fit")
+    again = cli_main(["validate", "--ckpt_path", cli.trainer.log_dir])
+    assert again.trainer.callback_metrics["val_loss"].item() == pytest.approx(summary(cli)["best_val_loss"], rel=1e-6)
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(tiny, capsys):
+    tiny("fit")
+    with pytest.raises(SystemExit):
+        tiny("fit", "--ckpt_path=last", **{"model.architecture.hidden_size": 48})
+    assert "hidden_size is 32 there and 48 here" in one_line(capsys)
+
+
+def test_the_other_swiglu_may_go_on_from_a_checkpoint(tiny):
+    tiny("fit", **{"trainer.max_steps": 3})
+    cli = tiny("fit", "--ckpt_path=last", **{"model.architecture.mlp": "memory_optimized_swiglu"})
+    assert cli.trainer.global_step == 6
+    assert cli.model.architecture.mlp == "memory_optimized_swiglu"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model.architecture.hidden_size": 33}, "hidden_size 33 is not divisible by num_attention_heads 2"),
+        ({"model.architecture.num_key_value_heads": 3}, "is not a multiple of num_key_value_heads 3"),
+        ({"model.architecture.mlp": "swigloo"}, "mlp 'swigloo' is unknown"),
+        ({"model.architecture.norm": "batchnorm"}, "norm"),
+        ({"model.architecture.checkpoint_level": 7}, "checkpoint_level must be one of"),
+        ({"model.architecture.depth": 3}, "depth"),
+        ({"model.architecture.max_position_embeddings": 8}, "context_length 16"),
+        ({"model.architecture.vocab_size": 3}, "vocab_size 3"),
+        ({"model.optimizer.lr": "fast"}, "lr"),
+        ({"data.context_length": 10**6}, "context_length"),
+        ({"data.global_batch_size": 0}, "global_batch_size"),
+        ({"data.micro_batch_size": 3}, "global_batch_size 8 cannot be divided"),
+        ({"data.path": "no-such-file.txt"}, "no-such-file.txt"),
+        ({"data.path": "null", "data.corpus": "bible"}, "bible"),
+        ({"data.tokenizer": "words"}, "words"),
+        ({"trainer.precision": "3-bit"}, "precision"),
+        ({"trainer.devices": 0}, "device"),
+        ({"ckpt_path": "last"}, "no checkpoint in"),
+        ({"ckpt_path": "nowhere.ckpt"}, "no such file"),
+        ({"ckpt_path": "http://localhost/x.ckpt"}, "is a URL"),
+        ({"weights_only": False, "ckpt_path": "last"}, "would run code"),
+    ],
+)
+def test_a_users_mistake_is_one_line(tiny, capsys, changes, says):
+    changes = {name: value for name, value in changes.items() if value is not None}
+    with pytest.raises(SystemExit) as leaving:
+        tiny("fit", **changes)
+    assert leaving.value.code == 2
+    assert says in one_line(capsys)
+    assert not list(Path("runs").glob("**/*.ckpt"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("while_validating", [False, True])
+def test_a_signal_leaves_a_checkpoint_that_goes_on_to_the_same_bits(
+    tiny, number, while_validating, monkeypatch, capsys
+):
+    options = {"model.schedule.class_path": "lightning_llm.optim.Constant"}
+    whole = tiny("fit", **options)
+    name = "on_validation_batch_end" if while_validating else "on_train_batch_end"
+    original, sent = getattr(StopOnSignal, name), []
+
+    def sending(self, trainer, *args, **kwargs):
+        if trainer.global_step >= 3 and not sent:
+            sent.append(number)
+            os.kill(os.getpid(), number)
+        original(self, trainer, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StopOnSignal, name, sending)
+        with pytest.raises(SystemExit) as leaving:
+            tiny("fit", **{**options, "trainer.default_root_dir": "other"})
+    assert leaving.value.code == 128 + number
+    said = capsys.readouterr().err
+    assert "after step 3" in said
+    assert "--ckpt_path last" in said
+    rest = tiny("fit", "--ckpt_path=last", **{**options, "trainer.default_root_dir": "other"})
+    assert_same_weights(weights(whole), weights(rest))
+    best = read_checkpoint("other/run/version_0/checkpoints/best.ckpt")
+    assert best["global_step"] in (3, 6)
+
+
+def test_code_in_a_checkpoint_is_never_run(tiny, tmp_path, capsys):
+    class Malicious:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    torch.save({"state_dict": Malicious()}, tmp_path / "bad.ckpt")
+    with pytest.raises(SystemExit):
+        tiny("fit", f"--ckpt_path={tmp_path / 'bad.ckpt'}")
+    assert "is refused" in one_line(capsys)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_truncated_checkpoint_is_named(tiny, capsys):
+    cli = tiny("fit")
+    newest = Path(cli.trainer.log_dir) / "checkpoints" / "step-00000006.ckpt"
+    newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
+    with pytest.raises(SystemExit):
+        tiny("fit", f"--ckpt_path={newest}")
+    assert "cut short or damaged" in one_line(capsys)
+
+
+def test_help_answers_without_torch():
+    code = "import sys; from lightning_llm.__main__ import main; main(['--help']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    for word in ("fit", "validate", "test", "predict", "prepare", "generate"):
+        assert word in done.stdout

@@ -1,0 +1,43 @@
+"""Fixtures: a small text to train on, and guards that fail a test which leaks state into the next."""
+
+import os
+import random
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # tests run side by side: two processes of two threads each on two cores take 20 times as long
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks():
+    """A test must leave the environment, the process group and torch's switches as it found them."""
+    environment = dict(os.environ)
+    yield
+    changed = {
+        name
+        for name in environment.keys() | os.environ.keys()
+        if environment.get(name) != os.environ.get(name) and not name.startswith(("PYTEST_", "PL_GLOBAL_SEED"))
+    }
+    # Lightning notes the seed and the subprocess launcher's layout in the environment: put it back
+    for name in changed:
+        if name in environment:
+            os.environ[name] = environment[name]
+        else:
+            del os.environ[name]
+    allowed = {"PL_SEED_WORKERS", "LT_ACCELERATOR", "LT_DEVICES", "LT_NUM_NODES", "LT_PRECISION", "KMP_INIT_AT_FORK"}
+    assert changed <= allowed, f"left in the environment: {sorted(changed - allowed)}"
+    assert not (torch.distributed.is_available() and torch.distributed.is_initialized()), "left a process group"
+    assert not torch.are_deterministic_algorithms_enabled(), "left deterministic algorithms on"
+    assert torch.is_grad_enabled(), "left gradients off"
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory):
+    """About 40 kB of made-up sentences: enough structure to learn, nobody's words."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefghijklmnop", k=rng.randint(2, 6))) for _ in range(60)]
+    lines = [" ".join(rng.choices(words, k=8)).capitalize() + "." for _ in range(1000)]
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
