@@ -22,7 +22,7 @@ LAYERS = (
     ("data.prepare", "model"),  # model: norm, rope, kv_cache
     ("model.attention", "model.mlp"),
     ("model.transformer", "model.init", "optim", "training.metrics"),
-    ("generation", "interop", "data.datamodule"),
+    ("generation", "interop", "data.datamodule", "data.find_store"),
     ("training",),
     ("bench",),
     ("cli",),

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from lightning_llm.cli.runs import SUMMARY
 from lightning_llm.generation import generate
+from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
 from lightning_llm.training.checkpointing import BEST
 
@@ -34,7 +35,7 @@ class RunReport(Callback):
         self._started, self._first_step = time.perf_counter(), trainer.global_step
         if not trainer.is_global_zero:
             return
-        data: Any = trainer.datamodule
+        data = trainer.datamodule  # type: ignore[attr-defined]
         table = Table.grid(padding=(0, 2))
         for name, value in (
             ("model", _describe_model(pl_module)),
@@ -53,9 +54,9 @@ class RunReport(Callback):
         seconds = time.perf_counter() - self._started
         checkpoints = next((c for c in trainer.callbacks if isinstance(c, RunCheckpoints)), None)  # type: ignore[attr-defined]
         steps = trainer.global_step
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         if checkpoints is None or checkpoints.validated_step != steps:
-            metrics = dict(trainer.validate(model, data, verbose=False)[0])
+            trainer.validate(model, data, verbose=False)
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         if not trainer.is_global_zero:
             return
         newest = None if checkpoints is None else checkpoints.newest
@@ -108,7 +109,7 @@ class RunReport(Callback):
 
 
 def _describe_model(model: LightningModule) -> str:
-    config = model.transformer.config
+    config: ModelConfig = model.transformer.config  # type: ignore[assignment, union-attr]
     total = sum(p.numel() for p in model.parameters())
     embedding = sum(p.numel() for name, p in model.named_parameters() if "embed" in name or "lm_head" in name)
     return (
@@ -123,7 +124,7 @@ def _describe_data(data: Any) -> str:
 
 
 def _describe_steps(trainer: Trainer) -> str:
-    data: Any = trainer.datamodule
+    data = trainer.datamodule  # type: ignore[attr-defined]
     steps = trainer.max_steps if trainer.max_steps > 0 else data.steps_per_epoch * (trainer.max_epochs or 0)
     accumulation = f" in {n} micro-batches" if (n := trainer.accumulate_grad_batches) > 1 else ""
     return (

@@ -97,7 +97,8 @@ class TrainingCLI(LightningCLI):
     @property
     def report(self) -> RunReport:
         """The callback that prints the summary at start and end."""
-        return next(callback for callback in self.trainer.callbacks if isinstance(callback, RunReport))
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        return next(callback for callback in callbacks if isinstance(callback, RunReport))
 
 
 def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:

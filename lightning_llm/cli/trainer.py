@@ -1,5 +1,6 @@
 """The Trainer of the command line: Lightning's, with this project's defaults where nothing was given."""
 
+from functools import partial
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -7,7 +8,6 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.trainer.connectors.accelerator_connector import _PRECISION_INPUT
 
 from lightning_llm.measure.timer import interleave
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
@@ -24,7 +24,7 @@ class Trainer(pl.Trainer):
 
     Args:
         precision: ``auto`` takes ``bf16-mixed`` where the machine is fast at it and ``32-true`` elsewhere; on a CPU it
-            finds out by timing a matrix product.
+            finds out by timing a matrix product. Others as in Lightning: ``32-true``, ``bf16-true``, ….
         default_root_dir: Where run directories are made.
         logger: Null or true: TensorBoard, in the run directory. False: none, and files go to ``default_root_dir``.
         callbacks: Added to the project's own: checkpoints (unless another checkpoint callback is given), the progress
@@ -41,7 +41,7 @@ class Trainer(pl.Trainer):
     def __init__(
         self,
         *,
-        precision: _PRECISION_INPUT | Literal["auto"] | None = "auto",
+        precision: str | int | None = "auto",
         default_root_dir: str = "runs",
         logger: Any | None = None,
         callbacks: Any | None = None,
@@ -96,7 +96,8 @@ def choose_precision(accelerator: Any) -> tuple[Literal["bf16-mixed", "32-true"]
     if accelerator not in ("auto", "cpu") or torch.backends.mps.is_available():
         return "32-true", "bf16 was not measured on this kind of device"
     matrices = {name: torch.ones(384, 384, dtype=dtype) for name, dtype in _CANDIDATES.items()}
-    times = interleave({name: lambda m=m: m @ m for name, m in matrices.items()}, rounds=5, warmup=2, device="cpu")
+    products = {name: partial(torch.matmul, matrix, matrix) for name, matrix in matrices.items()}
+    times = interleave(products, rounds=5, warmup=2, device="cpu")
     gain = times["float32"].median / times["bf16"].median
     chosen: Literal["bf16-mixed", "32-true"] = "bf16-mixed" if gain >= FASTER else "32-true"
     return chosen, f"bf16 products measured {gain:.1f} times as fast as float32"

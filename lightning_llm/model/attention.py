@@ -66,4 +66,4 @@ class CausalSelfAttention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         """(batch, seq, heads × head_dim) -> (batch, heads, seq, head_dim)."""
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)

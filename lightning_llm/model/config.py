@@ -140,8 +140,8 @@ class ModelConfig:
                 "or give the import path of a class (package.module.Class)"
             )
         if self.checkpoint_level not in CHECKPOINT_LEVELS:
-            accepted = ", ".join(map(str, CHECKPOINT_LEVELS))
-            faults.append(f"checkpoint_level must be one of {accepted}, got {self.checkpoint_level!r}")
+            levels = ", ".join(map(str, CHECKPOINT_LEVELS))
+            faults.append(f"checkpoint_level must be one of {levels}, got {self.checkpoint_level!r}")
         elif self.checkpoint_level and self.mlp != "memory_optimized_swiglu":
             faults.append(
                 f"checkpoint_level {self.checkpoint_level} needs mlp 'memory_optimized_swiglu', got {self.mlp!r}"

@@ -55,7 +55,7 @@ class _CausalAttention(torch.autograd.Function):
             return probabilities @ value
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[misc]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, probabilities = ctx.saved_tensors
         scale = query.shape[-1] ** -0.5

@@ -31,7 +31,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     if device != "cpu":
-        return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps).to(dtype)
+        normalized: Tensor = F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
+        return normalized.to(dtype)
     out: Tensor = _RMSNorm.apply(x, weight, eps, dtype)  # type: ignore[no-untyped-call]
     return out
 
@@ -40,13 +41,14 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-        scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+        scale: Tensor = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
-        return (x * scale).mul_(weight).to(dtype)
+        out: Tensor = (x * scale).mul_(weight)
+        return out.to(dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[misc]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
         dy = dy.to(scale.dtype)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-ADAMW_STATE = {"step", "exp_avg", "exp_avg_sq"}
+ADAMW_STATE = ["exp_avg", "exp_avg_sq", "step"]
 
 State = dict[str, Any]
 
@@ -41,12 +41,13 @@ def check_saved_group(group: dict[str, Any]) -> None:
         )
 
 
-def check_saved_state(states: Iterable[State], accepted: Iterable[set[str]] = (ADAMW_STATE,)) -> None:
-    """Raises ValueError if what was saved for a parameter is neither empty nor one of the ``accepted`` sets of keys."""
+def check_saved_state(states: Iterable[State]) -> None:
+    """Raises ValueError if what was saved for a parameter is neither nothing nor what AdamW keeps."""
     for state in states:
-        if state and set(state) not in accepted:
-            expected = " or ".join(", ".join(sorted(keys)) for keys in accepted)
-            raise ValueError(f"the optimizer state holds {', '.join(sorted(state))} where {expected} is expected")
+        if state and sorted(state) != ADAMW_STATE:
+            raise ValueError(
+                f"the optimizer state holds {', '.join(sorted(state))}: AdamW's is {', '.join(ADAMW_STATE)}"
+            )
 
 
 def restore_steps(optimizer: Optimizer) -> None:

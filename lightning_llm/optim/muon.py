@@ -24,14 +24,11 @@ from torch.optim.optimizer import ParamsT
 
 from lightning_llm.optim.adamw import adamw_step
 from lightning_llm.optim.checks import (
-    ADAMW_STATE,
     State,
     check_group,
     check_saved_group,
-    check_saved_state,
     refuse_complex,
     refuse_sparse_gradients,
-    restore_steps,
 )
 from lightning_llm.optim.grouping import HIDDEN_MATRICES
 
@@ -131,13 +128,11 @@ class MuonAdamW(Optimizer):
         """
         for group in state_dict["param_groups"]:
             check_saved_group(group)
-        check_saved_state(state_dict["state"].values(), ({"momentum_buffer"}, ADAMW_STATE))
         saved = [group.get("algorithm") for group in state_dict["param_groups"]]
         here = [group["algorithm"] for group in self.param_groups]
         if saved != here:
             raise ValueError(f"the optimizer state has groups with the algorithms {saved}, this optimizer has {here}")
         super().load_state_dict(state_dict)
-        restore_steps(self)
 
 
 def muon_step(group: dict[str, Any], state: "defaultdict[Tensor, State]") -> None:

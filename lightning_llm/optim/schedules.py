@@ -214,7 +214,7 @@ def _end(schedule: WarmupCosine | WarmupLinear | WarmupStableDecay, total_steps:
         raise ValueError(
             f"{type(schedule).__name__} does not know where the run ends: give it decay_steps, or set trainer.max_steps"
         )
-    return max(end, schedule.warmup_steps)
+    return end
 
 
 def _warmup_faults(warmup_steps: int) -> list[str]:

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -126,10 +127,12 @@ def test_saved_activations_and_the_backward():
         assert forward.end_bytes == meter.live_bytes == kept
         assert forward.peak_bytes == kept
         assert meter.phases["forward"] is forward
+        meter.peak_bytes += 1
         meter.reset_peak()
+        assert meter.peak_bytes == kept
         with meter.phase("backward") as backward:
             loss.backward()
-    # The gradient of the loss (4), times exp's result (n m), which dies; through relu (n m), then relu's result dies.
+    # Of backward: the gradient of the loss (4), times exp's result (n m), which dies; through relu (n m), then relu's result dies.
     assert backward.start_bytes == kept
     assert backward.peak_bytes == meter.peak_bytes == kept + 4 + 4 * n * m
     assert backward.end_bytes == meter.live_bytes == 4 * k * m + 4
@@ -272,10 +275,22 @@ def test_entered_again_and_nested():
     assert (outer.live_bytes, inner.live_bytes) == (0, 0)
 
 
-def test_sharded_tensors_count_by_their_shard(one_process_mesh):
-    from torch.distributed.tensor import Shard, distribute_tensor
+@pytest.fixture
+def one_of_four():
+    """A device mesh of four processes, of which three are made up: nothing may be sent."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    weight = distribute_tensor(torch.ones(10, 4), one_process_mesh, [Shard(0)])
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield init_device_mesh("cpu", (4,))
+    dist.destroy_process_group()
+
+
+def test_sharded_tensors_count_by_their_shard(one_of_four):
+    from torch.distributed.tensor import DTensor, Shard
+
+    weight = DTensor.from_local(torch.ones(10, 4), one_of_four, [Shard(0)])
+    assert weight.shape == (40, 4)
     with MemoryMeter(exclude=[weight]) as meter:
         assert meter.excluded_bytes == 160
         double = weight + weight

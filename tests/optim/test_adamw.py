@@ -4,12 +4,14 @@ import re
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from lightning_llm.measure import MemoryMeter
 from lightning_llm.optim import AdamW, adamw
 
 SHAPES = [(5,), (123, 77), (5, 123, 7), (), (1, 1), (64, 64)]
+needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 OPTIONS = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
@@ -110,8 +112,11 @@ def test_state_has_torchs_names_and_a_plain_step():
     assert state["step"] == 2
     assert type(state["step"]) is int
     loaded = AdamW(params)
-    loaded.load_state_dict(torch.optim.AdamW(params).state_dict() | {"state": {0: state | {"step": torch.tensor(7.0)}}})
+    group = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "params": [0]}  # without "fused"
+    loaded.load_state_dict({"state": {0: state | {"step": torch.tensor(7.0)}}, "param_groups": [group]})
     assert type(loaded.state[params[0]]["step"]) is int
+    loaded.step()
+    assert loaded.state[params[0]]["step"] == 8
 
 
 def test_defaults_of_the_signature():
@@ -154,16 +159,17 @@ def test_groups_have_their_own_options():
     assert torch.equal(params[1], before[1])
 
 
-def test_kinds_of_tensors_mix():
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+def test_kinds_of_tensors_mix(device):
     dtypes = [torch.float32, torch.bfloat16, torch.float64, torch.float32]
-    mixed = [nn.Parameter(torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).to(d)) for d in dtypes]
+    mixed = [nn.Parameter(torch.ones(4, 3, device=device, dtype=dtype)) for dtype in dtypes]
     alone = [nn.Parameter(param.detach().clone()) for param in mixed]
-    run(AdamW(mixed, **OPTIONS), mixed, 3)
-    optimizers = [AdamW([param], **OPTIONS) for param in alone]
+    together, apart = AdamW(mixed), [AdamW([param]) for param in alone]
     for step in range(3):
-        for param, grad, optimizer in zip(alone, gradients(alone, step), optimizers, strict=True):
-            param.grad = grad.to(param.dtype)
-            optimizer.param_groups[0]["lr"] = OPTIONS["lr"] * (1 + math.cos(step))
+        for one, other, grad in zip(mixed, alone, gradients(mixed, step), strict=True):
+            one.grad = grad.to(one)
+            other.grad = grad.to(other)
+        for optimizer in (together, *apart):
             optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(mixed, alone, strict=True))
 
@@ -180,7 +186,7 @@ def laid_out(kind, tensor):
 @pytest.mark.parametrize("of_param", ["plain", "transposed", "strided"])
 @pytest.mark.parametrize("of_grad", ["plain", "transposed", "strided"])
 def test_memory_layouts_do_not_matter(fused, of_param, of_grad, small_chunks):
-    ours, theirs = (start(shapes=[(12, 17)]) for _ in range(2))
+    ours, theirs = (start(shapes=[(40, 33)]) for _ in range(2))
     ours[0].data = laid_out(of_param, ours[0].data)
     expected = truth(ours, 5)
     optimizer = AdamW(ours, **OPTIONS, fused=fused)
@@ -221,21 +227,31 @@ def test_closure_runs_with_gradients_and_its_loss_is_returned():
     assert optimizer.step() is None
 
 
-def test_sharded_parameters_are_updated_in_their_shards(one_process_mesh):
+def sharded_and_whole(rank, folder):
+    """One of two processes: updates a whole tensor and a sharded one, whose gradients are placed in three ways."""
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    whole, sharded = start(shapes=[(6, 4)]), start(shapes=[(6, 4)])
-    sharded = [nn.Parameter(distribute_tensor(sharded[0].detach(), one_process_mesh, [Shard(0)]))]
-    optimizers = [AdamW(whole, fused=False), AdamW(sharded, fused=False)]
-    for step in range(3):
-        (grad,) = gradients(whole, step)
-        whole[0].grad = grad.float()
-        # Placed otherwise than the parameter: has to be placed anew.
-        sharded[0].grad = distribute_tensor(grad.float(), one_process_mesh, [Replicate()])
-        for optimizer in optimizers:
-            optimizer.step()
-    assert torch.equal(sharded[0].full_tensor(), whole[0])
-    assert type(optimizers[1].state[sharded[0]]["exp_avg"]) is type(sharded[0].data)
+    store = dist.FileStore(f"{folder}/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    for fused in (False, None):
+        whole = start(shapes=[(7, 5)])
+        sharded = [nn.Parameter(distribute_tensor(whole[0].detach().clone(), mesh, [Shard(0)]))]
+        optimizers = [AdamW(whole, fused=fused), AdamW(sharded, fused=fused)]
+        for step, placement in enumerate([Shard(0), Replicate(), Shard(1)]):
+            grad = gradients(whole, step)[0].float()
+            whole[0].grad = grad
+            sharded[0].grad = distribute_tensor(grad, mesh, [placement])
+            for optimizer in optimizers:
+                optimizer.step()
+        assert optimizers[1].state[sharded[0]]["exp_avg"].to_local().shape[0] == (4, 3)[rank]
+        assert torch.equal(sharded[0].full_tensor(), whole[0])
+    dist.destroy_process_group()
+
+
+def test_sharded_parameters_are_updated_in_their_shards(tmp_path):
+    torch.multiprocessing.spawn(sharded_and_whole, (str(tmp_path),), nprocs=2)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +310,7 @@ def test_state_of_other_optimisers_is_refused():
         (torch.optim.AdamW(params, amsgrad=True), "saved with amsgrad=True"),
         (torch.optim.AdamW(params, maximize=True), "saved with maximize=True"),
         (torch.optim.Adam(params, weight_decay=0.1), "saved with decoupled_weight_decay=False"),
-        (torch.optim.Adamax(params), "holds exp_avg, exp_inf, step where exp_avg, exp_avg_sq, step is expected"),
+        (torch.optim.Adamax(params), "holds exp_avg, exp_inf, step: AdamW's is exp_avg, exp_avg_sq, step"),
     ]:
         with pytest.raises(ValueError, match=message):
             AdamW(params).load_state_dict(saved(optimizer))

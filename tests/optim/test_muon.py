@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from lightning_llm.optim import AdamW, MuonAdamW, muon, param_groups
@@ -223,10 +224,20 @@ def test_plain_parameters_are_refused():
         MuonAdamW(start())
 
 
-def test_sharded_matrices_are_refused(one_process_mesh):
+@pytest.fixture
+def mesh():
+    """A device mesh of this process alone."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_sharded_matrices_are_refused(mesh):
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    sharded = nn.Parameter(distribute_tensor(torch.ones(4, 2), one_process_mesh, [Shard(0)]))
+    sharded = nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]))
     with pytest.raises(ValueError, match="Muon takes whole matrices, got a sharded parameter"):
         MuonAdamW(groups([sharded]))
 

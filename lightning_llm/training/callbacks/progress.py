@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
+from lightning_llm.training.position import is_log_step
+
 SHOWN = {
     "train_loss": "loss {:.3f}",
     "val_loss": "val {:.4f}",
@@ -61,7 +63,7 @@ class StepProgressBar(ProgressBar):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Redraw at log steps."""
-        if self._progress is not None and trainer.global_step % trainer.log_every_n_steps == 0:
+        if self._progress is not None and is_log_step(trainer):
             self._draw(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

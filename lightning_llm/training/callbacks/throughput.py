@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_llm.training.position import step_is_complete
+from lightning_llm.training.position import is_log_step, step_is_complete
 
 
 class TrainingLog(Callback):
@@ -40,7 +40,7 @@ class TrainingLog(Callback):
         if not step_is_complete(trainer):
             return
         self._steps += 1
-        if trainer.global_step % trainer.log_every_n_steps == 0:
+        if is_log_step(trainer):
             self._write(trainer, pl_module)
             self._begin()
 

@@ -1,0 +1,147 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from lightning_llm.data import find_store
+from lightning_llm.data.find_store import default_store, find_or_prepare
+from lightning_llm.data.prepare import prepare_store
+from lightning_llm.data.token_store import TokenStore
+from lightning_llm.data.tokenizers import Tokenizer
+
+TEXT = "some text to make a store from, and a little more of it\n" * 30
+
+
+def fault(call):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - each caller looks at the message
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch):
+    """A text in the folder that the test works in."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(TEXT)
+    return "text.txt"
+
+
+def test_missing_store_is_prepared_and_then_found(text):
+    said = []
+    first = find_or_prepare(path=text, tokenizer="char", say=said.append)
+    assert first.path == Path("stores") / os.listdir("stores")[0]
+    assert len(said) == 1
+    assert said[0].startswith("Preparing stores/text-char-")
+    before = (first.path / "meta.json").stat().st_mtime_ns
+    assert find_or_prepare(path=text, tokenizer="char", say=said.append) == first
+    assert (first.path / "meta.json").stat().st_mtime_ns == before
+    assert len(said) == 1
+
+
+def test_text_wins_over_corpus(text):
+    assert find_or_prepare(corpus="shakespeare", path=text, tokenizer="char").source["inputs"] == [text]
+
+
+def test_changed_text_is_prepared_again(text):
+    first = find_or_prepare(path=text, tokenizer="char")
+    Path(text).write_text(TEXT + "more: 0123456789")
+    said = []
+    second = find_or_prepare(path=text, tokenizer="char", say=said.append)
+    assert second.path == first.path
+    assert second.fingerprint != first.fingerprint
+    assert "has changed since it was prepared" in said[0]
+
+
+def test_changed_tokenizer_file_is_prepared_again(text):
+    Path("t.json").write_text(Tokenizer.train_byte().to_str(), encoding="utf-8")
+    first = find_or_prepare(path=text, tokenizer="t.json")
+    assert find_or_prepare(path=text, tokenizer="t.json") == first
+    Path("t.json").write_text(Tokenizer.train_char([TEXT]).to_str(), encoding="utf-8")
+    assert find_or_prepare(path=text, tokenizer="t.json").fingerprint != first.fingerprint
+
+
+def test_damaged_store_is_reported_not_overwritten(text):
+    store = find_or_prepare(path=text, tokenizer="char")
+    os.truncate(store.path / "train.bin", 4)
+    assert "train.bin has 4 bytes" in fault(lambda: find_or_prepare(path=text, tokenizer="char"))
+
+
+def test_named_store_is_prepared_where_it_is_missing(text):
+    store = find_or_prepare(path=text, tokenizer="byte", store="here/mine")
+    assert store.path == Path("here/mine")
+    assert find_or_prepare(store="here/mine") == store
+
+
+def test_named_store_is_taken_as_it_is_under_default_options(text):
+    store = prepare_store(text, "mine", tokenizer="bpe", vocab_size=280)
+    assert find_or_prepare(store="mine") == store
+    assert find_or_prepare(store="mine", corpus=None) == store
+    assert find_or_prepare(store="mine", path=text, vocab_size=280) == store
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"path": "other.txt"}, "data.path 'other.txt'"),
+        ({"corpus": "shakespeare"}, "data.corpus 'shakespeare'"),
+        ({"tokenizer": "char"}, "data.tokenizer 'char'"),
+        ({"tokenizer": "t.json"}, "data.tokenizer 't.json'"),
+        ({"vocab_size": 300}, "data.vocab_size 300"),
+        ({"path": "other.txt", "vocab_size": 300}, "data.path 'other.txt' and data.vocab_size 300"),
+    ],
+)
+def test_options_that_contradict_a_named_store_are_refused(text, options, named):
+    prepare_store(text, "mine", tokenizer="bpe", vocab_size=280)
+    Path("other.txt").write_text("other")
+    Path("t.json").write_text(Tokenizer.train_byte().to_str(), encoding="utf-8")
+    message = fault(lambda: find_or_prepare(store="mine", **options))
+    assert message.startswith(
+        "token store mine was made from text.txt with tokenizer bpe of 280 ids, not with " + named
+    )
+
+
+def test_unknown_corpus_names_the_known():
+    message = fault(lambda: find_or_prepare(corpus="shakespere"))
+    assert message.startswith("corpus 'shakespere' is unknown: choose one of stdlib, shakespeare")
+
+
+def test_no_data_at_all(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert fault(lambda: find_or_prepare(corpus=None)).startswith("no data: give data.corpus, data.path or")
+    assert "no data" in fault(lambda: find_or_prepare(corpus=None, store="nowhere"))
+
+
+def test_two_processes_at_once_share_what_the_faster_one_made(text, monkeypatch):
+    real = find_store.prepare_store
+
+    def overtaken(documents, out, **options):
+        real(documents, out, **options)  # the other process
+        return real(documents, out, **options)
+
+    monkeypatch.setattr(find_store, "prepare_store", overtaken)
+    store = find_or_prepare(path=text, tokenizer="char")
+    assert TokenStore.open(store.path) == store
+    assert len(os.listdir("stores")) == 1
+
+
+@pytest.mark.parametrize(
+    ("inputs", "tokenizer", "name"),
+    [
+        (["stdlib"], "bpe", "stdlib-bpe-4096"),
+        (["shakespeare"], "char", "shakespeare-char"),
+        (["stdlib", "shakespeare"], "byte", "stdlib+shakespeare-byte"),
+    ],
+)
+def test_default_names(inputs, tokenizer, name):
+    assert default_store(inputs, tokenizer, 4096) == Path("stores") / name
+
+
+def test_default_names_tell_texts_and_tokenizers_apart():
+    inputs = [["a/text.txt"], ["b/text.txt"], ["text/*.txt"], ["stdlib"], ["stdlib", "text.txt"]]
+    tokenizers = ["char", "bpe", "a/tokenizer.json", "b/tokenizer.json"]
+    names = {
+        default_store(given, tokenizer, size) for given in inputs for tokenizer in tokenizers for size in (300, 400)
+    }
+    assert len(names) == len(inputs) * (len(tokenizers) + 1)  # only bpe has a size
+    assert all(name.parent == Path("stores") for name in names)
