@@ -239,16 +239,18 @@ def every_target_once(reader: WindowReader, batch_size: int, **share: Any) -> Ev
     return EvalBatches(batch, len(rows_per_batch(reader, batch_size)), **share)
 
 
-def evenly_spaced(reader: WindowReader, rows: list[int], **share: Any) -> EvalBatches:
+def evenly_spaced(reader: WindowReader, rows: list[int], *, used: int | None = None, **share: Any) -> EvalBatches:
     """Windows from fixed places, spread evenly over the file: an estimate over all of it.
 
     Args:
         reader: Of the tokens.
         rows: Windows of each batch, such as :func:`rows_per_batch` of another split.
+        used: How many of the batches will be used: they are spread evenly, and so is what follows them.
         **share: As in :func:`every_target_once`.
     """
     last = len(reader.tokens) - 1 - reader.context_length
-    starts = np.split(np.linspace(0, last, sum(rows)).astype(np.int64), np.cumsum(rows)[:-1])
+    places = [np.linspace(0, last, sum(part)).astype(np.int64) for part in (rows[:used], rows[used:] if used else [])]
+    starts = np.split(np.concatenate(places), np.cumsum(rows)[:-1])
     return EvalBatches(lambda number: reader(starts[number]), len(rows), **share)
 
 

@@ -142,6 +142,8 @@ def download_shakespeare(cache_dir: Path | None = None, url: str = SHAKESPEARE_U
             content = response.read(2 * SHAKESPEARE_SIZE)
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
         raise ValueError(
             f"corpus 'shakespeare' cannot be downloaded from {url} ({reason}): "
             "get the file another way and give it as data.path, or take corpus 'stdlib', which needs no network"

@@ -205,10 +205,10 @@ class TokenDataModule(LightningDataModule):
         """
         share, size = self._share(), self._eval_batch_size()
         validation = every_target_once(self._reader("val"), size, **share)
-        rows = rows_per_batch(self._reader("val"), size)
+        rows, used = rows_per_batch(self._reader("val"), size), None
         if self.trainer is not None:
-            rows = rows[: _limited(len(validation), self.trainer.limit_val_batches) * share["world_size"]]
-        return [validation, evenly_spaced(self._reader("train"), rows, **share)]
+            used = _limited(len(validation), self.trainer.limit_val_batches) * share["world_size"]
+        return [validation, evenly_spaced(self._reader("train"), rows, used=used, **share)]
 
     def test_dataloader(self) -> EvalBatches:
         """Every target of the test split once.
@@ -302,7 +302,8 @@ class TokenDataModule(LightningDataModule):
         if micro is None and self.global_batch_size % world_size == 0:
             return int(self.global_batch_size // world_size)
         if micro is None or self.global_batch_size % (micro * world_size):
-            by = f"{world_size} devices" + ("" if micro is None else f" times data.micro_batch_size {micro}")
+            by = f"{world_size} device{'s' if world_size > 1 else ''}"
+            by += "" if micro is None else f" times data.micro_batch_size {micro}"
             raise ValueError(f"data.global_batch_size {self.global_batch_size} cannot be divided by {by}: change one")
         return micro
 

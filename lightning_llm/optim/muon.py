@@ -37,7 +37,10 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 RMS_OF_ADAMW = 0.2
 ALGORITHMS = ("muon", "adamw")
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-_STACK_BYTES = 2**28  # of matrices orthogonalised together; bounds the temporaries
+# Of matrices orthogonalised together, which bounds the temporaries. On a CPU a stack that stays in the cache is as fast
+# as one product a matrix at 384 wide and nearly twice as fast at 128 wide.
+_STACK_BYTES = {"cpu": 2**22}
+_STACK_BYTES_ELSEWHERE = 2**28
 
 
 class MuonAdamW(Optimizer):
@@ -189,7 +192,8 @@ def _stacks(params: list[Tensor]) -> Iterator[list[Tensor]]:
     for param in params:
         alike.setdefault((*sorted(param.shape), param.device, param.dtype), []).append(param)
     for stack in alike.values():
-        height = max(1, _STACK_BYTES // (stack[0].numel() * stack[0].element_size()))
+        limit = _STACK_BYTES.get(stack[0].device.type, _STACK_BYTES_ELSEWHERE)
+        height = max(1, limit // (stack[0].numel() * stack[0].element_size()))
         yield from (stack[start : start + height] for start in range(0, len(stack), height))
 
 

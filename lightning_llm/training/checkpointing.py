@@ -10,6 +10,7 @@ No Lightning is imported here: a trained model is read back without it.
 import os
 import pickle
 import re
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -72,16 +73,18 @@ def read_checkpoint(source: Source, map_location: Any | None = None) -> dict[str
         raise ValueError("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set and would run code from checkpoints: unset it")
     if isinstance(source, str | os.PathLike) and not Path(source).is_file():
         raise ValueError(f"checkpoint {name} does not exist")
+    if not _is_archive(source):
+        raise ValueError(f"checkpoint {name} is cut short or damaged, or no checkpoint: use an earlier one")
     try:
         content = torch.load(source, map_location=map_location or "cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        if "Unsupported" in str(error) or "GLOBAL" in str(error):
+        if "GLOBAL" in str(error):  # torch's word for a name that unpickling would import and call
             raise ValueError(
                 f"checkpoint {name} is refused: it holds objects that only running its code could make; "
                 "nothing in it was executed"
             ) from error
         raise ValueError(f"{name} is no checkpoint, or a damaged one") from error
-    except (RuntimeError, EOFError, KeyError, ValueError) as error:
+    except (RuntimeError, EOFError, KeyError, ValueError, OSError) as error:
         raise ValueError(f"checkpoint {name} is cut short or damaged: use an earlier one") from error
     if not isinstance(content, dict):
         raise ValueError(f"{name} is no checkpoint: it holds a {type(content).__name__}")
@@ -101,7 +104,7 @@ def load_transformer(path: str | os.PathLike[str], device: str | torch.device = 
     Raises:
         ValueError: As :func:`read_checkpoint`, or the file is no checkpoint of a run, or of a newer format.
     """
-    content = read_checkpoint(path, device)
+    content = read_checkpoint(path)
     own = content.get(FORMAT)
     if not isinstance(own, dict) or "state_dict" not in content:
         raise ValueError(f"checkpoint {path} was not written by lightning-llm fit")
@@ -115,7 +118,18 @@ def load_transformer(path: str | os.PathLike[str], device: str | torch.device = 
         model = Transformer(ModelConfig(**content["hyper_parameters"]["architecture"]))
     model.load_state_dict(weights, assign=True)
     model.tie_weights()
-    return model.eval(), own["tokenizer"]
+    return model.to(device).eval(), own["tokenizer"]
+
+
+def _is_archive(source: Source) -> bool:
+    """Whether a file has a zip archive's index, which stands at its end: a file cut short has none."""
+    if isinstance(source, str | os.PathLike):
+        return zipfile.is_zipfile(source)
+    position = source.tell()
+    try:
+        return zipfile.is_zipfile(source)
+    finally:
+        source.seek(position)
 
 
 def save_checkpoint(model: nn.Module, optimizer: Optimizer, iteration: int, out: Source) -> None:

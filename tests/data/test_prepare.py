@@ -98,7 +98,7 @@ def test_many_documents_go_whole_into_splits_with_end_of_text_behind_each(folder
     store = prepare_store(str(folder), tmp_path / "out", tokenizer="bpe", vocab_size=300, test_fraction=0.3)
     texts = {document.text() for document in open_corpus([str(folder)]).documents}
     found = {split: documents_of(store, split) for split in store.splits}
-    assert sorted(sum(found.values(), [])) == sorted(texts)
+    assert sorted(text for documents in found.values() for text in documents) == sorted(texts)
     for split, documents in found.items():
         assert store.splits[split].documents == len(documents)
         assert store.splits[split].bytes == sum(len(text) for text in documents)

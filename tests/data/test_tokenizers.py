@@ -235,7 +235,7 @@ def test_id_outside_the_vocabulary_is_refused(tokenizers, kind, number):
 
 
 def test_bpe_needs_room_for_the_bytes():
-    with pytest.raises(ValueError, match="vocab_size must be at least 257 with tokenizer 'bpe'.*got 256"):
+    with pytest.raises(ValueError, match=r"vocab_size must be at least 257 with tokenizer 'bpe'.*got 256"):
         Tokenizer.train_bpe([TEXT], 256)
 
 

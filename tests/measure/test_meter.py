@@ -132,7 +132,8 @@ def test_saved_activations_and_the_backward():
         assert meter.peak_bytes == kept
         with meter.phase("backward") as backward:
             loss.backward()
-    # Of backward: the gradient of the loss (4), times exp's result (n m), which dies; through relu (n m), then relu's result dies.
+    # New are the gradient of the loss (4) and its product with exp's result (n m). That result dies before the next
+    # product, with relu's, is made.
     assert backward.start_bytes == kept
     assert backward.peak_bytes == meter.peak_bytes == kept + 4 + 4 * n * m
     assert backward.end_bytes == meter.live_bytes == 4 * k * m + 4
@@ -242,6 +243,15 @@ def test_phases_nest_and_repeat():
     assert (again.start_bytes, again.peak_bytes, again.end_bytes) == (60, 60, 60)
     assert meter.phases == {"outer": outer, "inner": again}
     del first, third
+
+
+def test_phases_with_the_same_numbers_are_kept_apart():
+    with MemoryMeter() as meter, meter.phase("outer") as outer:
+        with meter.phase("inner") as inner:
+            x = torch.zeros(10)
+        y = torch.zeros(10)
+    assert (outer.peak_bytes, inner.peak_bytes) == (80, 40)
+    del x, y
 
 
 def test_an_error_ends_a_phase():

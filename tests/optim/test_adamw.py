@@ -65,7 +65,7 @@ def error(params, expected):
 
 
 @pytest.mark.parametrize("fused", [False, None])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_error_after_1000_steps_is_that_of_torch(fused, dtype, small_chunks):
     expected = truth(start(dtype), 1000)
     ours, theirs = start(dtype), start(dtype)

@@ -1,0 +1,137 @@
+"""Checkpoint files: whole or absent, read without running code."""
+
+import errno
+import io
+import os
+import pickle
+import resource
+import signal
+
+import pytest
+import torch
+
+from lightning_llm.optim import AdamW
+from lightning_llm.training import load_checkpoint, save_checkpoint
+from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
+from lightning_llm.training.checkpointing import load_transformer, read_checkpoint, write_atomically
+
+
+def trained():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = AdamW(model.parameters(), lr=0.1)
+    for _ in range(3):
+        step(model, optimizer)
+    return model, optimizer
+
+
+def step(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.ones(4, 3)).square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("kind", ["path", "file"])
+def test_a_plain_loop_goes_on_to_the_same_bits(kind, tmp_path):
+    model, optimizer = trained()
+    out = tmp_path / "loop.pt" if kind == "path" else io.BytesIO()
+    save_checkpoint(model, optimizer, 3, out)
+    step(model, optimizer)
+
+    fresh = torch.nn.Linear(3, 2)
+    its_optimizer = AdamW(fresh.parameters(), lr=0.5)
+    if kind == "file":
+        out.seek(0)
+    assert load_checkpoint(out, fresh, its_optimizer) == 3
+    step(fresh, its_optimizer)
+    assert torch.equal(fresh.weight, model.weight)
+
+
+def test_another_model_is_refused(tmp_path):
+    model, optimizer = trained()
+    save_checkpoint(model, optimizer, 3, tmp_path / "loop.pt")
+    other = torch.nn.Linear(4, 2)
+    with pytest.raises(ValueError, match="of another model"):
+        load_checkpoint(tmp_path / "loop.pt", other, AdamW(other.parameters()))
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
+    path = tmp_path / "x.ckpt"
+    write_atomically({"old": torch.ones(3)}, path)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # the disk takes no more than this of a file
+    try:
+        with pytest.raises(OSError, match=r"cannot save the checkpoint.*earlier checkpoints are untouched"):
+            write_atomically({"new": torch.ones(1_000_000)}, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert os.listdir(tmp_path) == ["x.ckpt"]
+    assert torch.equal(read_checkpoint(path)["old"], torch.ones(3))
+
+
+def test_a_full_disk_is_named_as_such(tmp_path, monkeypatch):
+    def full(content, file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_atomically({}, tmp_path / "x.ckpt")
+    assert os.listdir(tmp_path) == []
+
+
+class Code:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.path),))
+
+
+@pytest.mark.parametrize("variable", [None, "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"])
+def test_code_is_never_run(tmp_path, monkeypatch, variable):
+    torch.save({"state_dict": Code(tmp_path / "ran")}, tmp_path / "bad.ckpt")
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    with pytest.raises(ValueError, match="would run code" if variable else "is refused"):
+        read_checkpoint(tmp_path / "bad.ckpt")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_plain_pickle_is_not_run_either(tmp_path):
+    (tmp_path / "bad.ckpt").write_bytes(pickle.dumps(Code(tmp_path / "ran")))
+    with pytest.raises(ValueError, match="no checkpoint"):
+        read_checkpoint(tmp_path / "bad.ckpt")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("kept", [0, 10, 0.5, 0.99])
+def test_a_file_cut_short_is_named(tmp_path, kept):
+    path = tmp_path / "x.ckpt"
+    write_atomically({"weights": torch.ones(10_000)}, path)
+    content = path.read_bytes()
+    path.write_bytes(content[: kept if isinstance(kept, int) else int(kept * len(content))])
+    with pytest.raises(ValueError, match="cut short or damaged"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [("http://localhost/x.ckpt", "is a URL"), ("nowhere.ckpt", "does not exist")],
+)
+def test_what_is_no_file_is_refused(source, says):
+    with pytest.raises(ValueError, match=says):
+        read_checkpoint(source)
+
+
+def test_lightning_cannot_turn_the_safety_off(tmp_path):
+    write_atomically({}, tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match="would run code"):
+        AtomicCheckpointIO().load_checkpoint(tmp_path / "x.ckpt", weights_only=False)
+
+
+def test_a_checkpoint_from_elsewhere_is_no_model(tmp_path):
+    write_atomically({"state_dict": {}}, tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match="was not written by lightning-llm fit"):
+        load_transformer(tmp_path / "x.ckpt")

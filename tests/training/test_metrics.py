@@ -1,0 +1,30 @@
+"""Sums, not means of means."""
+
+import math
+
+import pytest
+import torch
+
+from lightning_llm.training import LanguageModelMetrics
+
+
+def test_batches_of_unequal_size_count_by_their_tokens():
+    metrics = LanguageModelMetrics(bytes_per_token=2.0)
+    metrics.update(torch.tensor(1.0), 30)
+    metrics.update(torch.tensor(4.0), 10)
+    result = metrics.compute()
+    assert result["loss"] == 1.75
+    assert result["perplexity"] == pytest.approx(math.exp(1.75))
+    assert result["bits_per_byte"] == pytest.approx(1.75 / math.log(2) / 2)
+
+
+def test_without_the_text_there_are_no_bits_per_byte():
+    metrics = LanguageModelMetrics()
+    metrics.update(torch.tensor(1.0), torch.tensor(3))
+    assert "bits_per_byte" not in metrics.compute()
+
+
+def test_a_loss_beyond_the_range_of_exp_is_an_infinite_perplexity():
+    metrics = LanguageModelMetrics()
+    metrics.update(torch.tensor(1000.0), 1)
+    assert metrics.compute()["perplexity"] == math.inf
