@@ -11,11 +11,12 @@ TRAINER_WORDS = {
     "fit": "train a model",
     "validate": "loss of a checkpoint on the validation text",
     "test": "loss of a checkpoint on the test text",
-    "predict": "logits of a checkpoint for given prompts",
+    "predict": "the likeliest continuation of given prompts, as JSON lines",
 }
 TOOLS = {
     "prepare": "turn text into a token store",
     "generate": "continue a prompt with a trained model",
+    "bench": "measure memory and time on this machine",
 }
 
 

@@ -25,7 +25,7 @@ def _no_leaks():
             os.environ[name] = environment[name]
         else:
             del os.environ[name]
-    allowed = {"PL_SEED_WORKERS", "LT_ACCELERATOR", "LT_DEVICES", "LT_NUM_NODES", "LT_PRECISION", "KMP_INIT_AT_FORK"}
+    allowed = {"PL_SEED_WORKERS", "LT_ACCELERATOR", "LT_DEVICES", "LT_NUM_NODES", "LT_PRECISION", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
     assert changed <= allowed, f"left in the environment: {sorted(changed - allowed)}"
     assert not (torch.distributed.is_available() and torch.distributed.is_initialized()), "left a process group"
     assert not torch.are_deterministic_algorithms_enabled(), "left deterministic algorithms on"

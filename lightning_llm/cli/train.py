@@ -6,6 +6,7 @@ to go on from is an error; a resumed run goes on in its own run directory.
 """
 
 import argparse
+import json
 import logging
 import os
 import sys
@@ -93,6 +94,12 @@ class TrainingCLI(LightningCLI):
     def after_fit(self) -> None:
         """Make sure that the last step was validated, then report."""
         self.report.finish(self.trainer, self.model, self.datamodule)
+
+    def after_predict(self) -> None:
+        """Print a JSON line for each prompt."""
+        tokenizer = self.datamodule.tokenizer
+        for prompt, ids in zip(self.datamodule.predict_prompts, self.trainer.predict_loop.predictions, strict=True):
+            print(json.dumps({"prompt": prompt, "text": tokenizer.decode(ids[0].tolist())}, ensure_ascii=False))
 
     @property
     def report(self) -> RunReport:

@@ -30,9 +30,7 @@ BUILT_IN_TOKENIZERS = ("char", "byte", "bpe")
 DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE = "bpe", 4096
 VALIDATION_FRACTION = 0.1
 
-_BPE_TRAINING_CHARACTERS = (
-    1 << 28
-)  # more text of the same kind changes few merges, and the table of words grows with it
+_BPE_TRAINING_CHARACTERS = 1 << 28  # more text of one kind changes few merges, and the table of words grows with it
 _HASHED_CHARACTERS = 1 << 16  # of a document's beginning: tells documents apart, and comes with the first piece
 _FEW_DOCUMENTS = 256  # 0.9^256 = 2e-12: of more, some surely fall into the validation split
 _BATCH_CHARACTERS = 1 << 22  # encoded at once

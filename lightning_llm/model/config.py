@@ -11,11 +11,13 @@ from typing import Any, Literal
 
 Norm = Literal["rmsnorm", "layernorm"]
 Position = Literal["rope", "learned", "none"]
+Recompute = Literal["none", "mlp", "attention", "block"]
 
 GATED_MLPS = ("swiglu", "memory_optimized_swiglu")
 PLAIN_MLPS = ("gelu", "relu")
 BUILT_IN_MLPS = GATED_MLPS + PLAIN_MLPS
-CHECKPOINT_LEVELS = (0, 1)
+CHECKPOINT_LEVELS = (0, 1, 2)
+RECOMPUTE = ("none", "mlp", "attention", "block")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,10 @@ class ModelConfig:
         mlp: ``swiglu``, ``memory_optimized_swiglu``, ``gelu``, ``relu``, or the import path of a class that is called
             with this config.
         checkpoint_level: Of ``memory_optimized_swiglu``: 0 keeps what backward needs, 1 keeps only the input and the
-            weights and computes the rest again.
+            weights and computes the rest again, 2 takes the norm before it in as well and keeps nothing beyond the
+            residual stream. A number, or a list with one for each layer.
+        recompute: Parts of a block that keep only their input in training and run again in backward
+            (``torch.utils.checkpoint``): ``none``, ``mlp`` or ``attention`` with its norm, or the whole ``block``.
         qk_norm: RMSNorm on each query and key head before the rotation.
         dropout: Probability, on embeddings, attention weights and both residual branches.
         attention_bias: Biases in the four attention projections.
@@ -66,7 +71,8 @@ class ModelConfig:
     position: Position = "rope"
     rope_theta: float = 10000.0
     mlp: str = "swiglu"
-    checkpoint_level: int = 0
+    checkpoint_level: int | list[int] = 0
+    recompute: Recompute = "none"
     qk_norm: bool = False
     dropout: float = 0.0
     attention_bias: bool = False
@@ -87,6 +93,12 @@ class ModelConfig:
     def is_gated(self) -> bool:
         """Whether the MLP is one of the built-in gated ones (three matrices)."""
         return self.mlp in GATED_MLPS
+
+    @property
+    def checkpoint_levels(self) -> list[int]:
+        """The level of each layer."""
+        level = self.checkpoint_level
+        return list(level) if isinstance(level, list | tuple) else [level] * self.num_hidden_layers
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain values, derived sizes filled in."""
@@ -131,7 +143,8 @@ class ModelConfig:
 
     def _option_faults(self) -> list[str]:
         faults = []
-        for name, accepted in (("norm", ("rmsnorm", "layernorm")), ("position", ("rope", "learned", "none"))):
+        choices = {"norm": ("rmsnorm", "layernorm"), "position": ("rope", "learned", "none"), "recompute": RECOMPUTE}
+        for name, accepted in choices.items():
             if getattr(self, name) not in accepted:
                 faults.append(f"{name} {getattr(self, name)!r} is unknown: choose one of {', '.join(accepted)}")
         if self.mlp not in BUILT_IN_MLPS and "." not in self.mlp:
@@ -139,13 +152,7 @@ class ModelConfig:
                 f"mlp {self.mlp!r} is unknown: choose one of {', '.join(BUILT_IN_MLPS)}, "
                 "or give the import path of a class (package.module.Class)"
             )
-        if self.checkpoint_level not in CHECKPOINT_LEVELS:
-            levels = ", ".join(map(str, CHECKPOINT_LEVELS))
-            faults.append(f"checkpoint_level must be one of {levels}, got {self.checkpoint_level!r}")
-        elif self.checkpoint_level and self.mlp != "memory_optimized_swiglu":
-            faults.append(
-                f"checkpoint_level {self.checkpoint_level} needs mlp 'memory_optimized_swiglu', got {self.mlp!r}"
-            )
+        faults += self._level_faults()
         if self.mlp_bias and self.mlp == "memory_optimized_swiglu":
             faults.append("mlp_bias is not supported by mlp 'memory_optimized_swiglu': use 'swiglu'")
         if not 0 <= self.dropout < 1:
@@ -153,4 +160,20 @@ class ModelConfig:
         for name in ("rms_norm_eps", "rope_theta", "initializer_range"):
             if not getattr(self, name) > 0:
                 faults.append(f"{name} must be above 0, got {getattr(self, name)}")
+        return faults
+
+    def _level_faults(self) -> list[str]:
+        levels = self.checkpoint_levels
+        if any(level not in CHECKPOINT_LEVELS for level in levels):
+            accepted = ", ".join(map(str, CHECKPOINT_LEVELS))
+            return [f"checkpoint_level must be one of {accepted}, got {self.checkpoint_level!r}"]
+        faults = []
+        if len(levels) != self.num_hidden_layers:
+            faults.append(f"checkpoint_level lists {len(levels)} layers, num_hidden_layers is {self.num_hidden_layers}")
+        if any(levels) and self.mlp != "memory_optimized_swiglu":
+            faults.append(
+                f"checkpoint_level {self.checkpoint_level} needs mlp 'memory_optimized_swiglu', got {self.mlp!r}"
+            )
+        if 2 in levels and self.norm != "rmsnorm":
+            faults.append(f"checkpoint_level 2 takes the norm in: it needs norm 'rmsnorm', got {self.norm!r}")
         return faults

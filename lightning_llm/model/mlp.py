@@ -47,14 +47,21 @@ class MemoryOptimizedSwiGLU(SwiGLU):
         super().__init__(hidden_size, intermediate_size)
         self.checkpoint_level = checkpoint_level
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(…, hidden) -> (…, hidden)."""
+    def forward(self, x: Tensor, norm: nn.RMSNorm | None = None) -> Tensor:
+        """(…, hidden) -> (…, hidden).
+
+        Args:
+            x: The input.
+            norm: Applied to ``x`` first. At level 2 it is part of the operator, which then keeps ``x`` alone.
+        """
         return memory_optimized_swiglu(
             x,
             self.gate_proj.weight,
             self.up_proj.weight,
             self.down_proj.weight,
             checkpoint_level=self.checkpoint_level,
+            norm_weight=None if norm is None else norm.weight,
+            norm_eps=1e-6 if norm is None or norm.eps is None else norm.eps,
         )
 
     def extra_repr(self) -> str:
@@ -84,11 +91,12 @@ class MLP(nn.Module):
         return out
 
 
-def build_mlp(config: ModelConfig) -> nn.Module:
+def build_mlp(config: ModelConfig, layer: int = 0) -> nn.Module:
     """The MLP that ``config.mlp`` names.
 
     Args:
         config: With ``mlp`` a short name or the import path of a class, which is called with the config.
+        layer: Index of the block, which tells the checkpoint level.
 
     Returns:
         A module that maps (batch, seq, hidden) to the same shape.
@@ -101,7 +109,7 @@ def build_mlp(config: ModelConfig) -> nn.Module:
     if config.mlp == "swiglu":
         return SwiGLU(*sizes, bias=config.mlp_bias)
     if config.mlp == "memory_optimized_swiglu":
-        return MemoryOptimizedSwiGLU(*sizes, config.checkpoint_level)
+        return MemoryOptimizedSwiGLU(*sizes, config.checkpoint_levels[layer])
     if config.mlp in BUILT_IN_MLPS:
         return MLP(*sizes, activation=config.mlp, bias=config.mlp_bias)
     return _import_class(config.mlp)(config)

@@ -7,8 +7,12 @@ The head is not applied by ``forward``: the loss takes the hidden states and the
 all tokens need never exist at once (``ops.linear_cross_entropy``). ``logits`` applies it where they are wanted.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lightning_llm.model.attention import CausalSelfAttention
 from lightning_llm.model.config import ModelConfig
@@ -27,14 +31,39 @@ class Block(nn.Module):
         self.input_layernorm = build_norm(config)
         self.self_attn = CausalSelfAttention(config, layer)
         self.post_attention_layernorm = build_norm(config)
-        self.mlp = build_mlp(config)
+        self.mlp = build_mlp(config, layer)
+        self.norm_in_mlp = config.checkpoint_levels[layer] == 2
+        self.recompute = config.recompute
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def forward(self, x: Tensor, *, rotation: Rotation | None = None, cache: KVCache | None = None) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, hidden)."""
-        x = x + self.dropout(self.self_attn(self.input_layernorm(x), rotation=rotation, cache=cache))
-        out: Tensor = x + self.dropout(self.mlp(self.post_attention_layernorm(x)))
+        if self.recompute == "block" and self._keeps_activations():
+            out: Tensor = checkpoint(self._whole, x, rotation, cache, use_reentrant=False)
+            return out
+        return self._whole(x, rotation, cache)
+
+    def _whole(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None) -> Tensor:
+        x = x + self._part("attention", self._attention, x, rotation, cache)
+        return x + self._part("mlp", self._mlp, x)
+
+    def _attention(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None) -> Tensor:
+        out: Tensor = self.dropout(self.self_attn(self.input_layernorm(x), rotation=rotation, cache=cache))
         return out
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        norm = self.post_attention_layernorm
+        out: Tensor = self.dropout(self.mlp(x, norm) if self.norm_in_mlp else self.mlp(norm(x)))
+        return out
+
+    def _part(self, name: str, function: Callable[..., Tensor], *args: Any) -> Tensor:
+        if self.recompute == name and self._keeps_activations():
+            out: Tensor = checkpoint(function, *args, use_reentrant=False)
+            return out
+        return function(*args)
+
+    def _keeps_activations(self) -> bool:
+        return self.training and torch.is_grad_enabled()
 
 
 class Transformer(nn.Module):

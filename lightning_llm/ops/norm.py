@@ -40,23 +40,42 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-        scale: Tensor = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        out, scale = normalize(x, weight, eps)
         ctx.save_for_backward(x, weight, scale)
-        out: Tensor = (x * scale).mul_(weight)
         return out.to(dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
-        dy = dy.to(scale.dtype)
-        normalized = x * scale
-        product = dy * normalized
-        d_weight = product.flatten(0, -2).sum(dim=0).to(weight.dtype) if ctx.needs_input_grad[1] else None
-        d_x = None
-        if ctx.needs_input_grad[0]:
-            mean = product.mul_(weight).mean(dim=-1, keepdim=True)
-            d_x = (dy * weight).sub_(normalized.mul_(mean)).mul_(scale).to(x.dtype)
-        return d_x, d_weight, None, None
+        need_x, need_weight, *_ = ctx.needs_input_grad
+        d_x, d_weight = normalize_backward(dy, x, weight, scale, need_x=need_x, need_weight=need_weight)
+        return (
+            None if d_x is None else d_x.to(x.dtype),
+            None if d_weight is None else d_weight.to(weight.dtype),
+            None,
+            None,
+        )
+
+
+def normalize(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The product w ⊙ x̂ and r, both in float32 at least: (…, size) and (…, 1)."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+    scale: Tensor = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    return (x * scale).mul_(weight), scale
+
+
+def normalize_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor, *, need_x: bool = True, need_weight: bool = True
+) -> tuple[Tensor | None, Tensor | None]:
+    """Both gradients, dx (…, size) and dw (size,), in the dtype of ``scale`` (r), ``None`` where not wanted."""
+    dy = dy.to(scale.dtype)
+    normalized = x * scale
+    product = dy * normalized
+    d_weight = product.flatten(0, -2).sum(dim=0) if need_weight else None
+    d_x = None
+    if need_x:
+        mean = product.mul_(weight).mean(dim=-1, keepdim=True)
+        d_x = (dy * weight).sub_(normalized.mul_(mean)).mul_(scale)
+    return d_x, d_weight

@@ -21,18 +21,25 @@ and the gradients that leave the function, with the weights' own shapes:
     5. dx through the gate path:    dg Wᵀ    (tokens, hidden);    dx is the sum of 4 and 5
 
 Forward takes three matrix products, backward six. Backward needs x, g, u and the weights: silu, a, and the
-derivatives follow from g and u elementwise. Autograd keeps silu(g) and a as well: twice as much.
+derivatives follow from g and u elementwise. Autograd keeps SiLU(g) and a as well: twice as much. The levels keep
 
+    0: x, g, u        1: x; g and u are computed again        2: the same, with x before its RMSNorm
+
+``swiglu_tiles.py`` says how the work is cut so that no buffer of the full intermediate width exists for all tokens.
 In the code the weights are (out, in), as in ``nn.Linear``: ``gate_weight`` is Wᵀ, ``up_weight`` Vᵀ, ``down_weight`` Uᵀ.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_llm.ops.gating import gate_backward, gate_forward
+from lightning_llm.ops import checks, compiled
+from lightning_llm.ops.norm import rms_norm
+from lightning_llm.ops.swiglu_tiles import Options, Weights, swiglu_backward, swiglu_forward
+
+CHECKPOINT_LEVELS = (0, 1, 2)
 
 
 def swiglu_reference(x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
@@ -61,147 +68,85 @@ def memory_optimized_swiglu(
     norm_weight: Tensor | None = None,
     norm_eps: float = 1e-6,
 ) -> Tensor:
-    """SwiGLU that keeps less for backward than autograd does.
+    """SwiGLU that keeps less for backward than autograd does. Without gradients it keeps nothing.
+
+    Under autocast the products are in autocast's dtype, the weights are cast inside and not kept twice, and gradients
+    come in the dtype of their tensors. Can be differentiated once, by autograd: not under ``torch.func``.
 
     Args:
         x: (…, hidden).
         gate_weight: (intermediate, hidden).
         up_weight: (intermediate, hidden).
         down_weight: (hidden, intermediate).
-        checkpoint_level: 0 keeps x, g and u and computes no matrix product twice; 1 keeps x only and computes two of
-            nine products again.
-        num_chunks: Tiles; ``None`` chooses.
-        norm_weight: (hidden,). With it the input is first normalised (RMSNorm).
-        norm_eps: Added to the mean square of the norm.
+        checkpoint_level: 0 keeps x and two matrices (tokens, intermediate), half of what autograd keeps, and computes
+            no matrix product twice. 1 keeps x only and computes two of nine products again. 2 also includes the norm
+            in front, so that nothing is kept but its input, the residual stream.
+        num_chunks: Into how many chunks backward cuts the intermediate width, at most: more make smaller buffers and
+            smaller products. ``None`` chooses by shape and dtype.
+        norm_weight: (hidden,). The function becomes SwiGLU(RMSNorm(x)): needed at level 2, possible at all levels.
+        norm_eps: Added to the mean square in the norm.
 
     Returns:
         (…, hidden), in the dtype of ``x`` or of autocast.
 
     Raises:
-        ValueError: A shape, dtype, device, level or chunk count that does not fit.
+        ValueError: A shape, dtype, device, level or number of chunks that does not fit; the message says which.
+        NotImplementedError: Under a transform of ``torch.func``.
     """
-    dtype = x.dtype
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-    if norm_weight is not None and checkpoint_level < 2:
-        x, norm_weight = F.rms_norm(x, (x.shape[-1],), norm_weight, norm_eps), None
-    flat = x.reshape(-1, x.shape[-1])
     weights = Weights(gate_weight, up_weight, down_weight, norm_weight)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *weights)):
-        y = _SwiGLU.apply(flat, *weights, norm_eps, checkpoint_level, num_chunks, dtype)
-    else:
-        y = _forward(flat, weights, norm_eps, dtype)
-    return y.reshape(*x.shape[:-1], y.shape[-1])
+    dtype = checks.product_dtype(x)
+    _check(x, weights, dtype, checkpoint_level, num_chunks)
+    checks.refuse_transforms("memory_optimized_swiglu", "swiglu_reference")
+    if norm_weight is not None and (checkpoint_level < 2 or x.numel() == 0):
+        x, weights = rms_norm(x, norm_weight, norm_eps), weights._replace(norm=None)
+    if 0 in (x.numel(), gate_weight.numel()):
+        return swiglu_reference(x, *weights[:3])
+    options = Options(norm_eps, num_chunks, dtype)
+    return _apply(x.reshape(-1, x.shape[-1]), weights, options, keep=checkpoint_level == 0).view(x.shape)
 
 
-class Weights(NamedTuple):
-    gate: Tensor
-    up: Tensor
-    down: Tensor
-    norm: Tensor | None
+def _apply(x: Tensor, weights: Weights, options: Options, *, keep: bool) -> Tensor:
+    needs_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *weights))
+    if torch.compiler.is_compiling():
+        return compiled.swiglu(x, weights, options, keep=keep and needs_grad)
+    if not needs_grad:
+        return swiglu_forward(x, weights, options, keep=False)[0]
+    y: Tensor = _SwiGLU.apply(x, *weights, options, keep)  # type: ignore[no-untyped-call]
+    return y
 
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, gate, up, down, norm, eps, level, num_chunks, dtype):
-        weights = Weights(gate, up, down, norm)
-        kept = ()
-        if level == 0:
-            kept = tuple(x.new_empty(x.shape[0], gate.shape[0], dtype=dtype) for _ in range(2))
-        y = _forward(x, weights, eps, dtype, *kept)
-        ctx.save_for_backward(x, *weights, *kept)
-        ctx.options = (eps, num_chunks, dtype)
+    def forward(
+        ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor, norm: Tensor | None, options: Options, keep: bool
+    ) -> Tensor:
+        y, *kept = swiglu_forward(x, Weights(gate, up, down, norm), options, keep=keep)
+        ctx.save_for_backward(x, gate, up, down, norm, *kept)
+        ctx.options = options
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, dy):
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, gate, up, down, norm, *kept = ctx.saved_tensors
-        eps, num_chunks, dtype = ctx.options
-        grads = _backward(dy, x, Weights(gate, up, down, norm), kept, eps, num_chunks, dtype, ctx.needs_input_grad[:5])
-        return *grads, None, None, None, None
+        weights = Weights(gate, up, down, norm)
+        grads = swiglu_backward(dy, x, weights, tuple(kept), ctx.options, ctx.needs_input_grad[:5])
+        return *grads, None, None
 
 
-def _normalize(x, norm, eps):
-    x32 = x.float() if x.dtype != torch.float64 else x
-    rstd = torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
-    return x32 * rstd, rstd
-
-
-def _forward(x, weights, eps, dtype, kept_g=None, kept_u=None):
-    gate, up, down = (w.to(dtype) for w in weights[:3])
-    y = x.new_empty(x.shape[0], down.shape[0], dtype=dtype)
-    rows = -(-x.shape[0] // max(1, -(-x.shape[0] * gate.shape[0] // ELEMENTS)))
-    if kept_g is None:
-        g_buf, u_buf = (x.new_empty(rows, gate.shape[0], dtype=dtype) for _ in range(2))
-        a_buf = g_buf
-    else:
-        a_buf = x.new_empty(rows, gate.shape[0], dtype=dtype)
-    for start in range(0, x.shape[0], rows):
-        block = slice(start, start + rows)
-        h = x[block]
-        if weights.norm is not None:
-            h = _normalize(h, weights.norm, eps)[0] * weights.norm
-        h = h.to(dtype)
-        g = kept_g[block] if kept_g is not None else g_buf[: h.shape[0]]
-        u = kept_u[block] if kept_u is not None else u_buf[: h.shape[0]]
-        torch.mm(h, gate.t(), out=g)
-        torch.mm(h, up.t(), out=u)
-        a = gate_forward(g, u, a_buf[: h.shape[0]])
-        torch.mm(a, down.t(), out=y[block])
-    return y
-ELEMENTS=2**22
-COLS=512
-ROWS=4096
-
-def _backward(dy, x, weights, kept, eps, num_chunks, dtype, needs):
-    tokens, width = x.shape[0], weights.gate.shape[0]
-    dy = dy.to(dtype).contiguous()
-    blocks = -(-tokens // ROWS)
-    rows = -(-tokens // blocks)
-    cols = -(-width // num_chunks) if num_chunks else COLS
-    acc = torch.float64 if dtype == torch.float64 else torch.float32
-    acc_w = acc if blocks > 1 else weights.gate.dtype
-    d_gate, d_up, d_down = (torch.empty_like(w, dtype=acc_w) for w in weights[:3])
-    acc_x = acc if cols < width else dtype
-    dx = torch.empty_like(x)
-    bufs = [x.new_empty(rows * cols, dtype=dtype) for _ in range(3 if kept else 5)]
-    for start in range(0, tokens, rows):
-        block = slice(start, start + rows)
-        h = x[block].to(dtype)
-        dyb = dy[block]
-        n = h.shape[0]
-        dh = dx[block] if acc_x == x.dtype else x.new_empty(h.shape, dtype=acc_x)
-        for c0 in range(0, width, cols):
-            c = slice(c0, c0 + cols)
-            gate_c, up_c, down_c = weights.gate[c].to(dtype), weights.up[c].to(dtype), weights.down[:, c].to(dtype)
-            m = gate_c.shape[0]
-            tiles = [b[: n * m].view(n, m) for b in bufs]
-            da = torch.mm(dyb, down_c, out=tiles[0])
-            if kept:
-                g, u = kept[0][block, c], kept[1][block, c]
-            else:
-                g = torch.mm(h, gate_c.t(), out=tiles[3])
-                u = torch.mm(h, up_c.t(), out=tiles[4])
-            a, dg, du = gate_backward(g, u, da, tiles[1], tiles[2])
-            _add(d_down[:, c], dyb.t(), a, start == 0)
-            _add(d_gate[c], dg.t(), h, start == 0)
-            _add(d_up[c], du.t(), h, start == 0)
-            if acc_x == dtype:
-                _add(dh, dg, gate_c, c0 == 0)
-                dh.addmm_(du, up_c)
-            else:
-                _acc(dh, torch.mm(dg, gate_c).addmm_(du, up_c), c0 == 0)
-        if acc_x != x.dtype:
-            dx[block] = dh
-    return dx, d_gate.to(weights.gate.dtype), d_up.to(weights.gate.dtype), d_down.to(weights.gate.dtype), None
-
-
-def _add(out, a, b, first):
-    if out.dtype == a.dtype:
-        torch.mm(a, b, out=out) if first else out.addmm_(a, b)
-    else:
-        _acc(out, a @ b, first)
-
-def _acc(out, v, first):
-    out.copy_(v) if first else out.add_(v)
+def _check(x: Tensor, weights: Weights, dtype: torch.dtype, level: int, num_chunks: int | None) -> None:
+    if isinstance(level, bool) or level not in CHECKPOINT_LEVELS:
+        raise ValueError(f"checkpoint_level must be one of {', '.join(map(str, CHECKPOINT_LEVELS))}, got {level!r}")
+    if level == 2 and weights.norm is None:
+        raise ValueError("checkpoint_level 2 computes the norm in front of the MLP: give norm_weight, or use level 1")
+    if x.dim() == 0 or weights.gate.dim() != 2:
+        gate_shape = tuple(weights.gate.shape)
+        raise ValueError(
+            f"gate_weight must be (intermediate, hidden) for x (…, hidden), got {gate_shape} for x {tuple(x.shape)}"
+        )
+    hidden, width = x.shape[-1], weights.gate.shape[0]
+    expected = {"gate_weight": (width, hidden), "up_weight": (width, hidden), "down_weight": (hidden, width)}
+    for (name, shape), weight in zip({**expected, "norm_weight": (hidden,)}.items(), weights, strict=True):
+        if weight is not None:
+            checks.match(name, weight, shape, x, dtype)
+    checks.count("num_chunks", num_chunks, width, "the intermediate width")

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_llm.data.datamodule import TokenDataModule, rescale_batch_progress
+from lightning_llm.generation import generate
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops.losses import linear_cross_entropy
@@ -27,10 +28,11 @@ from lightning_llm.training.preflight import data_faults, refuse
 
 Batch = dict[str, Tensor]
 
+PREDICTED_TOKENS = 100
 IGNORED = -100  # a target that does not count: padding of the last batches with several processes
 
 # What may differ between a checkpoint and the model that loads it: the parameters and their meaning stay the same.
-EXECUTION_FIELDS = frozenset({"checkpoint_level", "dropout"})
+EXECUTION_FIELDS = frozenset({"checkpoint_level", "recompute", "dropout"})
 SAME_PARAMETERS = ({"swiglu", "memory_optimized_swiglu"},)
 
 
@@ -130,8 +132,8 @@ class LanguageModel(LightningModule):
     test_step = validation_step
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Logits of a batch."""
-        return cast(Tensor, self(batch["input_ids"]))
+        """Each prompt with its likeliest continuation, (batch, seq + PREDICTED_TOKENS)."""
+        return generate(self.transformer, batch["input_ids"], max_new_tokens=PREDICTED_TOKENS, temperature=0)
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 

@@ -219,6 +219,32 @@ def test_validate_and_predict_take_the_run_directory(tiny, capsys):
     assert again.trainer.callback_metrics["val_loss"].item() == pytest.approx(summary(cli)["best_val_loss"], rel=1e-6)
 
 
+def test_predict_prints_a_json_line_for_each_prompt(tiny, capsys):
+    cli = tiny("fit")
+    capsys.readouterr()
+    cli_main(["predict", "--ckpt_path", cli.trainer.log_dir, '--data.predict_prompts=["Abc", "De fg"]'])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["prompt"] for line in lines] == ["Abc", "De fg"]
+    assert all(line["text"].startswith(line["prompt"]) for line in lines)
+    assert [len(line["text"]) - len(line["prompt"]) for line in lines] == [100, 100]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"), [(["test"], "test split"), (["predict"], "data.predict_prompts"), (["validate", "fit"], "fit")]
+)
+def test_what_a_command_needs_is_said(tiny, capsys, words, says):
+    cli = tiny("fit")
+    with pytest.raises(SystemExit):
+        cli_main([*words, "--ckpt_path", cli.trainer.log_dir])
+    assert says in one_line(capsys)
+
+
+def test_evaluating_needs_a_checkpoint(tiny, capsys):
+    with pytest.raises(SystemExit):
+        tiny("validate")
+    assert "validate needs a trained model" in one_line(capsys)
+
+
 def test_a_checkpoint_of_another_architecture_is_refused(tiny, capsys):
     tiny("fit")
     with pytest.raises(SystemExit):

@@ -17,7 +17,16 @@ from lightning_llm import ModelConfig
         ({"norm": "batchnorm"}, "norm 'batchnorm' is unknown: choose one of rmsnorm, layernorm"),
         ({"position": "alibi"}, "position 'alibi' is unknown"),
         ({"checkpoint_level": 7, "mlp": "memory_optimized_swiglu"}, "checkpoint_level must be one of .* got 7"),
-        ({"checkpoint_level": 1}, "checkpoint_level 1 needs mlp 'memory_optimized_swiglu'"),
+        ({"checkpoint_level": 1, "mlp": "swiglu"}, "checkpoint_level 1 needs mlp 'memory_optimized_swiglu'"),
+        (
+            {"checkpoint_level": [0, 1], "mlp": "memory_optimized_swiglu"},
+            "checkpoint_level lists 2 layers, num_hidden_layers is 4",
+        ),
+        (
+            {"checkpoint_level": 2, "mlp": "memory_optimized_swiglu", "norm": "layernorm"},
+            "checkpoint_level 2 takes the norm in: it needs norm 'rmsnorm'",
+        ),
+        ({"recompute": "everything"}, "recompute 'everything' is unknown: choose one of none, mlp, attention, block"),
         ({"mlp_bias": True, "mlp": "memory_optimized_swiglu"}, "mlp_bias is not supported"),
         ({"head_dim": 7}, "head_dim 7 must be even"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),

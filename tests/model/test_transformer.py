@@ -188,3 +188,61 @@ def test_more_positions_than_the_model_has_are_refused():
 def test_a_vocabulary_must_be_known():
     with pytest.raises(ValueError, match="vocab_size is None"):
         Transformer(ModelConfig())
+
+
+def bytes_kept(**options):
+    from lightning_llm.measure import MemoryMeter
+
+    model = build(
+        hidden_size=64,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        **options,
+    ).double()
+    input_ids = torch.randint(0, 99, (4, 64))
+    with MemoryMeter(exclude=[model, input_ids]) as meter:
+        hidden = model(input_ids)
+        kept = meter.live_bytes
+        hidden.sum().backward()
+    return kept, [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def assert_same_gradients(first, second):
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_each_checkpoint_level_keeps_less_and_computes_the_same():
+    found = [bytes_kept(mlp="swiglu")]
+    found += [bytes_kept(mlp="memory_optimized_swiglu", checkpoint_level=level) for level in (0, 1, 2)]
+    kept = [each[0] for each in found]
+    assert kept == sorted(kept, reverse=True)
+    assert len(set(kept)) == 4
+    for _, gradients in found[1:]:
+        assert_same_gradients(gradients, found[0][1])
+
+
+def test_levels_by_layer_lie_between():
+    most, mixed, least = (
+        bytes_kept(mlp="memory_optimized_swiglu", checkpoint_level=level)[0] for level in (0, [0, 0, 1, 1], 1)
+    )
+    assert most > mixed > least
+
+
+@pytest.mark.parametrize("part", ["mlp", "attention", "block"])
+def test_recomputing_keeps_less_and_computes_the_same(part):
+    kept, gradients = bytes_kept(recompute="none")
+    less, again = bytes_kept(recompute=part)
+    assert less < kept
+    assert_same_gradients(again, gradients)
+
+
+def test_decoding_recomputes_nothing_and_fills_its_cache():
+    model, plain = build(recompute="block").eval(), build().eval()
+    model.load_state_dict(plain.state_dict())
+    input_ids = torch.randint(0, 99, (2, 12))
+    cache = KVCache(model.config, 2, 12, torch.device("cpu"), torch.float32)
+    torch.testing.assert_close(model(input_ids, cache=cache), plain(input_ids))
+    assert cache.length == 12

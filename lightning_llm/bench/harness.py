@@ -1,0 +1,220 @@
+"""Rows of measurements: taken by turns, written as JSON, shown as a table, drawn as peak memory against time.
+
+A *case* builds a workload once and says how to run it: ``forward()`` gives something with ``backward()``. Time is the
+median of interleaved rounds; memory is what the operator-level meter counts on a CPU and what the allocator reports on
+CUDA, without parameters and inputs, gradients included.
+"""
+
+import dataclasses
+import gc
+import json
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from lightning_llm.measure.meter import MemoryMeter
+from lightning_llm.measure.timer import interleave
+
+MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One variant of a workload.
+
+    Attributes:
+        forward: Runs forward and returns the scalar or tensor to differentiate.
+        held: Parameters, modules and inputs: not counted as memory of the workload.
+        gradient: What ``backward`` starts from; ``None`` for a scalar loss.
+        is_eager: Whether the meter can see what it allocates.
+    """
+
+    forward: Callable[[], Tensor]
+    held: Sequence[Tensor | nn.Module]
+    gradient: Tensor | None = None
+    is_eager: bool = True
+
+    def step(self) -> None:
+        """Forward and backward, gradients made anew."""
+        self.clear()
+        torch.autograd.backward(self.forward(), self.gradient)
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        for item in self.held:
+            for tensor in item.parameters() if isinstance(item, nn.Module) else [item]:
+                tensor.grad = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One measurement; what does not apply is ``None``. Seconds and bytes."""
+
+    bench: str
+    variant: str
+    shape: str
+    dtype: str
+    device: str
+    forward_s: float | None = None
+    backward_s: float | None = None
+    total_s: float | None = None
+    total_p20_s: float | None = None
+    total_p80_s: float | None = None
+    ratio: float | None = None
+    peak_bytes: int | None = None
+    saved_bytes: int | None = None
+    resident_bytes: int | None = None
+    tokens_per_s: float | None = None
+    torch: str = torch.__version__
+    machine: str = ""
+
+
+def measure(
+    bench: str,
+    cases: Mapping[str, Case],
+    *,
+    shape: str,
+    dtype: torch.dtype,
+    device: str,
+    tokens: int,
+    rounds: int = 7,
+    budget_s: float | None = None,
+) -> list[Row]:
+    """Measure rivals by turns; the first is what ``ratio`` compares with."""
+    memory = {name: measure_memory(case, device) for name, case in cases.items()}
+    for case in cases.values():
+        case.clear()
+    half = None if budget_s is None else budget_s / 2
+    forward = interleave(
+        {n: c.forward for n, c in cases.items()}, rounds=rounds, warmup=1, device=device, budget_s=half
+    )
+    total = interleave({n: c.step for n, c in cases.items()}, rounds=rounds, warmup=1, device=device, budget_s=half)
+    first = next(iter(cases))
+    rows = []
+    for name in cases:
+        saved, peak = memory[name]
+        rows.append(
+            Row(
+                bench=bench,
+                variant=name,
+                shape=shape,
+                dtype=str(dtype).removeprefix("torch."),
+                device=device,
+                machine=describe_machine(device),
+                forward_s=forward[name].median,
+                backward_s=total[name].median - forward[name].median,
+                total_s=total[name].median,
+                total_p20_s=total[name].p20,
+                total_p80_s=total[name].p80,
+                ratio=total[name].ratio_to(total[first]),
+                peak_bytes=peak,
+                saved_bytes=saved,
+                tokens_per_s=tokens / total[name].median,
+            )
+        )
+        cases[name].clear()
+    return rows
+
+
+def measure_memory(case: Case, device: str) -> tuple[int | None, int | None]:
+    """Bytes alive after forward, and the most alive in the step with its gradients, beyond what the case holds."""
+    case.clear()
+    gc.collect()
+    if device == "cuda":
+        case.step()  # compiles, and fills the libraries' own workspaces
+        case.clear()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        out = case.forward()
+        saved = torch.cuda.memory_allocated() - before
+        torch.autograd.backward(out, case.gradient)
+        return saved, torch.cuda.max_memory_allocated() - before
+    if not case.is_eager:
+        return None, None
+    with MemoryMeter(exclude=[*case.held, *([] if case.gradient is None else [case.gradient])]) as meter:
+        out = case.forward()
+        saved = meter.live_bytes
+        torch.autograd.backward(out, case.gradient)
+        del out
+    return saved, meter.peak_bytes
+
+
+def describe_machine(device: str) -> str:
+    """What the numbers were taken on."""
+    if device == "cuda":
+        return str(torch.cuda.get_device_name())
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        found = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        name = found[0] if found else name
+    return f"{name}, {torch.get_num_threads()} threads"
+
+
+def write_rows(rows: Iterable[Row], path: Path) -> None:
+    """One JSON array of objects."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+
+
+def print_table(rows: Sequence[Row], console: Console) -> None:
+    """A table for each shape and dtype."""
+    for key in dict.fromkeys((row.shape, row.dtype) for row in rows):
+        table = Table(
+            "variant", "forward ms", "backward ms", "total ms", "ratio", "kept MiB", "peak MiB", title=" ".join(key)
+        )
+        for row in rows:
+            if (row.shape, row.dtype) == key:
+                times = (row.forward_s, row.backward_s, row.total_s)
+                table.add_row(
+                    row.variant,
+                    *("–" if t is None else f"{1000 * t:.1f}" for t in times),
+                    "–" if row.ratio is None else f"{row.ratio:.2f}",
+                    *("–" if b is None else f"{b / MIB:.0f}" for b in (row.saved_bytes, row.peak_bytes)),
+                )
+        console.print(table)
+
+
+def draw(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Peak memory against time for each shape and dtype, with the frontier: what nothing else beats in both."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    keys = list(dict.fromkeys((row.shape, row.dtype) for row in rows))
+    figure, axes = pyplot.subplots(1, len(keys), figsize=(6.5 * len(keys), 5), squeeze=False, layout="constrained")
+    for axis, key in zip(axes[0], keys, strict=True):
+        points = [
+            (1000 * row.total_s, row.peak_bytes / MIB, row.variant)
+            for row in rows
+            if (row.shape, row.dtype) == key and row.total_s is not None and row.peak_bytes is not None
+        ]
+        for time, memory, name in points:
+            ours = name.startswith("ours")
+            axis.scatter(time, memory, s=55, color="tab:red" if ours else "tab:gray", zorder=3)
+            axis.annotate(name, (time, memory), textcoords="offset points", xytext=(6, 4), fontsize=8)
+        edge = frontier([(time, memory) for time, memory, _ in points])
+        axis.plot(*zip(*edge, strict=True), color="tab:red", alpha=0.4, zorder=2, label="frontier")
+        axis.set(xlabel="forward and backward, ms (median)", ylabel="peak memory, MiB", title=" ".join(key))
+        axis.set_ylim(bottom=0)
+        axis.margins(x=0.2)
+        axis.legend()
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that no other point beats in both coordinates, by the first one."""
+    edge: list[tuple[float, float]] = []
+    for time, memory in sorted(points):
+        if not edge or memory < edge[-1][1]:
+            edge.append((time, memory))
+    return edge

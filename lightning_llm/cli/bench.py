@@ -1,0 +1,79 @@
+"""``lightning-llm bench NAME``: measure on this machine; a table here, JSON and a picture by option."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+USER_ERROR = 2
+BENCHES = {
+    "swiglu": "memory and time of the MLP, every way of writing it",
+    "loss": "memory and time of head and cross-entropy",
+}
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options."""
+    listed = "; ".join(f"{name}: {text}" for name, text in BENCHES.items())
+    parser = argparse.ArgumentParser(prog="lightning-llm bench", description=f"Benches. {listed}.", allow_abbrev=False)
+    parser.add_argument("bench", choices=BENCHES)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where to measure (default: cpu)")
+    parser.add_argument(
+        "--dtype", nargs="+", default=["float32"], choices=DTYPES, help="one or more (default: float32)"
+    )
+    parser.add_argument("--shapes", nargs="+", help="one or more, such as 8x512x1024x4096x3 for swiglu")
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds (default: 7)")
+    parser.add_argument(
+        "--budget-s", type=float, help="stop timing after so many seconds, however many rounds are done"
+    )
+    parser.add_argument("--json", type=Path, help="write the rows here, and a picture beside them (.png)")
+    parser.add_argument(
+        "--keep-freed-memory", action="store_true", help="glibc: measure with freed memory kept, as `fit` runs"
+    )
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit status."""
+    options = build_parser().parse_args(argv)
+    try:
+        _measure(options)
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"lightning-llm bench: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return USER_ERROR
+    return 0
+
+
+def _measure(options: argparse.Namespace) -> None:
+    # after the options are read: a typing mistake is answered without waiting for torch
+    import torch
+    from rich.console import Console
+
+    from lightning_llm.bench.harness import draw, print_table, write_rows
+    from lightning_llm.training.allocator import keep_freed_memory
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda: there is no CUDA device; measure on cpu")
+    if options.rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {options.rounds}")
+    kept = options.keep_freed_memory and keep_freed_memory()
+    bench = import_module(f"lightning_llm.bench.{options.bench}")
+    rows = list(
+        bench.run(
+            device=options.device,
+            dtypes=[getattr(torch, name) for name in options.dtype],
+            shapes=options.shapes or bench.DEFAULT_SHAPES,
+            rounds=options.rounds,
+            budget_s=options.budget_s,
+        )
+    )
+    console = Console()
+    print_table(rows, console)
+    allocator = "freed memory kept" if kept else "default allocator"
+    console.print(f"{rows[0].machine}, torch {rows[0].torch}, {allocator}")
+    if options.json is not None:
+        write_rows(rows, options.json)
+        draw(rows, options.json.with_suffix(".png"), f"bench {options.bench}: {rows[0].machine}, {allocator}")
+        console.print(f"written: {options.json}, {options.json.with_suffix('.png')}")

@@ -1,0 +1,101 @@
+"""The operators as ``torch.compile`` sees them: opaque, so that what is kept is what they say.
+
+Traced into, their recomputation would be merged with the forward pass (the compiler removes common subexpressions) and
+the memory would be back. The kernels inside are the same as in eager mode.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_llm.ops.swiglu_tiles import Options, Weights, swiglu_backward, swiglu_forward
+
+
+def swiglu(x: Tensor, weights: Weights, options: Options, *, keep: bool) -> Tensor:
+    """As ``swiglu_tiles.swiglu_forward``, differentiable."""
+    y: Tensor = _swiglu(x, *weights, *options, keep)[0]
+    return y
+
+
+@torch.library.custom_op("lightning_llm::swiglu", mutates_args=())
+def _swiglu(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    norm: Tensor | None,
+    norm_eps: float,
+    num_chunks: int | None,
+    dtype: torch.dtype,
+    keep: bool,
+) -> list[Tensor]:
+    return list(swiglu_forward(x, Weights(gate, up, down, norm), Options(norm_eps, num_chunks, dtype), keep=keep))
+
+
+@_swiglu.register_fake
+def _(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    norm: Tensor | None,
+    norm_eps: float,
+    num_chunks: int | None,
+    dtype: torch.dtype,
+    keep: bool,
+) -> list[Tensor]:
+    widths = (x.shape[1], gate.shape[0], gate.shape[0]) if keep else (x.shape[1],)
+    return [x.new_empty(x.shape[0], width, dtype=dtype) for width in widths]
+
+
+def _save_for_swiglu(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:5], *output[1:])
+    ctx.options = inputs[5:8]
+
+
+def _backward_of_swiglu(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
+    x, gate, up, down, norm, *kept = ctx.saved_tensors
+    needed = list(ctx.needs_input_grad[:5])
+    found = iter(_swiglu_backward(grads[0], x, gate, up, down, norm, kept, *ctx.options, needed))
+    return *(next(found) if need else None for need in needed), None, None, None, None
+
+
+_swiglu.register_autograd(_backward_of_swiglu, setup_context=_save_for_swiglu)
+
+
+@torch.library.custom_op("lightning_llm::swiglu_backward", mutates_args=())
+def _swiglu_backward(
+    dy: Tensor,
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    norm: Tensor | None,
+    kept: list[Tensor],
+    norm_eps: float,
+    num_chunks: int | None,
+    dtype: torch.dtype,
+    needed: list[bool],
+) -> list[Tensor]:
+    weights, options = Weights(gate, up, down, norm), Options(norm_eps, num_chunks, dtype)
+    grads = swiglu_backward(dy, x, weights, tuple(kept), options, tuple(needed))
+    return [grad for grad in grads if grad is not None]
+
+
+@_swiglu_backward.register_fake
+def _(
+    dy: Tensor,
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    norm: Tensor | None,
+    kept: list[Tensor],
+    norm_eps: float,
+    num_chunks: int | None,
+    dtype: torch.dtype,
+    needed: list[bool],
+) -> list[Tensor]:
+    tensors = (x, gate, up, down, norm)
+    return [t.new_empty(t.shape) for t, need in zip(tensors, needed, strict=True) if need and t is not None]

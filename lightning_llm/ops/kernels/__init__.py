@@ -1,0 +1,1 @@
+"""Triton kernels. Imported by ``ops/fused.py`` alone, where they can run."""

@@ -1,0 +1,15 @@
+import pytest
+
+from lightning_llm import optim
+
+
+def test_every_public_name_is_what_it_says():
+    assert dir(optim) == sorted(optim.__all__) == sorted(optim._PUBLIC)
+    for name in optim.__all__:
+        assert getattr(optim, name).__name__ == name
+        assert getattr(optim, name).__module__ == optim._PUBLIC[name]
+
+
+def test_other_names_are_refused():
+    with pytest.raises(AttributeError, match=r"module 'lightning_llm\.optim' has no attribute 'nothing'"):
+        optim.nothing  # noqa: B018
