@@ -70,7 +70,7 @@ class ModelConfig:
     rms_norm_eps: float = 1e-5
     position: Position = "rope"
     rope_theta: float = 10000.0
-    mlp: str = "swiglu"
+    mlp: str = "memory_optimized_swiglu"
     checkpoint_level: int | list[int] = 0
     recompute: Recompute = "none"
     qk_norm: bool = False
