@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from lightning_llm.bench.harness import Case, Row, measure
 from lightning_llm.ops.losses import linear_cross_entropy
 
+SHAPES = {"llama-3-8b": ["4096x4096x128256"]}  # named sets: tokens x hidden x vocab
 DEFAULT_SHAPES = ["4096x768x50257"]
 CHUNKS = (4, 64)
 
@@ -27,7 +28,9 @@ def parse_shape(text: str) -> tuple[int, int, int]:
     """``4096x768x50257``: tokens, hidden, vocab."""
     parts = text.split("x")
     if len(parts) != 3 or not all(part.isdigit() and int(part) for part in parts):
-        raise ValueError(f"shapes {text!r} is not TOKENSxHIDDENxVOCAB, such as {DEFAULT_SHAPES[0]}")
+        raise ValueError(
+            f"shapes {text!r} is not TOKENSxHIDDENxVOCAB, such as {DEFAULT_SHAPES[0]}, nor one of {', '.join(SHAPES)}"
+        )
     tokens, hidden, vocab = map(int, parts)
     return tokens, hidden, vocab
 

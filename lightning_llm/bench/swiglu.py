@@ -20,13 +20,17 @@ from lightning_llm.bench.harness import Case, Row, measure
 from lightning_llm.model.mlp import SwiGLU
 from lightning_llm.ops.swiglu import memory_optimized_swiglu
 
-# batch, seq, hidden, intermediate, layers
-NOTEBOOK_SHAPES = [
-    *((batch, seq, 512, 2048, 2) for batch in (16, 32) for seq in (128,)),
-    *((batch, seq, 1024, 4096, 3) for batch in (8, 16) for seq in (512,)),
-    (4, 1024, 4096, 16384, 5),
-]
-LLAMA_3_8B = (1, 2048, 4096, 14336, 1)
+# named sets: batch x seq x hidden x intermediate x layers
+SHAPES = {
+    "notebook": [
+        "16x128x512x2048x2",
+        "32x128x512x2048x2",
+        "8x512x1024x4096x3",
+        "16x512x1024x4096x3",
+        "4x1024x4096x16384x5",
+    ],
+    "llama-3-8b": ["1x2048x4096x14336x1"],
+}
 DEFAULT_SHAPES = ["8x512x1024x4096x3"]
 CHUNKS = (1, 4, 16)
 Shape = tuple[int, int, int, int, int]
@@ -36,7 +40,10 @@ def parse_shape(text: str) -> Shape:
     """``8x512x1024x4096x3``: batch, seq, hidden, intermediate, layers."""
     parts = text.split("x")
     if len(parts) != 5 or not all(part.isdigit() and int(part) for part in parts):
-        raise ValueError(f"shapes {text!r} is not BATCHxSEQxHIDDENxINTERMEDIATExLAYERS, such as {DEFAULT_SHAPES[0]}")
+        raise ValueError(
+            f"shapes {text!r} is not BATCHxSEQxHIDDENxINTERMEDIATExLAYERS, such as {DEFAULT_SHAPES[0]}, "
+            f"nor one of {', '.join(SHAPES)}"
+        )
     batch, seq, hidden, intermediate, layers = map(int, parts)
     return batch, seq, hidden, intermediate, layers
 

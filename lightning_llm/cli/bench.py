@@ -23,7 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype", nargs="+", default=["float32"], choices=DTYPES, help="one or more (default: float32)"
     )
-    parser.add_argument("--shapes", nargs="+", help="one or more, such as 8x512x1024x4096x3 for swiglu")
+    parser.add_argument("--shapes", nargs="+", help="one or more, such as 8x512x1024x4096x3 or notebook for swiglu")
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds (default: 7)")
     parser.add_argument(
         "--budget-s", type=float, help="stop timing after so many seconds, however many rounds are done"
@@ -60,11 +60,12 @@ def _measure(options: argparse.Namespace) -> None:
         raise ValueError(f"rounds must be at least 1, got {options.rounds}")
     kept = options.keep_freed_memory and keep_freed_memory()
     bench = import_module(f"lightning_llm.bench.{options.bench}")
+    given = options.shapes or bench.DEFAULT_SHAPES
     rows = list(
         bench.run(
             device=options.device,
             dtypes=[getattr(torch, name) for name in options.dtype],
-            shapes=options.shapes or bench.DEFAULT_SHAPES,
+            shapes=[shape for name in given for shape in bench.SHAPES.get(name, [name])],
             rounds=options.rounds,
             budget_s=options.budget_s,
         )

@@ -1,0 +1,60 @@
+"""The benches on toy shapes: what they write, and what their numbers must satisfy whatever the machine."""
+
+import json
+
+import pytest
+
+from lightning_llm.__main__ import main
+from lightning_llm.bench.harness import frontier
+
+
+def rows_of(tmp_path, *words):
+    path = tmp_path / "rows.json"
+    assert main(["bench", *words, "--rounds", "1", "--json", str(path)]) == 0
+    assert path.with_suffix(".png").stat().st_size > 5000
+    return {row["variant"]: row for row in json.loads(path.read_text())}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch.compile of torch 2.13
+def test_swiglu_keeps_less_at_each_level(tmp_path, capsys):
+    rows = rows_of(tmp_path, "swiglu", "--shapes", "2x64x32x128x2")
+    kept = {name: row["saved_bytes"] for name, row in rows.items()}
+    tokens, hidden, intermediate = 128, 32, 128
+    # by hand: g, u, silu(g) and a for each layer, the input of the second, and the output
+    assert kept["standard"] == 4 * (2 * 4 * tokens * intermediate + 2 * tokens * hidden)
+    assert kept["ours 0"] == 4 * (2 * 2 * tokens * intermediate + 2 * tokens * hidden)
+    assert kept["ours 1"] == kept["notebook 1"] == kept["checkpoint"] == 4 * 2 * tokens * hidden
+    assert kept["ours 2"] < kept["norm + standard"]
+    assert rows["compiled standard"]["peak_bytes"] is None  # what is compiled cannot be seen: not guessed
+    for row in rows.values():
+        assert row["bench"] == "swiglu"
+        assert row["total_s"] > 0
+        assert row["tokens_per_s"] == pytest.approx(tokens / row["total_s"])
+    assert "ours 1" in capsys.readouterr().out
+
+
+def test_loss_never_holds_all_logits(tmp_path):
+    rows = rows_of(tmp_path, "loss", "--shapes", "1024x8x2000")
+    logits = 4 * 1024 * 2000
+    assert rows["plain"]["peak_bytes"] >= 2 * logits
+    assert rows["ours, 64 chunks"]["peak_bytes"] < logits / 8
+    assert all(row["resident_bytes"] >= 0 for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["swiglu", "--shapes", "8x512"], "is not BATCHxSEQxHIDDENxINTERMEDIATExLAYERS"),
+        (["loss", "--shapes", "0x1x2"], "is not TOKENSxHIDDENxVOCAB"),
+        (["swiglu", "--rounds", "0"], "rounds must be at least 1"),
+    ],
+)
+def test_a_users_mistake_is_one_line(words, says, capsys):
+    assert main(["bench", *words]) == 2
+    error = capsys.readouterr().err.strip()
+    assert says in error
+    assert len(error.splitlines()) == 1
+
+
+def test_the_frontier_is_what_nothing_beats_in_both():
+    assert frontier([(3, 1), (1, 5), (2, 6), (2.5, 2)]) == [(1, 5), (2.5, 2), (3, 1)]
