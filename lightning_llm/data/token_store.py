@@ -159,7 +159,7 @@ class TokenStore:
                 raise ValueError(f"token store {self.path}: {name}.bin was changed, its sha256 is not that of {META}")
 
     def _check(self) -> None:
-        if self.dtype not in DTYPES or (self.tokenizer_sha256 and self.dtype != dtype_for(self.vocab_size)):
+        if self.tokenizer_sha256 and self.dtype != dtype_for(self.vocab_size):
             raise ValueError(
                 f"token store {self.path}: dtype {self.dtype!r} is wrong for vocab_size {self.vocab_size}, "
                 f"which needs {dtype_for(self.vocab_size)}"

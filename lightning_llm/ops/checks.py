@@ -1,7 +1,13 @@
 """What both operators ask of their arguments."""
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 import torch
 from torch import Tensor
+
+Backward = Callable[..., tuple[Tensor | None, ...]]
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -67,3 +73,25 @@ def refuse_transforms(name: str, instead: str) -> None:
     """
     if torch._C._are_functorch_transforms_active():
         raise NotImplementedError(f"{name} does not work under the transforms of torch.func: use {instead} there")
+
+
+def differentiable_once(backward: Backward) -> Backward:
+    """For the backward of a Function whose gradients are no function of anything to autograd.
+
+    torch's own ``once_differentiable`` looks at the incoming gradient only: where that is constant, gradients come out
+    as if they were constants too, and a penalty on them is lost without a word.
+
+    Raises:
+        RuntimeError: Under ``create_graph=True``.
+    """
+
+    @wraps(backward)
+    def only_once(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "this operator of lightning_llm cannot be differentiated twice (create_graph=True): "
+                "use the plain form, swiglu_reference or torch.nn.functional.cross_entropy"
+            )
+        return backward(ctx, *grads)
+
+    return only_once

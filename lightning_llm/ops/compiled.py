@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_llm.ops.loss_chunks import Head, LossOptions, loss_and_gradients
 from lightning_llm.ops.swiglu_tiles import Options, Weights, swiglu_backward, swiglu_forward
 
 
@@ -99,3 +100,76 @@ def _(
 ) -> list[Tensor]:
     tensors = (x, gate, up, down, norm)
     return [t.new_empty(t.shape) for t, need in zip(tensors, needed, strict=True) if need and t is not None]
+
+
+def linear_cross_entropy(
+    hidden: Tensor, head: Head, targets: Tensor, options: LossOptions, needed: tuple[bool, ...]
+) -> Tensor:
+    """As ``loss_chunks.loss_and_gradients``, differentiable."""
+    loss: Tensor = _loss(hidden, *head, targets, *options, list(needed), None)[0]
+    return loss
+
+
+@torch.library.custom_op("lightning_llm::linear_cross_entropy", mutates_args=())
+def _loss(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    ignore_index: int,
+    num_chunks: int | None,
+    z_loss: float,
+    reduction: str,
+    dtype: torch.dtype,
+    needed: list[bool],
+    d_losses: Tensor | None,
+) -> list[Tensor]:
+    """The loss and, unless the reduction is ``none`` and there are no ``d_losses``, the gradients needed."""
+    options = LossOptions(ignore_index, num_chunks, z_loss, reduction, dtype)
+    if reduction == "none" and d_losses is None:
+        needed = [False] * 3
+    loss, gradients = loss_and_gradients(hidden, Head(weight, bias), targets, options, tuple(needed), d_losses)
+    return [loss, *(gradient for gradient in gradients if gradient is not None)]
+
+
+@_loss.register_fake
+def _(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    ignore_index: int,
+    num_chunks: int | None,
+    z_loss: float,
+    reduction: str,
+    dtype: torch.dtype,
+    needed: list[bool],
+    d_losses: Tensor | None,
+) -> list[Tensor]:
+    wide = torch.promote_types(dtype, torch.float32)
+    loss = hidden.new_empty(targets.shape if reduction == "none" else (), dtype=wide)
+    if reduction == "none" and d_losses is None:
+        return [loss]
+    tensors = zip((hidden, weight, bias), needed, strict=True)
+    held = wide if dtype == torch.float16 else None
+    return [loss, *(t.new_empty(t.shape, dtype=held or t.dtype) for t, need in tensors if need and t is not None)]
+
+
+def _save_for_loss(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.options = inputs[4:9]
+    ctx.save_for_backward(*(inputs[:4] if ctx.options[3] == "none" else output[1:]))
+    ctx.dtypes = [None if t is None else t.dtype for t in inputs[:3]]
+
+
+def _backward_of_loss(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+    needed = list(ctx.needs_input_grad[:3])
+    if ctx.options[3] == "none":
+        _, *found = _loss(*ctx.saved_tensors, *ctx.options, needed, grads[0])
+    else:
+        found = [grad * grads[0] for grad in ctx.saved_tensors]
+    left = iter(found)
+    scaled = (next(left).to(dtype) if need else None for need, dtype in zip(needed, ctx.dtypes, strict=True))
+    return *scaled, *[None] * 8
+
+
+_loss.register_autograd(_backward_of_loss, setup_context=_save_for_loss)

@@ -6,10 +6,10 @@ For one token with logits z and target t the loss is -log softmax(z)_t. With m =
 
 so nothing overflows and no probability is rounded to zero before its logarithm is taken.
 
-``linear_cross_entropy`` computes the logits z = h Wᵀ + b for a chunk of tokens at a time. While the chunk is there it
-also computes the gradients, dz = (softmax(z) - onehot(t)) / count, dh = dz W, dW += dzᵀ h, and throws the logits away;
-backward only scales what forward has found. The optional z-loss (Chowdhery et al. 2022, "PaLM", section 5) adds
-``z_loss`` times (log Σ_j exp z_j)² per token, whose gradient is 2 ``z_loss`` (log Σ_j exp z_j) softmax(z).
+``linear_cross_entropy`` computes the logits z = h Wᵀ + b of a chunk of tokens at a time. While they are there it also
+computes the gradients (``loss_chunks.py``) and throws them away; backward only scales what forward has found. The
+optional z-loss (Chowdhery et al. 2022, "PaLM: Scaling Language Modeling with Pathways", section 5) adds
+``z_loss`` · log² Z per token, with log Z = log Σ_j exp(z_j), which keeps the logits from drifting.
 """
 
 from typing import Any, Literal
@@ -17,8 +17,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from lightning_llm.ops import checks, compiled
+from lightning_llm.ops.loss_chunks import Head, LossOptions, loss_and_gradients
+
 Reduction = Literal["mean", "sum", "none"]
-TOKENS_PER_CHUNK = 256
+REDUCTIONS = ("mean", "sum", "none")
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -32,11 +35,15 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
         Scalar, float32 (float64 for float64 logits): the mean over all leading dimensions.
 
     Raises:
-        ValueError: The leading dimensions of ``logits`` are not the shape of ``targets``.
+        ValueError: The leading dimensions of ``logits`` are not the shape of ``targets``, or a target is no token id.
     """
     if logits.shape[:-1] != targets.shape:
-        raise ValueError(f"targets must have shape {tuple(logits.shape[:-1])}, got {tuple(targets.shape)}")
-    z = logits if logits.dtype == torch.float64 else logits.float()
+        raise ValueError(
+            f"targets must have shape {tuple(logits.shape[:-1])} for logits of shape {tuple(logits.shape)}, "
+            f"got {tuple(targets.shape)}"
+        )
+    _check_targets(targets, logits, logits.shape[-1], None)
+    z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     z = z - z.detach().amax(dim=-1, keepdim=True)
     target_logits = z.gather(-1, targets.unsqueeze(-1).long()).squeeze(-1)
     return (z.exp().sum(dim=-1).log() - target_logits).mean()
@@ -55,125 +62,107 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Cross-entropy in nats of the logits ``hidden @ weight.T + bias``, a chunk of tokens at a time.
 
+    The gradients are computed in forward, unless nothing requires them, and held until backward; a second backward
+    (``retain_graph``) and ``reduction="none"`` compute them again. Under autocast the products are in autocast's dtype.
+    Can be differentiated once, by autograd: not under ``torch.func``.
+
     Args:
         hidden: (…, hidden).
-        weight: (vocab, hidden).
+        weight: (vocab, hidden); may be the embedding's.
         targets: (…), token ids; ``ignore_index`` where there is nothing to predict.
         bias: (vocab,).
         ignore_index: The target that does not count.
-        num_chunks: Number of chunks over the tokens; ``None`` chooses.
-        reduction: ``mean`` over the tokens that count, ``sum``, or ``none``.
-        z_loss: Weight of the squared log-partition.
+        num_chunks: Into how many chunks the tokens are cut, at most. ``None`` chooses by vocabulary and dtype.
+        reduction: ``mean`` over the tokens that count (0 if there is none), ``sum``, or ``none``.
+        z_loss: Weight of log² Z, 1e-4 in PaLM.
 
     Returns:
         Scalar, or (…) for ``none``; float32 (float64 for float64 inputs).
 
     Raises:
-        ValueError: A shape, dtype, device, chunk count or reduction that does not fit.
+        ValueError: A shape, dtype, device, target, reduction or number of chunks that does not fit; the message says
+            which.
+        NotImplementedError: Under a transform of ``torch.func``.
     """
-    if hidden.shape[:-1] != targets.shape:
-        raise ValueError(f"targets must have shape {tuple(hidden.shape[:-1])}, got {tuple(targets.shape)}")
-    if hidden.shape[-1] != weight.shape[-1]:
-        raise ValueError(f"weight must have shape (vocab, {hidden.shape[-1]}), got {tuple(weight.shape)}")
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
-    flat = hidden.reshape(-1, hidden.shape[-1])
-    if torch.is_autocast_enabled(hidden.device.type):
-        flat = flat.to(torch.get_autocast_dtype(hidden.device.type))
-        weight = weight.to(flat.dtype)
-        bias = None if bias is None else bias.to(flat.dtype)
-    chunks = num_chunks or max(1, -(-flat.shape[0] // TOKENS_PER_CHUNK))
-    losses: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        flat, weight, bias, targets.reshape(-1).long(), ignore_index, chunks, reduction, z_loss, torch.is_grad_enabled()
-    )
-    return losses.reshape(targets.shape) if reduction == "none" else losses
+    head, dtype = Head(weight, bias), checks.product_dtype(hidden)
+    _check(hidden, head, targets, dtype, num_chunks, ignore_index)
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    if not z_loss >= 0:
+        raise ValueError(f"z_loss must be at least 0, got {z_loss}")
+    checks.refuse_transforms("linear_cross_entropy", "torch.nn.functional.cross_entropy")
+    options = LossOptions(ignore_index, num_chunks, z_loss, reduction, dtype)
+    loss = _apply(hidden.reshape(targets.numel(), hidden.shape[-1]), head, targets.reshape(-1), options)
+    return loss.view(targets.shape) if reduction == "none" else loss
+
+
+def _apply(hidden: Tensor, head: Head, targets: Tensor, options: LossOptions) -> Tensor:
+    tensors = (hidden, head.weight, head.bias)
+    needed = tuple(torch.is_grad_enabled() and t is not None and t.requires_grad for t in tensors)
+    if torch.compiler.is_compiling():
+        return compiled.linear_cross_entropy(hidden, head, targets, options, needed)
+    if not any(needed):
+        return loss_and_gradients(hidden, head, targets, options, needed)[0]
+    loss: Tensor = _LinearCrossEntropy.apply(hidden, *head, targets, options)  # type: ignore[no-untyped-call]
+    return loss
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        ignore_index: int,
-        chunks: int,
-        reduction: Reduction,
-        z_loss: float,
-        grad: bool,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: LossOptions
     ) -> Tensor:
-        ctx.reduction = reduction
-        if reduction == "none":
-            ctx.save_for_backward(hidden, weight, bias, targets)
-            ctx.options = (ignore_index, chunks, z_loss)
-            return _chunked(hidden, weight, bias, targets, ignore_index, chunks, z_loss, None)[0]
-        scale = torch.ones((), dtype=_accumulator(hidden.dtype), device=hidden.device)
-        if reduction == "mean":
-            scale = scale / (targets != ignore_index).sum().clamp_(min=1)
-        needs = grad and any(ctx.needs_input_grad[:3])
-        coefficients = scale.expand(targets.shape[0]) if needs else None
-        losses, grads = _chunked(hidden, weight, bias, targets, ignore_index, chunks, z_loss, coefficients)
-        ctx.save_for_backward(*grads)
-        return losses.sum() * scale
+        needed = ctx.needs_input_grad[:3] if options.reduction != "none" else (False, False, False)
+        loss, ctx.held = loss_and_gradients(hidden, Head(weight, bias), targets, options, needed)
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        ctx.options = options
+        return loss
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[misc]
-    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        grads = ctx.saved_tensors
-        if ctx.reduction == "none":
-            ignore_index, chunks, z_loss = ctx.options
-            grads = _chunked(*ctx.saved_tensors, ignore_index, chunks, z_loss, dloss)[1]
-        else:
-            grads = [None if g is None else g * dloss.to(g.dtype) for g in grads]
-        return *grads, None, None, None, None, None, None
+    @checks.differentiable_once
+    def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
+        held, ctx.held = ctx.held, [None, None, None]  # handed over, so that scaling them needs no second copy
+        hidden, weight, bias, targets = ctx.saved_tensors
+        if not any(grad is not None for grad in held):
+            needed, d_losses = ctx.needs_input_grad[:3], d_loss if ctx.options.reduction == "none" else None
+            _, held = loss_and_gradients(hidden, Head(weight, bias), targets, ctx.options, needed, d_losses)
+        if ctx.options.reduction != "none" and not (d_loss.device.type == "cpu" and d_loss.item() == 1):
+            held = [None if grad is None else grad.mul_(d_loss) for grad in held]
+        tensors = (hidden, weight, bias)
+        return *(None if g is None else g.to(t.dtype) for g, t in zip(held, tensors, strict=True)), None, None
 
 
-def _accumulator(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
+def _check(
+    hidden: Tensor, head: Head, targets: Tensor, dtype: torch.dtype, num_chunks: int | None, ignore_index: int
+) -> None:
+    if hidden.dim() == 0 or head.weight.dim() != 2:
+        raise ValueError(
+            f"weight must be (vocab, hidden) for hidden (…, hidden), got {tuple(head.weight.shape)} "
+            f"for hidden {tuple(hidden.shape)}"
+        )
+    vocab = head.weight.shape[0]
+    checks.match("weight", head.weight, (vocab, hidden.shape[-1]), hidden, dtype, "hidden")
+    if head.bias is not None:
+        checks.match("bias", head.bias, (vocab,), hidden, dtype, "hidden")
+    if hidden.shape[:-1] != targets.shape:
+        raise ValueError(
+            f"targets must have shape {tuple(hidden.shape[:-1])} for hidden of shape {tuple(hidden.shape)}, "
+            f"got {tuple(targets.shape)}"
+        )
+    _check_targets(targets, hidden, vocab, ignore_index)
+    checks.count("num_chunks", num_chunks, max(1, targets.numel()), "the number of tokens")
 
 
-def _chunked(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    ignore_index: int,
-    chunks: int,
-    z_loss: float,
-    coefficients: Tensor | None,
-) -> tuple[Tensor, list[Tensor | None]]:
-    """Losses per token and, where ``coefficients`` (their weight in the total) are given, the three gradients."""
-    dtype = _accumulator(hidden.dtype)
-    losses = torch.zeros(targets.shape[0], dtype=dtype, device=hidden.device)
-    d_hidden = torch.empty_like(hidden)
-    d_weight = torch.zeros(weight.shape, dtype=dtype, device=weight.device) if coefficients is not None else None
-    d_bias = torch.zeros(bias.shape, dtype=dtype, device=bias.device) if bias is not None else None
-    size = max(1, -(-targets.shape[0] // chunks))
-    for start in range(0, targets.shape[0], size):
-        rows = slice(start, start + size)
-        h, t = hidden[rows], targets[rows]
-        counts = t != ignore_index
-        index = t.where(counts, 0).unsqueeze(-1)
-        z = (h @ weight.T if bias is None else torch.addmm(bias, h, weight.T)).to(dtype)
-        peak = z.amax(dim=-1, keepdim=True)
-        picked = z.gather(-1, index)
-        total = z.sub_(peak).exp_().sum(dim=-1, keepdim=True)
-        log_partition = total.log() + peak
-        loss = log_partition - picked + z_loss * log_partition.square()
-        losses[rows] = torch.where(counts, loss.squeeze(-1), 0)
-        if coefficients is not None and d_weight is not None:
-            c = (coefficients[rows] * counts).to(dtype).unsqueeze(-1)
-            dz = z.mul_(c * (1 + 2 * z_loss * log_partition) / total).scatter_add_(-1, index, -c)
-            if d_bias is not None:
-                d_bias += dz.sum(dim=0)
-            dz = dz.to(hidden.dtype)
-            d_hidden[rows] = dz @ weight
-            d_weight += dz.T @ h
-    if coefficients is None or d_weight is None:
-        return losses, []
-    return losses, [
-        d_hidden,
-        d_weight.to(weight.dtype),
-        d_bias if bias is None or d_bias is None else d_bias.to(bias.dtype),
-    ]
+def _check_targets(targets: Tensor, other: Tensor, vocab: int, ignore_index: int | None) -> None:
+    if targets.is_floating_point() or targets.dtype == torch.bool:
+        raise ValueError(f"targets must be token ids of an integer dtype, got {targets.dtype} {tuple(targets.shape)}")
+    if targets.device != other.device:
+        raise ValueError(f"targets are on {targets.device}, the other arguments on {other.device}: move one of them")
+    if targets.device.type != "cpu" or torch.compiler.is_compiling():
+        return  # looking would wait for the device; there the operators themselves refuse
+    wrong = (targets < 0) | (targets >= vocab)
+    if ignore_index is not None:
+        wrong &= targets != ignore_index
+    if wrong.any():
+        ignored = "" if ignore_index is None else f" or ignore_index {ignore_index}"
+        raise ValueError(f"targets must be below the vocabulary {vocab}{ignored}, got {targets[wrong][0].item()}")

@@ -97,9 +97,10 @@ def memory_optimized_swiglu(
     dtype = checks.product_dtype(x)
     _check(x, weights, dtype, checkpoint_level, num_chunks)
     checks.refuse_transforms("memory_optimized_swiglu", "swiglu_reference")
-    if norm_weight is not None and (checkpoint_level < 2 or x.numel() == 0):
+    is_empty = 0 in (x.numel(), gate_weight.numel())
+    if norm_weight is not None and (checkpoint_level < 2 or is_empty):
         x, weights = rms_norm(x, norm_weight, norm_eps), weights._replace(norm=None)
-    if 0 in (x.numel(), gate_weight.numel()):
+    if is_empty:
         return swiglu_reference(x, *weights[:3])
     options = Options(norm_eps, num_chunks, dtype)
     return _apply(x.reshape(-1, x.shape[-1]), weights, options, keep=checkpoint_level == 0).view(x.shape)
@@ -126,7 +127,7 @@ class _SwiGLU(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @checks.differentiable_once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, gate, up, down, norm, *kept = ctx.saved_tensors
         weights = Weights(gate, up, down, norm)

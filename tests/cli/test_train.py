@@ -148,6 +148,17 @@ def test_resumed_equals_uninterrupted_bit_for_bit(tiny, dropout):
     assert_same_weights(weights(whole), weights(rest))
 
 
+def test_resumed_with_other_micro_batches_takes_the_same_steps(tiny):
+    options = {"model.schedule.class_path": "lightning_llm.optim.Constant"}
+    whole = tiny("fit", **options)
+    tiny("fit", **{**options, "trainer.max_steps": 3, "data.micro_batch_size": 4, "trainer.default_root_dir": "other"})
+    rest = tiny(
+        "fit", "--ckpt_path=last", **{**options, "data.micro_batch_size": 2, "trainer.default_root_dir": "other"}
+    )
+    assert rest.trainer.global_step == 6
+    assert summary(rest)["val_loss"] == pytest.approx(summary(whole)["val_loss"], rel=1e-5)
+
+
 def test_micro_batches_change_nothing_but_rounding(tiny):
     whole, parts = tiny("fit"), tiny("fit", **{"data.micro_batch_size": 2})
     assert parts.trainer.accumulate_grad_batches == 4

@@ -83,9 +83,11 @@ def test_fingerprint_changes_with_names_sizes_and_times(tmp_path):
         file.write_text(text)
         os.utime(file, (changed, changed))
         seen.add(open_corpus([str(tmp_path)]).fingerprint)
+    file.rename(tmp_path / "renamed")
+    seen.add(open_corpus([str(tmp_path)]).fingerprint)
     (tmp_path / "b").write_text("b")
     seen.add(open_corpus([str(tmp_path)]).fingerprint)
-    assert len(seen) == 4
+    assert len(seen) == 5
 
 
 def test_missing_input_names_the_corpora(tmp_path):
@@ -137,6 +139,14 @@ def test_file_that_goes_away_while_preparing(tmp_path):
     document = open_corpus([str(file)]).documents[0]
     file.unlink()
     assert fault(document.text) == f"cannot read {file}: No such file or directory"
+
+
+def test_folder_without_permission(tmp_path, monkeypatch):
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied", folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert fault(lambda: open_corpus([str(tmp_path)])) == f"cannot read {tmp_path}: Permission denied"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -377,9 +377,7 @@ def test_text_of_exactly_one_window(make_store):
 
 def test_micro_batches_that_do_not_divide_the_global_batch(store):
     message = fault(lambda: make_data(store, micro_batch_size=3).setup("fit"))
-    assert (
-        message == "data.global_batch_size 8 cannot be divided by 1 device times data.micro_batch_size 3: change one"
-    )
+    assert message == "data.global_batch_size 8 cannot be divided by 1 device times data.micro_batch_size 3: change one"
 
 
 class Devices:

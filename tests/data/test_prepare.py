@@ -133,6 +133,15 @@ def test_few_documents_still_train_and_validate(tmp_path, count):
         assert store.splits["val"].documents >= 1
 
 
+@pytest.mark.parametrize("places", [(0.01, 0.02), (0.8, 0.9), (0.05, 0.5)])
+def test_two_documents_are_never_in_one_split(tmp_path, monkeypatch, places):
+    for name, text in (("a", "one"), ("b", "other")):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(prepare, "_place", lambda text: places[text == "other"])
+    store = prepare_store([str(tmp_path / "a"), str(tmp_path / "b")], tmp_path / "out", tokenizer="byte")
+    assert (text_of(store, "val"), text_of(store, "train")) == ("one", "other")
+
+
 def test_char_documents_follow_one_another_without_a_mark(folder, tmp_path):
     store = prepare_store(str(folder), tmp_path / "out", tokenizer="char")
     total = sum(store.splits[split].tokens for split in store.splits)

@@ -223,7 +223,9 @@ def test_character_outside_the_vocabulary_is_refused_by_the_library_too(tokenize
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_a_surrogate_pair_is_refused(tokenizers, kind):
-    with pytest.raises(ValueError, match=r"\\ud800"):
+    with pytest.raises(
+        ValueError, match=r"^character '\\ud800' .*(half of a surrogate pair|not among the \d+ characters)"
+    ):
         tokenizers[kind].encode("a\ud800")
 
 

@@ -38,7 +38,9 @@ def assert_as_good_as(ours, plain, inputs, dtype):
         strict=False,
     ):
         assert got.shape == true.shape
-        assert (got.double() - true).norm() <= 2 * (reference.double() - true).norm(), name
+        # a single number may by luck be off by less than its dtype can tell: the last rounding is granted to both
+        rounding = torch.finfo(got.dtype).eps / 2 * true.norm()
+        assert (got.double() - true).norm() <= 2 * max((reference.double() - true).norm(), rounding), name
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
