@@ -46,8 +46,9 @@ def _(
     dtype: torch.dtype,
     keep: bool,
 ) -> list[Tensor]:
-    widths = (x.shape[1], gate.shape[0], gate.shape[0]) if keep else (x.shape[1],)
-    return [x.new_empty(x.shape[0], width, dtype=dtype) for width in widths]
+    tokens, width = x.numel() // x.shape[-1], gate.shape[0]
+    shapes = (x.shape, (tokens, width), (tokens, width)) if keep else (x.shape,)
+    return [x.new_empty(shape, dtype=dtype) for shape in shapes]
 
 
 def _save_for_swiglu(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:

@@ -11,6 +11,7 @@ also takes dz. The elementwise work (``softmax_rows.py``) goes over it in groups
 and db are taken in float32 at least.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -58,44 +59,46 @@ def loss_and_gradients(
     multiplied by the gradient of the loss, and without the factor of a loss scaler float16 would round them to zero.
 
     Args:
-        hidden: (tokens, hidden).
+        hidden: (…, hidden).
         head: The parameters.
-        targets: (tokens,).
+        targets: (…).
         options: How.
         needed: Which of the three gradients are wanted.
-        d_losses: (tokens,), the gradients of the single losses, where ``options.reduction`` is ``none``.
+        d_losses: (…), the gradients of the single losses, where ``options.reduction`` is ``none``.
 
     Returns:
-        The loss, scalar or (tokens,) by ``options.reduction``, in float32 at least; the three gradients.
+        The loss, scalar or (…) by ``options.reduction``, in float32 at least; the three gradients.
     """
-    counted = targets != options.ignore_index
+    losses = hidden.new_empty(targets.shape, dtype=torch.promote_types(options.dtype, torch.float32))
+    flat_losses, flat_targets = losses.view(-1), targets.reshape(-1)
+    counted = flat_targets != options.ignore_index
     work = _Chunks(hidden, head, options, needed)
     weights = counted.to(work.wide)  # of the losses in the result
     if options.reduction == "mean":
         weights /= counted.sum().clamp_(min=1)
     if d_losses is not None:
-        weights *= d_losses
+        weights *= d_losses.reshape(-1)
     # In float16 dz of a mean would underflow as well. Then it is that of the sum, and the gradients are divided later.
     divide_late = options.reduction == "mean" and options.dtype == torch.float16
-    index = targets.where(counted, 0).long()
-    losses = hidden.new_empty(targets.shape, dtype=work.wide)
-    for rows in _slices(targets.shape[0], work.rows):
-        losses[rows] = work.add(rows, index[rows], (counted if divide_late else weights)[rows])
+    index = flat_targets.where(counted, 0).long()
+    for rows in _slices(targets.numel(), work.rows):
+        flat_losses[rows] = work.add(rows, index[rows], (counted if divide_late else weights)[rows])
     gradients = work.gradients(weights.amax() if divide_late else None)
-    losses.masked_fill_(~counted, 0)
-    return losses if options.reduction == "none" else losses.mul_(weights).sum(), gradients
+    flat_losses.masked_fill_(~counted, 0)
+    return losses if options.reduction == "none" else flat_losses.mul_(weights).sum(), gradients
 
 
 class _Chunks:
     """The gradients so far, and the buffers of a chunk."""
 
     def __init__(self, hidden: Tensor, head: Head, options: LossOptions, needed: tuple[bool, ...]) -> None:
-        self.hidden, self.options, self.needs_gradients = hidden, options, any(needed)
+        tokens, vocab = math.prod(hidden.shape[:-1]), head.weight.shape[0]
+        self.hidden = hidden.reshape(tokens, hidden.shape[-1])
+        self.options, self.needs_gradients = options, any(needed)
         self.wide = torch.promote_types(options.dtype, torch.float32)
         self.weight = head.weight.to(options.dtype)
         self.bias = None if head.bias is None else head.bias.to(self.wide)
-        tokens, vocab = hidden.shape[0], head.weight.shape[0]
-        self.rows = _chunk_rows(hidden, vocab, options)
+        self.rows = _chunk_rows(self.hidden, vocab, options)
         self.logits = hidden.new_empty(min(self.rows, tokens), vocab, dtype=options.dtype)
         self.block = VOCAB_BLOCK.get(hidden.device.type, VOCAB_BLOCK["cpu"])
         need_hidden, need_weight, need_bias = needed
@@ -129,10 +132,11 @@ class _Chunks:
             self.d_bias,
         )
         if self.d_hidden is not None:
-            if self.d_hidden.dtype == z.dtype:
-                torch.mm(z, self.weight, out=self.d_hidden[rows])
+            d_hidden = self.d_hidden.view(self.hidden.shape)[rows]
+            if d_hidden.dtype == z.dtype:
+                torch.mm(z, self.weight, out=d_hidden)
             else:
-                self.d_hidden[rows] = torch.mm(z, self.weight)
+                d_hidden.copy_(torch.mm(z, self.weight))
         if self.d_weight is not None:
             for columns in self._columns():
                 part = z[:, columns].t()

@@ -92,8 +92,7 @@ def linear_cross_entropy(
         raise ValueError(f"z_loss must be at least 0, got {z_loss}")
     checks.refuse_transforms("linear_cross_entropy", "torch.nn.functional.cross_entropy")
     options = LossOptions(ignore_index, num_chunks, z_loss, reduction, dtype)
-    loss = _apply(hidden.reshape(targets.numel(), hidden.shape[-1]), head, targets.reshape(-1), options)
-    return loss.view(targets.shape) if reduction == "none" else loss
+    return _apply(hidden, head, targets, options)
 
 
 def _apply(hidden: Tensor, head: Head, targets: Tensor, options: LossOptions) -> Tensor:

@@ -103,7 +103,7 @@ def memory_optimized_swiglu(
     if is_empty:
         return swiglu_reference(x, *weights[:3])
     options = Options(norm_eps, num_chunks, dtype)
-    return _apply(x.reshape(-1, x.shape[-1]), weights, options, keep=checkpoint_level == 0).view(x.shape)
+    return _apply(x, weights, options, keep=checkpoint_level == 0)
 
 
 def _apply(x: Tensor, weights: Weights, options: Options, *, keep: bool) -> Tensor:

@@ -47,18 +47,20 @@ def swiglu_forward(x: Tensor, weights: Weights, options: Options, *, keep: bool)
     """The output, and g and u where they are to be kept.
 
     Args:
-        x: (tokens, hidden).
+        x: (…, hidden).
         weights: The parameters.
         options: The chunks of the width concern backward only.
         keep: Whether g and u are returned.
 
     Returns:
-        y (tokens, hidden), and if ``keep`` g and u, both (tokens, intermediate), all in the dtype of the products.
+        y (…, hidden), and if ``keep`` g and u, both (tokens, intermediate), all in the dtype of the products. ``y`` is
+        no view: FSDP2 hangs its hooks on what a module returns, and a view would lose them under ``y += x``.
     """
-    (tokens, hidden), width = x.shape, weights.gate.shape[0]
+    y = x.new_empty(x.shape, dtype=options.dtype)
+    x, flat_y = _flat(x), _flat(y)
+    tokens, width = x.shape[0], weights.gate.shape[0]
     gate, up, down = (weight.to(options.dtype) for weight in weights[:3])
     rows = _forward_rows(x, width, options.dtype)
-    y = x.new_empty(tokens, hidden, dtype=options.dtype)
     g, u = (x.new_empty(tokens if keep else rows, width, dtype=options.dtype) for _ in range(2))
     a = x.new_empty(rows, width, dtype=options.dtype) if keep else g  # what is not kept is overwritten
     for block in _slices(tokens, rows):
@@ -66,7 +68,7 @@ def swiglu_forward(x: Tensor, weights: Weights, options: Options, *, keep: bool)
         h = _normalized(x[block], weights.norm, options)
         torch.mm(h, gate.t(), out=g[here])
         torch.mm(h, up.t(), out=u[here])
-        torch.mm(gate_forward(g[here], u[here], a[:size]), down.t(), out=y[block])
+        torch.mm(gate_forward(g[here], u[here], a[:size]), down.t(), out=flat_y[block])
     return (y, g, u) if keep else (y,)
 
 
@@ -76,8 +78,8 @@ def swiglu_backward(
     """The gradients of x, gate, up, down and norm, each in the dtype of its tensor.
 
     Args:
-        dy: (tokens, hidden), the gradient of the output.
-        x: (tokens, hidden), the input.
+        dy: (…, hidden), the gradient of the output.
+        x: (…, hidden), the input.
         weights: The parameters.
         kept: g and u, or nothing: then they are computed again.
         options: As in forward.
@@ -86,20 +88,27 @@ def swiglu_backward(
     Returns:
         Five gradients, ``None`` where not wanted.
     """
-    work = _Backward(x, weights, kept, options, needed)
-    dy = dy.to(options.dtype)
-    for block in _slices(x.shape[0], work.rows):
+    dx = x.new_empty(x.shape) if needed[0] else None
+    work = _Backward(_flat(x), weights, kept, options, needed, None if dx is None else _flat(dx))
+    dy = _flat(dy.to(options.dtype))
+    for block in _slices(dy.shape[0], work.rows):
         work.add_block(block, dy[block].contiguous())
-    return work.gradients()
+    return dx, *work.weight_gradients()
 
 
 class _Backward:
     """One backward pass: its gradients so far, and the buffers of a tile."""
 
     def __init__(
-        self, x: Tensor, weights: Weights, kept: tuple[Tensor, ...], options: Options, needed: tuple[bool, ...]
+        self,
+        x: Tensor,
+        weights: Weights,
+        kept: tuple[Tensor, ...],
+        options: Options,
+        needed: tuple[bool, ...],
+        dx: Tensor | None,
     ) -> None:
-        self.x, self.weights, self.kept, self.options = x, weights, kept, options
+        self.x, self.weights, self.kept, self.options, self.dx = x, weights, kept, options, dx
         self.need_x, *need_weights, self.need_norm = needed
         self.need_input = self.need_x or self.need_norm
         self.need_gating = self.need_input or need_weights[0] or need_weights[1]
@@ -113,7 +122,6 @@ class _Backward:
             x.new_empty(w.shape, dtype=w.dtype if one_block else wide) if need else None
             for w, need in zip(weights[:3], need_weights, strict=True)
         ]
-        self.dx = torch.empty_like(x) if self.need_x else None
         self.d_norm = x.new_zeros(hidden, dtype=wide) if self.need_norm else None
         # the gradient behind the norm, if there is one: of one chunk, or a sum over chunks
         self.dh_dtype = dtype if self.columns >= width and weights.norm is None else wide
@@ -140,11 +148,9 @@ class _Backward:
         if dh is not None:
             self._leave_norm(block, dh)
 
-    def gradients(self) -> tuple[Tensor | None, ...]:
+    def weight_gradients(self) -> list[Tensor | None]:
         sums = (*self.d_weights, self.d_norm)
-        return self.dx, *(
-            None if d is None or w is None else d.to(w.dtype) for d, w in zip(sums, self.weights, strict=True)
-        )
+        return [None if d is None or w is None else d.to(w.dtype) for d, w in zip(sums, self.weights, strict=True)]
 
     def _gated(
         self, block: slice, chunk: slice, h: Tensor, dy: Tensor, gate: Tensor, up: Tensor
@@ -229,6 +235,11 @@ def _tile_elements(x: Tensor, dtype: torch.dtype) -> int:
 def _even(total: int, most: int) -> int:
     """The size of pieces of ``total`` that are as even as possible and at most ``most``."""
     return -(-total // -(-total // most))
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """(…, hidden) -> (tokens, hidden), a view where the strides allow it."""
+    return tensor.reshape(-1, tensor.shape[-1])
 
 
 def _slices(total: int, size: int) -> Iterator[slice]:
