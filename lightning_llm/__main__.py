@@ -9,13 +9,17 @@ from importlib import import_module
 
 TRAINER_WORDS = {
     "fit": "train a model",
+    "check": "what fit looks at before its first step, alone",
     "validate": "loss of a checkpoint on the validation text",
     "test": "loss of a checkpoint on the test text",
     "predict": "the likeliest continuation of given prompts, as JSON lines",
 }
 TOOLS = {
     "prepare": "turn text into a token store",
+    "data": "look into a token store, or check it",
     "generate": "continue a prompt with a trained model",
+    "dashboard": "show runs in TensorBoard, on this machine",
+    "compare": "loss, time and memory of runs, by what their configs differ in",
     "bench": "measure memory and time on this machine",
 }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor, nn
 
 from lightning_llm.measure.meter import MemoryMeter
@@ -70,6 +70,7 @@ class Row:
     saved_bytes: int | None = None
     resident_bytes: int | None = None
     tokens_per_s: float | None = None
+    bytes_per_s: float | None = None
     torch: str = torch.__version__
     machine: str = ""
 
@@ -89,11 +90,10 @@ def measure(
     memory = {name: measure_memory(case, device) for name, case in cases.items()}
     for case in cases.values():
         case.clear()
-    half = None if budget_s is None else budget_s / 2
-    forward = interleave(
-        {n: c.forward for n, c in cases.items()}, rounds=rounds, warmup=1, device=device, budget_s=half
-    )
-    total = interleave({n: c.step for n, c in cases.items()}, rounds=rounds, warmup=1, device=device, budget_s=half)
+    # a whole step right after its forward: what disturbs the one disturbs the other
+    runs = {f"{part} {name}": run for name, c in cases.items() for part, run in (("fwd", c.forward), ("both", c.step))}
+    timings = interleave(runs, rounds=rounds, warmup=1, device=device, budget_s=budget_s)
+    forward, total = ({name: timings[f"{part} {name}"] for name in cases} for part in ("fwd", "both"))
     first = next(iter(cases))
     rows = []
     for name in cases:
@@ -119,6 +119,17 @@ def measure(
         )
         cases[name].clear()
     return rows
+
+
+def chosen(cases: Mapping[str, Case], variants: Sequence[str] | None) -> dict[str, Case]:
+    """Those of the cases that are asked for, in the order asked; all of them for ``None``.
+
+    Raises:
+        ValueError: If there is no such variant.
+    """
+    if unknown := [name for name in variants or () if name not in cases]:
+        raise ValueError(f"variants {', '.join(map(repr, unknown))}: there are {', '.join(cases)}")
+    return dict(cases) if variants is None else {name: cases[name] for name in variants}
 
 
 def measure_memory(case: Case, device: str) -> tuple[int | None, int | None]:
@@ -166,19 +177,25 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
 def print_table(rows: Sequence[Row], console: Console) -> None:
     """A table for each shape and dtype."""
     for key in dict.fromkeys((row.shape, row.dtype) for row in rows):
-        table = Table(
-            "variant", "forward ms", "backward ms", "total ms", "ratio", "kept MiB", "peak MiB", title=" ".join(key)
-        )
-        for row in rows:
-            if (row.shape, row.dtype) == key:
-                times = (row.forward_s, row.backward_s, row.total_s)
-                table.add_row(
-                    row.variant,
-                    *("–" if t is None else f"{1000 * t:.1f}" for t in times),
-                    "–" if row.ratio is None else f"{row.ratio:.2f}",
-                    *("–" if b is None else f"{b / MIB:.0f}" for b in (row.saved_bytes, row.peak_bytes)),
-                )
+        table = Table(Column("variant", no_wrap=True), title=" ".join(key))
+        for column in ("fwd ms", "bwd ms", "both ms", "ratio", "kept MiB", "peak MiB", "ratio"):
+            table.add_column(column, justify="right")
+        group = [row for row in rows if (row.shape, row.dtype) == key]
+        for row in group:
+            ratios = (row.ratio, _ratio(row.peak_bytes, group[0].peak_bytes))
+            time_ratio, peak_ratio = ("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+            table.add_row(
+                row.variant,
+                *("–" if t is None else f"{1000 * t:.1f}" for t in (row.forward_s, row.backward_s, row.total_s)),
+                time_ratio,
+                *("–" if b is None else f"{b / MIB:.0f}" for b in (row.saved_bytes, row.peak_bytes)),
+                peak_ratio,
+            )
         console.print(table)
+
+
+def _ratio(part: int | None, whole: int | None) -> float | None:
+    return part / whole if part is not None and whole else None
 
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:

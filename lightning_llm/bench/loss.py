@@ -6,22 +6,26 @@ variant is also run in a process of its own, whose resident high-water is report
 """
 
 import dataclasses
+import gc
 import multiprocessing
+import re
 import resource
-import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_llm.bench.harness import Case, Row, measure
+from lightning_llm.bench.harness import Case, Row, chosen, measure
 from lightning_llm.ops.losses import linear_cross_entropy
 
 SHAPES = {"llama-3-8b": ["4096x4096x128256"]}  # named sets: tokens x hidden x vocab
 DEFAULT_SHAPES = ["4096x768x50257"]
 CHUNKS = (4, 64)
+PROC = Path("/proc/self")
 
 
 def parse_shape(text: str) -> tuple[int, int, int]:
@@ -36,7 +40,13 @@ def parse_shape(text: str) -> tuple[int, int, int]:
 
 
 def run(
-    *, device: str, dtypes: list[torch.dtype], shapes: list[str], rounds: int, budget_s: float | None
+    *,
+    device: str,
+    dtypes: list[torch.dtype],
+    shapes: list[str],
+    variants: list[str] | None,
+    rounds: int,
+    budget_s: float | None,
 ) -> Iterator[Row]:
     """Rows for every shape and dtype; a budget is shared evenly."""
     parsed = [parse_shape(text) for text in shapes]
@@ -45,7 +55,7 @@ def run(
         for dtype in dtypes:
             rows = measure(
                 "loss",
-                cases(shape, dtype, device),
+                chosen(cases(shape, dtype, device), variants),
                 shape=text,
                 dtype=dtype,
                 device=device,
@@ -84,22 +94,38 @@ def cases(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> dict[
 def resident_bytes(variant: str, shape: tuple[int, int, int], dtype: torch.dtype) -> int:
     """The resident high-water that one step adds to a fresh process that holds the inputs already."""
     context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return pool.apply(_resident, (variant, shape, dtype))
+    with ProcessPoolExecutor(1, mp_context=context) as executor:
+        return executor.submit(_resident, variant, shape, dtype).result()
 
 
 def _resident(variant: str, shape: tuple[int, int, int], dtype: torch.dtype) -> int:
     case = cases(shape, dtype, "cpu")[variant]
     small = cases((64, shape[1], 128), dtype, "cpu")[variant]
     small.step()  # libraries load and make their workspaces
-    before = _high_water()
+    gc.collect()
+    before = _resident_now()
     case.step()
     return _high_water() - before
 
 
+def _resident_now() -> int:
+    """Bytes of this process in memory; on Linux also where its high-water starts anew."""
+    if not PROC.exists():
+        return _high_water()
+    (PROC / "clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
 def _high_water() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux reports KiB
+    if PROC.exists():
+        return _status("VmHWM")  # ru_maxrss would be the parent's where that was larger: it outlives fork and exec
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+
+
+def _status(name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB$", (PROC / "status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
 
 
 def _plain(h: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lightning_llm.bench.harness import Case, Row, measure
+from lightning_llm.bench.harness import Case, Row, chosen, measure
 from lightning_llm.model.mlp import SwiGLU
 from lightning_llm.ops.swiglu import memory_optimized_swiglu
 
@@ -49,7 +49,13 @@ def parse_shape(text: str) -> Shape:
 
 
 def run(
-    *, device: str, dtypes: list[torch.dtype], shapes: list[str], rounds: int, budget_s: float | None
+    *,
+    device: str,
+    dtypes: list[torch.dtype],
+    shapes: list[str],
+    variants: list[str] | None,
+    rounds: int,
+    budget_s: float | None,
 ) -> Iterator[Row]:
     """Rows for every shape and dtype; a budget is shared evenly."""
     parsed = [parse_shape(text) for text in shapes]
@@ -59,7 +65,7 @@ def run(
             batch, seq, *_ = shape
             yield from measure(
                 "swiglu",
-                cases(shape, dtype, device),
+                chosen(cases(shape, dtype, device), variants),
                 shape=text,
                 dtype=dtype,
                 device=device,

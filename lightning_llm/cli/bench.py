@@ -10,6 +10,8 @@ USER_ERROR = 2
 BENCHES = {
     "swiglu": "memory and time of the MLP, every way of writing it",
     "loss": "memory and time of head and cross-entropy",
+    "growth": "peak memory of the MLP against the number of tokens",
+    "data": "speed and memory of prepare, for each tokenizer",
 }
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -24,6 +26,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--dtype", nargs="+", default=["float32"], choices=DTYPES, help="one or more (default: float32)"
     )
     parser.add_argument("--shapes", nargs="+", help="one or more, such as 8x512x1024x4096x3 or notebook for swiglu")
+    parser.add_argument(
+        "--variants", nargs="+", metavar="NAME", help="only these, such as standard 'ours 1' (default: all)"
+    )
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds (default: 7)")
     parser.add_argument(
         "--budget-s", type=float, help="stop timing after so many seconds, however many rounds are done"
@@ -51,7 +56,7 @@ def _measure(options: argparse.Namespace) -> None:
     import torch
     from rich.console import Console
 
-    from lightning_llm.bench.harness import draw, print_table, write_rows
+    from lightning_llm.bench import harness
     from lightning_llm.training.allocator import keep_freed_memory
 
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -61,20 +66,24 @@ def _measure(options: argparse.Namespace) -> None:
     kept = options.keep_freed_memory and keep_freed_memory()
     bench = import_module(f"lightning_llm.bench.{options.bench}")
     given = options.shapes or bench.DEFAULT_SHAPES
-    rows = list(
-        bench.run(
+    rows = []
+    with Console(stderr=True).status("measuring …") as status:
+        for row in bench.run(
             device=options.device,
             dtypes=[getattr(torch, name) for name in options.dtype],
             shapes=[shape for name in given for shape in bench.SHAPES.get(name, [name])],
+            variants=options.variants,
             rounds=options.rounds,
             budget_s=options.budget_s,
-        )
-    )
+        ):
+            rows.append(row)
+            status.update(f"measuring … {len(rows)} rows, last {row.shape} {row.dtype} {row.variant}")
     console = Console()
-    print_table(rows, console)
+    getattr(bench, "print_table", harness.print_table)(rows, console)
     allocator = "freed memory kept" if kept else "default allocator"
     console.print(f"{rows[0].machine}, torch {rows[0].torch}, {allocator}")
     if options.json is not None:
-        write_rows(rows, options.json)
+        harness.write_rows(rows, options.json)
+        draw = getattr(bench, "draw", harness.draw)
         draw(rows, options.json.with_suffix(".png"), f"bench {options.bench}: {rows[0].machine}, {allocator}")
         console.print(f"written: {options.json}, {options.json.with_suffix('.png')}")

@@ -33,6 +33,7 @@ class RunReport(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The summary at the start."""
         self._started, self._first_step = time.perf_counter(), trainer.global_step
+        run = trainer.log_dir  # a broadcast: every process must ask
         if not trainer.is_global_zero:
             return
         data = trainer.datamodule  # type: ignore[attr-defined]
@@ -42,12 +43,12 @@ class RunReport(Callback):
             ("data", _describe_data(data)),
             ("steps", _describe_steps(trainer)),
             ("device", _describe_device(trainer)),
-            ("run", trainer.log_dir or "no logger: nothing but checkpoints is written"),
+            ("run", run or "no logger: nothing but checkpoints is written"),
         ):
             table.add_row(f"[bold]{name}", escape(str(value)))
-        if self._first_step:
-            table.add_row("[bold]resumed", f"from step {self._first_step}: {escape(str(trainer.ckpt_path))}")
         self.console.print(table)
+        if self._first_step:
+            self.console.print(f"Resumed from step {self._first_step}: {escape(str(trainer.ckpt_path))}")
 
     def finish(self, trainer: Trainer, model: LightningModule, data: Any) -> None:
         """The results: printed, and written as ``summary.json`` into the run directory."""
@@ -57,6 +58,7 @@ class RunReport(Callback):
         if checkpoints is None or checkpoints.validated_step != steps:
             trainer.validate(model, data, verbose=False)
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        run = Path(trainer.log_dir or trainer.default_root_dir)  # a broadcast: every process must ask
         if not trainer.is_global_zero:
             return
         newest = None if checkpoints is None else checkpoints.newest
@@ -71,7 +73,6 @@ class RunReport(Callback):
             "seconds": round(seconds, 3),
             "checkpoint": None if newest is None else str(newest),
         }
-        run = Path(trainer.log_dir or trainer.default_root_dir)
         _write_json(run / SUMMARY, summary)
         self._print_results(run, newest, summary)
         self._print_sample(model, data)

@@ -3,14 +3,16 @@
 config.yaml               every option, resolved: `lightning-llm fit --config` takes it again
 checkpoints/              see training.callbacks.checkpoints
 events.out.tfevents…      TensorBoard
+slurm-job                 number of the SLURM job that made it, where one did
 summary.json              the result, once the run has ended
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
-from lightning_llm.training.checkpointing import BEST, step_files
+from lightning_llm.training.checkpointing import BEST, is_whole, read_checkpoint, step_files, step_of
 
-CONFIG, CHECKPOINTS, SUMMARY = "config.yaml", "checkpoints", "summary.json"
+CONFIG, CHECKPOINTS, SUMMARY, SLURM_JOB = "config.yaml", "checkpoints", "summary.json", "slurm-job"
 
 
 def run_of(checkpoint: Path) -> Path | None:
@@ -19,20 +21,28 @@ def run_of(checkpoint: Path) -> Path | None:
     return run if checkpoint.parent.name == CHECKPOINTS and (run / CONFIG).is_file() else None
 
 
-def newest_run(root: Path) -> Path | None:
-    """The run directory at or below ``root`` (two levels) whose newest checkpoint was written last."""
+def newest_run(root: Path, job: str | None = None) -> Path | None:
+    """The run directory at or below ``root`` (two levels) whose newest checkpoint was written last.
+
+    Args:
+        root: Where to look.
+        job: Only runs of this SLURM job.
+    """
     folders = [root, *root.glob("*"), *root.glob("*/*")]
     runs = [folder for folder in folders if step_files(folder / CHECKPOINTS)]
+    if job is not None:
+        runs = [run for run in runs if (run / SLURM_JOB).is_file() and (run / SLURM_JOB).read_text().strip() == job]
     return max(runs, key=lambda run: step_files(run / CHECKPOINTS)[-1].stat().st_mtime_ns, default=None)
 
 
-def find_checkpoint(given: str, root: Path) -> Path:
+def find_checkpoint(given: str, root: Path, say: Callable[[str], object] = lambda line: None) -> Path:
     """The file that ``--ckpt_path`` means.
 
     Args:
         given: ``last`` or ``best`` (of the newest run at or below ``root``), a run directory (its best, else its
             newest), or a file.
         root: Where to look for ``last`` and ``best``.
+        say: Called with a line where the newest is damaged and one before it is taken.
 
     Raises:
         ValueError: There is no such checkpoint. A fresh start in its place would be a silent loss.
@@ -41,10 +51,10 @@ def find_checkpoint(given: str, root: Path) -> Path:
         run = newest_run(root)
         if run is None:
             raise ValueError(f"ckpt_path {given!r}: no checkpoint in {root}: leave ckpt_path out to start afresh")
-        return _in_run(run, prefer_best=given == "best")
+        return _in_run(run, say, prefer_best=given == "best")
     path = Path(given)
     if path.is_dir():
-        return _in_run(path, prefer_best=True)
+        return _in_run(path, say, prefer_best=True)
     if "://" in given:
         raise ValueError(f"ckpt_path {given!r} is a URL: download it and give the file")
     if not path.is_file():
@@ -52,10 +62,28 @@ def find_checkpoint(given: str, root: Path) -> Path:
     return path
 
 
-def _in_run(run: Path, *, prefer_best: bool) -> Path:
+def last_of(run: Path, say: Callable[[str], object] = lambda line: None) -> Path:
+    """The newest whole checkpoint of a run. Arguments and errors as in :func:`find_checkpoint`."""
+    return _in_run(run, say, prefer_best=False)
+
+
+def step_in(checkpoint: Path) -> int:
+    """The optimiser step that a checkpoint was written at: by its name, else by what it holds."""
+    step = step_of(checkpoint)
+    return step if step >= 0 else int(read_checkpoint(checkpoint).get("global_step", 0))
+
+
+def _in_run(run: Path, say: Callable[[str], object], *, prefer_best: bool) -> Path:
     best, steps = run / CHECKPOINTS / BEST, step_files(run / CHECKPOINTS)
     if prefer_best and best.is_file():
         return best
     if not steps:
         raise ValueError(f"{run} holds no checkpoint")
-    return steps[-1]
+    damaged: list[Path] = []
+    for path in reversed(steps):
+        if is_whole(path):
+            for each in damaged:
+                say(f"checkpoint {each} is cut short or damaged: using {path}, the one before it")
+            return path
+        damaged.append(path)
+    raise ValueError(f"every checkpoint of {run} is cut short or damaged: {', '.join(path.name for path in steps)}")

@@ -1,4 +1,4 @@
-"""``lightning-llm fit|validate|test|predict``: LightningCLI around LanguageModel and TokenDataModule.
+"""``lightning-llm fit|check|validate|test|predict``: LightningCLI around LanguageModel and TokenDataModule.
 
 What is changed against a plain LightningCLI: a user's mistake is one line; ``--ckpt_path`` never overrules what the
 command line and the configs say (Lightning's would silently build the model from the checkpoint); ``last`` with nothing
@@ -15,20 +15,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from jsonargparse import ArgumentError
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_llm.cli.report import RunReport
-from lightning_llm.cli.runs import CONFIG, find_checkpoint, newest_run, run_of
+from lightning_llm.cli.runs import CONFIG, SLURM_JOB, find_checkpoint, last_of, newest_run, run_of, step_in
 from lightning_llm.cli.trainer import Trainer
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.training.allocator import keep_freed_memory
-from lightning_llm.training.callbacks.signals import Interrupted
+from lightning_llm.training.callbacks.finite import NonFinite
+from lightning_llm.training.callbacks.resume import HonestResume
+from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
+from lightning_llm.training.checkpointing import check_run_checkpoint
 from lightning_llm.training.module import LanguageModel
+from lightning_llm.training.preflight import refuse
 
-USER_ERROR = 2
+DIVERGED, USER_ERROR = 1, 2
+SECTIONS = ("model", "data", "trainer")
+SINGLE_OPTIONS = ("seed_everything", "keep_freed_memory", "ckpt_path", "weights_only", "return_predictions", "verbose")
 
 
 class SaveConfig(SaveConfigCallback):
@@ -39,12 +46,20 @@ class SaveConfig(SaveConfigCallback):
         if stage == "fit":
             self.config["ckpt_path"] = None
             super().setup(trainer, pl_module, stage)
+            job, run = os.environ.get("SLURM_JOB_ID"), trainer.log_dir
+            if job is not None and trainer.is_global_zero and run is not None:
+                Path(run, SLURM_JOB).write_text(f"{job}\n", encoding="utf-8")
 
 
 class TrainingCLI(LightningCLI):
-    """The four commands that the Trainer runs."""
+    """The commands that the Trainer runs."""
 
     checkpoint: Path | None = None
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Lightning's, and ``check``; with the arguments of each that are no options."""
+        return {**LightningCLI.subcommands(), "check": {"model", "datamodule"}}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Options that belong to neither model nor data nor trainer."""
@@ -59,6 +74,8 @@ class TrainingCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, and take ``ckpt_path`` aside: Lightning would let the checkpoint overrule the options given."""
         words = _with_config_of_run(list(args))
+        for file in _option_values(words, "--config", "-c"):
+            _check_config(Path(file))
         self.experiment = _experiment(words)
         self.config = parser.parse_args(words)
         self._options = self.config[self.config.subcommand]
@@ -68,13 +85,17 @@ class TrainingCLI(LightningCLI):
         """Find the checkpoint; prepare the process."""
         if self._options.get("weights_only") is False:
             raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
-        root = Path(self._options.trainer.default_root_dir)
+        folder = Path(self._options.trainer.default_root_dir) / self.experiment
         if self._ckpt_path is not None:
-            self.checkpoint = find_checkpoint(self._ckpt_path, root / self.experiment)
-        elif self.subcommand != "fit":
+            self.checkpoint = find_checkpoint(self._ckpt_path, folder, _say)
+        elif self.subcommand == "fit":
+            self.checkpoint = _of_requeued_job(folder)
+        elif self.subcommand != "check":
             raise ValueError(
                 f"{self.subcommand} needs a trained model: --ckpt_path best, last, a run directory or a file"
             )
+        if self.checkpoint is not None and self.subcommand in ("fit", "check"):
+            check_run_checkpoint(self.checkpoint)
         self._options["ckpt_path"] = None if self.checkpoint is None else str(self.checkpoint)
         if self._options.keep_freed_memory:
             keep_freed_memory()
@@ -83,13 +104,30 @@ class TrainingCLI(LightningCLI):
         """The trainer, logging into the run directory: a new one, or that of the run that goes on."""
         options = self._get(self.config_init, "trainer")
         if options.get("logger") in (None, True):
-            run = None if self.checkpoint is None else run_of(self.checkpoint)
-            if run is not None:
-                kwargs["logger"] = TensorBoardLogger(run.parent, name="", version=run.name, default_hp_metric=False)
-            else:
-                root = Path(options["default_root_dir"])
-                kwargs["logger"] = TensorBoardLogger(root, name=self.experiment, default_hp_metric=False)
-        return super().instantiate_trainer(**kwargs)  # type: ignore[return-value]
+            kwargs["logger"] = self._logger(Path(options["default_root_dir"])) if self.subcommand == "fit" else False
+        try:
+            trainer: Trainer = super().instantiate_trainer(**kwargs)  # type: ignore[assignment]
+        except TypeError as error:  # Lightning's answer to devices "many"
+            raise ValueError(
+                f"trainer.devices {options.get('devices')!r} or another trainer option: {error}"
+            ) from error
+        plain = self._parser(self.subcommand).dump(self._options, format="json")
+        trainer.callbacks.insert(0, HonestResume(json.loads(plain)))  # type: ignore[attr-defined]
+        return trainer
+
+    def _logger(self, root: Path) -> TensorBoardLogger:
+        run = None if self.checkpoint is None else run_of(self.checkpoint)
+        if self.checkpoint is None or run is None:
+            return TensorBoardLogger(root, name=self.experiment, default_hp_metric=False)
+        # what was logged beyond the checkpoint, before a kill, is going to be logged again
+        again = step_in(self.checkpoint) + 1
+        return TensorBoardLogger(run.parent, name="", version=run.name, default_hp_metric=False, purge_step=again)
+
+    def before_fit(self) -> None:
+        """Refuse what cannot go well; in one process, as preparing the data does."""
+        trainer: Any = self.trainer
+        if trainer.is_global_zero:
+            refuse(check.fault for check in trainer.preflight(self.model, self.datamodule) if check.fault)
 
     def after_fit(self) -> None:
         """Make sure that the last step was validated, then report."""
@@ -119,7 +157,8 @@ def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
         The command line object, with ``trainer``, ``model`` and ``datamodule`` as they are after the run.
 
     Raises:
-        SystemExit: With status 2 after one line on stderr for a user's mistake; 130 or 143 after Ctrl-C or SIGTERM.
+        SystemExit: With status 2 after one line on stderr for a user's mistake or a failure of the system, 1 if the
+            loss is no number any more, 130 or 143 after Ctrl-C or SIGTERM.
     """
     _quieten()
     words = list(sys.argv[1:] if args is None else args)
@@ -143,7 +182,12 @@ def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
         )
     except Interrupted as interruption:
         _say(f"{interruption}; nothing is lost. Go on with\n  {_resume_command(words)}")
+        if interruption.requeue and _is_first_process():
+            _requeue()
         raise SystemExit(interruption.exit_status) from None
+    except NonFinite as finding:
+        _say(f"lightning-llm {command}: stopped: {finding}")
+        raise SystemExit(DIVERGED) from None
     except (ArgumentError, argparse.ArgumentError, ValueError, OSError, MisconfigurationException) as error:
         if os.environ.get("LIGHTNING_LLM_TRACEBACK"):
             raise
@@ -179,6 +223,24 @@ def _with_config_of_run(words: list[str]) -> list[str]:
     return words if run is None else [words[0], "--config", str(run / CONFIG), *words[1:]]
 
 
+def _check_config(file: Path) -> None:
+    """Name the file of a config that cannot be one: the parser's messages do not, and it drops what is empty."""
+    if not file.is_file():
+        return
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"config {file} is not YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"config {file} must hold options by name, such as 'trainer:', got {content!r}")
+    for name, value in content.items():
+        if name not in (*SECTIONS, *SINGLE_OPTIONS):
+            known = ", ".join((*SECTIONS, *SINGLE_OPTIONS))
+            raise ValueError(f"config {file}: {name!r} is unknown; at the top there may be {known}")
+        if name in SECTIONS and not isinstance(value, dict):
+            raise ValueError(f"config {file}: {name} must hold options by name, got {value!r}")
+
+
 def _option_values(words: Sequence[str], *names: str) -> list[str]:
     values = []
     for position, word in enumerate(words):
@@ -200,8 +262,30 @@ def _one_line(error: Exception) -> str:
 
 
 def _say(text: str) -> None:
-    if int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0:
+    if _is_first_process():
         print(text, file=sys.stderr)
+
+
+def _is_first_process() -> bool:
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+
+
+def _of_requeued_job(folder: Path) -> Path | None:
+    """The checkpoint to go on from where SLURM starts a job again, by whatever it was ended; else none."""
+    if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+        return None
+    run = newest_run(folder, job=os.environ.get("SLURM_JOB_ID"))
+    if run is None:
+        _say(f"SLURM has started this job again; it left no checkpoint in {folder}: starting afresh")
+        return None
+    return last_of(run, _say)
+
+
+def _requeue() -> None:
+    try:
+        _say(f"SLURM queues job {requeue_job()} again")
+    except OSError as error:
+        _say(f"the job could not be queued again: {_one_line(error)}")
 
 
 def _quieten() -> None:

@@ -1,21 +1,29 @@
 """The Trainer of the command line: Lightning's, with this project's defaults where nothing was given."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.plugins import LayerSync, Precision
 
+from lightning_llm.cli.check import report
 from lightning_llm.measure.timer import interleave
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
+from lightning_llm.training.callbacks.finite import StopOnNonFinite
 from lightning_llm.training.callbacks.progress import StepProgressBar
 from lightning_llm.training.callbacks.signals import StopOnSignal
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
+from lightning_llm.training.checkpointing import read_checkpoint
+from lightning_llm.training.preflight import Check, check_run
 
+Plugin = Precision | ClusterEnvironment | CheckpointIO | LayerSync  # as in Lightning
+FLOAT16 = ("16", "16-mixed", "16-true", "transformer-engine", "transformer-engine-float16")
 FASTER = 1.5  # products must gain this factor for a whole step to gain: the casts cost something
 
 
@@ -43,9 +51,9 @@ class Trainer(pl.Trainer):
         *,
         precision: str | int | None = "auto",
         default_root_dir: str = "runs",
-        logger: Any | None = None,
-        callbacks: Any | None = None,
-        plugins: Any | None = None,
+        logger: Logger | list[Logger] | bool | None = None,
+        callbacks: list[pl.Callback] | pl.Callback | None = None,
+        plugins: list[Plugin] | Plugin | None = None,
         max_steps: int = -1,
         val_check_interval: int | float | None = None,
         enable_progress_bar: bool | None = None,
@@ -56,19 +64,21 @@ class Trainer(pl.Trainer):
         self.precision_reason = "as asked for"
         if precision in ("auto", None):
             precision, self.precision_reason = choose_precision(kwargs.get("accelerator", "auto"))
+        if str(precision) in FLOAT16 and not _has_gpu(kwargs.get("accelerator", "auto")):
+            raise ValueError(f"trainer.precision {precision} needs a GPU: take bf16-mixed, bf16-true or 32-true")
         if logger in (None, True):
             logger = TensorBoardLogger(default_root_dir, name="", default_hp_metric=False)
         if isinstance(val_check_interval, int):  # counted over the whole run, not within an epoch
             kwargs["check_val_every_n_epoch"] = None
-        plugins = _listed(plugins)
-        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
-            plugins.append(AtomicCheckpointIO())
+        own_plugins = _listed(plugins)
+        if not any(isinstance(plugin, CheckpointIO) for plugin in own_plugins):
+            own_plugins.append(AtomicCheckpointIO())
         super().__init__(
             precision=precision,  # type: ignore[arg-type]
             default_root_dir=default_root_dir,
             logger=logger,
             callbacks=_with_own(_listed(callbacks), enable_progress_bar is not False),
-            plugins=plugins,
+            plugins=own_plugins,
             max_steps=max_steps,
             val_check_interval=val_check_interval,
             enable_progress_bar=enable_progress_bar,
@@ -76,6 +86,33 @@ class Trainer(pl.Trainer):
             num_sanity_val_steps=num_sanity_val_steps,
             **kwargs,
         )
+
+    def check(
+        self,
+        model: pl.LightningModule,
+        datamodule: Any,
+        ckpt_path: str | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Looks at everything that `fit` needs before its first step, and starts nothing.
+
+        Args:
+            model: The LanguageModel.
+            datamodule: Its data.
+            ckpt_path: The checkpoint that `fit` would go on from.
+            weights_only: As in `fit`.
+
+        Raises:
+            ValueError: With all faults that were found.
+        """
+        checks = self.preflight(model, datamodule)
+        if ckpt_path is not None:
+            checks.append(Check("checkpoint", f"step {read_checkpoint(ckpt_path).get('global_step')}: {ckpt_path}"))
+        report(checks)
+
+    def preflight(self, model: Any, datamodule: Any) -> list[Check]:
+        """All checks, before anything is started."""
+        return check_run(model, datamodule, self, Path(self.default_root_dir))
 
 
 class StepUnits(pl.Callback):
@@ -106,6 +143,12 @@ def choose_precision(accelerator: Any) -> tuple[Literal["bf16-mixed", "32-true"]
 _CANDIDATES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
+def _has_gpu(accelerator: Any) -> bool:
+    if accelerator == "cpu":
+        return False
+    return torch.cuda.is_available() or torch.backends.mps.is_available()
+
+
 def _listed(given: Any) -> list[Any]:
     if given is None:
         return []
@@ -113,7 +156,9 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _with_own(given: list[Any], progress: bool) -> list[Any]:
-    own: list[pl.Callback] = [StepUnits(), TrainingLog()]
+    own: list[pl.Callback] = [StepUnits(), StopOnNonFinite()]
+    if not any(isinstance(callback, TrainingLog) for callback in given):
+        own.append(TrainingLog())
     if not any(isinstance(callback, Checkpoint) for callback in given):
         own.append(RunCheckpoints())
     if progress and not any(isinstance(callback, ProgressBar) for callback in given):

@@ -1,15 +1,13 @@
-"""Where text comes from: named corpora, files, folders and globs, read as a stream.
+"""Where text comes from: named corpora, files, folders, globs and the standard input.
 
-:func:`open_corpus` turns what the user typed into a :class:`Corpus`: a list of documents, each of which reads its text
-in pieces of a few MiB, so that memory does not grow with the input. Nothing is read, and nothing downloaded, before
-the first piece is asked for. Text is UTF-8, taken byte for byte: no newline is translated, no mark stripped.
+:func:`open_corpus` turns what the user typed into a :class:`Corpus`: a list of files, which ``formats.py`` reads as a
+stream of documents. Nothing is read, and nothing downloaded, before the first document is asked for.
 
 Named corpora:
     ``stdlib``: the source of the running Python's standard library without its tests; always there, no network.
     ``shakespeare``: "tiny Shakespeare", downloaded once and checked.
 """
 
-import codecs
 import dataclasses
 import functools
 import glob
@@ -17,111 +15,132 @@ import hashlib
 import http.client
 import os
 import platform
+import sys
 import sysconfig
+import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
+
+from lightning_llm.data.formats import DEFAULT_TEXT_KEY, Document, TextFile, format_of
 
 NAMED_CORPORA = ("stdlib", "shakespeare")
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SIZE = 1_115_394
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
-PIECE_BYTES = 1 << 22
+STDIN = "-"
 _NOT_IN_STDLIB = {"test", "tests", "idlelib", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Document:
-    """One text.
-
-    Attributes:
-        name: What error messages and fingerprints call it.
-        size: Bytes of UTF-8.
-        locate: Returns the file, downloading it where need be.
-        version: Changes when the text does: time of the last change, or a checksum.
-    """
-
-    name: str
-    size: int
-    locate: Callable[[], Path]
-    version: str = ""
-
-    def pieces(self, piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
-        """The text in pieces that come from at most ``piece_bytes`` bytes each.
-
-        Raises:
-            ValueError: If the file cannot be read, or is not UTF-8 text (names the byte).
-        """
-        path = self.locate()
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        done = 0
-        try:
-            with path.open("rb") as file:
-                while block := file.read(piece_bytes):
-                    if (nul := block.find(0)) >= 0:
-                        raise ValueError(f"{path} is binary, not UTF-8 text: byte {done + nul} is NUL")
-                    held_back = len(decoder.getstate()[0])
-                    yield _decoded(decoder, block, path, done - held_back)
-                    done += len(block)
-            _decoded(decoder, b"", path, done - len(decoder.getstate()[0]))
-        except OSError as error:
-            raise ValueError(f"cannot read {path}: {error.strerror}") from error
-
-    def text(self) -> str:
-        """The whole text. Errors as in :meth:`pieces`."""
-        return "".join(self.pieces())
-
-
-@dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Documents in a fixed order.
+    """Files with documents, in a fixed order.
 
     Attributes:
         inputs: The names, files, folders and globs that it was made from.
-        documents: At least one.
+        files: At least one.
+        text_key: Key or column of the text in JSON lines and parquet.
     """
 
     inputs: tuple[str, ...]
-    documents: tuple[Document, ...]
+    files: tuple[TextFile, ...]
+    text_key: str = DEFAULT_TEXT_KEY
 
     @property
     def size(self) -> int:
-        """Bytes of UTF-8."""
-        return sum(document.size for document in self.documents)
+        """Bytes on the disk."""
+        return sum(file.size for file in self.files)
 
     @property
     def fingerprint(self) -> str:
-        """Changes when a document is added, taken away or changed. Reads no text."""
-        lines = [f"{document.name}\t{document.size}\t{document.version}\n" for document in self.documents]
+        """Changes when a file is added, taken away or changed. Reads no text."""
+        lines = [f"{file.name}\t{file.size}\t{file.version}\n" for file in self.files]
         return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
+    def documents(self) -> Iterator[Document]:
+        """All documents, each to be read before the next one is asked for.
 
-def open_corpus(inputs: Sequence[str], *, cache_dir: Path | None = None) -> Corpus:
+        Raises:
+            ValueError: As :meth:`TextFile.documents <lightning_llm.data.formats.TextFile.documents>`.
+        """
+        return (document for file in self.files for document in file.documents())
+
+
+def open_corpus(
+    inputs: Sequence[str], *, text_key: str | None = None, cache_dir: Path | None = None, spool_dir: Path | None = None
+) -> Corpus:
     """The documents of named corpora, files, folders (all that is in them, hidden files aside) and globs.
 
     Empty files among many are left out.
 
     Args:
-        inputs: Each a name of ``NAMED_CORPORA``, a file, a folder or a glob (``**`` goes into folders).
+        inputs: Each a name of ``NAMED_CORPORA``, a file, a folder, a glob (``**`` goes into folders), or ``-`` for the
+            standard input: text, or JSON lines if a ``text_key`` is given.
+        text_key: Key or column of the text in JSON lines and parquet. Default: ``text``.
         cache_dir: Where downloads are kept. ``None``: ``lightning-llm`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+        spool_dir: Where the standard input is kept, in a file without a name, as it is read more than once.
 
     Raises:
-        ValueError: If an input is missing, empty or unknown.
+        ValueError: If an input is missing, empty or unknown, or there is nothing that a ``text_key`` is for.
     """
-    documents: list[Document] = []
+    key = DEFAULT_TEXT_KEY if text_key is None else text_key
+    files: list[TextFile] = []
     for given in inputs:
         if given == "stdlib":
-            documents += _stdlib_documents()
+            files += _stdlib_files()
         elif given == "shakespeare":
             locate = functools.partial(download_shakespeare, cache_dir)
-            documents.append(Document("shakespeare", SHAKESPEARE_SIZE, locate, SHAKESPEARE_SHA256))
+            files.append(TextFile("shakespeare", SHAKESPEARE_SIZE, locate, SHAKESPEARE_SHA256))
+        elif given == STDIN:
+            files.append(spool(sys.stdin.buffer, key, "text" if text_key is None else "jsonl", spool_dir))
         else:
-            documents += _file_documents(given)
-    if not documents:
+            files += _given_files(given, key)
+    if not files:
         raise ValueError("no input: give a corpus, a file, a folder or a glob")
-    return Corpus(tuple(inputs), tuple(documents))
+    if text_key is not None and all(file.format == "text" for file in files):
+        raise ValueError(f"--text-key {text_key!r} is for JSON lines and parquet, and no input is .jsonl or .parquet")
+    return Corpus(tuple(inputs), tuple(files), key)
+
+
+def spool(stream: BinaryIO, text_key: str, kind: str, folder: Path | None = None) -> TextFile:
+    """Copies a stream into a file without a name, which is gone when the process is, however it ends.
+
+    Raises:
+        ValueError: If nothing comes, or the disk is full.
+    """
+    digest, size = hashlib.sha256(), 0
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            while block := stream.read(1 << 20):
+                file.write(block)
+                digest.update(block)
+                size += len(block)
+            file.flush()
+            held = _Descriptor(file.fileno())
+    except OSError as error:
+        place = folder or tempfile.gettempdir()
+        raise ValueError(f"cannot keep the standard input in {place}: {error.strerror or error}") from error
+    if not size:
+        raise ValueError("the standard input is empty: no text in it")
+    return TextFile("stdin", size, held, digest.hexdigest(), text_key, kind)
+
+
+class _Descriptor:
+    """Keeps a file without a name open; calling it returns the path by which the system knows it."""
+
+    def __init__(self, number: int) -> None:
+        self._number = os.dup(number)
+
+    def __call__(self) -> Path:
+        return Path(f"/dev/fd/{self._number}")
+
+    def __del__(self) -> None:
+        os.close(self._number)
 
 
 def download_shakespeare(cache_dir: Path | None = None, url: str = SHAKESPEARE_URL) -> Path:
@@ -165,47 +184,52 @@ def download_shakespeare(cache_dir: Path | None = None, url: str = SHAKESPEARE_U
     return target
 
 
-def _decoded(decoder: codecs.IncrementalDecoder, block: bytes, path: Path, start: int) -> str:
-    try:
-        return decoder.decode(block, final=not block)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: byte {start + error.start}: {error.reason}") from error
-
-
-def _stdlib_documents() -> list[Document]:
+def _stdlib_files() -> list[TextFile]:
     """Python files of the standard library, sorted by path, without tests and what was installed beside them."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    documents = []
+    files = []
     for path in _files_below(root, skip=_NOT_IN_STDLIB):
         if path.suffix == ".py" and (size := path.stat().st_size):
             name = f"stdlib/{path.relative_to(root).as_posix()}"
-            documents.append(Document(name, size, functools.partial(Path, path), platform.python_version()))
-    if not documents:
+            files.append(TextFile(name, size, functools.partial(Path, path), platform.python_version()))
+    if not files:
         raise ValueError(f"corpus 'stdlib': no Python source below {root}; give a text as data.path instead")
-    return documents
+    return files
 
 
-def _file_documents(given: str) -> list[Document]:
+def _given_files(given: str, text_key: str) -> list[TextFile]:
     path = Path(given).expanduser()
     if path.is_dir():
-        files = _files_below(path)
+        paths = _files_below(path)
     elif path.exists():
-        files = [path]
+        paths = [path]
     else:
-        files = sorted(Path(found) for found in glob.glob(str(path), recursive=True) if Path(found).is_file())
-        if not files:
+        paths = sorted(Path(found) for found in glob.glob(str(path), recursive=True) if Path(found).is_file())
+        if not paths:
             raise ValueError(
                 f"{given!r} is no file, no folder, no glob that matches a file, "
                 f"and no corpus ({', '.join(NAMED_CORPORA)})"
             )
-    documents = [
-        Document(str(file), stat.st_size, functools.partial(Path, file), str(stat.st_mtime_ns))
-        for file in files
-        if (stat := file.stat()).st_size
+    files = [
+        TextFile(
+            str(each),
+            stat.st_size,
+            functools.partial(Path, each),
+            str(stat.st_mtime_ns),
+            text_key,
+            *format_of(each.name),
+        )
+        for each in paths
+        if (stat := each.stat()).st_size
     ]
-    if not documents:
-        raise ValueError(f"{given!r} is empty: no text in {'it' if files == [path] else f'its {len(files)} files'}")
-    return documents
+    if not files:
+        raise ValueError(f"{given!r} is empty: no text in {'it' if paths == [path] else f'its {len(paths)} files'}")
+    return files
+
+
+def _text_file(path: Path, text_key: str) -> TextFile:
+    stat, locate = path.stat(), functools.partial(Path, path)
+    return TextFile(str(path), stat.st_size, locate, str(stat.st_mtime_ns), text_key, *format_of(path.name))
 
 
 def _files_below(root: Path, skip: frozenset[str] | set[str] = frozenset()) -> list[Path]:

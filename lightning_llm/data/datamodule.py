@@ -22,14 +22,14 @@ from lightning_llm.data.batches import (
     rows_per_batch,
 )
 from lightning_llm.data.find_store import DEFAULT_CORPUS, find_or_prepare
-from lightning_llm.data.order import WindowOrder
 from lightning_llm.data.prepare import DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE
+from lightning_llm.data.sources import Source, fingerprint, open_mixture, train_order, train_reader
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.tokenizers import Tokenizer
 
 
 class TokenDataModule(LightningDataModule):
-    """Serves windows of a token store as batches ``{"input_ids", "targets"}``, int64, (rows, context_length).
+    """Serves windows of token stores as batches ``{"input_ids", "targets"}``, int64, (rows, context_length).
 
     Args:
         corpus: Text where no path is given: ``stdlib`` (the source of Python's standard library, always there) or
@@ -47,6 +47,10 @@ class TokenDataModule(LightningDataModule):
         num_workers: Processes that read training batches ahead. 0, reading in the training process, is fast enough.
         raw_dtype: ``uint16`` or ``uint32``: ``store`` holds bare train.bin and val.bin, as nanoGPT writes them.
         predict_prompts: Texts that ``predict`` goes on with.
+        mixture: Instead of one store: folders of prepared stores, each with its share of the training sequences, such
+            as ``{stores/web: 0.7, stores/code: 0.3}``. They must have been made with one tokenizer.
+        document_mask: Keep attention and positions inside a document: batches get ``"documents"``. A document begins
+            with the end-of-text token in front of it.
 
     Attributes:
         accumulation: Micro-batches per optimiser step, known after ``setup``.
@@ -71,6 +75,8 @@ class TokenDataModule(LightningDataModule):
         num_workers: int = 0,
         raw_dtype: str | None = None,
         predict_prompts: list[str] | None = None,
+        mixture: dict[str, float] | None = None,
+        document_mask: bool = False,
     ) -> None:
         super().__init__()
         sizes = {
@@ -79,11 +85,13 @@ class TokenDataModule(LightningDataModule):
             "micro_batch_size": 1 if micro_batch_size is None else micro_batch_size,
             "eval_batch_size": 1 if eval_batch_size is None else eval_batch_size,
         }
-        faults = [f"{name} must be at least 1, got {size}" for name, size in sizes.items() if size < 1]
+        faults = [f"{name} must be at least 1, got {size}" for name, size in sizes.items() if size is None or size < 1]
         if num_workers < 0:
             faults.append(f"num_workers must be at least 0, got {num_workers}")
         if raw_dtype is not None and store is None:
             faults.append("raw_dtype needs store, the folder with train.bin and val.bin")
+        if mixture is not None and (path, store, raw_dtype) != (None, None, None):
+            faults.append("mixture names the stores: leave out path, store and raw_dtype")
         if faults:
             raise ValueError("; ".join(faults))
         self._text = {"corpus": corpus, "path": path, "store": store, "tokenizer": tokenizer, "vocab_size": vocab_size}
@@ -95,19 +103,26 @@ class TokenDataModule(LightningDataModule):
         self.num_workers = num_workers
         self.raw_dtype = raw_dtype
         self.predict_prompts = predict_prompts
+        self.mixture = mixture
+        self.document_mask = document_mask
         self.accumulation = 1
         self.loaded_state: dict[str, Any] = {}
-        self._store: TokenStore | None = None
+        self._sources: list[Source] = []
         self._tokenizer: Tokenizer | None = None
 
     # ---- what there is
 
     @property
+    def sources(self) -> list[Source]:
+        """The token stores, opened (and prepared, if need be) when first asked for. Errors as in ``setup``."""
+        if not self._sources:
+            self._sources = self._find_sources()
+        return self._sources
+
+    @property
     def store(self) -> TokenStore:
-        """The token store, opened (and prepared, if need be) when first asked for. Errors as in ``setup``."""
-        if self._store is None:
-            self._store = self._find_store()
-        return self._store
+        """The token store; of a mixture the first."""
+        return self.sources[0].store
 
     @property
     def vocab_size(self) -> int:
@@ -123,7 +138,7 @@ class TokenDataModule(LightningDataModule):
 
     @property
     def bytes_per_token(self) -> float | None:
-        """UTF-8 bytes per token of the validation split, for bits per byte; ``None`` for raw files."""
+        """UTF-8 bytes per token of the (first) validation split, for bits per byte; ``None`` for raw files."""
         return self.store.bytes_per_token("val")
 
     @property
@@ -134,7 +149,8 @@ class TokenDataModule(LightningDataModule):
     @property
     def steps_per_epoch(self) -> int:
         """Optimiser steps that the windows of one epoch fill; 1 where they do not fill one."""
-        return max(1, self._order().num_windows // self.global_batch_size)
+        windows = sum(source.windows(self.context_length) for source in self.sources)
+        return max(1, windows // self.global_batch_size)
 
     @property
     def position(self) -> int:
@@ -151,18 +167,21 @@ class TokenDataModule(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Prepares the store if it is missing. Lightning calls it in one process (per node)."""
-        self._find_store()
+        self._find_sources()
 
     def setup(self, stage: str | None = None) -> None:
         """Opens the store and checks that it fits.
 
         Raises:
-            ValueError: If the store is damaged, a split is shorter than one window, the global batch size is not a
-                multiple of micro-batch size times devices, or ``trainer.accumulate_grad_batches`` says otherwise.
+            ValueError: If a store is damaged, a split is shorter than one window, documents are to be told apart and
+                the tokenizer has no end of text, the global batch size is not a multiple of micro-batch size times
+                devices, or ``trainer.accumulate_grad_batches`` says otherwise.
         """
         needed = {"fit": ["train", "val"], "validate": ["train", "val"], "test": ["test"], "predict": []}
         for split in needed.get(stage or "fit", []):
-            self._check_length(split)
+            for source in self.sources:
+                self._check_length(source.store, split)
+        self._document_start()
         if stage in (None, "fit"):
             self._set_accumulation()
 
@@ -186,9 +205,11 @@ class TokenDataModule(LightningDataModule):
                 )
             repeat = limited if getattr(trainer, "overfit_batches", 0) else 0
         share = self._share()
+        for source in self.sources:
+            self._check_length(source.store, "train")
         return TrainBatches(
-            self._reader("train"),
-            self._order(),
+            train_reader(self.sources, self.context_length, self._document_start()),
+            train_order(self.sources, self.context_length, self.seed),
             global_batch_size=self.global_batch_size,
             micro_batch_size=self._micro_batch_size(),
             length=length,
@@ -199,24 +220,29 @@ class TokenDataModule(LightningDataModule):
         )
 
     def val_dataloader(self) -> list[EvalBatches]:
-        """Two loaders: every target of the validation split once; and as many windows spread over the training split.
+        """Of each source every validation target once; then of each as many windows spread over its training split.
 
         With several processes some batches may have all targets ignored (-100), so that all have equally many.
         """
         share, size = self._share(), self._eval_batch_size()
-        validation = every_target_once(self._reader("val"), size, **share)
-        rows, used = rows_per_batch(self._reader("val"), size), None
-        if self.trainer is not None:
-            used = _limited(len(validation), self.trainer.limit_val_batches) * share["world_size"]
-        return [validation, evenly_spaced(self._reader("train"), rows, used=used, **share)]
+        validation, training = [], []
+        for source in self.sources:
+            reader = self._reader(source, "val")
+            validation.append(every_target_once(reader, size, **share))
+            rows, used = rows_per_batch(reader, size), None
+            if self.trainer is not None:
+                used = _limited(len(validation[-1]), self.trainer.limit_val_batches) * share["world_size"]
+            training.append(evenly_spaced(self._reader(source, "train"), rows, used=used, **share))
+        return validation + training
 
-    def test_dataloader(self) -> EvalBatches:
-        """Every target of the test split once.
+    def test_dataloader(self) -> list[EvalBatches]:
+        """Of each source every target of the test split once.
 
         Raises:
-            ValueError: If the store has no test split.
+            ValueError: If a store has no test split.
         """
-        return every_target_once(self._reader("test"), self._eval_batch_size(), **self._share())
+        share, size = self._share(), self._eval_batch_size()
+        return [every_target_once(self._reader(source, "test"), size, **share) for source in self.sources]
 
     def predict_dataloader(self) -> PromptBatches:
         """Each of ``predict_prompts`` as ``{"input_ids": (1, tokens), "prompt": its text}``.
@@ -239,7 +265,7 @@ class TokenDataModule(LightningDataModule):
             "global_batch_size": self.global_batch_size,
             "context_length": self.context_length,
             "seed": self.seed,
-            "store": self.store.fingerprint,
+            "store": fingerprint(self.sources),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -250,38 +276,45 @@ class TokenDataModule(LightningDataModule):
         """
         self.loaded_state = dict(state_dict)
         fitting = self.trainer is not None and self.trainer.state.fn == "fit"
-        if fitting and state_dict.get("store") != self.store.fingerprint:
+        if fitting and state_dict.get("store") != fingerprint(self.sources):
+            paths = " + ".join(str(source.store.path) for source in self.sources)
             raise ValueError(
-                f"the checkpoint was trained on token store {state_dict.get('store')}, data.store {self.store.path} is "
-                f"{self.store.fingerprint}: other text or another tokenizer; name the store it was trained on"
+                f"the checkpoint was trained on token store {state_dict.get('store')}, data.store {paths} is "
+                f"{fingerprint(self.sources)}: other text or another tokenizer; name the store it was trained on"
             )
 
     # ---- the parts
 
-    def _find_store(self) -> TokenStore:
+    def _find_sources(self) -> list[Source]:
+        if self.mixture is not None:
+            return open_mixture(self.mixture)
         if self.raw_dtype is not None:
-            return TokenStore.open_raw(
-                str(self._text["store"]), vocab_size=int(self._text["vocab_size"] or 0), dtype=self.raw_dtype
-            )
-        return find_or_prepare(**self._text, progress=True, say=rank_zero_info)  # type: ignore[arg-type]
+            vocab_size = int(self._text["vocab_size"] or 0)
+            store = TokenStore.open_raw(str(self._text["store"]), vocab_size=vocab_size, dtype=self.raw_dtype)
+        else:
+            store = find_or_prepare(**self._text, progress=True, say=rank_zero_info)  # type: ignore[arg-type]
+        return [Source(store.path.name, store)]
 
-    def _order(self) -> WindowOrder:
-        tokens = self.store.splits["train"].tokens
-        return WindowOrder(num_tokens=tokens, context_length=self.context_length, seed=self.seed)
+    def _document_start(self) -> int | None:
+        """The end-of-text token, where documents are to be told apart."""
+        if not self.document_mask:
+            return None
+        for store in (source.store for source in self.sources):
+            if store.eos_token_id is None:
+                raise ValueError(
+                    f"data.document_mask needs an end-of-text token between documents, and {store.path} has none: "
+                    "leave the option out, or prepare several documents with tokenizer bpe"
+                )
+        return self.store.eos_token_id
 
-    def _reader(self, split: str) -> WindowReader:
-        self._check_length(split)
-        return WindowReader(
-            self.store.path / f"{split}.bin",
-            dtype=self.store.dtype,
-            context_length=self.context_length,
-            vocab_size=self.store.vocab_size,
-        )
+    def _reader(self, source: Source, split: str) -> WindowReader:
+        self._check_length(source.store, split)
+        return source.reader(split, self.context_length, self._document_start())
 
-    def _check_length(self, split: str) -> None:
-        if (tokens := len(self.store.tokens(split))) < self.context_length + 1:
+    def _check_length(self, store: TokenStore, split: str) -> None:
+        if (tokens := len(store.tokens(split))) < self.context_length + 1:
             raise ValueError(
-                f"data.context_length {self.context_length} is too long for the {split} split of {self.store.path}: it "
+                f"data.context_length {self.context_length} is too long for the {split} split of {store.path}: it "
                 f"has {tokens} tokens, a window and its last target need {self.context_length + 1}; "
                 "take more text or a shorter context"
             )

@@ -2,52 +2,53 @@
 
 1. *Survey*, only where something must be known beforehand: the length of a single document (it is split by position),
    the characters of ``char``, the words that ``bpe`` learns from.
-2. *Encode*: document after document, in pieces; byte-pair encoding works on many pieces at once, on every core.
+2. *Encode*: segment after segment (``segments.py``), in batches. While one batch is encoded, in byte-pair encoding on
+   every core, the next one is read and the last one written. Where the tokenizer has an end-of-text token, it follows
+   each of many documents.
 
-Splits. A single document is cut by position: the first ``int(0.9 * characters)`` characters train, the rest validates
-(as in nanoGPT's ``data/shakespeare_char/prepare.py``). Of many documents each goes whole into one split, chosen by a
-hash of its text, so that it lands there in whatever company and order it comes, and a copy lands where the original
-does. Where the tokenizer has an end-of-text token, it follows each of many documents.
+Every few MiB the run commits where it is. A killed run leaves no store; started again it goes on from the last commit,
+or anew if text, tokenizer or options have changed.
 
-A killed run leaves no store; start it again.
+Several hosts can share the work: each encodes one shard, and ``shards.py`` makes the store of them, the same bytes as
+one process makes.
 """
 
-import contextlib
 import dataclasses
-import hashlib
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import tokenizers
 
-from lightning_llm.data.corpora import Corpus, Document, open_corpus
-from lightning_llm.data.token_store import TokenStore
-from lightning_llm.data.token_store_writer import TokenStoreWriter
-from lightning_llm.data.tokenizers import Tokenizer, cut_at_newlines
+from lightning_llm.data.corpora import STDIN, Corpus, open_corpus
+from lightning_llm.data.progress import Phase, progress_bar
+from lightning_llm.data.segments import (
+    PIECE_CHARACTERS,
+    VALIDATION_FRACTION,
+    Cursor,
+    Segment,
+    Share,
+    make_plan,
+    segments,
+)
+from lightning_llm.data.shards import check_splits, shard_folder
+from lightning_llm.data.token_store import TokenStore, sha256
+from lightning_llm.data.token_store_writer import TokenStoreWriter, unfinished_tokenizer
+from lightning_llm.data.tokenizers import Ids, Tokenizer, cut_at_newlines
 
 BUILT_IN_TOKENIZERS = ("char", "byte", "bpe")
 DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE = "bpe", 4096
-VALIDATION_FRACTION = 0.1
 
-_BPE_TRAINING_CHARACTERS = 1 << 28  # more text of one kind changes few merges, and the table of words grows with it
-_HASHED_CHARACTERS = 1 << 16  # of a document's beginning: tells documents apart, and comes with the first piece
-_FEW_DOCUMENTS = 256  # 0.9^256 = 2e-12: of more, some surely fall into the validation split
-_BATCH_CHARACTERS = 1 << 22  # encoded at once
-_PIECE_CHARACTERS = 1 << 15  # so that a batch occupies every core
-
-Advance = Callable[[int], None]
-Phase = Callable[[str], Advance]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Segment:
-    """A piece of a document on its way to a split."""
-
-    split: str
-    text: str
-    document: str
-    ends_document: bool
+_BPE_TRAINING_CHARACTERS = 1 << 26  # more text of one kind changes few merges, and the table of words grows with it
+_BATCH_CHARACTERS = 1 << 21  # encoded at once
+_BATCH_SEGMENTS = 1 << 12
+_COMMITTED_CHARACTERS = 1 << 24
+_AHEAD = 3  # batches that are read before the oldest of them is written
+_CODE_VERSION = 1  # another one where the same input gives other ids: runs killed before are not gone on with
 
 
 def prepare_store(
@@ -57,6 +58,7 @@ def prepare_store(
     tokenizer: str | Tokenizer = DEFAULT_TOKENIZER,
     vocab_size: int = DEFAULT_VOCAB_SIZE,
     test_fraction: float = 0.0,
+    text_key: str | None = None,
     progress: bool = False,
     replace: bool = False,
 ) -> TokenStore:
@@ -68,133 +70,178 @@ def prepare_store(
         tokenizer: ``char``, ``byte`` or ``bpe``, trained here; or the path of a ``tokenizer.json``; or a tokenizer.
         vocab_size: Ids of ``bpe``.
         test_fraction: Share of the text for a test split, taken from the training split; 0 makes none.
-        progress: Show a bar, in bytes of text, where the terminal can.
+        text_key: Key or column of the text in JSON lines and parquet. Default: ``text``.
+        progress: Show a bar, in bytes of the input, where the terminal can.
         replace: Put the new store in the place of an old one, once it is whole.
 
     Returns:
         The store, opened.
 
     Raises:
-        ValueError: If text is missing, empty, binary or not UTF-8, if the tokenizer cannot encode it, if ``out``
-            exists, or if the disk is full. No store is left behind.
+        ValueError: If text is missing, empty, broken, binary or not UTF-8, if the tokenizer cannot encode it, if
+            ``out`` exists, or if the disk is full. No store is left behind.
     """
-    if not 0 <= test_fraction < 1 - VALIDATION_FRACTION:
-        raise ValueError(f"test_fraction must be at least 0 and below {1 - VALIDATION_FRACTION}, got {test_fraction}")
-    if not replace and Path(out).exists():  # said before the work, not after it
-        raise ValueError(f"{out} exists already: remove it or choose another folder")
-    corpus = inputs if isinstance(inputs, Corpus) else open_corpus([inputs] if isinstance(inputs, str) else inputs)
-    with _bar(corpus.size, progress) as phase:
-        trained = tokenizer if isinstance(tokenizer, Tokenizer) else _tokenizer(tokenizer, vocab_size, corpus, phase)
-        source = {
-            "inputs": list(corpus.inputs),
-            "fingerprint": corpus.fingerprint,
-            "tokenizer": tokenizer if isinstance(tokenizer, str) else trained.kind,
-            "vocab_size": vocab_size if tokenizer == "bpe" else None,
-        }
-        content = trained.to_str()
-        with TokenStoreWriter(
-            out, vocab_size=trained.vocab_size, tokenizer=content, source=source, replace=replace
-        ) as writer:
-            if len(corpus.documents) == 1:
-                segments = _by_position(corpus.documents[0], trained, test_fraction, phase)
-            else:
-                segments = _by_document(corpus.documents, trained, test_fraction)
-            _write(writer, segments, trained, end_documents=len(corpus.documents) > 1, advance=phase("encoding"))
+    _prepare(inputs, Path(out), tokenizer, vocab_size, test_fraction, text_key, progress, replace=replace)
     return TokenStore.open(out)
 
 
-def _tokenizer(name: str, vocab_size: int, corpus: Corpus, phase: Phase) -> Tokenizer:
+def prepare_shard(
+    inputs: Corpus | str | Sequence[str],
+    out: str | Path,
+    share: Share,
+    *,
+    tokenizer: str | Tokenizer = DEFAULT_TOKENIZER,
+    vocab_size: int = DEFAULT_VOCAB_SIZE,
+    test_fraction: float = 0.0,
+    text_key: str | None = None,
+    progress: bool = False,
+) -> Path:
+    """Makes one shard of a token store, which :func:`~lightning_llm.data.shards.merge_shards` takes.
+
+    A tokenizer that is trained here is trained by every shard, on the same text, which is not its own share.
+
+    Args:
+        inputs: As in :func:`prepare_store`, the whole of it.
+        out: Folder of the store to be.
+        share: Which part of the input.
+        tokenizer: As in :func:`prepare_store`, as the others too.
+        vocab_size: As in :func:`prepare_store`.
+        test_fraction: As in :func:`prepare_store`.
+        text_key: As in :func:`prepare_store`.
+        progress: As in :func:`prepare_store`.
+
+    Returns:
+        The shard's folder, beside ``out``.
+
+    Raises:
+        ValueError: As :func:`prepare_store`.
+    """
+    if Path(out).exists():
+        raise ValueError(f"{out} exists already: remove it or choose another folder")
+    folder = shard_folder(Path(out), share.index, share.count)
+    _prepare(inputs, folder, tokenizer, vocab_size, test_fraction, text_key, progress, share=share)
+    return folder
+
+
+def _prepare(
+    inputs: Corpus | str | Sequence[str],
+    out: Path,
+    tokenizer: str | Tokenizer,
+    vocab_size: int,
+    test_fraction: float,
+    text_key: str | None,
+    progress: bool,
+    *,
+    replace: bool = False,
+    share: Share | None = None,
+) -> None:
+    if not 0 <= test_fraction < 1 - VALIDATION_FRACTION:
+        raise ValueError(f"test_fraction must be at least 0 and below {1 - VALIDATION_FRACTION}, got {test_fraction}")
+    if not replace and out.exists():  # said before the work, not after it
+        raise ValueError(f"{out} exists already: remove it or choose another folder")
+    given = _check_tokenizer(tokenizer)
+    if not isinstance(inputs, Corpus):
+        names = [inputs] if isinstance(inputs, str) else inputs
+        if share is not None and STDIN in names:
+            raise ValueError("--shard cannot share the standard input among hosts: give files")
+        inputs = open_corpus(names, text_key=text_key, spool_dir=out.absolute().parent)
+    source = {
+        "inputs": list(inputs.inputs),
+        "fingerprint": inputs.fingerprint,
+        "text_key": inputs.text_key,
+        "tokenizer": tokenizer if isinstance(tokenizer, str) else tokenizer.kind,
+        "vocab_size": vocab_size if tokenizer == "bpe" else None,
+    }
+    constants = [_CODE_VERSION, tokenizers.__version__, test_fraction, given and sha256(given.to_str().encode())]
+    key = sha256(json.dumps([constants, source]).encode())
+    with progress_bar(inputs.size, progress) as phase:
+        plan = make_plan(inputs, test_fraction, phase)
+        kept = None if given else unfinished_tokenizer(out, key)
+        trained = given or (Tokenizer(kept) if kept else _trained(str(tokenizer), vocab_size, inputs, phase))
+        eos = trained.eos_token_id if plan.ends_documents else None
+        with TokenStoreWriter(
+            out,
+            vocab_size=trained.vocab_size,
+            tokenizer=trained.to_str(),
+            source={**source, "eos_token_id": eos},
+            replace=replace,
+            key=key,
+            shard=None if share is None else dataclasses.astuple(share),
+        ) as writer:
+            done = Cursor(*writer.resumed)
+            found = segments(inputs, plan, trained, share or Share(), done, phase("encoding"))
+            _write(writer, found, trained, eos)
+            if share is None:
+                check_splits(writer.tokens)
+
+
+def _check_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer | None:
+    """The tokenizer that was given; ``None`` for one that is trained on the text."""
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    if tokenizer in BUILT_IN_TOKENIZERS:
+        return None
+    if not Path(tokenizer).is_file():
+        raise ValueError(
+            f"tokenizer {tokenizer!r} is unknown: choose one of {', '.join(BUILT_IN_TOKENIZERS)}, "
+            "or give the path of a tokenizer.json"
+        )
+    return Tokenizer.from_file(tokenizer)
+
+
+def _trained(name: str, vocab_size: int, corpus: Corpus, phase: Phase) -> Tokenizer:
     if name == "byte":
         return Tokenizer.train_byte()
-    if name not in BUILT_IN_TOKENIZERS:
-        if not Path(name).is_file():
-            raise ValueError(
-                f"tokenizer {name!r} is unknown: choose one of {', '.join(BUILT_IN_TOKENIZERS)}, "
-                "or give the path of a tokenizer.json"
-            )
-        return Tokenizer.from_file(name)
     advance = phase(f"training tokenizer {name}")
-    pieces = (_counted(document.pieces(), advance) for document in corpus.documents)
+    documents = (document for file in corpus.files for document in file.documents(advance))
     if name == "char":
-        return Tokenizer.train_char(itertools.chain.from_iterable(pieces))
-    words = itertools.chain.from_iterable(cut_at_newlines(texts, _PIECE_CHARACTERS) for texts in pieces)
+        return Tokenizer.train_char(piece for document in documents for piece in document.pieces())
+    words = (piece for document in documents for piece in cut_at_newlines(document.pieces(), PIECE_CHARACTERS))
     return Tokenizer.train_bpe(_first_characters(words, _BPE_TRAINING_CHARACTERS), vocab_size)
 
 
-def _by_position(document: Document, tokenizer: Tokenizer, test_fraction: float, phase: Phase) -> Iterator[_Segment]:
-    length = sum(map(len, _counted(document.pieces(), phase("measuring"))))
-    ends = {
-        "train": int((1 - VALIDATION_FRACTION - test_fraction) * length),
-        "val": int((1 - test_fraction) * length),
-        "test": length,
-    }
-
-    def parts() -> Iterator[tuple[str, str]]:
-        place = 0
-        for piece in document.pieces():
-            start = place
-            for split, end in ends.items():
-                if place < end and place < start + len(piece):
-                    yield split, piece[place - start : end - start]
-                    place = min(end, start + len(piece))
-
-    for split, texts in itertools.groupby(parts(), key=lambda part: part[0]):
-        yield from _segments(split, document.name, (text for _, text in texts), tokenizer)
-
-
-def _by_document(documents: Sequence[Document], tokenizer: Tokenizer, test_fraction: float) -> Iterator[_Segment]:
-    bound = VALIDATION_FRACTION
-    if len(documents) <= _FEW_DOCUMENTS:  # at least one validates and one trains
-        places = sorted(_place(next(document.pieces(), "")) for document in documents)
-        bound = min(max(bound, places[0]), places[-2])
-    for document in documents:
-        pieces = document.pieces()
-        first = next(pieces, "")
-        place = _place(first)
-        split = "val" if place <= bound else "test" if place <= bound + test_fraction else "train"
-        yield from _segments(split, document.name, itertools.chain([first], pieces), tokenizer)
-
-
-def _place(text: str) -> float:
-    """Where between 0 and 1 a document lies, by its beginning."""
-    digest = hashlib.blake2b(text[:_HASHED_CHARACTERS].encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
-
-
-def _segments(split: str, document: str, texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[_Segment]:
-    """Cuts a text only where its tokenizer would cut too."""
-    if tokenizer.kind == "file":
-        texts = ["".join(texts)]
-    elif tokenizer.kind == "bpe":
-        texts = cut_at_newlines(texts, _PIECE_CHARACTERS)
-    previous = None
-    for text in texts:
-        if previous is not None:
-            yield _Segment(split, previous, document, ends_document=False)
-        previous = text
-    yield _Segment(split, previous or "", document, ends_document=True)
-
-
 def _write(
-    writer: TokenStoreWriter, segments: Iterable[_Segment], tokenizer: Tokenizer, end_documents: bool, advance: Advance
+    writer: TokenStoreWriter, found: Iterable[tuple[Cursor, Segment]], tokenizer: Tokenizer, eos: int | None
 ) -> None:
-    eos = [] if tokenizer.eos_token_id is None or not end_documents else [tokenizer.eos_token_id]
-    end = np.array(eos, dtype=tokenizer.dtype)
-    written = set()
-    for batch in _batches(segments):
-        for segment, ids in zip(batch, _encoded(batch, tokenizer), strict=True):
-            size = _utf8_length(segment.text)
-            whole = np.concatenate([ids, end]) if segment.ends_document else ids
-            writer.write(segment.split, whole, text_bytes=size, documents=int(segment.ends_document))
-            written |= {segment.split} if len(whole) else set()
-            advance(size)
-    if missing := {"train", "val"} - written:
-        raise ValueError(f"too little text: nothing is left for the {' and the '.join(sorted(missing))} split")
+    end = np.array([] if eos is None else [eos], dtype=tokenizer.dtype)
+    uncommitted = 0
+    for batch, encoded in _ahead(_batches(found), tokenizer):
+        by_split: dict[str, tuple[list[Any], list[int], list[int]]] = {}
+        for (_, segment), ids in zip(batch, encoded, strict=True):
+            arrays, sizes, ends = by_split.setdefault(segment.split, ([], [], []))
+            arrays += [ids, end] if segment.ends_document else [ids]
+            sizes.append(_utf8_length(segment.text))
+            ends.append(segment.ends_document)
+            uncommitted += len(segment.text)
+        for split, (arrays, sizes, ends) in by_split.items():
+            writer.write(split, np.concatenate(arrays), text_bytes=sum(sizes), documents=sum(ends))
+        if uncommitted >= _COMMITTED_CHARACTERS:
+            writer.commit(batch[-1][0])
+            uncommitted = 0
 
 
-def _encoded(batch: list[_Segment], tokenizer: Tokenizer) -> list[np.ndarray]:
+def _ahead(
+    batches: Iterable[list[tuple[Cursor, Segment]]], tokenizer: Tokenizer
+) -> Iterator[tuple[list[tuple[Cursor, Segment]], list[Ids]]]:
+    """Encodes in two threads: while the ids of one batch are copied, the library makes those of the next.
+
+    The library has one pool with a thread for each core, however many callers it has.
+    """
+    waiting: deque[tuple[list[tuple[Cursor, Segment]], Future[list[Ids]]]] = deque()
+    with ThreadPoolExecutor(2) as pool:
+        for batch in batches:
+            waiting.append((batch, pool.submit(_encoded, [segment for _, segment in batch], tokenizer)))
+            if len(waiting) > _AHEAD:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        while waiting:
+            first, future = waiting.popleft()
+            yield first, future.result()
+
+
+def _encoded(batch: list[Segment], tokenizer: Tokenizer) -> list[Ids]:
     try:
-        return list(tokenizer.encode_batch([segment.text for segment in batch]))
+        return tokenizer.encode_batch([segment.text for segment in batch])
     except ValueError:
         for segment in batch:  # which of them was it?
             try:
@@ -204,13 +251,13 @@ def _encoded(batch: list[_Segment], tokenizer: Tokenizer) -> list[np.ndarray]:
         raise
 
 
-def _batches(segments: Iterable[_Segment]) -> Iterator[list[_Segment]]:
-    batch: list[_Segment] = []
+def _batches(found: Iterable[tuple[Cursor, Segment]]) -> Iterator[list[tuple[Cursor, Segment]]]:
+    batch: list[tuple[Cursor, Segment]] = []
     size = 0
-    for segment in segments:
-        batch.append(segment)
+    for cursor, segment in found:
+        batch.append((cursor, segment))
         size += len(segment.text)
-        if size >= _BATCH_CHARACTERS:
+        if size >= _BATCH_CHARACTERS or len(batch) == _BATCH_SEGMENTS:
             yield batch
             batch, size = [], 0
     if batch:
@@ -225,37 +272,5 @@ def _first_characters(texts: Iterable[str], limit: int) -> Iterator[str]:
         limit -= len(text)
 
 
-def _counted(texts: Iterable[str], advance: Advance) -> Iterator[str]:
-    for text in texts:
-        advance(_utf8_length(text))
-        yield text
-
-
 def _utf8_length(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
-
-
-@contextlib.contextmanager
-def _bar(total: int, show: bool) -> Iterator[Phase]:
-    """A progress bar on the terminal; each phase of the work counts the bytes of the text once."""
-    if not show:
-        yield lambda description: lambda size: None
-        return
-    from rich import progress  # where no bar is shown, it need not be loaded
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-
-        def phase(description: str) -> Advance:
-            task = bar.add_task(description, total=total)
-            return lambda size: bar.advance(task, size)
-
-        yield phase

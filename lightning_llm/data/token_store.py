@@ -10,6 +10,7 @@ in a small store); the rest by :meth:`TokenStore.verify`. ``token_store_writer.p
 """
 
 import dataclasses
+import glob
 import hashlib
 import json
 from pathlib import Path
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 FORMAT = "lightning-llm token store"
 VERSION = 1
 SPLITS = ("train", "val", "test")
-META, TOKENIZER = "meta.json", "tokenizer.json"
+META, SHARD, TOKENIZER = "meta.json", "shard.json", "tokenizer.json"
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 
 _BLOCK = 1 << 16  # tokens that are looked at together
@@ -50,7 +51,8 @@ class TokenStore:
         dtype: ``uint16`` or ``uint32``.
         splits: By name: ``train``, ``val`` and perhaps ``test``.
         tokenizer_sha256: Checksum of ``tokenizer.json``; ``None`` for raw files.
-        source: What the text was: ``inputs``, ``fingerprint``, ``tokenizer``, ``vocab_size`` as asked for.
+        source: What the text was: ``inputs``, ``fingerprint``, ``text_key``, ``tokenizer``, ``vocab_size`` as asked
+            for; and ``eos_token_id``.
     """
 
     path: Path
@@ -68,9 +70,10 @@ class TokenStore:
             ValueError: If it is missing, incomplete, edited, damaged, or of another version.
         """
         path = Path(path)
+        _refuse_shards(path)
         if not path.is_dir():
             raise ValueError(f"token store {path} does not exist: make it with lightning-llm prepare … --out {path}")
-        meta = _read_meta(path)
+        meta = read_meta(path)
         try:
             splits = {name: Split(**split) for name, split in meta["splits"].items()}
             store = cls(path, meta["vocab_size"], meta["dtype"], splits, meta["tokenizer_sha256"], meta["source"])
@@ -120,6 +123,12 @@ class TokenStore:
         return self.path / TOKENIZER if self.tokenizer_sha256 else None
 
     @property
+    def eos_token_id(self) -> int | None:
+        """The id behind every document; ``None`` where documents are not marked, or in raw files."""
+        number = self.source.get("eos_token_id")
+        return None if number is None else int(number)
+
+    @property
     def fingerprint(self) -> str:
         """16 hex digits that name tokens and tokenizer; two stores of the same text and tokenizer have the same."""
         parts: list[object] = [self.tokenizer_sha256, self.vocab_size, self.dtype]
@@ -151,10 +160,9 @@ class TokenStore:
             ValueError: If a file was changed or an id is not in the vocabulary.
         """
         for name, split in self.splits.items():
-            tokens, digest = self.tokens(name), hashlib.sha256()
-            for start in range(0, len(tokens), _BLOCK):
-                self._check_ids(name, tokens, start)
-                digest.update(tokens[start : start + _BLOCK].tobytes())
+            digest = hashlib.sha256()
+            for start in range(0, split.tokens, _BLOCK):
+                digest.update(self._checked_block(name, start).data)
             if split.sha256 and digest.hexdigest() != split.sha256:
                 raise ValueError(f"token store {self.path}: {name}.bin was changed, its sha256 is not that of {META}")
 
@@ -173,18 +181,24 @@ class TokenStore:
                     f"token store {self.path}: {file.name} {state} for {split.tokens} tokens of {self.dtype}: "
                     "prepare the store again"
                 )
-            tokens = self.tokens(name)
-            blocks = min(-(-len(tokens) // _BLOCK), _BLOCKS_AT_OPEN)
-            for start in np.linspace(0, max(0, len(tokens) - _BLOCK), blocks, dtype=np.int64).tolist():
-                self._check_ids(name, tokens, start)
+            blocks = min(-(-split.tokens // _BLOCK), _BLOCKS_AT_OPEN)
+            for start in np.linspace(0, max(0, split.tokens - _BLOCK), blocks, dtype=np.int64).tolist():
+                self._checked_block(name, start)
 
-    def _check_ids(self, split: str, tokens: Tokens, start: int) -> None:
-        block = tokens[start : start + _BLOCK]
+    def _checked_block(self, split: str, start: int) -> Tokens:
+        block = read_tokens(self.path / f"{split}.bin", self.dtype, start, _BLOCK)
         if len(block) and (largest := int(block.max())) >= self.vocab_size:
             raise ValueError(
                 f"token store {self.path}: {split}.bin holds token id {largest} at position "
                 f"{start + int(block.argmax())}, but vocab_size is {self.vocab_size}"
             )
+        return block
+
+
+def read_tokens(file: str | Path, dtype: str, start: int, count: int) -> Tokens:
+    """Reads ids of a raw file, shape (tokens,); unlike mapped ones they do not count as memory of the process."""
+    kind = np.dtype(DTYPES[dtype])
+    return np.fromfile(file, kind, count, offset=start * kind.itemsize)
 
 
 def map_tokens(file: str | Path, dtype: str) -> Tokens:
@@ -210,21 +224,45 @@ def meta_checksum(meta: dict[str, Any]) -> str:
     return sha256(json.dumps(meta, sort_keys=True).encode())
 
 
-def _read_meta(path: Path) -> dict[str, Any]:
-    content = _read_bytes(path / META)
+def shards_of(path: Path) -> list[Path]:
+    """The folders of the shards of a store, finished ones."""
+    found = path.parent.glob(f"{glob.escape(path.name)}.shard-*-of-*")
+    return sorted(folder for folder in found if (folder / SHARD).is_file())
+
+
+def _refuse_shards(path: Path) -> None:
+    if (path / SHARD).is_file() and not (path / META).exists():
+        whole = path.with_name(path.name.rpartition(".shard-")[0])
+        raise ValueError(
+            f"token store {path} is one shard of a store: when all are made, lightning-llm prepare --merge {whole}"
+        )
+    if not path.exists() and (shards := shards_of(path)):
+        raise ValueError(
+            f"token store {path} does not exist, but {len(shards)} of its shards: when all are made, "
+            f"lightning-llm prepare --merge {path}"
+        )
+
+
+def read_meta(path: Path, name: str = META, form: str = FORMAT) -> dict[str, Any]:
+    """The object in ``meta.json`` or another such file, without its checksum.
+
+    Raises:
+        ValueError: If it cannot be read, was edited, or is of another format or version.
+    """
+    content = _read_bytes(path / name)
     try:
         meta = json.loads(content)
         checksum = meta.pop("checksum", None)
     except (ValueError, AttributeError, TypeError) as error:
-        raise ValueError(f"token store {path}: {META} is not a JSON object ({error})") from error
-    if meta.get("format") != FORMAT or meta.get("version") != VERSION:
+        raise ValueError(f"token store {path}: {name} is not a JSON object ({error})") from error
+    if meta.get("format") != form or meta.get("version") != VERSION:
         raise ValueError(
-            f"token store {path}: {META} says format {meta.get('format')!r} version {meta.get('version')!r}, "
-            f"this program reads {FORMAT!r} version {VERSION}"
+            f"token store {path}: {name} says format {meta.get('format')!r} version {meta.get('version')!r}, "
+            f"this program reads {form!r} version {VERSION}"
         )
     if checksum != meta_checksum(meta):
         raise ValueError(
-            f"token store {path}: {META} was edited, its checksum does not fit: put it back or prepare the store again"
+            f"token store {path}: {name} was edited, its checksum does not fit: put it back or prepare the store again"
         )
     return meta  # type: ignore[no-any-return]
 

@@ -68,7 +68,10 @@ class Tokenizer:
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.eos_token_id = next((vocabulary[name] for name in END_OF_TEXT_NAMES if name in vocabulary), None)
-        self.kind = _kind(json.loads(content))
+        parsed = json.loads(content)
+        self.kind = _kind(parsed)
+        self._drops_characters = self.kind == "file" and _drops_characters(parsed)
+        self._checked: set[int] = set()
         if self.kind == "char":
             self._characters = sorted(vocabulary, key=lambda character: vocabulary[character])
             self._ids_of_code_points = np.full(max(map(ord, vocabulary)) + 1, -1, dtype=np.int32)
@@ -183,6 +186,8 @@ class Tokenizer:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:  # the library raises plain Exception
             raise ValueError(f"the tokenizer cannot encode this text: {error}") from error
+        if self._drops_characters:
+            self._refuse_dropped(texts)
         return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
@@ -208,6 +213,22 @@ class Tokenizer:
         """How the file writes an id. Errors as in :meth:`decode`."""
         self._check_id(number)
         return self._backend.id_to_token(number) or ""
+
+    def _refuse_dropped(self, texts: Sequence[str]) -> None:
+        """The library leaves out without a word what a vocabulary without bytes and unknown token lacks."""
+        for text in texts:
+            for code in np.unique(_code_points(text)).tolist():
+                if code in self._checked:
+                    continue
+                character = chr(code)
+                normalizer = self._backend.normalizer
+                is_kept = normalizer is None or normalizer.normalize_str(character).strip()
+                if is_kept and not character.isspace() and not self._backend.encode(character).ids:
+                    raise ValueError(
+                        f"character {character!r} (U+{code:04X}, at position {text.index(character)}) is not in the "
+                        "vocabulary of the tokenizer, which has neither bytes nor an unknown token for it"
+                    )
+                self._checked.add(code)
 
     def _check_id(self, number: int) -> None:
         if not 0 <= number < self.vocab_size:
@@ -265,21 +286,23 @@ class TextStream:
         return rest
 
 
-def cut_at_newlines(texts: Iterable[str], size: int) -> Iterator[str]:
+def cut_at_newlines(texts: Iterable[str], size: int, longest: int = 1 << 20) -> Iterator[str]:
     """Cuts the pieces of one text again, into about ``size`` characters, where kind ``bpe`` would cut anyway.
 
-    GPT-2's pattern makes a newline between two characters that are not white space a word of its own, so that the ids
-    of these pieces, one after another, are the ids of the whole.
+    GPT-2's pattern makes a newline between two characters that are not white space a word of its own, and begins a word
+    with a single space, so that the ids of these pieces, one after another, are the ids of the whole. Only where
+    ``longest`` characters hold neither, they are cut as they are. Where the cuts fall does not depend on the pieces.
 
     Args:
         texts: Pieces of one document.
         size: Characters; pieces grow longer only where no such newline comes.
+        longest: Characters.
     """
     rest = ""
     for text in texts:
         rest += text
         start = 0
-        while (end := _end_of_cut(rest, start + size)) is not None:
+        while (end := _end_of_cut(rest, start, size, longest)) is not None:
             yield rest[start:end]
             start = end
         rest = rest[start:]
@@ -287,12 +310,22 @@ def cut_at_newlines(texts: Iterable[str], size: int) -> Iterator[str]:
         yield rest
 
 
-def _end_of_cut(text: str, earliest: int) -> int | None:
-    newline = text.find("\n", max(earliest, 1))
-    while 0 <= newline < len(text) - 1:
-        if not text[newline - 1].isspace() and not text[newline + 1].isspace():
-            return newline + 1
-        newline = text.find("\n", newline + 1)
+def _end_of_cut(text: str, start: int, size: int, longest: int) -> int | None:
+    newline = _lone(text, "\n", start + max(size, 1), start + longest)
+    if newline is not None:
+        return newline + 1
+    if len(text) <= start + longest:
+        return None
+    return _lone(text, " ", start + max(size, 1), start + longest) or start + longest
+
+
+def _lone(text: str, sign: str, start: int, stop: int) -> int | None:
+    """Where the sign first stands between two characters that are not white space."""
+    place = text.find(sign, start, stop)
+    while 0 <= place < len(text) - 1:
+        if not text[place - 1].isspace() and not text[place + 1].isspace():
+            return place
+        place = text.find(sign, place + 1, stop)
     return None
 
 
@@ -310,6 +343,19 @@ def _utf8(text: str) -> bytes:
         raise ValueError(f"character {character!r} at position {error.start} is half of a surrogate pair") from error
 
 
+def _drops_characters(content: dict[str, Any]) -> bool:
+    model = content["model"]
+    has_bytes = model.get("byte_fallback") or "ByteLevel" in json.dumps(content.get("pre_tokenizer"))
+    return model.get("type") == "BPE" and model.get("unk_token") is None and not has_bytes
+
+
+def _reaches_out(token: dict[str, Any]) -> bool:
+    """Whether an added token takes in more than its own ASCII letters, so that text may not be cut anywhere by it."""
+    return (
+        not token["content"].isascii() or any(map(str.isspace, token["content"])) or token["lstrip"] or token["rstrip"]
+    )
+
+
 def _kind(content: dict[str, Any]) -> Kind:
     """Which of our own kinds a ``tokenizer.json`` is, part by part."""
     model, splitter = content["model"], content.get("pre_tokenizer") or {}
@@ -323,7 +369,7 @@ def _kind(content: dict[str, Any]) -> Kind:
     byte_level = splitter.get("type") == "ByteLevel" and not splitter["add_prefix_space"]
     if model.get("type") == "BPE" and byte_level and not model.get("dropout"):
         if splitter.get("use_regex", True):
-            return "bpe" if all(token.isascii() for token in added) else "file"
+            return "bpe" if not any(map(_reaches_out, content.get("added_tokens") or [])) else "file"
         if model["vocab"] == {sign: byte for byte, sign in enumerate(byte_alphabet())} and not added:
             return "byte"
     return "file"

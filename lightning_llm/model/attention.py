@@ -32,13 +32,21 @@ class CausalSelfAttention(nn.Module):
         self.o_proj = nn.Linear(width, config.hidden_size, bias=config.attention_bias)
         self.q_norm, self.k_norm = build_head_norm(config), build_head_norm(config)
 
-    def forward(self, x: Tensor, *, rotation: Rotation | None = None, cache: KVCache | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        rotation: Rotation | None = None,
+        cache: KVCache | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
         """Mix positions.
 
         Args:
             x: (batch, seq, hidden).
             rotation: Of these positions; ``None`` leaves queries and keys as they are.
             cache: Keys and values of the positions before; the new ones are added to it.
+            mask: (batch, 1, seq, seq), true where a position may look; instead of a cache. ``None``: everything before.
 
         Returns:
             (batch, seq, hidden).
@@ -48,7 +56,7 @@ class CausalSelfAttention(nn.Module):
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
         seq = query.shape[-2]
-        mask, causal = None, seq > 1
+        causal = seq > 1 and mask is None
         if cache is not None:
             key, value = cache.append(self.layer, key, value)
             if causal and cache.length:  # several new positions after old ones: the built-in triangle would misalign
@@ -67,3 +75,23 @@ class CausalSelfAttention(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         """(batch, seq, heads × head_dim) -> (batch, heads, seq, head_dim)."""
         return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
+
+
+def document_mask(documents: Tensor) -> Tensor:
+    """Which positions may look where: at what is not after them and of the same document.
+
+    Args:
+        documents: (batch, seq), the number of each token's document.
+
+    Returns:
+        (batch, 1, seq, seq), bool.
+    """
+    return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
+
+
+def positions_in_documents(documents: Tensor) -> Tensor:
+    """Positions counted from the beginning of each document, or of the row where it began before: (batch, seq)."""
+    place = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    is_first = documents != documents.roll(1, dims=1)
+    is_first[:, 0] = True
+    return place - torch.where(is_first, place, 0).cummax(dim=1).values

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_llm.model.attention import CausalSelfAttention
+from lightning_llm.model.attention import CausalSelfAttention, document_mask, positions_in_documents
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.init import initialize
 from lightning_llm.model.kv_cache import KVCache
@@ -36,19 +36,27 @@ class Block(nn.Module):
         self.recompute = config.recompute
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
-    def forward(self, x: Tensor, *, rotation: Rotation | None = None, cache: KVCache | None = None) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, hidden)."""
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        rotation: Rotation | None = None,
+        cache: KVCache | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """(batch, seq, hidden) -> (batch, seq, hidden). The rest as for :class:`CausalSelfAttention`."""
         if self.recompute == "block" and self._keeps_activations():
-            out: Tensor = checkpoint(self._whole, x, rotation, cache, use_reentrant=False)
+            out: Tensor = checkpoint(self._whole, x, rotation, cache, mask, use_reentrant=False)
             return out
-        return self._whole(x, rotation, cache)
+        return self._whole(x, rotation, cache, mask)
 
-    def _whole(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None) -> Tensor:
-        x = x + self._part("attention", self._attention, x, rotation, cache)
+    def _whole(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None, mask: Tensor | None) -> Tensor:
+        x = x + self._part("attention", self._attention, x, rotation, cache, mask)
         return x + self._part("mlp", self._mlp, x)
 
-    def _attention(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None) -> Tensor:
-        out: Tensor = self.dropout(self.self_attn(self.input_layernorm(x), rotation=rotation, cache=cache))
+    def _attention(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None, mask: Tensor | None) -> Tensor:
+        mixed = self.self_attn(self.input_layernorm(x), rotation=rotation, cache=cache, mask=mask)
+        out: Tensor = self.dropout(mixed)
         return out
 
     def _mlp(self, x: Tensor) -> Tensor:
@@ -96,19 +104,29 @@ class Transformer(nn.Module):
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
 
-    def forward(self, input_ids: Tensor, *, positions: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        positions: Tensor | None = None,
+        cache: KVCache | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         """Hidden states after the last norm.
 
         Args:
             input_ids: (batch, seq), int64 token ids.
             positions: (seq,) or (batch, seq); ``None`` counts from 0, or from where the cache ends.
             cache: Keys and values of earlier positions, which these are added to.
+            documents: (batch, seq), for each token the number of its document in the row. Attention stays inside it,
+                and positions (unless given) count from its beginning, as if each were run alone.
 
         Returns:
             (batch, seq, hidden).
 
         Raises:
-            ValueError: ``input_ids`` is not two-dimensional, or more positions than ``max_position_embeddings``.
+            ValueError: ``input_ids`` is not two-dimensional, or more positions than ``max_position_embeddings``, or
+                ``documents`` with a cache or of another shape.
         """
         if input_ids.dim() != 2:
             raise ValueError(f"input_ids must have shape (batch, seq), got {tuple(input_ids.shape)}")
@@ -118,6 +136,15 @@ class Transformer(nn.Module):
             raise ValueError(
                 f"{seen + seq} positions are more than max_position_embeddings {longest}: shorten the input"
             )
+        mask = None
+        if documents is not None:
+            if cache is not None or documents.shape != input_ids.shape:
+                raise ValueError(
+                    f"documents must have the shape {tuple(input_ids.shape)} of input_ids and no cache beside them, "
+                    f"got {tuple(documents.shape)}{'' if cache is None else ' and a cache'}"
+                )
+            mask = document_mask(documents)
+            positions = positions_in_documents(documents) if positions is None else positions
         if positions is None:
             positions = torch.arange(seen, seen + seq, device=input_ids.device)
         x = self.embed_tokens(input_ids)
@@ -126,7 +153,7 @@ class Transformer(nn.Module):
         x = self.dropout(x)
         turn = self._rotation(positions, x)
         for layer in self.layers:
-            x = layer(x, rotation=turn, cache=cache)
+            x = layer(x, rotation=turn, cache=cache, mask=mask)
         if cache is not None:
             cache.advance(seq)
         out: Tensor = self.norm(x)

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_llm.data.datamodule import TokenDataModule, rescale_batch_progress
+from lightning_llm.data.sources import Source
 from lightning_llm.generation import generate
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
@@ -23,7 +24,7 @@ from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.grouping import param_groups
 from lightning_llm.optim.schedules import Schedule, WarmupCosine
 from lightning_llm.training.checkpointing import FORMAT, FORMAT_VERSION
-from lightning_llm.training.metrics import LanguageModelMetrics
+from lightning_llm.training.evaluation import Evaluation
 from lightning_llm.training.preflight import data_faults, refuse
 
 Batch = dict[str, Tensor]
@@ -74,7 +75,7 @@ class LanguageModel(LightningModule):
         self.loss_chunks = loss_chunks
         self.transformer: Transformer
         self.grad_norm: Tensor | None = None
-        self.evaluations: list[LanguageModelMetrics] = []
+        self.evaluation: Evaluation | None = None
         self._save_plain_hyperparameters()
 
     # -- the model ----------------------------------------------------------------------------------------------------
@@ -109,9 +110,9 @@ class LanguageModel(LightningModule):
         """Mean cross-entropy of a batch in nats per token, float32.
 
         Args:
-            batch: ``input_ids`` and ``targets``, both (batch, seq).
+            batch: ``input_ids`` and ``targets``, both (batch, seq); ``documents``, likewise, keeps attention inside.
         """
-        hidden = self.transformer(batch["input_ids"])
+        hidden = self.transformer(batch["input_ids"], documents=batch.get("documents"))
         head, targets = self.transformer.lm_head, batch["targets"]
         if self.loss_chunks == 0:
             return F.cross_entropy(head(hidden).flatten(0, -2).float(), targets.flatten())
@@ -127,7 +128,8 @@ class LanguageModel(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add a batch to the sums of its data set."""
-        self.evaluations[dataloader_idx].update(self.loss(batch), (batch["targets"] != IGNORED).sum())
+        assert self.evaluation is not None
+        self.evaluation.add(self.loss(batch), (batch["targets"] != IGNORED).sum(), dataloader_idx)
 
     test_step = validation_step
 
@@ -139,35 +141,29 @@ class LanguageModel(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Begin new sums: validation first, then the training text read the same way."""
-        self._begin_evaluation("val", "train")
+        self.evaluation = Evaluation(("val", "train"), self._sources(), self.device)
 
     def on_validation_epoch_end(self) -> None:
-        """Log ``val_loss``, ``val_perplexity``, ``val_bits_per_byte`` and ``train_loss_eval``."""
-        results = self._end_evaluation()
-        metrics = {f"val_{name}": value for name, value in results[0].items()}
-        if len(results) > 1:
-            metrics["train_loss_eval"] = results[1]["loss"]
-        self.log_dict(metrics, logger=False)
-        self._write(metrics)
+        """Log ``val_loss`` (also of each source), ``val_perplexity``, ``val_bits_per_byte`` and ``train_loss_eval``."""
+        self._log_evaluation()
 
     def on_test_epoch_start(self) -> None:
         """Begin new sums."""
-        self._begin_evaluation("test")
+        self.evaluation = Evaluation(("test",), self._sources(), self.device)
 
     def on_test_epoch_end(self) -> None:
-        """Log ``test_loss``, ``test_perplexity`` and ``test_bits_per_byte``."""
-        metrics = {f"test_{name}": value for name, value in self._end_evaluation()[0].items()}
+        """Log ``test_loss`` (in all and of each source), ``test_perplexity`` and ``test_bits_per_byte``."""
+        self._log_evaluation()
+
+    def _sources(self) -> list[Source]:
+        data = getattr(self._trainer, "datamodule", None)
+        return data.sources if isinstance(data, TokenDataModule) else []
+
+    def _log_evaluation(self) -> None:
+        assert self.evaluation is not None
+        metrics = self.evaluation.results()
         self.log_dict(metrics, logger=False)
         self._write(metrics)
-
-    def _begin_evaluation(self, *splits: str) -> None:
-        store = getattr(getattr(self._trainer, "datamodule", None), "store", None)
-        known = [None if store is None or split == "train" else store.bytes_per_token(split) for split in splits]
-        self.evaluations = [LanguageModelMetrics(bytes_per_token).to(self.device) for bytes_per_token in known]
-
-    def _end_evaluation(self) -> list[dict[str, float]]:
-        # a metric that saw nothing on any process (no training estimate among the loaders) has no mean
-        return [metric.compute() for metric in self.evaluations if metric.update_called]
 
     def _write(self, metrics: dict[str, float]) -> None:
         """To the loggers, at the number of optimiser steps: Lightning's own counter is one behind."""

@@ -1,26 +1,68 @@
 """What can be known to be wrong before the first step. All faults are found before any is reported."""
 
-from collections.abc import Iterable
+import dataclasses
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
 
 from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.data.token_store import TokenStore, dtype_for
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.transformer import Transformer
+from lightning_llm.optim.grouping import param_groups
+
+MANY_EPOCHS = 40  # Muennighoff et al. 2023, arXiv:2305.16264, section 6: further passes are worth almost nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: What.
+        finding: What was found, in words.
+        fault: What is wrong about it and what to do; empty where nothing is.
+    """
+
+    name: str
+    finding: str
+    fault: str = ""
+
+
+def check_run(model: Any, data: TokenDataModule, trainer: Any, folder: Path) -> list[Check]:
+    """Look at everything that the first step and the first checkpoint need.
+
+    Args:
+        model: The LanguageModel, before its transformer is made.
+        data: Its data; the token store is prepared where it is missing.
+        trainer: Lightning's trainer; nothing in it is started.
+        folder: Where checkpoints will go.
+
+    Returns:
+        All checks, those that failed with their fault. Checks that need a token store are left out without one.
+    """
+    checks = [_batch(data, trainer), _precision(trainer)]
+    try:
+        store = data.store
+    except ValueError as error:
+        return [Check("data", "cannot be used", str(error)), *checks]
+    architecture: ModelConfig = model.architecture
+    return [
+        Check("data", f"{store.path}, {store.dtype}", _store_fault(store)),
+        *_fit_together(architecture, data),
+        *(_length(store, split, data.context_length) for split in ("train", "val")),
+        *checks,
+        *_steps(data, trainer),
+        *_disk(model, architecture, store, trainer, folder),
+    ]
 
 
 def data_faults(architecture: ModelConfig, data: TokenDataModule) -> list[str]:
     """Where model and data do not fit together."""
-    faults = []
-    longest = architecture.max_position_embeddings
-    if data.context_length > longest:
-        faults.append(
-            f"data.context_length {data.context_length} is longer than architecture.max_position_embeddings {longest}: "
-            "shorten the one or raise the other"
-        )
-    if architecture.vocab_size is not None and architecture.vocab_size < data.vocab_size:
-        faults.append(
-            f"architecture.vocab_size {architecture.vocab_size} is smaller than the {data.vocab_size} ids of the token "
-            "store: leave it at null to take the store's"
-        )
-    return faults
+    return [check.fault for check in _fit_together(architecture, data) if check.fault]
 
 
 def refuse(faults: Iterable[str]) -> None:
@@ -28,3 +70,116 @@ def refuse(faults: Iterable[str]) -> None:
     listed = list(faults)
     if listed:
         raise ValueError("; ".join(listed))
+
+
+def checkpoint_bytes(model: Any, architecture: ModelConfig) -> int:
+    """Bytes of a checkpoint: parameters and the optimiser's state, found by one step without storage."""
+    with torch.device("meta"):
+        transformer = Transformer(architecture)
+    parameters = list(transformer.parameters())
+    weights = sum(p.numel() * p.element_size() for p in parameters)
+    try:
+        optimizer = model.make_optimizer(param_groups(transformer))
+        for parameter in parameters:
+            parameter.grad = torch.empty_like(parameter)
+        optimizer.step()
+        state = sum(
+            t.numel() * t.element_size() for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)
+        )
+    except Exception:  # somebody's optimiser that needs real numbers: two float32 moments, as most have
+        state = 8 * sum(p.numel() for p in parameters)
+    return weights + state
+
+
+def _store_fault(store: TokenStore) -> str:
+    if (
+        store.dtype != dtype_for(store.vocab_size)
+        and torch.iinfo(getattr(torch, store.dtype)).max < store.vocab_size - 1
+    ):
+        return f"token store {store.path}: dtype {store.dtype} cannot hold the {store.vocab_size} ids of its vocabulary"
+    return ""
+
+
+def _fit_together(architecture: ModelConfig, data: TokenDataModule) -> Iterator[Check]:
+    longest, ids, vocab_size = architecture.max_position_embeddings, data.vocab_size, architecture.vocab_size
+    yield Check(
+        "vocabulary",
+        f"{ids} ids in the data, {'as many' if vocab_size is None else vocab_size} in the model",
+        f"architecture.vocab_size {vocab_size} is smaller than the {ids} ids of the token store: leave it at null to "
+        "take the store's"
+        if vocab_size is not None and vocab_size < ids
+        else "",
+    )
+    yield Check(
+        "context",
+        f"{data.context_length} tokens, the model takes {longest}",
+        f"data.context_length {data.context_length} is longer than architecture.max_position_embeddings {longest}: "
+        "shorten the one or raise the other"
+        if data.context_length > longest
+        else "",
+    )
+
+
+def _length(store: TokenStore, split: str, context_length: int) -> Check:
+    tokens = store.splits[split].tokens
+    windows = max(0, (tokens - 1) // context_length)
+    fault = (
+        f"data.context_length {context_length} is too long for the {split} split of {store.path}: it has {tokens} "
+        f"tokens, a window and its last target need {context_length + 1}; take more text or a shorter context"
+    )
+    return Check(f"{split} text", f"{tokens:,} tokens, {windows:,} windows", "" if windows else fault)
+
+
+def _batch(data: TokenDataModule, trainer: Any) -> Check:
+    devices, micro, whole = trainer.world_size, data.micro_batch_size, data.global_batch_size
+    by = f"{devices} device{'s' if devices > 1 else ''}"
+    by += "" if micro is None else f" times data.micro_batch_size {micro}"
+    found = f"{whole} sequences a step on {by}"
+    if whole % (devices * (micro or 1)):
+        return Check("batch", found, f"data.global_batch_size {whole} cannot be divided by {by}: change one")
+    accumulation = whole // (devices * (micro or whole // devices))
+    given = trainer.accumulate_grad_batches
+    if given not in (1, accumulation):
+        return Check(
+            "batch",
+            found,
+            f"trainer.accumulate_grad_batches {given} contradicts the {accumulation} micro-batches that follow from "
+            "data.global_batch_size: leave it out",
+        )
+    return Check("batch", f"{found}: {accumulation} micro-batch{'es' if accumulation > 1 else ''}")
+
+
+def _precision(trainer: Any) -> Check:
+    device = trainer.strategy.root_device
+    bf16 = str(trainer.precision).startswith("bf16")
+    if device.type == "cuda" and bf16 and not torch.cuda.is_bf16_supported(including_emulation=True):
+        return Check("precision", trainer.precision, f"trainer.precision {trainer.precision}: this GPU lacks bf16")
+    return Check("precision", f"{trainer.precision} on {device.type}")
+
+
+def _steps(data: TokenDataModule, trainer: Any) -> Iterator[Check]:
+    if data.store.splits["train"].tokens <= data.context_length:
+        return
+    steps = trainer.max_steps if trainer.max_steps > 0 else data.steps_per_epoch * (trainer.max_epochs or 0)
+    epochs = steps / data.steps_per_epoch
+    note = ", more than repeated text is worth" if epochs > MANY_EPOCHS else ""
+    yield Check("steps", f"{steps:,} steps of {data.tokens_per_step:,} tokens: {epochs:.2f} epochs{note}")
+
+
+def _disk(model: Any, architecture: ModelConfig, store: TokenStore, trainer: Any, folder: Path) -> Iterator[Check]:
+    kept = next((c.keep_last for c in trainer.callbacks if hasattr(c, "keep_last")), None)
+    if kept is None:
+        return
+    if architecture.vocab_size is None:
+        architecture = ModelConfig(**{**architecture.to_dict(), "vocab_size": store.vocab_size})
+    files = kept + 2  # the best one, and the one that is being written while the oldest is still there
+    needed = files * checkpoint_bytes(model, architecture)
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    free = shutil.disk_usage(there).free
+    finding = f"{files} checkpoints need {_size(needed)}, {_size(free)} free at {there}"
+    fault = f"the disk is too small: {finding}; free some, keep fewer, or set trainer.default_root_dir elsewhere"
+    yield Check("disk", finding, fault if needed > free else "")
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e9:,.1f} GB" if number >= 1e8 else f"{number / 1e6:,.1f} MB"

@@ -1,4 +1,7 @@
+import errno
+import io
 import os
+import signal
 
 import pytest
 
@@ -60,6 +63,52 @@ def test_store_without_a_name_lies_where_training_looks_for_it(capsys):
     assert find_or_prepare(path="text.txt", tokenizer="char", say=pytest.fail).path.parent.name == "stores"
 
 
+def test_shards_are_merged(capsys):
+    with open("lines.jsonl", "w") as file:
+        file.writelines(f'{{"body": "line {n}"}}\n' for n in range(100))
+    options = ["lines.jsonl", "--text-key", "body", "--tokenizer", "byte", "--out"]
+    assert main([*options, "whole"]) == 0
+    for shard in ("2/2", "1/2"):
+        assert main([*options, "out", "--shard", shard]) == 0
+    assert "when all 2 are made: lightning-llm prepare --merge out" in capsys.readouterr().out
+    assert main(["--merge", "out"]) == 0
+    assert "next: lightning-llm fit --data.store out" in capsys.readouterr().out
+    assert TokenStore.open("out").fingerprint == TokenStore.open("whole").fingerprint
+    assert not [name for name in os.listdir() if ".shard" in name]
+
+
+def test_standard_input(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+    assert main(["-", "--tokenizer", "char", "--out", "out"]) == 0
+    assert main(["text.txt", "--tokenizer", "char", "--out", "same"]) == 0
+    assert TokenStore.open("out").fingerprint == TokenStore.open("same").fingerprint
+    monkeypatch.undo()
+
+
+def test_interrupted(monkeypatch, capsys):
+    monkeypatch.setattr("lightning_llm.data.prepare._write", lambda *_: signal.raise_signal(signal.SIGINT))
+    assert main(["text.txt", "--tokenizer", "char", "--out", "out"]) == 130
+    assert capsys.readouterr().err == "lightning-llm prepare: interrupted; the same command goes on from here\n"
+
+
+def test_full_disk_is_one_line(monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("lightning_llm.data.token_store_writer.os.fsync", full)
+    assert "No space left on device; free some space" in refused(
+        capsys, "text.txt", "--tokenizer", "char", "--out", "o"
+    )
+
+
+def test_folder_that_may_not_be_written(monkeypatch, capsys):
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    assert "cannot write the token store" in refused(capsys, "text.txt", "--tokenizer", "char", "--out", "deep/o")
+
+
 def test_help(capsys):
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
@@ -70,7 +119,18 @@ def test_help(capsys):
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ([], "the following arguments are required: INPUT"),
+        ([], "no INPUT: give a file, a folder, a glob, - or a corpus"),
+        (["-"], "the standard input has no name: give the store one with --out DIR"),
+        (["text.txt", "--text-key", "body"], "--text-key 'body' is for JSON lines"),
+        (["text.txt", "--shard", "1/2"], "--shard 1/2 needs --out DIR"),
+        *(
+            (["text.txt", "--out", "o", "--shard", bad], f"--shard '{bad}' is not I/N")
+            for bad in ("3/2", "0/2", "a", "1/", "1/2/3")
+        ),
+        (["-", "--out", "o", "--shard", "1/2"], "--shard cannot share the standard input"),
+        (["--merge", "o"], "--merge o: there is no shard o.shard-I-of-N beside it"),
+        (["text.txt", "--merge", "o"], "--merge o takes no input and no other option"),
+        (["--merge", "o", "--tokenizer", "char"], "--merge o takes no input and no other option"),
         (["text.txt", "--vocab-size", "many"], "invalid int value: 'many'"),
         (["text.txt", "--colour"], "unrecognized arguments: --colour"),
         (["text.txt", "--vocab-size", "300", "--tokenizer", "char"], "--vocab-size 300 goes with --tokenizer bpe only"),

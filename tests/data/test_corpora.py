@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from lightning_llm.data import corpora
+from lightning_llm.data import corpora, formats
 from lightning_llm.data.corpora import open_corpus
 
 CONTENT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
@@ -18,31 +18,27 @@ def fault(call):
     return str(caught.value)
 
 
-def texts(*inputs, piece_bytes=corpora.PIECE_BYTES):
-    return [
-        "".join(document.pieces(piece_bytes)) for document in open_corpus([str(given) for given in inputs]).documents
-    ]
+def texts(*inputs, **options):
+    corpus = open_corpus([str(given) for given in inputs], **options)
+    return ["".join(document.pieces()) for document in corpus.documents()]
 
 
 def test_stdlib_is_the_source_of_this_python_without_tests():
     corpus = open_corpus(["stdlib"])
-    names = [document.name for document in corpus.documents]
+    names = [file.name for file in corpus.files]
     assert "stdlib/json/decoder.py" in names
     assert names == sorted(names, key=lambda name: name.split("/"))
     folders = {folder for name in names for folder in name.split("/")[:-1]}
     assert not folders & {"test", "tests", "idlelib", "idle_test", "site-packages", "__pycache__"}
     assert 8e6 < corpus.size < 16e6
-    decoder = corpus.documents[names.index("stdlib/json/decoder.py")]
+    decoder = corpus.files[names.index("stdlib/json/decoder.py")]
     assert "class JSONDecoder(object):" in decoder.text()
     assert decoder.size == len(decoder.text().encode())
     assert corpus.fingerprint == open_corpus(["stdlib"]).fingerprint
 
 
 def test_stdlib_is_all_readable_text():
-    assert (
-        sum(len(document.text().encode()) for document in open_corpus(["stdlib"]).documents)
-        == open_corpus(["stdlib"]).size
-    )
+    assert sum(len(file.text().encode()) for file in open_corpus(["stdlib"]).files) == open_corpus(["stdlib"]).size
 
 
 def test_stdlib_that_is_not_there(monkeypatch, tmp_path):
@@ -63,11 +59,12 @@ def test_file_folder_and_glob_give_documents_in_sorted_order(tmp_path):
     assert texts(tmp_path / "b.txt", tmp_path / "a") == ["b", "a10", "a2"]
 
 
-def test_text_is_kept_byte_for_byte_whatever_the_pieces(tmp_path):
+def test_text_is_kept_byte_for_byte_whatever_the_pieces(tmp_path, monkeypatch):
     text = "\ufeffé\r\n\u20ac𝕏\t\r ende\n" * 3
     (tmp_path / "text").write_bytes(text.encode())
     for piece_bytes in (1, 2, 3, 5, 7, 1000):
-        assert texts(tmp_path / "text", piece_bytes=piece_bytes) == [text]
+        monkeypatch.setattr(formats, "PIECE_BYTES", piece_bytes)
+        assert texts(tmp_path / "text") == [text]
 
 
 def test_empty_files_among_others_are_left_out(tmp_path):
@@ -119,24 +116,26 @@ def test_empty_input(tmp_path, files):
         ("\u20ac\u20ac".encode() + b"\xf0\x28", 6),
     ],
 )
-def test_text_that_is_not_utf8_names_file_and_byte(tmp_path, content, byte, piece_bytes):
+def test_text_that_is_not_utf8_names_file_and_byte(tmp_path, content, byte, piece_bytes, monkeypatch):
+    monkeypatch.setattr(formats, "PIECE_BYTES", piece_bytes)
     file = tmp_path / "text.txt"
     file.write_bytes(content)
-    message = fault(lambda: texts(file, piece_bytes=piece_bytes))
+    message = fault(lambda: texts(file))
     assert message.startswith(f"{file} is not UTF-8 text: byte {byte}: ")
 
 
 @pytest.mark.parametrize("piece_bytes", [2, 1000])
-def test_binary_input_names_file_and_byte(tmp_path, piece_bytes):
+def test_binary_input_names_file_and_byte(tmp_path, piece_bytes, monkeypatch):
+    monkeypatch.setattr(formats, "PIECE_BYTES", piece_bytes)
     file = tmp_path / "model.bin"
     file.write_bytes(b"text\0\1\2")
-    assert fault(lambda: texts(file, piece_bytes=piece_bytes)) == f"{file} is binary, not UTF-8 text: byte 4 is NUL"
+    assert fault(lambda: texts(file)) == f"{file} is binary, not UTF-8 text: byte 4 is NUL"
 
 
 def test_file_that_goes_away_while_preparing(tmp_path):
     file = tmp_path / "text.txt"
     file.write_text("text")
-    document = open_corpus([str(file)]).documents[0]
+    document = open_corpus([str(file)]).files[0]
     file.unlink()
     assert fault(document.text) == f"cannot read {file}: No such file or directory"
 
@@ -238,7 +237,7 @@ def test_shakespeare_is_downloaded_when_read_not_when_named(url, tmp_path, monke
     monkeypatch.setattr(corpora.download_shakespeare, "__defaults__", (None, f"{url}/file"))
     corpus = open_corpus(["shakespeare"], cache_dir=tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
-    assert corpus.documents[0].text() == CONTENT.decode()
+    assert corpus.files[0].text() == CONTENT.decode()
     assert corpus.size == len(CONTENT)
 
 

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_llm.data.batches import IGNORED
 from lightning_llm.data.datamodule import TokenDataModule, rescale_batch_progress
 from lightning_llm.data.order import window_starts
+from lightning_llm.data.token_store_writer import TokenStoreWriter
 from lightning_llm.data.tokenizers import Tokenizer
 
 CONTEXT = 7
@@ -242,6 +243,83 @@ def test_missing_store_is_prepared_by_fit(tmp_path, monkeypatch):
     assert model.updates == [8, 8]
     assert data.tokenizer.kind == "char"
     assert data.store.path.parent.name == "stores"
+
+
+# ---- mixtures and documents
+
+
+def mixed(stores, weights=(3, 1), **options):
+    mixture = {str(store.path): weight for store, weight in zip(stores, weights, strict=True)}
+    return TokenDataModule(mixture=mixture, context_length=CONTEXT, global_batch_size=8, seed=5, **options)
+
+
+@pytest.fixture
+def mixable(make_store):
+    """Two stores with one vocabulary and different tokens: below 1000, and from 1000 on."""
+    ids = np.arange(1000, 1400)
+    return [
+        make_store(1000, 100, 50, vocab_size=1400, name="a"),
+        make_store(ids, ids[:60], 30, vocab_size=1400, name="b"),
+    ]
+
+
+def test_a_mixture_gives_each_source_its_share_in_its_own_order(mixable):
+    model = fit(mixed(mixable), max_steps=40)
+    starts = [start for step in range(40) for start in model.steps[step]]
+    first = [start for start in starts if start < 1000]
+    assert abs(len(first) - 240) <= 3
+    assert first == list(itertools.chain(*expected_steps(mixable[0], range(40)).values()))[: len(first)]
+    halved = fit(mixed(mixable, micro_batch_size=4), max_steps=40)
+    assert halved.steps == model.steps
+
+
+def test_a_mixture_is_evaluated_source_by_source(mixable):
+    data = mixed(mixable)
+    data.setup("fit")
+    loaders = data.val_dataloader()
+    targets = [sorted(torch.cat([b["targets"].flatten() for b in loader]).tolist()) for loader in loaders]
+    assert targets[:2] == [list(range(1, 100)), list(range(1001, 1060))]
+    assert max(targets[2]) < 1000 <= min(targets[3])
+    assert [len(part) for part in targets[2:]] == [len(part) for part in targets[:2]] or len(targets[2]) >= 98
+    data.setup("test")
+    assert [max(max(b["targets"].flatten().tolist()) for b in loader) for loader in data.test_dataloader()] == [49, 29]
+
+
+def test_a_mixture_that_makes_no_sense_is_refused(mixable, make_store, tmp_path):
+    other = make_store(100, 50, vocab_size=200, name="other")
+    assert "weights must be numbers above 0" in fault(lambda: mixed(mixable, weights=(1, 0)).setup("fit"))
+    assert "nan" in fault(lambda: mixed(mixable, weights=(1, float("nan"))).setup("fit"))
+    assert "data.mixture is empty" in fault(lambda: mixed([], weights=()).setup("fit"))
+    assert "does not exist" in fault(lambda: TokenDataModule(mixture={str(tmp_path / "no"): 1}).setup("fit"))
+    assert "leave out path, store" in fault(lambda: TokenDataModule(mixture={"a": 1}, store="b"))
+    short = make_store(CONTEXT, 50, vocab_size=1400, name="short")
+    assert "too long for the train split" in fault(lambda: mixed([mixable[0], short]).setup("fit"))
+    (other.path / "tokenizer.json").write_text(Tokenizer.train_char(["abc"]).to_str())
+    assert "tokenizer.json does not belong" in fault(lambda: mixed([mixable[0], other]).setup("fit"))
+
+
+def test_documents_are_numbered_from_their_end_of_text(make_store, tmp_path):
+    tokenizer = Tokenizer.train_bpe(["some text, some more text"] * 20, 300)
+    eos = tokenizer.eos_token_id
+    ids = np.full(200, 65)
+    ids[[3, 50, 51, 120]] = eos
+    source = {"eos_token_id": eos}
+    with TokenStoreWriter(tmp_path / "docs", vocab_size=300, tokenizer=tokenizer.to_str(), source=source) as writer:
+        for split in ("train", "val"):
+            writer.write(split, ids, text_bytes=200, documents=5)
+    data = TokenDataModule(store=str(tmp_path / "docs"), context_length=100, global_batch_size=1, document_mask=True)
+    data.setup("validate")
+    batch = next(iter(data.val_dataloader()[0]))
+    assert batch["documents"].shape == batch["input_ids"].shape
+    assert batch["documents"][0].tolist() == [0] * 3 + [1] * 47 + [2] + [3] * 49  # the token itself begins one
+    plain = TokenDataModule(store=str(tmp_path / "docs"), context_length=100, global_batch_size=1)
+    assert "documents" not in next(iter(plain.val_dataloader()[0]))
+
+
+def test_documents_need_an_end_of_text(store):
+    assert "needs an end-of-text token between documents" in fault(
+        lambda: make_data(store, document_mask=True).setup("fit")
+    )
 
 
 # ---- where it goes on

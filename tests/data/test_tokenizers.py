@@ -1,4 +1,5 @@
 import hashlib
+import itertools
 import json
 import subprocess
 import sys
@@ -7,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import models, pre_tokenizers
 
 from lightning_llm.data.tokenizers import Tokenizer, byte_alphabet, cut_at_newlines
 
@@ -254,3 +255,35 @@ def test_file_that_is_no_tokenizer(tmp_path):
         file.write_bytes(content)
         with pytest.raises(ValueError, match=f"tokenizer '{file}': "):
             Tokenizer.from_file(file)
+
+
+@given(st.text("ab 'é", max_size=200), st.integers(1, 20), st.integers(1, 20))
+def test_text_without_newlines_is_cut_at_spaces_and_leaves_ids_as_they_are(text, size, first):
+    text += "a b" * 30
+    tokenizer = Tokenizer.train_bpe([TEXT], 280)
+    whole = list(cut_at_newlines([text], size, longest=60))
+    assert list(cut_at_newlines([text[:first], text[first:]], size, longest=60)) == whole
+    assert max(map(len, whole)) <= 61
+    if all("b" in piece or "a" in piece for piece in whole):
+        assert "".join(whole) == text
+        if all(after[0] == " " != after[1] and not before[-1].isspace() for before, after in itertools.pairwise(whole)):
+            assert [number for piece in whole for number in tokenizer.encode(piece)] == tokenizer.encode(text)
+
+
+def test_text_without_any_gap_is_cut_at_the_limit():
+    assert [len(piece) for piece in cut_at_newlines(["x" * 250], 10, longest=100)] == [100, 100, 50]
+
+
+def test_characters_that_a_vocabulary_would_drop_are_refused():
+    backend = Backend(models.BPE({"a": 0, "b": 1}, []))
+    tokenizer = Tokenizer(backend.to_str())
+    assert tokenizer.encode("ab ba") == [0, 1, 1, 0]
+    with pytest.raises(ValueError, match=r"character 'c' \(U\+0063, at position 2\) is not in the vocabulary"):
+        tokenizer.encode("abc")
+
+
+@pytest.mark.parametrize(("content", "options"), [("a b", {}), ("<x>", {"lstrip": True}), ("<x>", {"rstrip": True})])
+def test_added_token_that_reaches_over_a_cut_makes_the_kind_file(tokenizers, content, options):
+    backend = Backend.from_str(tokenizers["bpe"].to_str())
+    backend.add_tokens([AddedToken(content, **options)])
+    assert Tokenizer(backend.to_str()).kind == "file"

@@ -251,3 +251,31 @@ def test_decoding_recomputes_nothing_and_fills_its_cache():
     cache = KVCache(model.config, 2, 12, torch.device("cpu"), torch.float32)
     torch.testing.assert_close(model(input_ids, cache=cache), plain(input_ids))
     assert cache.length == 12
+
+
+@pytest.mark.parametrize("position", ["rope", "learned"])
+@pytest.mark.parametrize("recompute", ["none", "attention", "block"])
+def test_documents_in_one_row_are_as_if_each_were_run_alone(position, recompute):
+    model = randomized(build(position=position, recompute=recompute)).double()
+    lengths = ([5, 1, 9], [15])
+    ids = torch.randint(0, 99, (2, 15))
+    documents = torch.tensor([[7] * 5 + [3] + [8] * 9, [0] * 15])
+    packed = model(ids, documents=documents)
+    weight = torch.randn_like(packed)
+    together = torch.autograd.grad((packed * weight).sum(), list(model.parameters()), allow_unused=True)
+    model.zero_grad()
+    for row, sizes in enumerate(lengths):
+        alone = [model(part[None])[0] for part in ids[row].split(sizes)]
+        torch.testing.assert_close(packed[row], torch.cat(alone))
+        (torch.cat(alone) * weight[row]).sum().backward()
+    for got, parameter in zip(together, model.parameters(), strict=True):
+        torch.testing.assert_close(got, parameter.grad)
+
+
+def test_documents_of_another_shape_or_with_a_cache_are_refused():
+    model, ids = build(), torch.zeros(2, 5, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"documents must have the shape \(2, 5\) .*got \(2, 4\)$"):
+        model(ids, documents=torch.zeros(2, 4))
+    cache = KVCache(model.config, 2, 8, torch.device("cpu"), torch.float32)
+    with pytest.raises(ValueError, match="and no cache beside them"):
+        model(ids, documents=ids, cache=cache)

@@ -9,9 +9,9 @@ from lightning_llm.training import LanguageModelMetrics
 
 
 def test_batches_of_unequal_size_count_by_their_tokens():
-    metrics = LanguageModelMetrics(bytes_per_token=2.0)
-    metrics.update(torch.tensor(1.0), 30)
-    metrics.update(torch.tensor(4.0), 10)
+    metrics = LanguageModelMetrics()
+    metrics.update(torch.tensor(1.0), 30, 2.0)
+    metrics.update(torch.tensor(4.0), 10, 2.0)
     result = metrics.compute()
     assert result["loss"] == 1.75
     assert result["perplexity"] == pytest.approx(math.exp(1.75))
@@ -28,3 +28,12 @@ def test_a_loss_beyond_the_range_of_exp_is_an_infinite_perplexity():
     metrics = LanguageModelMetrics()
     metrics.update(torch.tensor(1000.0), 1)
     assert metrics.compute()["perplexity"] == math.inf
+
+
+def test_the_mean_of_no_tokens_changes_nothing():
+    metrics = LanguageModelMetrics()
+    metrics.update(torch.tensor(1.0), 2)
+    metrics.update(torch.tensor(math.nan), 0)
+    assert metrics.compute()["loss"] == 1
+    metrics.update(torch.tensor(math.nan), 1)
+    assert math.isnan(metrics.compute()["loss"])

@@ -1,23 +1,43 @@
-"""Lightning callbacks: checkpoints, signals, the training log, the progress bar. Names are loaded when first used."""
+"""Lightning callbacks: checkpoints, resume, signals, the training log, progress. Names are loaded when first used."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
+    from lightning_llm.training.callbacks.dashboard import Dashboard
+    from lightning_llm.training.callbacks.finite import NonFinite, StopOnNonFinite
     from lightning_llm.training.callbacks.progress import StepProgressBar
+    from lightning_llm.training.callbacks.resume import HonestResume
+    from lightning_llm.training.callbacks.samples import SampleText
     from lightning_llm.training.callbacks.signals import Interrupted, StopOnSignal
     from lightning_llm.training.callbacks.throughput import TrainingLog
 
 _PUBLIC = {
+    "Dashboard": "dashboard",
+    "HonestResume": "resume",
     "Interrupted": "signals",
+    "NonFinite": "finite",
     "RunCheckpoints": "checkpoints",
+    "SampleText": "samples",
     "StepProgressBar": "progress",
+    "StopOnNonFinite": "finite",
     "StopOnSignal": "signals",
     "TrainingLog": "throughput",
 }
 
-__all__ = ["Interrupted", "RunCheckpoints", "StepProgressBar", "StopOnSignal", "TrainingLog"]
+__all__ = [
+    "Dashboard",
+    "HonestResume",
+    "Interrupted",
+    "NonFinite",
+    "RunCheckpoints",
+    "SampleText",
+    "StepProgressBar",
+    "StopOnNonFinite",
+    "StopOnSignal",
+    "TrainingLog",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ from: it costs no second writing, and lives on when that step is cleared away.
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from lightning_llm.training.callbacks.signals import Interrupted
-from lightning_llm.training.checkpointing import BEST, step_files, step_of
-from lightning_llm.training.position import step_is_complete
+from lightning_llm.training.checkpointing import BEST, read_checkpoint, step_files, step_of
+from lightning_llm.training.position import step_is_complete, validation_follows
 
 
 class RunCheckpoints(Checkpoint):
@@ -57,12 +58,18 @@ class RunCheckpoints(Checkpoint):
         run = Path(trainer.log_dir or trainer.default_root_dir)
         self._folder = self._given_folder or run / "checkpoints"
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A run that goes on: clear up what the end of the one before may have left half done."""
+        if trainer.is_global_zero and trainer.global_step and self.folder.is_dir():
+            self._clear_up(trainer.global_step)
+        trainer.strategy.barrier()
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save where ``every_n_steps`` says so."""
-        step = trainer.global_step
-        if self.every_n_steps and step % self.every_n_steps == 0 and step_is_complete(trainer):
+        """Save where ``every_n_steps`` says so; where a validation follows, it will save, and know the loss."""
+        due = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
+        if due and step_is_complete(trainer) and not validation_follows(trainer):
             self.save(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -85,36 +92,81 @@ class RunCheckpoints(Checkpoint):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Save a run that was interrupted between two steps; another exception leaves no state worth saving."""
         if isinstance(exception, Interrupted):
-            if trainer.validating:  # a resumed run must not finish this validation: its sums are gone
-                trainer.fit_loop.epoch_loop.val_loop.batch_progress.reset()
             self._save_once(trainer)
 
     def save(self, trainer: Trainer) -> None:
         """Write this step's file and clear away the oldest beyond ``keep_last``. All processes must call it."""
-        self.newest = self.folder / f"step-{trainer.global_step:08d}.ckpt"
-        trainer.save_checkpoint(self.newest)
+        newest = self.folder / f"step-{trainer.global_step:08d}.ckpt"
+        for logger in trainer.loggers:  # to the disk: a kill must not leave the curves behind the checkpoint
+            logger.save()
+        trainer.save_checkpoint(newest)
+        self.newest = newest
         if trainer.is_global_zero:
             for old in step_files(self.folder)[: -self.keep_last]:
                 old.unlink(missing_ok=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best so far."""
-        return {"best_loss": self.best_loss, "best_step": self.best_step}
+        """The best so far, and the last validation."""
+        return {"best_loss": self.best_loss, "best_step": self.best_step, "validated_step": self.validated_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on comparing with the best before."""
         self.best_loss, self.best_step = state_dict["best_loss"], state_dict["best_step"]
+        self.validated_step = state_dict["validated_step"]
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """A validation that the run owed when it ended is made up for, whole; one that was done is not done again.
+
+        Lightning takes one that had not begun for done, and one that had begun it would finish without its first
+        batches. Said to have just begun, it starts over.
+        """
+        if trainer.state.fn != "fit":
+            return
+        owed = checkpoint["callbacks"].get(self.state_key, {}).get("validated_step") != checkpoint["global_step"]
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.val_loop.batch_progress"]
+        for scope in ("total", "current"):
+            progress[scope] = {"ready": int(owed), "started": int(owed), "processed": 0, "completed": 0}
+        progress["is_last_batch"] = False
 
     def _save_once(self, trainer: Trainer) -> None:
         if self.newest is None or step_of(self.newest) != trainer.global_step:
             self.save(trainer)
 
+    def _clear_up(self, step: int) -> None:
+        """Temporary files go; checkpoints of steps to come again, damaged or left behind on purpose, step aside."""
+        for temporary in self.folder.glob(".*.tmp"):
+            temporary.unlink()
+        later = [path for path in step_files(self.folder) if step_of(path) > step]
+        best, source = self.folder / BEST, self.folder / f"step-{self.best_step:08d}.ckpt"
+        if best.exists() and later and _step_in(best) > step:
+            later.append(best)
+        for path in later:
+            os.replace(path, path.with_suffix(".aside"))
+        if source.exists():  # it may have ended between the saving and the linking
+            self._link_best(source)
+
     def _keep_as_best(self) -> None:
         assert self.newest is not None
+        self._link_best(self.newest)
+
+    def _link_best(self, source: Path) -> None:
         temporary = self.folder / f".{BEST}.tmp"
         temporary.unlink(missing_ok=True)
         try:
-            os.link(self.newest, temporary)
+            os.link(source, temporary)
         except OSError:  # a file system without hard links
-            shutil.copyfile(self.newest, temporary)
+            try:
+                shutil.copyfile(source, temporary)
+            except OSError:
+                with suppress(OSError):
+                    temporary.unlink()
+                raise
         os.replace(temporary, self.folder / BEST)
+
+
+def _step_in(path: Path) -> int:
+    """The step in a checkpoint without one in its name; beyond every other if it cannot be read."""
+    try:
+        return int(read_checkpoint(path)["global_step"])
+    except (ValueError, KeyError):
+        return 2**63

@@ -19,7 +19,7 @@ SHOWN = {
     "val_loss": "val {:.4f}",
     "learning_rate": "lr {:.1e}",
     "grad_norm": "|g| {:.2f}",
-    "tokens_per_second": "{:,.0f} tokens/s",
+    "throughput/tokens_per_second": "{:,.0f} tokens/s",
 }
 
 

@@ -1,15 +1,21 @@
-"""Ctrl-C and SIGTERM end a run at the next moment at which it can be resumed exactly.
+"""Ctrl-C, SIGTERM and SLURM's signal end a run at the next moment at which it can be resumed exactly.
 
-Lightning's own way lets the exception fly from wherever the signal hits, in the middle of a step too. Here the signal
-is noted, the optimiser step at hand is finished, and only then :class:`Interrupted` is raised; the checkpoint callback
-saves on its way out. A second Ctrl-C does not wait.
+Lightning's own ways let the exception fly from wherever the signal hits, or save from within the handler, in the
+middle of a step too; on several processes its SIGTERM handler sends a broadcast between whatever the others send. Here
+the signal is only noted, the optimiser step at hand is finished, and then :class:`Interrupted` is raised in every
+process at the same step; the checkpoint callback saves on its way out. A second Ctrl-C does not wait.
 """
 
+import os
 import signal
+import subprocess
 import threading
 from types import FrameType
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_llm.training.position import step_is_complete
@@ -23,10 +29,11 @@ class Interrupted(Exception):
     Args:
         signal_number: Which signal.
         step: Optimiser steps done.
+        requeue: Whether the signal asks for the job to be queued again.
     """
 
-    def __init__(self, signal_number: int, step: int) -> None:
-        self.signal_number, self.step = signal_number, step
+    def __init__(self, signal_number: int, step: int, requeue: bool = False) -> None:
+        self.signal_number, self.step, self.requeue = signal_number, step, requeue
         super().__init__(f"interrupted by {signal.Signals(signal_number).name} after step {step}")
 
     @property
@@ -36,39 +43,94 @@ class Interrupted(Exception):
 
 
 class StopOnSignal(Callback):
-    """Raises :class:`Interrupted` between two optimiser steps once SIGINT or SIGTERM has come."""
+    """Raises :class:`Interrupted` between two optimiser steps once SIGINT, SIGTERM or SLURM's signal has come.
+
+    A signal may reach one process of several, or each at another step. So they vote after every step, on a group of
+    their own that works in main memory; a vote is counted one step later, when it has long arrived: neither the host
+    nor a GPU waits for it.
+    """
 
     def __init__(self) -> None:
-        self._received: int | None = None
-        self._previous: dict[int, Any] = {}
+        self._received = 0
+        self._requeue_signal: int | None = None
+        self._group: Any = None
+        self._vote: tuple[Any, torch.Tensor] | None = None
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take the signals over, before Lightning does, which leaves handlers alone that it finds."""
-        if stage == "fit" and threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._note) for number in SIGNALS}
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Give the signals back."""
-        while self._previous:
-            signal.signal(*self._previous.popitem())
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the signals over from Lightning, which has just set its handlers and gives back what was before them."""
+        self._received, self._vote, self._group = 0, None, None
+        self._requeue_signal = requeue_signal(trainer)
+        if threading.current_thread() is threading.main_thread():
+            for number in (*SIGNALS, self._requeue_signal):
+                if number is not None:
+                    signal.signal(number, self._note)
+        if trainer.world_size > 1 and dist.is_initialized():
+            self._group = dist.new_group(backend="gloo")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """After a whole optimiser step: stop if asked to."""
-        if self._received is not None and step_is_complete(trainer):
-            self._stop(trainer)
+        if step_is_complete(trainer):
+            self._stop_if_agreed(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Validation lies between two steps: stop at once if asked to."""
-        if self._received is not None and trainer.state.fn == "fit":
-            self._stop(trainer)
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._stop_if_agreed(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the last vote arrive."""
+        self._count()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Let the last vote arrive, if the others are still there."""
+        if isinstance(exception, Interrupted):
+            self._count()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._received is not None and number == signal.SIGINT:
+        if self._received and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._received = number
+        self._received = self._received or number  # SLURM sends SIGTERM after its own: the first says what to do
 
-    def _stop(self, trainer: Trainer) -> None:
-        assert self._received is not None
-        raise Interrupted(self._received, trainer.global_step)
+    def _stop_if_agreed(self, trainer: Trainer) -> None:
+        number = self._received
+        if self._group is not None:
+            number = self._count()
+            vote = torch.tensor(self._received)
+            self._vote = dist.all_reduce(vote, op=dist.ReduceOp.MAX, group=self._group, async_op=True), vote
+        if number:
+            raise Interrupted(number, trainer.global_step, requeue=number == self._requeue_signal)
+
+    def _count(self) -> int:
+        if self._vote is None:
+            return 0
+        (work, vote), self._vote = self._vote, None
+        work.wait()
+        return int(vote)
+
+
+def requeue_signal(trainer: Trainer) -> int | None:
+    """The signal by which SLURM announces the end of the job's time, where Lightning's plugin asks for a requeue."""
+    environment = trainer._accelerator_connector.cluster_environment
+    if not isinstance(environment, SLURMEnvironment) or not environment.auto_requeue:
+        return None
+    return environment.requeue_signal or signal.SIGUSR1
+
+
+def requeue_job() -> str:
+    """Ask SLURM to queue this job again.
+
+    Returns:
+        The job's number.
+
+    Raises:
+        OSError: ``scontrol`` is not there, or refused.
+    """
+    job = os.environ["SLURM_JOB_ID"]
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"scontrol requeue {job} failed: {done.stderr.strip() or done.returncode}")
+    return job

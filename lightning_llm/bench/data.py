@@ -1,0 +1,143 @@
+"""``lightning-llm bench data``: how fast ``prepare`` is and how much memory it takes.
+
+The text, Python's standard library again and again, is made here. Each measurement is a process of its own, whose
+resident high-water is reported; its time is that of the whole of ``prepare_store``, surveys and checks included, but
+not of the imports. ``bpe`` has a tokenizer of 4,096 ids that was trained before, and an eighth of the text; beside it
+stands what the library ``tokenizers`` takes to encode the same text, held in memory and already cut, on the same cores.
+"""
+
+import multiprocessing
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Column, Table
+
+from lightning_llm.bench.data_process import Measured, measured
+from lightning_llm.bench.harness import MIB, Row, describe_machine
+from lightning_llm.data.corpora import open_corpus
+from lightning_llm.data.tokenizers import Tokenizer, cut_at_newlines
+
+SHAPES: dict[str, list[str]] = {}
+DEFAULT_SHAPES = ["256MiB"]
+VARIANTS = ("byte", "char", "bpe", "tokenizers")
+
+_UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
+_BPE_PART = 8
+_MOST_ROUNDS = 3  # a round takes seconds to minutes
+
+
+def run(
+    *,
+    device: str,
+    dtypes: list[torch.dtype],
+    shapes: list[str],
+    variants: list[str] | None,
+    rounds: int,
+    budget_s: float | None,
+) -> Iterator[Row]:
+    """A row for each size and tokenizer; at most three rounds, by turns, medians."""
+    if device != "cpu" or dtypes != [torch.float32]:
+        raise ValueError("bench data prepares text on the CPU: it takes no --device and no --dtype")
+    if unknown := [name for name in variants or () if name not in VARIANTS]:
+        raise ValueError(f"variants {', '.join(map(repr, unknown))}: there are {', '.join(VARIANTS)}")
+    for text in shapes:
+        yield from _rows(text, parse_size(text), variants or VARIANTS, min(rounds, _MOST_ROUNDS), budget_s)
+
+
+def parse_size(text: str) -> int:
+    """``256MiB`` or ``4GiB``: bytes of text."""
+    found = re.fullmatch(r"([1-9][0-9]*)(MiB|GiB)", text)
+    if found is None:
+        raise ValueError(f"shapes {text!r} is no size of text, such as 256MiB or 4GiB")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _rows(text: str, size: int, variants: Sequence[str], rounds: int, budget_s: float | None) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory(prefix="bench-data-") as name:
+        folder = Path(name)
+        unit = "".join(file.text() for file in open_corpus(["stdlib"]).files).encode()
+        (folder / "tokenizer.json").write_text(
+            Tokenizer.train_bpe(cut_at_newlines([unit.decode()], 1 << 15), 4096).to_str(), encoding="utf-8"
+        )
+        sizes = {variant: size if variant in ("byte", "char") else max(1, size // _BPE_PART) for variant in variants}
+        for length in set(sizes.values()):
+            _make_text(folder / f"{length}.txt", unit, length)
+        taken: dict[str, list[Measured]] = {variant: [] for variant in variants}
+        start = time.perf_counter()
+        for _ in range(max(1, rounds)):
+            for variant, runs in taken.items():
+                runs.append(_in_process(variant, folder, sizes[variant]))
+            if budget_s is not None and time.perf_counter() - start > budget_s:
+                break
+    seconds = {variant: statistics.median(each.seconds for each in runs) for variant, runs in taken.items()}
+    for variant, runs in taken.items():
+        yield Row(
+            bench="data",
+            variant=variant,
+            shape=text if sizes[variant] == size else f"{text}/{_BPE_PART}",
+            dtype="uint16",
+            device="cpu",
+            machine=describe_machine("cpu"),
+            total_s=seconds[variant],
+            ratio=seconds["tokenizers"] / seconds["bpe"] if variant == "bpe" and "tokenizers" in seconds else None,
+            resident_bytes=max(each.resident_bytes for each in runs),
+            tokens_per_s=runs[0].tokens / seconds[variant],
+            bytes_per_s=sizes[variant] / seconds[variant],
+        )
+
+
+def _make_text(file: Path, unit: bytes, size: int) -> None:
+    with file.open("wb") as out:
+        whole, rest = divmod(size, len(unit))
+        for _ in range(whole):
+            out.write(unit)
+        out.write(unit[:rest].decode("utf-8", errors="ignore").encode().ljust(rest))
+
+
+def _in_process(variant: str, folder: Path, size: int) -> Measured:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measured, (variant, folder, size))
+
+
+def print_table(rows: Sequence[Row], console: Console) -> None:
+    """Speed and memory; ``ratio`` is our speed over the library's."""
+    table = Table(Column("variant", no_wrap=True))
+    for column in ("text", "s", "MB/s of text", "Mtokens/s", "resident MiB", "ratio"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        assert row.total_s is not None
+        assert row.bytes_per_s is not None
+        assert row.tokens_per_s is not None
+        assert row.resident_bytes is not None
+        table.add_row(
+            row.variant,
+            row.shape,
+            f"{row.total_s:.2f}",
+            f"{row.bytes_per_s / 1e6:.1f}",
+            f"{row.tokens_per_s / 1e6:.2f}",
+            f"{row.resident_bytes / MIB:.0f}",
+            "–" if row.ratio is None else f"{row.ratio:.2f}",
+        )
+    console.print(table)
+
+
+def draw(rows: Sequence[Row], path: Path, title: str) -> None:
+    """A bar of MB/s for each row."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    axis.barh([f"{row.variant}, {row.shape}" for row in rows], [(row.bytes_per_s or 0) / 1e6 for row in rows])
+    axis.set(xlabel="MB/s of text", xscale="log")
+    axis.invert_yaxis()
+    figure.suptitle(title, fontsize=9)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)

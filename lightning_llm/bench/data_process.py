@@ -1,0 +1,59 @@
+"""What ``bench data`` runs in processes of their own. Does not load torch, whose memory would be counted too."""
+
+import re
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import tokenizers
+
+from lightning_llm.data.prepare import prepare_store
+from lightning_llm.data.segments import PIECE_CHARACTERS
+from lightning_llm.data.tokenizers import Tokenizer, cut_at_newlines
+
+_BATCH = 16  # pieces that the library gets at once, as many and as long as `prepare` gives it
+
+
+class Measured(NamedTuple):
+    """What one run took; ``resident_bytes`` is the high-water of its process."""
+
+    seconds: float
+    resident_bytes: int
+    tokens: int
+
+
+def measured(variant: str, folder: Path, size: int) -> Measured:
+    """Prepares, or lets the library encode, the text of ``size`` bytes in the folder; runs in a process of its own."""
+    source, tokenizer = folder / f"{size}.txt", folder / "tokenizer.json"
+    if variant == "tokenizers":
+        seconds, tokens = _library(source, Tokenizer.from_file(tokenizer))
+    else:
+        with tempfile.TemporaryDirectory(dir=folder) as out:
+            start = time.perf_counter()
+            store = prepare_store(
+                str(source), Path(out) / "store", tokenizer=str(tokenizer) if variant == "bpe" else variant
+            )
+            seconds, tokens = time.perf_counter() - start, sum(split.tokens for split in store.splits.values())
+    return Measured(seconds, _high_water(), tokens)
+
+
+def _high_water() -> int:
+    status = Path("/proc/self/status")
+    if status.is_file():  # getrusage would give that of the parent, if it is higher
+        found = re.search(r"VmHWM:\s*(\d+) kB", status.read_text(encoding="utf-8"))
+        assert found is not None
+        return int(found[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _library(source: Path, tokenizer: Tokenizer) -> tuple[float, int]:
+    library = tokenizers.Tokenizer.from_str(tokenizer.to_str())
+    pieces = list(cut_at_newlines([source.read_text(encoding="utf-8")], PIECE_CHARACTERS))
+    tokens, start = 0, time.perf_counter()
+    for first in range(0, len(pieces), _BATCH):
+        tokens += sum(map(len, library.encode_batch_fast(pieces[first : first + _BATCH], add_special_tokens=False)))
+    return time.perf_counter() - start, tokens

@@ -1,0 +1,230 @@
+"""``lightning-llm compare RUNS``: loss, time and peak memory of runs, grouped by what their configs differ in.
+
+Runs that differ in nothing but their seeds are one group. Its spread is the sample standard deviation over the seeds; a
+difference between two groups that is below the larger of their spreads is called smaller than the spread.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lightning_llm.cli.parser import USER_ERROR, OneLineParser
+from lightning_llm.cli.run_table import EVENTS, SUMMARY, Run, differences, find_runs
+from lightning_llm.training.run_options import SEEDS, shown
+from lightning_llm.training.scalar_names import MEMORY, PEAK
+
+PEAK_MEMORY = "peak_memory_gib"
+METRICS = {  # key in summary.json: what it is, its unit, digits
+    "val_loss": ("validation loss", "nats/token", 4),
+    "seconds": ("time", "s", 1),
+    PEAK_MEMORY: ("peak memory", "GiB", 3),
+}
+SMALLER, LARGER, UNKNOWN = "smaller than the spread", "larger than the spread", "spread unknown: one seed each"
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """One metric over the runs of a group; ``spread`` is ``None`` for fewer than two seeds."""
+
+    mean: float
+    spread: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but their seeds.
+
+    Attributes:
+        name: What it differs in from the other groups.
+        options: The same by option, as text.
+        runs: Run directories.
+        seeds: How many different seeds there are.
+        measures: By the keys of ``METRICS``; those that are known for each of the runs.
+    """
+
+    name: str
+    options: Mapping[str, str]
+    runs: Sequence[str]
+    seeds: int
+    measures: Mapping[str, Measure]
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """What a group changes against the first one, in one metric."""
+
+    metric: str
+    difference: float
+    spread: float | None
+    verdict: str
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options."""
+    parser = OneLineParser(
+        "lightning-llm compare",
+        "Compare finished runs: loss, time and peak memory, grouped by what their configs differ in, mean and spread "
+        "over seeds. The first run's group is what the others are compared with.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders that hold some")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the groups and effects to this file too")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit status."""
+    try:
+        options = build_parser().parse_args(argv)
+    except SystemExit as leaving:
+        return int(leaving.code or 0)
+    try:
+        runs = find_runs(options.runs, SUMMARY, f"no {SUMMARY} in it: the run has not ended yet", _say)
+        groups = group_runs([(run, read_results(run.path)) for run in runs])
+        if options.json is not None:
+            _write(groups, options.json)
+    except (ValueError, OSError) as error:
+        _say(f"error: {' '.join(str(error).split())}")
+        return USER_ERROR
+    # into a file or a pipe as wide as it takes
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    print_table(groups, console)
+    print_effects(groups, console)
+    return 0
+
+
+def read_results(run: Path) -> dict[str, float]:
+    """What ``summary.json`` says, by the keys of ``METRICS``; peak memory else from the curves of the memory profiler.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    path = run / SUMMARY
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        results = {key: float(summary[key]) for key in METRICS if summary.get(key) is not None}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if PEAK_MEMORY not in results and (peak := _peak_in_curves(run)) is not None:
+        results[PEAK_MEMORY] = peak
+    return results
+
+
+def group_runs(results: Sequence[tuple[Run, Mapping[str, float]]]) -> list[Group]:
+    """Groups in the order in which their first runs come."""
+    names = [name for name in differences([run for run, _ in results]) if name not in SEEDS]
+    gathered: dict[tuple[str, ...], list[tuple[Run, Mapping[str, float]]]] = {}
+    for run, values in results:
+        # without a config nothing is known to be the same
+        key = tuple(shown(run.options.get(name, "–")) for name in names) if run.options else (run.place,)
+        gathered.setdefault(key, []).append((run, values))
+    groups = []
+    for key, members in gathered.items():
+        first = members[0][0]
+        options = dict(zip(names, key, strict=True)) if first.options else {}
+        seeds = len({run.seed for run, _ in members})
+        groups.append(
+            Group(
+                name=", ".join(f"{name}={value}" for name, value in options.items() if value != "–") or first.place,
+                options=options,
+                runs=[str(run.path) for run, _ in members],
+                seeds=seeds,
+                measures=_measures([values for _, values in members], seeds),
+            )
+        )
+    return groups
+
+
+def effects(group: Group, baseline: Group) -> list[Effect]:
+    """What ``group`` changes against ``baseline``, in each metric that both have."""
+    found = []
+    for metric in METRICS:
+        if metric not in group.measures or metric not in baseline.measures:
+            continue
+        ours, theirs = group.measures[metric], baseline.measures[metric]
+        difference = ours.mean - theirs.mean
+        spread = max((s for s in (ours.spread, theirs.spread) if s is not None), default=None)
+        verdict = UNKNOWN if spread is None else SMALLER if abs(difference) < spread else LARGER
+        found.append(Effect(metric, difference, spread, verdict))
+    return found
+
+
+def print_table(groups: Sequence[Group], console: Console) -> None:
+    """A row for each group."""
+    names = list(dict.fromkeys(name for group in groups for name in group.options))
+    table = Table(caption="± is the standard deviation over seeds" if any(g.seeds > 1 for g in groups) else None)
+    for name in names or ["run"]:
+        table.add_column(escape(name), overflow="fold")
+    table.add_column("runs", justify="right")
+    table.add_column("seeds", justify="right")
+    for title, unit, _ in METRICS.values():
+        table.add_column(f"{title}, {unit}", justify="right", no_wrap=True)
+    for group in groups:
+        cells = [group.options.get(name, "–") for name in names] or [group.name]
+        values = [_measure_text(group.measures.get(key), key) for key in METRICS]
+        table.add_row(*map(escape, cells), str(len(group.runs)), str(group.seeds), *values)
+    console.print(table)
+
+
+def print_effects(groups: Sequence[Group], console: Console) -> None:
+    """A line for each metric of each group but the first."""
+    for group in groups[1:]:
+        console.print(f"\n[bold]{escape(group.name)}[/] against {escape(groups[0].name)}", soft_wrap=True)
+        for effect in effects(group, groups[0]):
+            title, unit, digits = METRICS[effect.metric]
+            relative = 100 * effect.difference / base if (base := groups[0].measures[effect.metric].mean) else math.nan
+            change = f"{effect.difference:+.{digits}f} {unit} ({relative:+.1f} %)"
+            spread = "" if effect.spread is None else f" of {effect.spread:.{digits}f}"
+            console.print(f"  {title} {change}: {effect.verdict}{spread}", soft_wrap=True)
+
+
+def _measures(values: Sequence[Mapping[str, float]], seeds: int) -> dict[str, Measure]:
+    measures = {}
+    for metric in METRICS:
+        known = [each[metric] for each in values if metric in each]
+        if len(known) == len(values):
+            measures[metric] = Measure(statistics.fmean(known), statistics.stdev(known) if seeds > 1 else None)
+    return measures
+
+
+def _measure_text(measure: Measure | None, metric: str) -> str:
+    if measure is None:
+        return "–"
+    digits = METRICS[metric][2]
+    spread = "" if measure.spread is None else f" ± {measure.spread:.{digits}f}"
+    return f"{measure.mean:.{digits}f}{spread}"
+
+
+def _peak_in_curves(run: Path) -> float | None:
+    if not any(run.glob(EVENTS)):
+        return None
+    from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+        SCALARS,
+        EventAccumulator,
+    )
+
+    events = EventAccumulator(str(run), size_guidance={SCALARS: 0})
+    events.Reload()
+    tags = [tag for tag in events.Tags()[SCALARS] if tag.startswith(MEMORY) and tag.endswith(PEAK)]
+    return max((event.value for tag in tags for event in events.Scalars(tag)), default=None)
+
+
+def _write(groups: Sequence[Group], path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {**dataclasses.asdict(group), "effects": [dataclasses.asdict(each) for each in effects(group, groups[0])]}
+        for group in groups
+    ]
+    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def _say(line: str) -> None:
+    print(f"lightning-llm compare: {line}", file=sys.stderr)

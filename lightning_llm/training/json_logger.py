@@ -1,0 +1,99 @@
+"""Metrics as JSON lines: one object for each entry, in the order they were logged."""
+
+import json
+import math
+import os
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+METRICS = "metrics.jsonl"
+
+
+class JSONLinesLogger(Logger):
+    """Writes ``metrics.jsonl`` into the run directory: ``{"step": 10, "train_loss": 2.31, …}``, a line for each entry.
+
+    A value that is no number, NaN or infinite, is null. A line is in the file as soon as it is logged. Given the
+    directory of an earlier run, it goes on behind that run's entries: what is logged again, and all that came after it,
+    is cut first.
+
+    Args:
+        save_dir: Folder that holds the folders of all runs.
+        name: Folder in it, for runs of one kind.
+        version: Folder in that, for this run: a number N for ``version_N``, or a name. Null: the next free number.
+    """
+
+    def __init__(self, save_dir: str = "runs", name: str = "run", version: int | str | None = None) -> None:
+        super().__init__()
+        self._folder, self._version, self._name = Path(save_dir, name), version, name
+        self._is_open = False
+
+    @property
+    def name(self) -> str:
+        """The folder for runs of one kind."""
+        return self._name
+
+    @property
+    def version(self) -> int | str:
+        """The folder of this run, or its number."""
+        if self._version is None:
+            taken = [path.name.removeprefix("version_") for path in self._folder.glob("version_*") if path.is_dir()]
+            self._version = 1 + max((int(number) for number in taken if number.isdigit()), default=-1)
+        return self._version
+
+    @property
+    def log_dir(self) -> str:
+        """The run directory."""
+        return str(self._folder / (self.version if isinstance(self.version, str) else f"version_{self.version}"))
+
+    @property
+    def save_dir(self) -> str:
+        """The run directory: Lightning's ``trainer.log_dir`` asks other loggers than its own for this."""
+        return self.log_dir
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Append a line."""
+        entry: dict[str, Any] = {"step": step}
+        for name, value in metrics.items():
+            number = float(value)
+            entry[name] = number if math.isfinite(number) else None
+        path = Path(self.log_dir, METRICS)
+        if not self._is_open:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                _cut(path, entry)
+            self._is_open = True
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Nothing: ``config.yaml`` in the run directory has them."""
+
+
+def _cut(path: Path, entry: Mapping[str, Any]) -> None:
+    """Drop the lines from the first one on that is beyond ``entry``, is logged again with it, or is half written."""
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            earlier = json.loads(line)
+        except ValueError:
+            break
+        if not line.endswith("\n") or _is_again(earlier, entry):
+            break
+        kept.append(line)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _is_again(earlier: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+    before, now = earlier.get("step"), entry["step"]
+    if before is None or now is None or before < now:
+        return False
+    return bool(before > now or (earlier.keys() & entry.keys()) - {"step"})

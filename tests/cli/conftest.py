@@ -1,0 +1,60 @@
+"""A tiny model that the command line trains in about a second."""
+
+import json
+
+import pytest
+
+from lightning_llm.cli.train import cli_main
+
+TINY = {
+    "model.architecture.hidden_size": 32,
+    "model.architecture.num_hidden_layers": 2,
+    "model.architecture.num_attention_heads": 2,
+    "model.architecture.max_position_embeddings": 32,
+    "data.tokenizer": "char",
+    "data.context_length": 16,
+    "data.global_batch_size": 8,
+    "trainer.max_steps": 6,
+    "trainer.val_check_interval": 3,
+    "trainer.log_every_n_steps": 1,
+    "trainer.precision": "32-true",
+    "trainer.accelerator": "cpu",
+    "keep_freed_memory": False,
+}
+
+
+@pytest.fixture
+def flags(text_file):
+    """``flags(name=value, …)``: the options of a tiny run as words of a command line; ``None`` leaves one out."""
+
+    def words(**changes):
+        options = {**TINY, "data.path": str(text_file), **changes}
+        given = {name: value for name, value in options.items() if value is not None}
+        return [f"--{name}={json.dumps(v) if isinstance(v, dict | list) else v}" for name, v in given.items()]
+
+    return words
+
+
+@pytest.fixture
+def tiny(flags, tmp_path, monkeypatch):
+    """``tiny("fit", **{name: value, …})`` runs a command on a tiny model, below ``tmp_path``."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(command, *words, **changes):
+        return cli_main([command, *words, *flags(**changes)])
+
+    return run
+
+
+@pytest.fixture
+def error_line(capsys):
+    """``error_line()``: the error that was printed since; one line, no stack trace."""
+
+    def line():
+        error = capsys.readouterr().err.strip()
+        assert "Traceback" not in error
+        lines = [line for line in error.splitlines() if "error:" in line]
+        assert len(lines) == 1, error
+        return lines[0]
+
+    return line

@@ -1,0 +1,239 @@
+"""A mistake is answered in one line that names it, with exit status 2; nothing is left half written."""
+
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lightning_llm.__main__ import main
+
+
+@pytest.fixture
+def refused(flags, tmp_path, monkeypatch, capsys):
+    """``refused("fit", …)``: the one line that a command answers with; all files are as before."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words, tiny=True, **changes):
+        before = contents(tmp_path)
+        assert main([*words, *(flags(**changes) if tiny else [])]) == 2
+        error = capsys.readouterr().err.strip()
+        assert "Traceback" not in error
+        assert len(error.splitlines()) == 1, error
+        assert error.startswith(f"lightning-llm {words[0]}: error: "), error
+        after = contents(tmp_path)
+        # the token store may have been prepared, whole; no run may have begun
+        assert {name: after[name] for name in before} == before
+        assert not [name for name in after if name.startswith("runs") or ".tmp" in name], after.keys()
+        return error
+
+    return run
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+ARCHITECTURE = [
+    ("vocab_size", 3, "vocab_size 3 is smaller than"),
+    ("vocab_size", 0, "vocab_size must be at least 1, got 0"),
+    ("hidden_size", 33, "hidden_size 33 is not divisible by num_attention_heads 2"),
+    ("hidden_size", -32, "hidden_size must be at least 1, got -32"),
+    ("hidden_size", "wide", "hidden_size"),
+    ("hidden_size", 32.5, "hidden_size"),
+    ("intermediate_size", 0, "intermediate_size must be at least 1"),
+    ("num_hidden_layers", 0, "num_hidden_layers must be at least 1"),
+    ("num_attention_heads", 5, "num_attention_heads 5"),
+    ("num_key_value_heads", 3, "num_key_value_heads 3"),
+    ("head_dim", 7, "head_dim 7 must be even"),
+    ("max_position_embeddings", 8, "max_position_embeddings 8"),
+    ("norm", "batchnorm", "batchnorm"),
+    ("rms_norm_eps", 0, "rms_norm_eps must be above 0"),
+    ("position", "alibi", "alibi"),
+    ("rope_theta", -1, "rope_theta must be above 0"),
+    ("mlp", "swigloo", "mlp 'swigloo' is unknown"),
+    ("checkpoint_level", 7, "checkpoint_level must be one of"),
+    ("checkpoint_level", [0, 1, 2], "checkpoint_level lists 3 layers"),
+    ("recompute", "everything", "everything"),
+    ("qk_norm", "perhaps", "qk_norm"),
+    ("dropout", 1.5, "dropout must be at least 0 and below 1, got 1.5"),
+    ("tie_word_embeddings", 3, "tie_word_embeddings"),
+    ("initializer_range", 0, "initializer_range must be above 0"),
+    ("depth", 3, "depth"),
+]
+DATA = [
+    ("context_length", 0, "context_length must be at least 1, got 0"),
+    ("context_length", 10**6, "context_length 1000000"),
+    ("context_length", "long", "context_length"),
+    ("global_batch_size", 0, "global_batch_size must be at least 1, got 0"),
+    ("global_batch_size", -8, "global_batch_size must be at least 1, got -8"),
+    ("micro_batch_size", 3, "global_batch_size 8 cannot be divided by 1 device times data.micro_batch_size 3"),
+    ("micro_batch_size", 0, "micro_batch_size must be at least 1"),
+    ("eval_batch_size", 0, "eval_batch_size must be at least 1"),
+    ("num_workers", -1, "num_workers must be at least 0"),
+    ("seed", "lucky", "seed"),
+    ("tokenizer", "words", "words"),
+    ("tokenizer", "nowhere.json", "nowhere.json"),
+    ("path", "no-such-file.txt", "no-such-file.txt"),
+    ("raw_dtype", "uint16", "raw_dtype needs store"),
+    ("colour", "red", "colour"),
+]
+TRAINER = [
+    ("precision", "3-bit", "3-bit"),
+    ("precision", "16-mixed", "precision 16-mixed needs a GPU"),
+    ("precision", "16-true", "precision 16-true needs a GPU"),
+    ("devices", 0, "devices"),
+    ("devices", "many", "devices"),
+    ("accelerator", "abacus", "abacus"),
+    ("strategy", "hope", "hope"),
+    ("max_steps", "all", "max_steps"),
+    ("max_steps", -7, "max_steps"),
+    ("max_epochs", "two", "max_epochs"),
+    ("val_check_interval", "often", "val_check_interval"),
+    ("gradient_clip_val", "strong", "gradient_clip_val"),
+    ("accumulate_grad_batches", 3, "trainer.accumulate_grad_batches 3 contradicts"),
+    ("log_every_n_steps", "x", "log_every_n_steps"),
+    ("speed", 11, "speed"),
+    ("callbacks", [{"class_path": "nowhere.Callback"}], "nowhere"),
+    ("default_root_dir", "/proc/nowhere", "trainer.default_root_dir"),
+]
+OTHER = [
+    ("model.optimizer", "torch.optim.Magic", "Magic"),
+    ("model.optimizer.lr", "fast", "lr"),
+    ("model.schedule", "lightning_llm.optim.Zigzag", "Zigzag"),
+    ("model.loss_chunks", -1, "loss_chunks must be at least 0 or null, got -1"),
+    ("seed_everything", "x", "seed_everything"),
+    ("keep_freed_memory", "maybe", "keep_freed_memory"),
+    ("ckpt_path", "last", "no checkpoint in"),
+    ("ckpt_path", "best", "no checkpoint in"),
+    ("ckpt_path", "nowhere.ckpt", "no such file"),
+    ("ckpt_path", "http://localhost/x.ckpt", "is a URL"),
+    ("ckpt_path", "s3://bucket/x.ckpt", "is a URL"),
+    ("weights_only", False, "would run code"),
+]
+CASES = [
+    *((f"model.architecture.{name}", value, says) for name, value, says in ARCHITECTURE),
+    *((f"data.{name}", value, says) for name, value, says in DATA),
+    *((f"trainer.{name}", value, says) for name, value, says in TRAINER),
+    *OTHER,
+]
+
+
+@pytest.mark.parametrize(("name", "value", "says"), CASES, ids=[f"{name}={value}" for name, value, _ in CASES])
+def test_a_wrong_value_is_named(refused, name, value, says):
+    assert says in refused("fit", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"", "is empty"), (b"a\0b", "is binary"), (b"caf\xe9 " * 99, "is not UTF-8"), (b"short", "token")],
+)
+def test_bad_text_is_named(refused, tmp_path, content, says):
+    (tmp_path / "bad.txt").write_bytes(content)
+    assert says in refused("fit", **{"data.path": "bad.txt"})
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("model: [", "tiny.yaml"),
+        ("just words", "tiny.yaml"),
+        ("modle: {}", "modle"),
+        ("model: {architecture: {hidden_sizes: 3}}", "hidden_sizes"),
+        ("model: 3", "model"),
+        ("trainer: {max_steps: [1]}", "max_steps"),
+        ("\x00\x01", "tiny.yaml"),
+    ],
+)
+def test_a_bad_config_is_named(refused, tmp_path, content, says):
+    (tmp_path / "tiny.yaml").write_text(content)
+    assert says in refused("fit", "--config", "tiny.yaml", tiny=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["fit", "--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["fit", "--config"], "config"),
+        (["fit", "--config", "."], "config"),
+        (["fit", "word"], "word"),
+        (["fit", "--colour=red"], "colour"),
+        (["validate"], "model"),
+        (["check", "--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["test", "--ckpt_path", "nowhere"], "no such file"),
+        (["predict", "--ckpt_path", "last"], "no checkpoint in"),
+    ],
+)
+def test_wrong_words_are_named(refused, words, says):
+    assert says in refused(*words, tiny=False)
+
+
+def test_a_directory_without_checkpoints_is_named(refused, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "empty holds no checkpoint" in refused("fit", ckpt_path="empty")
+
+
+@pytest.mark.parametrize("content", ["empty", "text", "a tensor", "a strange archive", "no state"])
+def test_what_is_no_checkpoint_is_named(refused, tmp_path, content):
+    path = tmp_path / "x.ckpt"
+    if content in ("empty", "text"):
+        path.write_text("" if content == "empty" else "words " * 99)
+    else:
+        torch.save({"a tensor": torch.ones(3), "no state": {}, "a strange archive": {"loops": 3}}[content], path)
+    assert "checkpoint" in refused("fit", ckpt_path="x.ckpt")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_is_named(refused, tmp_path):
+    (tmp_path / "text.txt").write_text("words " * 999)
+    (tmp_path / "text.txt").chmod(stat.S_IWUSR)
+    assert "text.txt" in refused("fit", **{"data.path": "text.txt"})
+
+
+def test_a_file_where_a_folder_should_be_is_named(refused, tmp_path):
+    (tmp_path / "taken").write_text("")
+    assert "taken" in refused("fit", **{"trainer.default_root_dir": "taken"})
+
+
+def test_all_faults_are_said_at_once(refused):
+    error = refused(
+        "check",
+        **{"data.context_length": 40, "data.micro_batch_size": 3, "model.architecture.vocab_size": 3},
+    )
+    for part in ("context_length 40", "data.micro_batch_size 3", "vocab_size 3"):
+        assert part in error
+
+
+def test_too_small_a_disk_is_named(refused, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: os.terminal_size((0, 0)) and type("U", (), {"free": 1000})())
+    assert "the disk is too small: 4 checkpoints need" in refused("fit")
+
+
+def test_check_says_what_it_looked_at_and_starts_nothing(flags, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", *flags()]) == 0
+    out, _ = capsys.readouterr()
+    assert out.splitlines()[-1] == "ok"
+    for word in ("data", "vocabulary", "context", "train text", "val text", "batch", "precision", "epochs", "free at"):
+        assert word in out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_estimate_of_a_checkpoint_is_close(flags, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", *flags()]) == 0
+    said = re.search(r"4 checkpoints need ([\d.]+) MB", capsys.readouterr().out)
+    assert main(["fit", *flags()]) == 0
+    written = (tmp_path / "runs/run/version_0/checkpoints/best.ckpt").stat().st_size
+    assert float(said[1]) / 4 * 1e6 == pytest.approx(written, rel=0.25)
+
+
+def test_check_takes_the_config_of_a_run(flags, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", *flags()]) == 0
+    config = Path("runs/run/version_0/config.yaml")
+    assert yaml.safe_load(config.read_text())["trainer"]["max_steps"] == 6
+    assert main(["check", "--config", str(config)]) == 0

@@ -1,0 +1,157 @@
+"""A training process that is killed again and again ends with the weights and the curve of one that never was."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lightning_llm.training.checkpointing import read_checkpoint, step_files
+
+KILLS, STEPS, DEADLINE_S = 20, 64, 240
+CONFIG = f"""
+model:
+  architecture: {{hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, max_position_embeddings: 16,
+                  dropout: 0.1}}
+data: {{path: text.txt, tokenizer: char, context_length: 16, global_batch_size: 8, micro_batch_size: 4}}
+trainer:
+  accelerator: cpu
+  precision: 32-true
+  max_steps: {STEPS}
+  val_check_interval: 4
+  limit_val_batches: 2
+  log_every_n_steps: 3
+  gradient_clip_val: 1.0
+  enable_progress_bar: false
+  callbacks:
+    - class_path: lightning_llm.training.callbacks.RunCheckpoints
+      init_args: {{every_n_steps: 1}}
+"""
+
+
+def start(folder, *words):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "lightning_llm", "fit", "--config", "tiny.yaml", *words]
+    out = (folder / "out.txt").open("a")
+    with out:
+        return subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out)
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def kill_when(process, folder, before, moment, delay_s):
+    """Kills once ``moment`` holds of the new names in ``folder`` and a delay has passed; False if it ended first."""
+    deadline = time.monotonic() + DEADLINE_S
+    while process.poll() is None:
+        assert time.monotonic() < deadline, "no progress"
+        if moment(names(folder) - before):
+            until = time.monotonic() + delay_s  # spun away: sleeping is coarser than a step
+            while time.monotonic() < until:
+                pass
+            process.send_signal(signal.SIGKILL)
+            return process.wait() == -signal.SIGKILL
+    return False
+
+
+def curve(run, name):
+    events = EventAccumulator(str(run))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
+
+
+@pytest.mark.slow
+def test_twenty_kills_change_nothing(tmp_path, text_file):
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        shutil.copy(text_file, tmp_path / name / "text.txt")
+        (tmp_path / name / "tiny.yaml").write_text(CONFIG)
+    assert start(tmp_path / "whole").wait() == 0
+
+    folder, rng = tmp_path / "killed", random.Random(0)
+    checkpoints = folder / "runs/tiny/version_0/checkpoints"
+    kills, while_saving, words = 0, 0, ()
+    for _ in range(10 * KILLS):
+        if kills == KILLS:
+            break
+        before = names(checkpoints)
+        newest = step_files(checkpoints)[-1:] if checkpoints.is_dir() else []
+        in_saving, wanted = rng.random() < 0.5, rng.randint(1, 3)
+
+        def seen(new, in_saving=in_saving, wanted=wanted):
+            return any(name.endswith(".tmp") for name in new) if in_saving else len(new) >= wanted
+
+        process = start(folder, *words)
+        assert kill_when(process, checkpoints, before, seen, rng.random() * 0.003), (folder / "out.txt").read_text()
+        kills += 1
+        while_saving += any(name.endswith(".tmp") for name in names(checkpoints))
+        if step_files(checkpoints):  # else: killed in its first saving
+            assert not newest or step_files(checkpoints)[-1].name >= newest[0].name
+            words = ("--ckpt_path", "last")
+        else:
+            shutil.rmtree(folder / "runs")
+    assert kills == KILLS
+    assert while_saving >= 3
+    assert start(folder, *words).wait() == 0, (folder / "out.txt").read_text()
+
+    said = (folder / "out.txt").read_text()
+    assert said.count("Resumed from step ") >= KILLS // 2
+    assert names(folder / "runs/tiny") == {"version_0"}
+    assert not any(name.endswith(".tmp") for name in names(checkpoints))
+    other = tmp_path / "whole/runs/tiny/version_0"
+    for name in (f"step-{STEPS:08d}.ckpt", "best.ckpt"):
+        ours, theirs = (read_checkpoint(run / "checkpoints" / name) for run in (checkpoints.parent, other))
+        assert ours["global_step"] == theirs["global_step"]
+        for part in ("state_dict", "optimizer_states", "lr_schedulers"):
+            assert_same(ours[part], theirs[part])
+    for name in ("train_loss", "val_loss", "learning_rate"):
+        assert curve(checkpoints.parent, name) == curve(other, name)
+
+
+def assert_same(first, second):
+    if torch.is_tensor(first):
+        assert torch.equal(first, second)
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys()
+        for name in first:
+            assert_same(first[name], second[name])
+    elif isinstance(first, list):
+        assert len(first) == len(second)
+        for ours, theirs in zip(first, second, strict=True):
+            assert_same(ours, theirs)
+    else:
+        assert first == second
+
+
+@pytest.mark.slow
+def test_one_process_goes_on_as_two_and_sigterm_ends_both(tmp_path, text_file):
+    """The same tokens in each step whatever the processes and micro-batches: the curve agrees up to rounding."""
+    shutil.copy(text_file, tmp_path / "text.txt")
+    (tmp_path / "tiny.yaml").write_text(
+        CONFIG.replace("dropout: 0.1}", "dropout: 0.0}\n  schedule: {class_path: lightning_llm.optim.Constant}")
+    )
+    assert start(tmp_path).wait() == 0
+    whole, run = (Path(tmp_path / "runs/tiny" / f"version_{n}") for n in (0, 1))
+    assert start(tmp_path, "--trainer.max_steps=12").wait() == 0
+    two = ("--trainer.devices=2", "--trainer.strategy=ddp", "--data.micro_batch_size=2")
+    process = start(tmp_path, "--ckpt_path=last", *two)
+    seen = names(run / "checkpoints")
+    deadline = time.monotonic() + DEADLINE_S
+    while process.poll() is None and len(names(run / "checkpoints") - seen) < 3:
+        assert time.monotonic() < deadline, "no progress"
+    process.terminate()  # the first process alone: both must stop after the same step
+    assert process.wait(timeout=DEADLINE_S) == 143, (tmp_path / "out.txt").read_text()
+    assert start(tmp_path, "--ckpt_path=last", "--data.num_workers=1").wait() == 0
+    said = (tmp_path / "out.txt").read_text()
+    assert "trainer.devices: auto -> 2" in said
+    ours, theirs = curve(run, "val_loss"), curve(whole, "val_loss")
+    assert [step for step, _ in ours] == [step for step, _ in theirs]
+    assert [value for _, value in ours] == pytest.approx([value for _, value in theirs], rel=1e-4)

@@ -1,0 +1,329 @@
+"""Going on from a checkpoint: the same run, the same curve, and every difference said."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lightning_llm.cli.train import cli_main
+from lightning_llm.training.callbacks import RunCheckpoints, StopOnSignal
+from lightning_llm.training.checkpointing import read_checkpoint, step_files
+
+RUN = Path("runs/run/version_0")
+FOLDER = RUN / "checkpoints"
+CONSTANT = {"model.schedule.class_path": "lightning_llm.optim.Constant"}
+OFTEN = [{"class_path": "lightning_llm.training.callbacks.RunCheckpoints", "init_args": {"every_n_steps": 1}}]
+
+
+def curve(run, name):
+    events = EventAccumulator(str(run))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
+
+
+def weights(cli):
+    return {name: value.clone() for name, value in cli.model.state_dict().items()}
+
+
+def assert_same_weights(first, second):
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+class Killed(BaseException):
+    """Ends a run as a kill would: nothing is saved on the way out."""
+
+
+def killed_after(monkeypatch, tiny, step, **changes):
+    """A run that dies in step ``step``, after it was logged and before anything is saved."""
+
+    def dying(self, trainer, *args, **kwargs):
+        if trainer.global_step == step:
+            for logger in trainer.loggers:
+                logger.save()
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StopOnSignal, "on_train_batch_end", dying)
+        with pytest.raises(Killed):
+            tiny("fit", **changes)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_the_command_says_where_it_goes_on_from(tiny, capsys):
+    tiny("fit", **CONSTANT, **{"trainer.max_steps": 3})
+    capsys.readouterr()
+    tiny("fit", "--ckpt_path=last", **CONSTANT)
+    assert f"Resumed from step 3: {FOLDER}/step-00000003.ckpt" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["train_loss", "val_loss", "learning_rate", "train_loss_eval"])
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_curve_goes_on_without_gap_or_overlap(tiny, monkeypatch, name, every):
+    options = {"trainer.log_every_n_steps": every, "trainer.max_steps": 8}
+    whole = tiny("fit", **options, **{"trainer.default_root_dir": "whole"})
+    killed_after(monkeypatch, tiny, 6, **options)  # saved at 3, logged up to 6
+    rest = tiny("fit", "--ckpt_path=last", **options)
+    assert Path(rest.trainer.log_dir) == RUN
+    assert curve(RUN, name) == curve(whole.trainer.log_dir, name)
+    assert_same_weights(weights(whole), weights(rest))
+
+
+def test_a_validation_that_was_owed_is_made_up_for(tiny, monkeypatch, capsys):
+    whole = tiny("fit", **{"trainer.default_root_dir": "whole"})
+
+    def interrupted(self, trainer, *args, **kwargs):
+        if trainer.global_step == 3 and not self._received:  # a step after which a validation is due
+            os.kill(os.getpid(), signal.SIGTERM)
+        original(self, trainer, *args, **kwargs)
+
+    for hook in ("on_train_batch_end", "on_validation_batch_end"):
+        original = getattr(StopOnSignal, hook)
+        shutil.rmtree("runs", ignore_errors=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(StopOnSignal, hook, interrupted)
+            with pytest.raises(SystemExit) as leaving:
+                tiny("fit")
+        assert leaving.value.code == 143
+        assert [path.name for path in FOLDER.iterdir()] == ["step-00000003.ckpt"]
+        tiny("fit", "--ckpt_path=last")
+        assert curve(RUN, "val_loss") == curve(whole.trainer.log_dir, "val_loss")
+
+
+def test_a_restart_at_each_step_changes_nothing(tiny, monkeypatch):
+    """Checkpoints at every step, on steps with and without validation, log entries over two steps."""
+    options = {"trainer.callbacks": OFTEN, "trainer.log_every_n_steps": 2, "model.architecture.dropout": 0.1}
+    whole = tiny("fit", **options, **{"trainer.default_root_dir": "whole"})
+    killed_after(monkeypatch, tiny, 2, **options)
+    for step in (4, 5):
+        killed_after(monkeypatch, tiny, step, ckpt_path="last", **options)
+    rest = tiny("fit", "--ckpt_path=last", **options)
+    assert_same_weights(weights(whole), weights(rest))
+    for name in ("train_loss", "val_loss"):
+        assert curve(RUN, name) == curve(whole.trainer.log_dir, name)
+    ours, theirs = (read_checkpoint(run / "checkpoints/best.ckpt") for run in (RUN, Path(whole.trainer.log_dir)))
+    assert ours["global_step"] == theirs["global_step"]
+
+
+def test_the_newest_and_the_best_are_kept(tiny):
+    tiny("fit", **{"trainer.callbacks": OFTEN, "trainer.max_steps": 5})
+    assert sorted(path.name for path in FOLDER.iterdir()) == ["best.ckpt", "step-00000004.ckpt", "step-00000005.ckpt"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "flipped bit", "other bytes"])
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tiny, capsys, damage):
+    whole = tiny("fit")
+    newest, before = FOLDER / "step-00000006.ckpt", FOLDER / "step-00000003.ckpt"
+    content = bytearray(newest.read_bytes())
+    if damage == "flipped bit":
+        content[len(content) // 2] ^= 1
+    newest.unlink()  # best.ckpt is the same file
+    newest.write_bytes(
+        {"cut": content[: len(content) // 2], "empty": b"", "flipped bit": content, "other bytes": b"x" * 5000}[damage]
+    )
+    capsys.readouterr()
+    rest = tiny("fit", "--ckpt_path=last")
+    said = capsys.readouterr()
+    assert f"checkpoint {newest} is cut short or damaged: using {before}, the one before it" in said.err
+    assert "Resumed from step 3" in said.out
+    assert_same_weights(weights(whole), weights(rest))
+    assert (FOLDER / "step-00000006.aside").exists()
+    assert [path.name for path in step_files(FOLDER)] == ["step-00000003.ckpt", "step-00000006.ckpt"]
+
+
+def test_when_all_are_damaged_nothing_starts_afresh(tiny, error_line):
+    tiny("fit")
+    for path in step_files(FOLDER):
+        cut(path)
+    with pytest.raises(SystemExit) as leaving:
+        tiny("fit", "--ckpt_path=last")
+    assert leaving.value.code == 2
+    assert "every checkpoint of runs/run/version_0 is cut short or damaged" in error_line()
+
+
+def test_later_steps_and_their_best_step_aside(tiny):
+    tiny("fit", **CONSTANT)
+    tiny("fit", f"--ckpt_path={FOLDER}/step-00000003.ckpt", **{**CONSTANT, "trainer.max_steps": 4})
+    assert [path.name for path in step_files(FOLDER)] == ["step-00000003.ckpt", "step-00000004.ckpt"]
+    assert {path.name for path in FOLDER.glob("*.aside")} == {"step-00000006.aside", "best.aside"}
+    assert read_checkpoint(FOLDER / "best.ckpt")["global_step"] == 3
+
+
+def test_leftovers_of_a_kill_are_cleared_away(tiny):
+    tiny("fit", **CONSTANT, **{"trainer.max_steps": 3})
+    (FOLDER / ".step-00000004.ckpt.17.tmp").write_bytes(b"half")
+    (FOLDER / "best.ckpt").unlink()  # killed between saving and linking
+    tiny("fit", "--ckpt_path=last", **CONSTANT, **{"trainer.max_steps": 4})
+    assert not list(FOLDER.glob(".*"))
+    assert read_checkpoint(FOLDER / "best.ckpt")["global_step"] == 3
+
+
+def test_a_full_disk_leaves_the_older_checkpoints(tiny, error_line, monkeypatch):
+    save, limits = RunCheckpoints.save, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def on_a_full_disk(self, trainer):
+        if trainer.global_step == 6:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+        save(self, trainer)
+
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    monkeypatch.setattr(RunCheckpoints, "save", on_a_full_disk)
+    try:
+        with pytest.raises(SystemExit) as leaving:
+            tiny("fit")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert leaving.value.code == 2
+    assert "cannot save the checkpoint" in error_line()
+    assert sorted(path.name for path in FOLDER.iterdir()) == ["best.ckpt", "step-00000003.ckpt"]
+    assert read_checkpoint(FOLDER / "step-00000003.ckpt")["global_step"] == 3
+
+
+def test_flags_win_over_the_checkpoint_and_are_said(tiny, capsys):
+    tiny("fit", **CONSTANT, **{"trainer.max_steps": 3, "model.optimizer.lr": 0.001})
+    capsys.readouterr()
+    changed = {"model.optimizer.lr": 0.002, "model.optimizer.weight_decay": 0.5, "data.micro_batch_size": 4}
+    cli = tiny("fit", "--ckpt_path=last", **CONSTANT, **changed)
+    said = capsys.readouterr().out
+    for line in ("lr: 0.001 -> 0.002", "weight_decay: 0.1 -> 0.5", "data.micro_batch_size: None -> 4"):
+        assert line in said
+    assert said.index("Changed since the checkpoint") < said.index("Resumed from step 3")
+    groups = cli.trainer.optimizers[0].param_groups
+    assert {group["lr"] for group in groups} == {0.002}
+    assert {group["weight_decay"] for group in groups} == {0.0, 0.5}
+    assert curve(RUN, "learning_rate")[3] == (4, pytest.approx(0.002))
+
+
+def test_nothing_is_said_where_nothing_has_changed(tiny, capsys):
+    tiny("fit", **CONSTANT)
+    capsys.readouterr()
+    tiny("fit", f"--ckpt_path={FOLDER}/step-00000003.ckpt", **CONSTANT)
+    assert "Changed since" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"class_path": "lightning_llm.optim.WarmupCosine", "init_args": {"warmup_steps": 2, "min_lr_ratio": 0.5}},
+        {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 2, "gamma": 0.5}},
+    ],
+)
+def test_a_changed_schedule_is_said_and_holds_from_the_next_step_on(tiny, tmp_path, capsys, schedule):
+    config = tmp_path / "schedule.yaml"
+    config.write_text(json.dumps({"model": {"schedule": schedule}}))
+    whole = tiny("fit", f"--config={config}", **{"trainer.default_root_dir": "whole"})
+    tiny("fit", **CONSTANT, **{"trainer.max_steps": 3})
+    capsys.readouterr()
+    ckpt = f"--ckpt_path={FOLDER}/step-00000003.ckpt"
+    tiny("fit", f"--config={config}", ckpt)
+    assert "model.schedule.class_path: lightning_llm.optim.Constant -> " in capsys.readouterr().out
+    assert curve(RUN, "learning_rate")[3:] == curve(whole.trainer.log_dir, "learning_rate")[3:]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model.architecture.hidden_size": 48}, "hidden_size is 32 there and 48 here"),
+        ({"model.architecture.tie_word_embeddings": True}, "tie_word_embeddings is False there and True here"),
+        ({"data.tokenizer": "byte"}, "vocab_size"),
+        ({"model.optimizer": "torch.optim.SGD"}, "torch.optim.SGD here"),
+        ({"trainer.max_steps": 2}, "trainer.max_steps 2 lies before step 6"),
+    ],
+)
+def test_what_cannot_go_on_is_refused_with_both_values(tiny, error_line, changes, says):
+    tiny("fit")
+    before = {path.name for path in FOLDER.iterdir()}
+    with pytest.raises(SystemExit) as leaving:
+        tiny("fit", "--ckpt_path=last", **changes)
+    assert leaving.value.code == 2
+    assert says in error_line()
+    assert {path.name for path in FOLDER.iterdir()} == before
+
+
+def test_another_text_is_refused(tiny, tmp_path, error_line, text_file):
+    tiny("fit")
+    other = tmp_path / "other.txt"
+    other.write_text(text_file.read_text()[::-1])
+    with pytest.raises(SystemExit):
+        tiny("fit", "--ckpt_path=last", **{"data.path": str(other)})
+    assert "was trained on token store" in error_line()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"model.architecture.checkpoint_level": 1}, {"model.architecture.recompute": "block"}]
+)
+def test_what_only_changes_the_execution_may_change(tiny, changes, capsys):
+    tiny("fit", **CONSTANT, **{"trainer.max_steps": 3})
+    tiny("fit", "--ckpt_path=last", **CONSTANT, **changes)
+    assert f"{next(iter(changes))}: " in capsys.readouterr().out
+
+
+def test_evaluating_leaves_the_curves_alone(tiny):
+    tiny("fit")
+    before = curve(RUN, "val_loss")
+    cli_main(["validate", "--ckpt_path", str(RUN)])
+    assert curve(RUN, "val_loss") == before
+    assert [path.name for path in RUN.parent.iterdir()] == ["version_0"]
+
+
+def slurm(monkeypatch, tmp_path, restarts=0):
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir(exist_ok=True)
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/scontrol.log\n')
+    scontrol.chmod(scontrol.stat().st_mode | stat.S_IEXEC)
+    job = {"NTASKS": 1, "JOB_NAME": "train", "JOB_ID": 17, "PROCID": 0, "LOCALID": 0, "NODEID": 0, "NODELIST": "here"}
+    for name, value in {**job, "NTASKS_PER_NODE": 1, "RESTART_COUNT": restarts}.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.filterwarnings("ignore:The `srun` command is available")
+@pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
+def test_slurm_gets_its_job_back_and_it_goes_on(tiny, monkeypatch, tmp_path, capsys, number, requeued):
+    with monkeypatch.context() as patch:
+        whole = weights(tiny("fit", **{"trainer.default_root_dir": "whole"}))
+        slurm(patch, tmp_path)
+        original = StopOnSignal.on_train_batch_end
+
+        def sending(self, trainer, *args, **kwargs):
+            if trainer.global_step == 4:
+                os.kill(os.getpid(), number)
+            original(self, trainer, *args, **kwargs)
+
+        with monkeypatch.context() as inner:
+            inner.setattr(StopOnSignal, "on_train_batch_end", sending)
+            with pytest.raises(SystemExit) as leaving:
+                tiny("fit")
+        assert leaving.value.code == 128 + number
+        assert (FOLDER / "step-00000004.ckpt").exists()
+        assert not list(Path().rglob("hpc_ckpt*"))  # Lightning's own handler saves within a step
+        log = tmp_path / "scontrol.log"
+        assert (log.read_text() if log.exists() else "") == ("requeue 17\n" if requeued else "")
+        slurm(patch, tmp_path, restarts=1)
+        capsys.readouterr()
+        rest = tiny("fit")  # the same command, as SLURM gives it
+    assert "Resumed from step 4" in capsys.readouterr().out
+    assert_same_weights(whole, weights(rest))
+    assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+
+
+@pytest.mark.filterwarnings("ignore:The `srun` command is available")
+def test_another_job_does_not_take_the_run_over(tiny, monkeypatch, tmp_path, capsys):
+    tiny("fit")
+    with monkeypatch.context() as patch:
+        slurm(patch, tmp_path, restarts=1)
+        cli = tiny("fit")
+    assert cli.trainer.log_dir.endswith("version_1")
+    assert "starting afresh" in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""Speed in the log: parts that add up to the whole, tokens that are the trained ones, and no peak that is a guess."""
+
+import time
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lightning_llm.accounting import find_device, step_flops
+from lightning_llm.data.batches import WindowReader
+from lightning_llm.training.callbacks.throughput import TrainingLog
+from lightning_llm.training.utilisation import Utilisation, _products, utilisation_of
+
+PARTS = ("data", "forward", "backward", "optimizer", "other")
+
+
+def curves(cli):
+    events = EventAccumulator(cli.trainer.log_dir)
+    events.Reload()
+    return {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+def test_the_parts_of_a_step_add_up_to_it(tiny):
+    found = curves(tiny("fit", **{"data.micro_batch_size": 2, "trainer.log_every_n_steps": 2}))
+    for entry, step_s in enumerate(found["throughput/step_s"]):
+        parts = {part: found[f"time/{part}_s"][entry] for part in PARTS}
+        assert all(seconds > 0 for seconds in parts.values())
+        assert sum(parts.values()) == pytest.approx(step_s, rel=1e-5)
+        assert found["throughput/tokens_per_second"][entry] == pytest.approx(8 * 16 / step_s, rel=1e-5)
+        stall = found["throughput/data_stall_percent"][entry]
+        assert stall == pytest.approx(100 * parts["data"] / step_s, rel=1e-5)
+    assert "throughput/mfu_percent" not in found  # no peak is known for a CPU
+
+
+def test_slow_data_is_seen_as_a_stall(tiny, monkeypatch):
+    quick = WindowReader.__call__
+
+    def slow(self, starts):
+        time.sleep(0.05)
+        return quick(self, starts)
+
+    monkeypatch.setattr(WindowReader, "__call__", slow)
+    found = curves(tiny("fit", **{"trainer.max_steps": 3, "trainer.val_check_interval": 100}))
+    assert all(seconds >= 0.05 for seconds in found["time/data_s"])
+
+
+def test_saving_and_validating_count_nowhere(tiny, monkeypatch):
+    cli = tiny("fit", **{"trainer.max_steps": 1})
+    saving = type(cli.trainer.strategy).save_checkpoint
+
+    def slow(self, *args, **kwargs):
+        time.sleep(0.5)
+        return saving(self, *args, **kwargs)
+
+    monkeypatch.setattr("lightning.pytorch.strategies.Strategy.save_checkpoint", slow)
+    found = curves(tiny("fit", **{"trainer.val_check_interval": 1, "trainer.max_steps": 3}))
+    assert max(found["time/other_s"]) < 0.5
+
+
+def test_a_given_peak_gives_both_utilisations(tiny, tmp_path):
+    log = {"class_path": "lightning_llm.training.callbacks.TrainingLog", "init_args": {"peak_tflops": 0.5}}
+    changes = {"trainer.callbacks": [log], "model.architecture.checkpoint_level": 1}
+    cli = tiny("fit", **changes)
+    assert sum(isinstance(callback, TrainingLog) for callback in cli.trainer.callbacks) == 1
+    found, config = curves(cli), cli.model.architecture
+    flops = step_flops(config, tokens=8 * 16, context_length=16)
+    for step_s, mfu, hfu in zip(
+        *(found[f"throughput/{name}"] for name in ("step_s", "mfu_percent", "hfu_percent")), strict=True
+    ):
+        assert mfu == pytest.approx(100 * flops.model / 0.5e12 / step_s, rel=1e-5)
+        assert hfu / mfu == pytest.approx(flops.hardware / flops.model, rel=1e-5)
+        assert hfu > mfu
+
+
+@pytest.mark.parametrize("peak", [0, -1.0])
+def test_a_peak_must_be_positive(peak):
+    with pytest.raises(ValueError, match=f"peak_tflops must be above 0, got {peak}"):
+        TrainingLog(peak_tflops=peak)
+
+
+class FakeTrainer:
+    """As much of a trainer on GPUs as a peak depends on."""
+
+    def __init__(self, precision, device="cuda"):
+        self.precision, self.world_size = precision, 4
+        self.strategy = type("Strategy", (), {"root_device": torch.device(device)})
+        self.datamodule = type("Data", (), {"tokens_per_step": 1024, "context_length": 16})
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "says"),
+    [
+        ("NVIDIA H200", "bf16-mixed", "peak 989.5 TFLOP/s in bfloat16 (NVIDIA H200 data sheet (2024))"),
+        ("NVIDIA H200", "32-true", "peak 67 TFLOP/s in float32"),
+        ("Tesla T4", "bf16-true", "no MFU: Tesla T4 has no bfloat16 products"),
+        ("Quantum 9000", "bf16-mixed", "no MFU: device 'Quantum 9000' is not in the table"),
+    ],
+)
+def test_peaks_of_gpus(monkeypatch, tiny, name, precision, says):
+    config = tiny("fit", **{"trainer.max_steps": 1}).model.architecture
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    found = utilisation_of(FakeTrainer(precision), config, None)
+    assert found.note.startswith(says)
+    assert found.percent(1.0).keys() == (set() if "no MFU" in says else {"mfu_percent", "hfu_percent"})
+    if "no MFU" not in says:
+        dtype = "bfloat16" if "bf16" in precision else "float32"
+        assert found.peak == 4 * find_device(name).flops[dtype]
+
+
+def test_without_a_known_model_or_device_there_is_a_reason():
+    assert utilisation_of(FakeTrainer("32-true"), None, None).note.startswith("no MFU: ")
+    assert Utilisation(None, 1.0, "").percent(1.0) == {}
+
+
+def test_dtype_of_the_products(monkeypatch):
+    assert [_products(p) for p in ("bf16-mixed", "16-mixed", "32-true")] == ["bfloat16", "float16", "float32"]
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert _products("32-true") == "tf32"

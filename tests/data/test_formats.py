@@ -1,0 +1,207 @@
+import gzip
+import io
+import itertools
+import json
+import sys
+
+import pytest
+
+from lightning_llm.data import corpora, formats
+from lightning_llm.data.corpora import open_corpus
+
+TEXTS = ["first é\n", "second \u20ac", "third 𝕏\nof two lines"]
+
+
+def fault(call):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - each caller looks at the message
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def texts(path, **options):
+    corpus = open_corpus([str(path)], **options)
+    return ["".join(document.pieces()) for document in corpus.documents()]
+
+
+def lines(records):
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
+def write(path, content):
+    if path.suffix == ".gz":
+        content = gzip.compress(content)
+    elif path.suffix == ".zst":
+        zstandard = pytest.importorskip("zstandard")
+        half = len(content) // 2  # two frames
+        content = b"".join(zstandard.ZstdCompressor().compress(part) for part in (content[:half], content[half:]))
+    path.write_bytes(content)
+    return path
+
+
+@pytest.fixture(params=[1, 7, 1 << 20])
+def _pieces(request, monkeypatch):
+    monkeypatch.setattr(formats, "PIECE_BYTES", request.param)
+    monkeypatch.setattr(formats, "_COMPRESSED_BYTES", request.param)
+
+
+@pytest.mark.usefixtures("_pieces")
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_text_and_json_lines_come_back(tmp_path, suffix):
+    text = write(tmp_path / f"text.txt{suffix}", "".join(TEXTS).encode())
+    assert texts(text) == ["".join(TEXTS)]
+    records = [{"text": TEXTS[0], "other": 1}, {"text": ""}, {"text": TEXTS[1]}, {"text": TEXTS[2]}]
+    content = lines(records).replace(b"\n", b"\n\n", 1)  # an empty line
+    assert texts(write(tmp_path / f"a.jsonl{suffix}", content)) == TEXTS
+    assert texts(write(tmp_path / f"b.jsonl{suffix}", content[:-1])) == TEXTS  # the last one without a newline
+
+
+def test_other_key(tmp_path):
+    file = write(tmp_path / "a.jsonl", lines([{"body": "b", "text": "t"}]))
+    assert texts(file, text_key="body") == ["b"]
+
+
+def test_key_without_use_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    assert "--text-key 'body' is for JSON lines" in fault(lambda: texts(tmp_path / "a.txt", text_key="body"))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b'{"text": ', "line 3, is not JSON: Expecting value at character 9"),
+        (b'{"body": "a", "id": 1}', "line 3, has no key 'text', only 'body', 'id': name the text's with --text-key"),
+        (b"{}", "line 3, has no key 'text', only none"),
+        (b'{"text": 5}', "line 3, has under key 'text' no text but int"),
+        (b'{"text": null}', "line 3, has under key 'text' no text but NoneType"),
+        (b'["text"]', "line 3, is no JSON object with a key 'text', but list"),
+        (b'{"text": "\xff"}', "line 3, is not UTF-8 text: byte 10 of the line"),
+        (b'{"text": "\\ud800"}', "line 3, has under key 'text' half of a surrogate pair"),
+        (b"[" * 100_000, "line 3, is not JSON"),
+        (b"1" * 10_000, "line 3, is not JSON that can be read"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_bad_line_is_named(tmp_path, line, says, suffix):
+    good = lines([{"text": "a"}])
+    file = write(tmp_path / f"a.jsonl{suffix}", good + b"\n" + line + b"\n" + good)
+    assert f"{file}, {says}" in fault(lambda: texts(file))
+
+
+def test_bad_line_is_named_when_reading_began_within_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "PIECE_BYTES", 50)
+    content = lines([{"text": "a"}] * 40) + b"5\n"
+    file = write(tmp_path / "a.jsonl", content)
+    corpus = open_corpus([str(file)])
+    assert "line 41, is no JSON object" in fault(lambda: list(corpus.files[0].documents(start=300)))
+
+
+def test_line_of_absurd_length(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "LONGEST_LINE", 100)
+    monkeypatch.setattr(formats, "PIECE_BYTES", 64)
+    file = write(tmp_path / "a.jsonl", lines([{"text": "a"}, {"text": "b" * 300}]))
+    assert "line 2, is longer than" in fault(lambda: texts(file))
+
+
+@pytest.mark.usefixtures("_pieces")
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 200])
+def test_byte_ranges_share_the_lines(tmp_path, count):
+    expected = [f"{n}" * (n % 9 + 1) for n in range(40)]
+    file = open_corpus([str(write(tmp_path / "a.jsonl", lines({"text": text} for text in expected)))]).files[0]
+    ends = [file.size * n // count for n in range(count + 1)]
+    parts = [[d.first for d in file.documents(start=a, stop=b)] for a, b in itertools.pairwise(ends) if a < b]
+    assert [text for part in parts for text in part] == expected
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz", "a.txt.zst"])
+@pytest.mark.parametrize("damage", ["cut", "other", "changed"])
+def test_broken_compressed_file(tmp_path, name, damage):
+    content = lines([{"text": f"line {n * n}"} for n in range(1000)])
+    file = write(tmp_path / name, content)
+    packed = bytearray(file.read_bytes())
+    if damage == "changed":
+        packed[len(packed) // 4] ^= 0xFF
+        if name.endswith(".zst"):
+            packed[:4] = b"\0\0\0\0"
+    file.write_bytes({"cut": packed[: len(packed) // 3], "other": b"plain text", "changed": packed}[damage])
+    assert f"{file} is broken, or no .{file.suffix[1:]} file: " in fault(lambda: texts(file))
+
+
+def test_compressed_text_that_is_not_utf8_names_the_byte(tmp_path):
+    file = write(tmp_path / "a.gz", b"text \xff")
+    assert f"{file} is not UTF-8 text: byte 5" in fault(lambda: texts(file))
+
+
+def test_compressed_nothing_is_no_document(tmp_path):
+    assert texts(write(tmp_path / "a.gz", b"")) == []
+
+
+def test_progress_counts_the_bytes_on_the_disk(tmp_path):
+    content = lines([{"text": f"line {n}"} for n in range(1000)])
+    for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl.zst"):
+        file, seen = open_corpus([str(write(tmp_path / name, content))]).files[0], []
+        list(file.documents(seen.append))
+        assert sum(seen) == file.size
+
+
+def parquet(path, columns, row_group_size=3):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table(columns), path, row_group_size=row_group_size)
+    return path
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_parquet(tmp_path, count):
+    expected = [f"row {n}" for n in range(10)]
+    file = open_corpus([str(parquet(tmp_path / "a.parquet", {"text": expected, "n": range(10)}))]).files[0]
+    ends = [file.size * n // count for n in range(count + 1)]
+    parts = [[d.first for d in file.documents(start=a, stop=b)] for a, b in itertools.pairwise(ends)]
+    assert [text for part in parts for text in part] == expected
+
+
+def test_parquet_faults(tmp_path):
+    file = parquet(tmp_path / "a.parquet", {"body": ["a"], "n": [1]})
+    assert f"{file} has no column 'text', only 'body', 'n'" in fault(lambda: texts(file))
+    assert "column 'n' holds int64, not text" in fault(lambda: texts(file, text_key="n"))
+    file = parquet(tmp_path / "b.parquet", {"text": ["a", "b", "c", "d", None]})
+    assert f"{file}, row 4: column 'text' is null" in fault(lambda: texts(file))
+    file.write_bytes(file.read_bytes()[:-20])
+    assert f"{file} is broken, or no .parquet file" in fault(lambda: texts(file))
+    assert "unpack it first" in fault(lambda: texts(write(tmp_path / "c.parquet.gz", b"a")))
+
+
+@pytest.mark.parametrize(("name", "package"), [("a.zst", "zstandard"), ("a.parquet", "pyarrow")])
+def test_missing_package_says_what_to_install(tmp_path, name, package, monkeypatch):
+    (tmp_path / name).write_bytes(b"content")
+    for module in (package, f"{package}.parquet"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert f"needs the package {package}: pip install {package}, or pip install 'lightning-llm[data]'" in fault(
+        lambda: texts(tmp_path / name)
+    )
+
+
+class Stdin:
+    def __init__(self, content):
+        self.buffer = io.BytesIO(content)
+
+
+@pytest.mark.parametrize(("key", "expected"), [(None, ['{"body": "é"}\n{"body": "b"}']), ("body", ["é", "b"])])
+def test_standard_input_can_be_read_twice(tmp_path, monkeypatch, key, expected):
+    monkeypatch.setattr(corpora.sys, "stdin", Stdin('{"body": "é"}\n{"body": "b"}'.encode()))
+    corpus = open_corpus(["-"], text_key=key, spool_dir=tmp_path / "new")
+    for _ in range(2):
+        assert ["".join(document.pieces()) for document in corpus.documents()] == expected
+    assert list((tmp_path / "new").iterdir()) == []  # it has no name
+
+
+def test_standard_input_faults(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora.sys, "stdin", Stdin(b""))
+    assert "the standard input is empty" in fault(lambda: open_corpus(["-"]))
+    monkeypatch.setattr(corpora.sys, "stdin", Stdin(b"a\xff"))
+    corpus = open_corpus(["-"])
+    assert "stdin is not UTF-8 text: byte 1" in fault(lambda: list(corpus.documents()))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(corpora.sys, "stdin", Stdin(b"a"))
+    assert "cannot keep the standard input" in fault(lambda: open_corpus(["-"], spool_dir=tmp_path / "file" / "x"))
