@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lightning_llm.__main__ import main
 from lightning_llm.cli.generate import build_parser as generate_parser
 from lightning_llm.cli.train import cli_main
 
@@ -109,6 +110,10 @@ def test_readme_commands_are_understood(command, text_file, tmp_path, monkeypatc
     elif word == "generate":
         assert generate_parser().parse_args(options).checkpoint == options[0]
     else:
-        from lightning_llm.__main__ import main
-
+        if word == "check":
+            options.append("--data.path=my.txt")
+        elif word == "bench":
+            options += ["--shapes", "1x8x8x16x1", "--rounds", "1"]
+        elif word == "data":
+            assert main(["prepare", "books/", "more.txt", "--vocab-size", "300", "--out", options[-1]]) == 0
         assert main([word, *options]) == 0

@@ -116,10 +116,15 @@ def cases(shape: Shape, dtype: torch.dtype, device: str) -> dict[str, Case]:
 
 def _compiled(stack: Callable[..., Case], mlps: nn.ModuleList) -> Case:
     modules = copy.deepcopy(mlps)
-    for module in modules:
-        module.compile()
     case = stack(lambda mlp, _, y: mlp(y), modules)
-    return Case(forward=case.forward, held=case.held, gradient=case.gradient, is_eager=False)
+
+    def forward() -> Tensor:
+        for module in modules:  # not before it is asked for: loading the compiler takes seconds
+            if module._compiled_call_impl is None:
+                module.compile()
+        return case.forward()
+
+    return Case(forward=forward, held=case.held, gradient=case.gradient, is_eager=False)
 
 
 def _ours_1(num_chunks: int | None, mlp: SwiGLU, _: Any, y: Tensor) -> Tensor:

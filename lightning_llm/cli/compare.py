@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_llm.cli.parser import USER_ERROR, OneLineParser
-from lightning_llm.cli.run_table import EVENTS, SUMMARY, Run, differences, find_runs
+from lightning_llm.cli.run_table import EVENTS, SUMMARY, Run, descriptions, differences, find_runs
 from lightning_llm.training.run_options import SEEDS, shown
 from lightning_llm.training.scalar_names import MEMORY, PEAK
 
@@ -29,6 +29,7 @@ METRICS = {  # key in summary.json: what it is, its unit, digits
     "seconds": ("time", "s", 1),
     PEAK_MEMORY: ("peak memory", "GiB", 3),
 }
+MOST_COLUMNS = 5  # of options; more are told in one
 SMALLER, LARGER, UNKNOWN = "smaller than the spread", "larger than the spread", "spread unknown: one seed each"
 
 
@@ -121,7 +122,9 @@ def read_results(run: Path) -> dict[str, float]:
 
 def group_runs(results: Sequence[tuple[Run, Mapping[str, float]]]) -> list[Group]:
     """Groups in the order in which their first runs come."""
-    names = [name for name in differences([run for run, _ in results]) if name not in SEEDS]
+    runs = [run for run, _ in results]
+    told = dict(zip((run.path for run in runs), descriptions(runs, leave_out=SEEDS), strict=True))
+    names = [name for name in differences(runs) if name not in SEEDS]
     gathered: dict[tuple[str, ...], list[tuple[Run, Mapping[str, float]]]] = {}
     for run, values in results:
         # without a config nothing is known to be the same
@@ -134,7 +137,7 @@ def group_runs(results: Sequence[tuple[Run, Mapping[str, float]]]) -> list[Group
         seeds = len({run.seed for run, _ in members})
         groups.append(
             Group(
-                name=", ".join(f"{name}={value}" for name, value in options.items() if value != "–") or first.place,
+                name=told[first.path],
                 options=options,
                 runs=[str(run.path) for run, _ in members],
                 seeds=seeds,
@@ -162,6 +165,8 @@ def print_table(groups: Sequence[Group], console: Console) -> None:
     """A row for each group."""
     names = list(dict.fromkeys(name for group in groups for name in group.options))
     table = Table(caption="± is the standard deviation over seeds" if any(g.seeds > 1 for g in groups) else None)
+    if not 0 < len(names) <= MOST_COLUMNS:
+        names = []
     for name in names or ["run"]:
         table.add_column(escape(name), overflow="fold")
     table.add_column("runs", justify="right")

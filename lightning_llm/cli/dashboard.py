@@ -9,8 +9,10 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from lightning_llm.cli.parser import USER_ERROR, OneLineParser
 from lightning_llm.cli.run_table import EVENTS, Run, find_runs, run_names
@@ -39,9 +41,9 @@ def main(argv: Sequence[str]) -> int:
         if not 0 <= options.port <= 65535:
             raise ValueError(f"--port must be from 0 to 65535, got {options.port}")
         runs = find_runs(options.runs, EVENTS, "no TensorBoard events in it (was another logger set?)", _say)
-        with tempfile.TemporaryDirectory(prefix="lightning-llm-dashboard-") as folder:
+        with _stopped_by_signals(), tempfile.TemporaryDirectory(prefix="lightning-llm-dashboard-") as folder:
             _link(runs, Path(folder))
-            _serve(Path(folder), options.port, [run.path for run in runs])
+            _serve(Path(folder), options.port, len(runs))
     except (ValueError, OSError) as error:
         _say(f"error: {' '.join(str(error).split())}")
         return USER_ERROR
@@ -82,15 +84,28 @@ def _link(runs: Sequence[Run], folder: Path) -> None:
         print(f"{name}  {run.path}")
 
 
-def _serve(folder: Path, port: int, runs: Sequence[Path]) -> None:
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+def _serve(folder: Path, port: int, count: int) -> None:
     try:
         address = start(folder, port)
-        print(f"TensorBoard shows {len(runs)} run{'s' if len(runs) > 1 else ''} at {address} until Ctrl-C", flush=True)
+        print(f"TensorBoard shows {count} run{'s' if count > 1 else ''} at {address} until Ctrl-C", flush=True)
         threading.Event().wait()
     except KeyboardInterrupt:
         print()
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM raise ``KeyboardInterrupt``, once: a second one must not disturb the clearing up."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def stop(received: int, frame: Any) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -78,6 +78,12 @@ class RunReport(Callback):
         self._print_sample(model, data)
         self._print_next_commands(run, newest)
 
+    def print_metrics(self, trainer: Trainer) -> None:
+        """What an evaluation found: a line for each metric."""
+        if trainer.is_global_zero:
+            for name, value in trainer.callback_metrics.items():
+                self.console.print(f"{name:<24}{float(value):.6f}")
+
     def _print_results(self, run: Path, newest: Path | None, summary: dict[str, Any]) -> None:
         bits = summary["bits_per_byte"]
         words = [f"validation loss {summary['val_loss']:.4f} nats/token", f"perplexity {summary['perplexity']:.2f}"]

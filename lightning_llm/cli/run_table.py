@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +84,27 @@ def differences(runs: Sequence[Run]) -> list[str]:
     return sorted(differing, key=_section)
 
 
+def descriptions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[str]:
+    """What tells each run from the others, as ``mlp=swiglu, seed_everything=1``; its place where nothing does.
+
+    Where that would be long for runs of several configs, it is the name of the config and what differs among its runs.
+
+    Args:
+        runs: The runs.
+        leave_out: Options that are not to be told.
+    """
+    texts = _told_apart(runs, leave_out)
+    if max(map(len, texts), default=0) > LONGEST_NAME:
+        for folder in {run.path.resolve().parent for run in runs}:
+            members = [number for number, run in enumerate(runs) if run.path.resolve().parent == folder]
+            for number, text in zip(members, _told_apart([runs[n] for n in members], leave_out), strict=True):
+                texts[number] = f"{folder.name}: {text}" if text else folder.name
+    return [_cut(text) or run.place for text, run in zip(texts, runs, strict=True)]
+
+
 def run_names(runs: Sequence[Run]) -> list[str]:
-    """A name for each run, all different: what tells it from the others, else where it lies."""
-    names = differences(runs)
-    texts = [_fitting([f"{name}={shown(run.options[name])}" for name in names if name in run.options]) for run in runs]
-    texts = [text or run.place for text, run in zip(texts, runs, strict=True)]
+    """As :func:`descriptions`, made different where they are the same, and fit for the name of a folder."""
+    texts = descriptions(runs)
     for distinguish in (_with_version, _with_place, _with_number):
         texts = [
             distinguish(text, run, number) if texts.count(text) > 1 else text
@@ -125,13 +141,13 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
-def _fitting(parts: Sequence[str]) -> str:
-    """As many parts as fit into a name, and how many more there are."""
-    for count in range(len(parts), 0, -1):
-        text = ", ".join(parts[:count]) + (f", {len(parts) - count} more" if count < len(parts) else "")
-        if len(text) <= LONGEST_NAME:
-            return text
-    return ""
+def _told_apart(runs: Sequence[Run], leave_out: Collection[str]) -> list[str]:
+    names = [name for name in differences(runs) if name not in leave_out]
+    return [", ".join(f"{name}={shown(run.options[name])}" for name in names if name in run.options) for run in runs]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
 
 
 def _with_version(text: str, run: Run, number: int) -> str:

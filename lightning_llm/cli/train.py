@@ -133,6 +133,12 @@ class TrainingCLI(LightningCLI):
         """Make sure that the last step was validated, then report."""
         self.report.finish(self.trainer, self.model, self.datamodule)
 
+    def after_validate(self) -> None:
+        """Print the metrics."""
+        self.report.print_metrics(self.trainer)
+
+    after_test = after_validate
+
     def after_predict(self) -> None:
         """Print a JSON line for each prompt."""
         tokenizer = self.datamodule.tokenizer
@@ -293,4 +299,5 @@ def _quieten() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # what is logged is the same in every process
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")  # Lightning 2.6 with torch 2.13

@@ -47,8 +47,8 @@ class Phase:
 
 
 @dataclasses.dataclass
-class _Watched:
-    """A storage that is alive. ``account`` says among whose bytes it is counted."""
+class Watched:
+    """A storage that is alive, and its bytes. ``account`` says among whose bytes it is counted."""
 
     reference: "weakref.ref[torch.UntypedStorage]"
     nbytes: int
@@ -74,12 +74,12 @@ class MemoryMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self.phases: dict[str, Phase] = {}
         self._bytes = {"created": 0, "excluded": 0, "met": 0}
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, Watched] = {}
         self._open_phases: list[Phase] = []
         for item in exclude:
             tensors = [*item.parameters(), *item.buffers()] if isinstance(item, nn.Module) else [item]
             for tensor in tensors:
-                for part in _parts(tensor):
+                for part in parts_of(tensor):
                     self._watch(part, "excluded")
 
     @property
@@ -134,26 +134,30 @@ class MemoryMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         watched = self._watched.get(key)
         if watched is None:
             reference = weakref.ref(storage, lambda _: self._forget(key))
-            watched = self._watched[key] = _Watched(reference, 0, account)
+            watched = self._watched[key] = self._begin(reference, account)
         if nbytes != watched.nbytes:
-            self._count(watched.account, nbytes - watched.nbytes)
+            self._count(watched, nbytes - watched.nbytes)
             watched.nbytes = nbytes
+
+    def _begin(self, reference: "weakref.ref[torch.UntypedStorage]", account: str) -> Watched:
+        """The record of a storage that is seen for the first time; ``attribution.py`` writes more into it."""
+        return Watched(reference, 0, account)
 
     def _forget(self, key: int) -> None:
         watched = self._watched.pop(key)
-        self._count(watched.account, -watched.nbytes)
+        self._count(watched, -watched.nbytes)
 
-    def _count(self, account: str, change: int) -> None:
-        self._bytes[account] += change
+    def _count(self, watched: Watched, change: int) -> None:
+        self._bytes[watched.account] += change
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         for phase in self._open_phases:
             phase.peak_bytes = max(phase.peak_bytes, self.live_bytes)
 
 
-def _parts(tensor: Any) -> Iterator[Tensor]:
+def parts_of(tensor: Any) -> Iterator[Tensor]:
     """The plain tensors that a wrapper such as ``DTensor`` holds, else the tensor itself."""
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
-            yield from _parts(getattr(tensor, name))
+            yield from parts_of(getattr(tensor, name))
     elif isinstance(tensor, Tensor):  # a DTensor names its mesh as a part, too
         yield tensor

@@ -198,7 +198,11 @@ def test_any_schedule_by_class_path(tiny, schedule, last, tmp_path):
 
 def test_validate_and_predict_take_the_run_directory(tiny, capsys):
     cli = tiny("fit")
+    capsys.readouterr()
     again = cli_main(["validate", "--ckpt_path", cli.trainer.log_dir])
+    printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert printed.keys() == {"val_loss", "val_perplexity", "val_bits_per_byte", "train_loss_eval"}
+    assert float(printed["val_loss"]) == pytest.approx(summary(cli)["best_val_loss"], abs=1e-6)
     assert again.trainer.callback_metrics["val_loss"].item() == pytest.approx(summary(cli)["best_val_loss"], rel=1e-6)
 
 

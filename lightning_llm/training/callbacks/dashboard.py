@@ -9,7 +9,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from lightning_llm.training.callbacks.resume import HonestResume
 from lightning_llm.training.position import step_is_complete
-from lightning_llm.training.run_options import short_options
+from lightning_llm.training.run_options import short_options, shown
 from lightning_llm.training.scalar_names import (
     DATA_STALL,
     GRAD_NORM,
@@ -127,7 +127,8 @@ def _hyperparameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, 
     for name, value in options.items():
         section, _, option = name.partition(".")
         if value is not None and (section != "trainer" or option in TRAINER_OPTIONS):
-            kept[name] = value if isinstance(value, bool | int | float | str) else str(value)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            kept[name] = value if is_number else shown(value)
     return kept
 
 

@@ -1,0 +1,263 @@
+"""Whose bytes are alive: one training step under a meter that knows of every storage its kind and its module.
+
+    meter = AttributedMeter(model, optimizers, inputs=batch)
+    meter.begin("forward")
+    with meter:
+        loss = model(batch)
+        meter.begin("backward")
+        loss.backward()
+        meter.begin("optimizer")
+        optimizer.step()
+    meter.close()
+    meter.timeline().peak.by_kind()
+
+The module is the one that runs. In forward, hooks on the modules tell. In backward it is the module whose forward made
+the autograd node that runs, which the node's sequence number tells; nothing is hung on the graph, so that gradients are
+summed in the order in which they would be without the meter. Work outside every module is the loss.
+
+The kind is settled when the step is over, for the whole life of a storage: what became a gradient was one from its
+birth. Kept activations are what forward made and what is alive when backward begins, whoever holds it.
+"""
+
+import bisect
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from lightning_llm.measure.meter import MemoryMeter, Watched, parts_of
+from lightning_llm.measure.timeline import Event, Timeline
+
+HEAD, LOSS, OPTIMIZER, UNKNOWN = "lm_head", "loss", "optimizer", "unknown"
+
+
+@dataclasses.dataclass
+class _Owned(Watched):
+    kind: str = "temporary"
+    module: str = UNKNOWN
+    phase: str = ""
+
+
+class AttributedMeter(MemoryMeter):
+    """A meter that knows the kind and the module of what is alive. For one step, eager code only.
+
+    Args:
+        model: Whose parameters, buffers and submodules are meant.
+        optimizers: Whose state is told apart.
+        inputs: Any structure of tensors: the batch. Later micro-batches come by ``add_inputs``.
+        unseen_bytes: What the device's allocator holds already, if it can say: where it is more than all that is known,
+            the difference is counted as ``other`` (workspaces of libraries, buckets of DDP, rounding).
+
+    Attributes:
+        failed_in: The module and operator in which memory ran out, if it did.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizers: Iterable[Optimizer] = (), inputs: Any = (), unseen_bytes: int = 0
+    ) -> None:
+        super().__init__()
+        self.failed_in: tuple[str, str] | None = None
+        self._model, self._optimizers = model, list(optimizers)
+        self._prefix = _common_prefix(model)
+        names = (module_label(name, self._prefix) for name, _ in model.named_modules())
+        self._outside = HEAD if HEAD in names else LOSS
+        self._owners = {
+            id(p): module_label(name.rpartition(".")[0], self._prefix) for name, p in model.named_parameters()
+        }
+        self._running: list[str] = []
+        self._births: list[tuple[int, str]] = []  # from this sequence number on, autograd's nodes are this module's
+        self._phase, self._operator = "", 0
+        self._events: list[Event] = []
+        self._marks: list[tuple[int, str]] = []
+        self._hooks = contextlib.ExitStack()
+        self._register_held()
+        self.add_inputs(inputs)
+        known = sum(self._bytes.values())
+        self._unseen = max(0, unseen_bytes - known)
+        self._hook_modules()
+
+    # -- what the caller tells ----------------------------------------------------------------------------------------
+
+    def add_inputs(self, inputs: Any) -> None:
+        """Tensors of a batch, in any structure."""
+        for leaf in tree_leaves(inputs):
+            if isinstance(leaf, Tensor):
+                self._register(leaf, "inputs", "batch")
+
+    def begin(self, phase: str) -> None:
+        """From here on it is ``forward``, ``backward`` or ``optimizer``; a step may have several of each."""
+        if phase == "backward":
+            for watched in list(self._watched.values()):
+                assert isinstance(watched, _Owned)
+                if watched.kind == "temporary" and watched.phase == "forward":
+                    watched.kind = "activations"
+        elif self._phase == "backward":
+            self._find_gradients()
+        self._phase, self._running = phase, []
+        self._marks.append((self._operator, phase))
+
+    def close(self) -> None:
+        """The step is over: settle kinds, and take the hooks off the modules. May be called again."""
+        self._hooks.close()
+        self._find_gradients()
+        for optimizer in self._optimizers:
+            for tensor, module in self._state_of(optimizer):
+                self._register(tensor, "optimizer_state", module)
+
+    def timeline(self) -> Timeline:
+        """What was alive during the step."""
+        met = self._bytes["met"]  # was there before, so that the allocator counted it
+        rest = max(0, self._unseen - met)
+        events = [Event(0, "other", UNKNOWN, "", rest, None)] if rest else []
+        return Timeline([*events, *self._events], self._marks, self._operator)
+
+    # -- what is known before the step --------------------------------------------------------------------------------
+
+    def _register_held(self) -> None:
+        for parameter in self._model.parameters():
+            self._register(parameter, "parameters", self._owners[id(parameter)])
+        for name, buffer in self._model.named_buffers():
+            self._register(buffer, "parameters", module_label(name.rpartition(".")[0], self._prefix))
+        self._find_gradients()
+        for optimizer in self._optimizers:
+            for tensor, module in self._state_of(optimizer):
+                self._register(tensor, "optimizer_state", module)
+
+    def _register(self, tensor: Tensor, kind: str, module: str) -> None:
+        for part in parts_of(tensor):
+            if part.layout != torch.strided:
+                continue
+            self._watch(part, "excluded")
+            watched = self._watched[id(part.untyped_storage())]
+            assert isinstance(watched, _Owned)
+            if watched.kind in ("temporary", "activations", "other"):
+                watched.kind, watched.module = kind, module
+
+    def _find_gradients(self) -> None:
+        for parameter in self._model.parameters():
+            if parameter.grad is not None:
+                self._register(parameter.grad, "gradients", self._owners[id(parameter)])
+
+    def _state_of(self, optimizer: Optimizer) -> Iterator[tuple[Tensor, str]]:
+        for key, state in optimizer.state.items():
+            for tensor in state_tensors(state):
+                yield tensor, self._owners.get(id(key), OPTIMIZER)
+
+    # -- who runs -----------------------------------------------------------------------------------------------------
+
+    def _hook_modules(self) -> None:
+        for name, module in self._model.named_modules():
+            if not name:
+                continue  # what the whole does itself is the loss
+            label = module_label(name, self._prefix)
+            enter = module.register_forward_pre_hook(partial(self._enter, label), prepend=True)
+            # also after an exception: activation checkpointing ends its second forward with one
+            leave = module.register_forward_hook(self._leave, always_call=True)
+            self._hooks.callback(enter.remove)
+            self._hooks.callback(leave.remove)
+
+    def _enter(self, label: str, *_: Any) -> None:
+        self._running.append(label)
+        self._note_birth()
+
+    def _leave(self, *_: Any) -> None:
+        if self._running:
+            self._running.pop()
+        self._note_birth()
+
+    def _note_birth(self) -> None:
+        if self._phase == "forward":  # a recomputed forward makes nodes that never run
+            self._births.append((_next_sequence_number(), self._running[-1] if self._running else self._outside))
+
+    def _module_now(self) -> str:
+        if self._running:
+            return self._running[-1]
+        if self._phase == "optimizer":
+            return OPTIMIZER
+        return self._module_of_node() if self._phase == "backward" else self._outside
+
+    def _module_of_node(self) -> str:
+        node = _current_node()
+        if node is None:
+            return self._outside
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor):  # it accumulates the gradient of a parameter
+            return self._owners.get(id(variable), self._outside)
+        place = bisect.bisect_right(self._births, node._sequence_nr(), key=lambda birth: birth[0])
+        return self._births[place - 1][1] if place else self._outside
+
+    # -- what is seen -------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._operator += 1
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except RuntimeError as error:
+            if self.failed_in is None and is_out_of_memory(error):
+                self.failed_in = self._module_now(), str(func)
+            raise
+
+    def _begin(self, reference: "weakref.ref[torch.UntypedStorage]", account: str) -> Watched:
+        if account == "created":
+            return _Owned(reference, 0, account, "temporary", self._module_now(), self._phase)
+        return _Owned(reference, 0, account, "other", UNKNOWN, self._phase)
+
+    def _count(self, watched: Watched, change: int) -> None:
+        super()._count(watched, change)
+        assert isinstance(watched, _Owned)
+        # what is first met now was there from the beginning
+        operator = 0 if watched.account != "created" and not watched.nbytes and change > 0 else self._operator
+        self._events.append(Event(operator, "", "", watched.phase, change, watched))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory has run out: CUDA's error, or that of the CPU's allocator."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def module_label(name: str, prefix: str = "") -> str:
+    """``transformer.layers.3.mlp.gate_proj`` -> ``layers.3.mlp``: a part of a layer, or a direct child of the model.
+
+    Args:
+        name: Of a module, as ``named_modules`` gives it.
+        prefix: Of all that matters, left out: the attribute that a LightningModule holds its model by.
+    """
+    parts = name.split(".") if name else []
+    if prefix and parts[:1] == [prefix]:
+        parts = parts[1:]
+        if not parts:
+            return prefix
+    number = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+    return ".".join(parts[: 1 if number is None else number + 2]) or LOSS
+
+
+def state_tensors(state: Any) -> Iterator[Tensor]:
+    """The tensors in an optimiser's state of one parameter, in whatever structure."""
+    return (leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor))
+
+
+def _common_prefix(model: nn.Module) -> str:
+    """The name of the only child that has parameters, if it has children itself."""
+    children = [(name, child) for name, child in model.named_children() if next(child.parameters(), None) is not None]
+    own = next(model.parameters(recurse=False), None)
+    if len(children) != 1 or own is not None or next(children[0][1].children(), None) is None:
+        return ""
+    name, child = children[0]
+    return "" if isinstance(child, nn.ModuleList | nn.Sequential) else name
+
+
+def _next_sequence_number() -> int:
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+def _current_node() -> Any:
+    return torch._C._current_autograd_node()

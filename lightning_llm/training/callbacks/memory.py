@@ -1,0 +1,276 @@
+"""Where the memory of training goes: a few counters in every step, every storage in sampled ones, all on a failure."""
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import nn
+from torch.optim import Optimizer
+
+from lightning_llm.measure.attribution import AttributedMeter, is_out_of_memory
+from lightning_llm.measure.gauges import Gauge, gauge_for
+from lightning_llm.training.callbacks.memory_failure import describe_failure
+from lightning_llm.training.callbacks.memory_picture import draw, pixels, save
+from lightning_llm.training.callbacks.memory_report import Report, step_report
+from lightning_llm.training.position import is_log_step
+from lightning_llm.training.preflight import refuse
+
+GIB = 2**30
+FOLDER = "memory"
+HISTORY = 200_000  # allocations that the snapshot keeps, with the stack of each
+
+Sizes = dict[str, int]
+
+
+class MemoryProfiler(Callback):
+    """Peak and live bytes by phase in every step; by kind and module in sampled steps; a report when memory runs out.
+
+    Every step costs a few counters (``measure.gauges``), the highest of which since the last entry are logged with
+    ``trainer.log_every_n_steps`` as ``memory/forward_peak_gib``, ``memory/forward_live_gib`` and so on for
+    ``backward``, ``optimizer`` and ``validation``; live is what is in use at the end of the phase. With several
+    processes the maximum is logged, and files of rank N lie in ``memory/rank-N``.
+
+    A sampled step runs under the operator-level meter, which makes it several times as slow and changes no result. It
+    leaves ``memory/step-N.json`` and ``memory/step-N.png`` in the run directory, the picture in TensorBoard, and
+    ``memory/at_peak/<kind>_gib``. What ``torch.compile`` made is not metered, since it would run as other code: the
+    JSON then says ``"compiled": true`` and holds the counters.
+
+    Args:
+        every_n_steps: Sample the steps that are a multiple of it. Null: none.
+        snapshot_at: Write ``memory/step-N.pickle`` for PyTorch's memory viewer after this step; needs CUDA.
+        top: How many modules the picture and the tables tell apart.
+
+    Raises:
+        ValueError: For options out of range, all of them at once.
+    """
+
+    def __init__(self, every_n_steps: int | None = None, snapshot_at: int | None = None, top: int = 10) -> None:
+        options = {"every_n_steps": every_n_steps, "snapshot_at": snapshot_at, "top": top}
+        refuse(
+            f"MemoryProfiler.{name} must be a whole number of at least 1{or_null}, got {number!r}"
+            for name, number in options.items()
+            for or_null in ["" if name == "top" else " or null"]
+            if not (_is_count(number) or (number is None and or_null))
+        )
+        self.every_n_steps, self.snapshot_at, self.top = every_n_steps, snapshot_at, top
+        self._gauge: Gauge | None = None
+        self._highest: Sizes = {}  # since the last entry
+        self._of_step: Sizes = {}  # in the step at hand
+        self._meter: AttributedMeter | None = None
+        self._step = -1  # the step at hand, counted from 1
+        self._is_sampled = self._is_compiled = False
+        self._batch: Any = None
+        self._folder = Path()
+        self._group: Any = None
+
+    # -- before -------------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse what cannot be done.
+
+        Raises:
+            ValueError: The log directory cannot be written to, or a snapshot is asked for without CUDA.
+        """
+        if stage != "fit":
+            return
+        folder = Path(trainer.log_dir or trainer.default_root_dir) / FOLDER
+        self._folder = folder / f"rank-{trainer.global_rank}" if trainer.global_rank else folder
+        device = trainer.strategy.root_device
+        faults = (
+            []
+            if _is_writable(self._folder)
+            else [f"MemoryProfiler cannot write to {folder}: set another log directory"]
+        )
+        if self.snapshot_at is not None and device.type != "cuda":
+            faults.append(
+                f"MemoryProfiler.snapshot_at {self.snapshot_at}: the snapshot is CUDA's, this run is on {device.type}: "
+                "leave it at null; every_n_steps works on any device"
+            )
+        refuse(faults)
+        self._gauge = gauge_for(device)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin; processes meet over a group of their own, which no device waits for."""
+        self._is_compiled = is_compiled(pl_module)
+        if trainer.world_size > 1 and dist.is_initialized():
+            self._group = dist.new_group(backend="gloo")
+
+    # -- every step ---------------------------------------------------------------------------------------------------
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """A micro-batch begins: maybe one of a new step."""
+        self._batch = batch
+        if self._step != trainer.global_step + 1:
+            self._step, self._of_step = trainer.global_step + 1, {}
+            self._is_sampled = self.every_n_steps is not None and self._step % self.every_n_steps == 0
+            if self._step == self.snapshot_at:
+                torch.cuda.memory._record_memory_history(max_entries=HISTORY)
+        assert self._gauge is not None
+        self._gauge.read()
+        if self._is_sampled and not self._is_compiled:
+            self._begin_sample(trainer, pl_module, batch)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
+        """Forward is over."""
+        self._record("forward")
+        if self._meter is not None:
+            self._meter.begin("backward")
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Backward is over."""
+        self._record("backward")
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """The optimiser's part begins, clipping included."""
+        if self._meter is not None:
+            self._meter.begin("optimizer")
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """A micro-batch is over, and with the last one the step."""
+        self._batch = None
+        if trainer.global_step < self._step:
+            return
+        self._record("optimizer")
+        if self._step == self.snapshot_at:
+            self._write_snapshot(self._folder / f"step-{self._step}.pickle")
+            torch.cuda.memory._record_memory_history(enabled=None)
+        if self._is_sampled:
+            self._end_sample(trainer)
+        if is_log_step(trainer):
+            self._log(trainer, self._highest, "memory/{}_gib")
+            self._highest = {}
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validation begins. A sampled step that it interrupts is given up."""
+        self._leave_meter()
+        if self._gauge is not None:
+            self._gauge.read()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validation is over."""
+        if self._gauge is not None and not trainer.sanity_checking:
+            self._record("validation")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """What has not been logged yet."""
+        if self._highest:
+            self._log(trainer, self._highest, "memory/{}_gib")
+            self._highest = {}
+
+    def _record(self, phase: str) -> None:
+        assert self._gauge is not None
+        live, peak = self._gauge.read()
+        for name, size in ((f"{phase}_peak", peak), (f"{phase}_live", live)):
+            self._highest[name] = max(self._highest.get(name, 0), size)
+            self._of_step[name] = max(self._of_step.get(name, 0), size)
+
+    def _log(self, trainer: Trainer, sizes: Sizes, pattern: str) -> None:
+        """The maximum over processes, from rank 0."""
+        if self._group is not None:
+            numbers = torch.tensor(list(sizes.values()), dtype=torch.int64)
+            dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self._group)
+            sizes = dict(zip(sizes, numbers.tolist(), strict=True))
+        metrics = {pattern.format(name): size / GIB for name, size in sizes.items()}
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=trainer.global_step)
+
+    # -- sampled steps ------------------------------------------------------------------------------------------------
+
+    def _begin_sample(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
+        if self._meter is not None:
+            self._meter.add_inputs(batch)
+            self._meter.begin("forward")
+            return
+        device = trainer.strategy.root_device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        unseen = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+        self._meter = AttributedMeter(pl_module, trainer.optimizers, batch, unseen)
+        self._meter.begin("forward")
+        self._meter.__enter__()
+
+    def _leave_meter(self) -> AttributedMeter | None:
+        meter, self._meter = self._meter, None
+        if meter is not None:
+            meter.__exit__(None, None, None)
+            meter.close()
+        return meter
+
+    def _end_sample(self, trainer: Trainer) -> None:
+        assert self._gauge is not None
+        report: Report = {
+            "step": self._step,
+            "rank": trainer.global_rank,
+            "device": str(trainer.strategy.root_device),
+            "compiled": self._is_compiled,
+            "counters": {"source": self._gauge.source, **{f"{name}_bytes": n for name, n in self._of_step.items()}},
+        }
+        meter = self._leave_meter()
+        if meter is not None:
+            report |= step_report(meter.timeline(), self.top)
+        write_json(report, self._folder / f"step-{self._step}.json")
+        if meter is None:
+            return
+        self._log(trainer, report["peak"]["by_kind"], "memory/at_peak/{}_gib")
+        figure = draw({f"step {self._step}": report}, f"memory of one training step, rank {trainer.global_rank}")
+        save(figure, self._folder / f"step-{self._step}.png")
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
+                logger.experiment.add_image("memory", pixels(figure), self._step, dataformats="HWC")
+
+    # -- when memory runs out -----------------------------------------------------------------------------------------
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Take the meter away; where memory ran out, say where it went before the process ends."""
+        failed, batch = self._leave_meter(), self._batch
+        self._batch = None
+        if self._gauge is None or not is_out_of_memory(exception):
+            return
+        self._record("failure")
+        with contextlib.suppress(Exception):  # the failure itself must come through
+            text, report = describe_failure(
+                trainer, pl_module, batch, metered=failed, counters=self._of_step, step=self._step, top=self.top
+            )
+            print(text, file=sys.stderr, flush=True)
+            write_json(report, self._folder / "out-of-memory.json")
+            (self._folder / "out-of-memory.txt").write_text(text + "\n", encoding="utf-8")
+        if trainer.strategy.root_device.type == "cuda":
+            with contextlib.suppress(Exception):
+                self._write_snapshot(self._folder / "out-of-memory.pickle")
+
+    def _write_snapshot(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.cuda.memory._dump_snapshot(str(path))
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a part of it, or the whole, was given to ``torch.compile``."""
+    if getattr(module, "_compiler_ctx", None) is not None:  # Lightning's record of torch.compile(LightningModule)
+        return True
+    return any(
+        part._compiled_call_impl is not None or type(part).__name__ == "OptimizedModule" for part in module.modules()
+    )
+
+
+def write_json(report: Report, path: Path) -> None:
+    """One object."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
+
+
+def _is_writable(folder: Path) -> bool:
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)

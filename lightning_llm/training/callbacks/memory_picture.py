@@ -1,0 +1,135 @@
+"""Stacked timelines of metered steps: by kind above, by module below, one column for each step."""
+
+import colorsys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_llm.measure.timeline import KINDS
+from lightning_llm.training.callbacks.memory_report import MIB, NAMES, REST, Report
+
+GIB = 2**30
+PHASE_NAMES = {"optimizer": "optimiser"}
+COLORS = {
+    "parameters": "#4c566a",
+    "gradients": "#8f6fb0",
+    "optimizer_state": "#9aa5b8",
+    "inputs": "#2f9e8f",
+    "activations": "#e07b39",
+    "temporary": "#f2c14e",
+    "other": "#d0d0d0",
+}
+# A hue for each part of a layer, lighter from layer to layer; what is no part of a layer has one of the others.
+HUES = {"mlp": 0.06, "self_attn": 0.58, "input_layernorm": 0.33, "post_attention_layernorm": 0.42}
+OTHER_HUES = (0.93, 0.75, 0.14, 0.50, 0.84, 0.25)
+
+
+def draw(reports: Mapping[str, Report], title: str) -> Any:
+    """A figure with a column for each report that has a timeline.
+
+    Args:
+        reports: By the name that stands over the column.
+        title: Over all.
+
+    Returns:
+        A ``matplotlib.figure.Figure``, with a canvas of its own.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(9.5, 8 * len(reports)), 8.5), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2, len(reports), sharex="col", sharey=True, squeeze=False)
+    highest = max(report["peak"]["bytes"] for report in reports.values())
+    unit, name = (GIB, "GiB") if highest >= GIB else (MIB, "MiB")
+    modules = _modules(reports)
+    colors = {**{kind: COLORS[kind] for kind in KINDS}, **_module_colors(modules)}
+    for column, (label, report) in enumerate(reports.items()):
+        peak = report["peak"]
+        for axis, grouping, keys in zip(axes[:, column], ("by_kind", "by_module"), (KINDS, modules), strict=True):
+            _stack(axis, report, grouping, [key for key in keys if _appears(reports, grouping, key)], colors, unit)
+            _mark_phases(axis, report["timeline"], highest / unit)
+            if column == 0:
+                axis.set_ylabel(f"alive, {name}, {grouping.replace('_', ' ')}")
+            if column == len(reports) - 1:
+                handles, labels = axis.get_legend_handles_labels()
+                axis.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+        axes[0, column].set_title(f"{label}\npeak {peak['bytes'] / unit:,.1f} {name} in {peak['phase']}", fontsize=10)
+        axes[1, column].set_xlabel("operators run since the step began")
+    axes[0, 0].set_ylim(0, 1.12 * highest / unit)
+    figure.suptitle(title)
+    return figure
+
+
+def save(figure: Any, path: Path) -> None:
+    """As PNG."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def pixels(figure: Any) -> Any:
+    """(height, width, 3), uint8: what TensorBoard takes as an image."""
+    figure.canvas.draw()
+    return np.asarray(figure.canvas.buffer_rgba())[..., :3].copy()
+
+
+def _stack(axis: Any, report: Report, grouping: str, keys: Sequence[str], colors: Mapping[str, Any], unit: int) -> None:
+    samples = report["timeline"]["samples"]
+    x = [sample["operator"] for sample in samples] + [report["timeline"]["operators"]]
+    if grouping == "by_module":  # what this report's timeline does not tell apart stands under the rest
+        samples = [_with_rest(sample, keys) for sample in samples]
+    rows = [[sample[grouping].get(key, 0) / unit for sample in [*samples, samples[-1]]] for key in keys]
+    axis.stackplot(
+        x, *rows, labels=[NAMES.get(key, key) for key in keys], colors=[colors[key] for key in keys], step="post"
+    )
+    operator, height = report["peak"]["operator"], report["peak"]["bytes"] / unit
+    axis.plot([operator], [height], marker="v", color="black", markersize=6, clip_on=False)
+    axis.set_xlim(0, x[-1])
+
+
+def _with_rest(sample: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    sizes = sample["by_module"]
+    told = {key: sizes.get(key, 0) for key in keys if key != REST}
+    return {**sample, "by_module": {**told, REST: sum(sizes.values()) - sum(told.values())}}
+
+
+def _mark_phases(axis: Any, timeline: Mapping[str, Any], highest: float) -> None:
+    for operator, phase in timeline["marks"]:
+        at_end = operator > 0.85 * timeline["operators"]  # the optimiser takes few operators: written to the left
+        axis.axvline(operator, color="black", linewidth=0.7, alpha=0.6)
+        name = PHASE_NAMES.get(phase, phase)
+        axis.text(operator, 1.11 * highest, f" {name} ", fontsize=8, va="top", ha="right" if at_end else "left")
+
+
+def _appears(reports: Mapping[str, Report], grouping: str, key: str) -> bool:
+    samples = (sample for report in reports.values() for sample in report["timeline"]["samples"])
+    return key == REST or any(sample[grouping].get(key) for sample in samples)
+
+
+def _modules(reports: Mapping[str, Report]) -> list[str]:
+    """What is told apart in all of them, in the order of the model, the rest first."""
+    per_report = [list(report["timeline"]["samples"][0]["by_module"]) for report in reports.values()]
+    names = dict.fromkeys(name for names in per_report for name in names if name != REST)
+    return [REST, *sorted(names, key=_order)]
+
+
+def _order(name: str) -> tuple[str, list[int], str]:
+    parts = name.split(".")
+    return parts[-1] if len(parts) > 1 else f"~{name}", [int(part) for part in parts if part.isdigit()], name
+
+
+def _module_colors(modules: Sequence[str]) -> dict[str, Any]:
+    groups: dict[str, list[str]] = {}
+    for name in modules:
+        parts = name.split(".")
+        groups.setdefault(parts[-1] if len(parts) > 1 else name, []).append(name)
+    others = iter(OTHER_HUES * (1 + len(groups)))
+    colors: dict[str, Any] = {}
+    for part, names in groups.items():
+        hue = HUES[part] if part in HUES else next(others)
+        for place, name in enumerate(names):
+            light = 0.42 + 0.38 * place / max(1, len(names) - 1)
+            colors[name] = colorsys.hls_to_rgb(hue, light, 0.65)
+    return {**colors, REST: "#d0d0d0"}

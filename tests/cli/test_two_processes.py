@@ -1,0 +1,32 @@
+"""What two processes must agree on with one."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+SCORED = re.compile(r"^(\w+) +([\d.]+)$", re.MULTILINE)
+
+
+def validate(run, *words):
+    command = [sys.executable, "-m", "lightning_llm", "validate", "--ckpt_path", run, *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    return {name: float(value) for name, value in SCORED.findall(done.stdout)}
+
+
+@pytest.mark.slow
+def test_validation_scores_every_token_once_whatever_the_processes_and_batches(tiny, tmp_path):
+    cli = tiny("fit")
+    run = cli.trainer.log_dir
+    truth = json.loads((tmp_path / run / "summary.json").read_text())
+    for size in (1, 7, 64):
+        for words in ((), ("--trainer.devices=2", "--trainer.strategy=ddp")):
+            found = validate(run, f"--data.eval_batch_size={size}", *words)
+            assert found["val_loss"] == pytest.approx(truth["val_loss"], abs=1.5e-6)
+            assert found["val_bits_per_byte"] == pytest.approx(truth["bits_per_byte"], abs=1.5e-6)
