@@ -4,6 +4,7 @@ The text, Python's standard library again and again, is made here. Each measurem
 resident high-water is reported; its time is that of the whole of ``prepare_store``, surveys and checks included, but
 not of the imports. ``bpe`` has a tokenizer of 4,096 ids that was trained before, and an eighth of the text; beside it
 stands what the library ``tokenizers`` takes to encode the same text, held in memory and already cut, on the same cores.
+``batches`` is the other end: training batches, in their order, from a store of bytes that the system has cached.
 """
 
 import multiprocessing
@@ -12,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -19,13 +21,13 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from lightning_llm.bench.data_process import Measured, measured
-from lightning_llm.bench.harness import MIB, Row, describe_machine
+from lightning_llm.bench.harness import MIB, Row, describe_machine, draw_bars
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.tokenizers import Tokenizer, cut_at_newlines
 
 SHAPES: dict[str, list[str]] = {}
 DEFAULT_SHAPES = ["256MiB"]
-VARIANTS = ("byte", "char", "bpe", "tokenizers")
+VARIANTS = ("byte", "char", "bpe", "tokenizers", "batches")
 
 _UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
 _BPE_PART = 8
@@ -41,7 +43,7 @@ def run(
     rounds: int,
     budget_s: float | None,
 ) -> Iterator[Row]:
-    """A row for each size and tokenizer; at most three rounds, by turns, medians."""
+    """A row for each size and variant; at most three rounds, by turns, medians."""
     if device != "cpu" or dtypes != [torch.float32]:
         raise ValueError("bench data prepares text on the CPU: it takes no --device and no --dtype")
     if unknown := [name for name in variants or () if name not in VARIANTS]:
@@ -65,7 +67,8 @@ def _rows(text: str, size: int, variants: Sequence[str], rounds: int, budget_s: 
         (folder / "tokenizer.json").write_text(
             Tokenizer.train_bpe(cut_at_newlines([unit.decode()], 1 << 15), 4096).to_str(), encoding="utf-8"
         )
-        sizes = {variant: size if variant in ("byte", "char") else max(1, size // _BPE_PART) for variant in variants}
+        whole = ("byte", "char", "batches")
+        sizes = {variant: size if variant in whole else max(1, size // _BPE_PART) for variant in variants}
         for length in set(sizes.values()):
             _make_text(folder / f"{length}.txt", unit, length)
         taken: dict[str, list[Measured]] = {variant: [] for variant in variants}
@@ -88,7 +91,7 @@ def _rows(text: str, size: int, variants: Sequence[str], rounds: int, budget_s: 
             ratio=seconds["tokenizers"] / seconds["bpe"] if variant == "bpe" and "tokenizers" in seconds else None,
             resident_bytes=max(each.resident_bytes for each in runs),
             tokens_per_s=runs[0].tokens / seconds[variant],
-            bytes_per_s=sizes[variant] / seconds[variant],
+            bytes_per_s=None if variant == "batches" else sizes[variant] / seconds[variant],
         )
 
 
@@ -101,8 +104,8 @@ def _make_text(file: Path, unit: bytes, size: int) -> None:
 
 
 def _in_process(variant: str, folder: Path, size: int) -> Measured:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(measured, (variant, folder, size))
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+        return executor.submit(measured, variant, folder, size).result()
 
 
 def print_table(rows: Sequence[Row], console: Console) -> None:
@@ -112,14 +115,13 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
         table.add_column(column, justify="right")
     for row in rows:
         assert row.total_s is not None
-        assert row.bytes_per_s is not None
         assert row.tokens_per_s is not None
         assert row.resident_bytes is not None
         table.add_row(
             row.variant,
             row.shape,
             f"{row.total_s:.2f}",
-            f"{row.bytes_per_s / 1e6:.1f}",
+            "–" if row.bytes_per_s is None else f"{row.bytes_per_s / 1e6:.1f}",
             f"{row.tokens_per_s / 1e6:.2f}",
             f"{row.resident_bytes / MIB:.0f}",
             "–" if row.ratio is None else f"{row.ratio:.2f}",
@@ -129,15 +131,5 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:
     """A bar of MB/s for each row."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    axis.barh([f"{row.variant}, {row.shape}" for row in rows], [(row.bytes_per_s or 0) / 1e6 for row in rows])
-    axis.set(xlabel="MB/s of text", xscale="log")
-    axis.invert_yaxis()
-    figure.suptitle(title, fontsize=9)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    values = {f"{row.variant}, {row.shape}": row.bytes_per_s / 1e6 for row in rows if row.bytes_per_s is not None}
+    draw_bars(values, path, title, unit="MB/s of text", log=True)

@@ -1,4 +1,4 @@
-"""What ``bench data`` runs in processes of their own. Does not load torch, whose memory would be counted too."""
+"""What ``bench data`` runs in processes of their own. ``prepare``'s do not load torch: its memory would count too."""
 
 import re
 import resource
@@ -8,12 +8,14 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import tokenizers
 
 from lightning_llm.data.prepare import prepare_store
 from lightning_llm.data.segments import PIECE_CHARACTERS
 from lightning_llm.data.tokenizers import Tokenizer, cut_at_newlines
 
+_ROWS, _CONTEXT, _NUM_BATCHES = 32, 1024, 5000
 _BATCH = 16  # pieces that the library gets at once, as many and as long as `prepare` gives it
 
 
@@ -30,6 +32,8 @@ def measured(variant: str, folder: Path, size: int) -> Measured:
     source, tokenizer = folder / f"{size}.txt", folder / "tokenizer.json"
     if variant == "tokenizers":
         seconds, tokens = _library(source, Tokenizer.from_file(tokenizer))
+    elif variant == "batches":
+        seconds, tokens = _batches(source)
     else:
         with tempfile.TemporaryDirectory(dir=folder) as out:
             start = time.perf_counter()
@@ -56,4 +60,22 @@ def _library(source: Path, tokenizer: Tokenizer) -> tuple[float, int]:
     tokens, start = 0, time.perf_counter()
     for first in range(0, len(pieces), _BATCH):
         tokens += sum(map(len, library.encode_batch_fast(pieces[first : first + _BATCH], add_special_tokens=False)))
+    return time.perf_counter() - start, tokens
+
+
+def _batches(source: Path) -> tuple[float, int]:
+    from lightning_llm.data.batches import TrainBatches, WindowReader
+    from lightning_llm.data.order import WindowOrder
+
+    ids = np.fromfile(source, dtype=np.uint8).astype("<u2")
+    file, context = source.with_suffix(".bin"), min(_CONTEXT, len(ids) - 1)
+    ids.tofile(file)
+    reader = WindowReader(file, dtype="uint16", context_length=context, vocab_size=256)
+    order = WindowOrder(num_tokens=len(ids), context_length=context, seed=0)
+    batches = TrainBatches(
+        reader, order, global_batch_size=_ROWS, micro_batch_size=_ROWS, length=_NUM_BATCHES, position=lambda: 0
+    )
+    assert reader.tokens.max() < 256  # reads all of the file
+    start = time.perf_counter()
+    tokens = sum(batch["input_ids"].numel() for batch in batches)
     return time.perf_counter() - start, tokens

@@ -235,3 +235,19 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
         if not edge or memory < edge[-1][1]:
             edge.append((time, memory))
     return edge
+
+
+def draw_bars(values: Mapping[str, float], path: Path, title: str, *, unit: str, log: bool = False) -> None:
+    """A horizontal bar for each value."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(7, 3.5), layout="constrained")
+    axis.barh(list(values), list(values.values()))
+    axis.set(xlabel=unit, xscale="log" if log else "linear")
+    axis.invert_yaxis()
+    figure.suptitle(title, fontsize=9)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)

@@ -11,6 +11,7 @@ BENCHES = {
     "swiglu": "memory and time of the MLP, every way of writing it",
     "loss": "memory and time of head and cross-entropy",
     "growth": "peak memory of the MLP against the number of tokens",
+    "overhead": "what a training step costs beside its products",
     "data": "speed and memory of prepare, for each tokenizer",
 }
 DTYPES = ("float32", "bfloat16", "float16")

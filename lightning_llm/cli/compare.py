@@ -224,10 +224,10 @@ def _peak_in_curves(run: Path) -> float | None:
 
 
 def _write(groups: Sequence[Group], path: Path) -> None:
-    rows: list[dict[str, Any]] = [
-        {**dataclasses.asdict(group), "effects": [dataclasses.asdict(each) for each in effects(group, groups[0])]}
-        for group in groups
-    ]
+    rows: list[dict[str, Any]] = []
+    for group in groups:
+        found = effects(group, groups[0]) if rows else []
+        rows.append({**dataclasses.asdict(group), "effects": [dataclasses.asdict(each) for each in found]})
     path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 

@@ -87,7 +87,8 @@ def _link(runs: Sequence[Run], folder: Path) -> None:
 def _serve(folder: Path, port: int, count: int) -> None:
     try:
         address = start(folder, port)
-        print(f"TensorBoard shows {count} run{'s' if count > 1 else ''} at {address} until Ctrl-C", flush=True)
+        print(f"TensorBoard shows {count} run{'s' if count > 1 else ''} at {address} until Ctrl-C")
+        print(f"charts by group: {address}#custom_scalars", flush=True)
         threading.Event().wait()
     except KeyboardInterrupt:
         print()

@@ -21,9 +21,9 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from lightning_llm.cli.check import report
 from lightning_llm.cli.report import RunReport
 from lightning_llm.cli.runs import CONFIG, SLURM_JOB, find_checkpoint, last_of, newest_run, run_of, step_in
-from lightning_llm.cli.trainer import Trainer
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.training.allocator import keep_freed_memory
 from lightning_llm.training.callbacks.finite import NonFinite
@@ -32,6 +32,7 @@ from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
 from lightning_llm.training.checkpointing import check_run_checkpoint
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.preflight import refuse
+from lightning_llm.training.trainer import Trainer
 
 DIVERGED, USER_ERROR = 1, 2
 SECTIONS = ("model", "data", "trainer")
@@ -132,6 +133,10 @@ class TrainingCLI(LightningCLI):
     def after_fit(self) -> None:
         """Make sure that the last step was validated, then report."""
         self.report.finish(self.trainer, self.model, self.datamodule)
+
+    def after_check(self) -> None:
+        """Print what was found."""
+        report(self.trainer.checks)  # type: ignore[attr-defined]
 
     def after_validate(self) -> None:
         """Print the metrics."""

@@ -9,7 +9,19 @@ from lightning_llm.__main__ import main
 
 def test_rows_tell_speed_and_memory(tmp_path, capsys):
     path = tmp_path / "rows.json"
-    words = ["--variants", "bpe", "tokenizers", "byte", "--shapes", "1MiB", "--rounds", "1", "--json", str(path)]
+    words = [
+        "--variants",
+        "bpe",
+        "tokenizers",
+        "byte",
+        "batches",
+        "--shapes",
+        "1MiB",
+        "--rounds",
+        "1",
+        "--json",
+        str(path),
+    ]
     assert main(["bench", "data", *words]) == 0
     rows = {row["variant"]: row for row in json.loads(path.read_text())}
     assert rows["byte"]["bytes_per_s"] == pytest.approx((1 << 20) / rows["byte"]["total_s"])
@@ -18,6 +30,7 @@ def test_rows_tell_speed_and_memory(tmp_path, capsys):
     # the same ids, but for those that meet where training and validation text part
     tokens = {name: rows[name]["tokens_per_s"] * rows[name]["total_s"] for name in ("bpe", "tokenizers")}
     assert abs(tokens["bpe"] - tokens["tokenizers"]) <= 3
+    assert rows["batches"]["tokens_per_s"] * rows["batches"]["total_s"] == pytest.approx(5000 * 32 * 1024)
     assert all(20 << 20 < row["resident_bytes"] < 1 << 30 for row in rows.values())
     assert path.with_suffix(".png").stat().st_size > 5000
     assert "resident" in capsys.readouterr().out
@@ -27,7 +40,7 @@ def test_rows_tell_speed_and_memory(tmp_path, capsys):
     ("words", "says"),
     [
         (["--shapes", "big"], "shapes 'big' is no size of text, such as 256MiB"),
-        (["--variants", "words"], "variants 'words': there are byte, char, bpe, tokenizers"),
+        (["--variants", "words"], "variants 'words': there are byte, char, bpe, tokenizers, batches"),
         (["--dtype", "bfloat16"], "it takes no --device and no --dtype"),
     ],
 )

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
     from lightning_llm.training.callbacks.dashboard import Dashboard
     from lightning_llm.training.callbacks.finite import NonFinite, StopOnNonFinite
+    from lightning_llm.training.callbacks.memory import MemoryProfiler
     from lightning_llm.training.callbacks.progress import StepProgressBar
     from lightning_llm.training.callbacks.resume import HonestResume
     from lightning_llm.training.callbacks.samples import SampleText
@@ -17,6 +18,7 @@ _PUBLIC = {
     "Dashboard": "dashboard",
     "HonestResume": "resume",
     "Interrupted": "signals",
+    "MemoryProfiler": "memory",
     "NonFinite": "finite",
     "RunCheckpoints": "checkpoints",
     "SampleText": "samples",
@@ -30,6 +32,7 @@ __all__ = [
     "Dashboard",
     "HonestResume",
     "Interrupted",
+    "MemoryProfiler",
     "NonFinite",
     "RunCheckpoints",
     "SampleText",

@@ -196,12 +196,12 @@ class MemoryProfiler(Callback):
         unseen = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
         self._meter = AttributedMeter(pl_module, trainer.optimizers, batch, unseen)
         self._meter.begin("forward")
-        self._meter.__enter__()
+        self._meter.__enter__()  # type: ignore[no-untyped-call]
 
     def _leave_meter(self) -> AttributedMeter | None:
         meter, self._meter = self._meter, None
         if meter is not None:
-            meter.__exit__(None, None, None)
+            meter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             meter.close()
         return meter
 
@@ -249,7 +249,7 @@ class MemoryProfiler(Callback):
 
     def _write_snapshot(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.cuda.memory._dump_snapshot(str(path))
+        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -57,7 +57,9 @@ def describe_failure(
     blocks.append(table_of(report["peak"], title, top))
     if found is not None:
         if metered is None:
-            blocks.append(table_of(found.current["peak"], "At the peak of a whole step, estimated, without optimiser state", top))
+            blocks.append(
+                table_of(found.current["peak"], "At the peak of a whole step, estimated, without optimiser state", top)
+            )
             report["estimated"] = found.current
         savings = cheapest(found.savings)
         report["settings"] = [saving.as_dict() for saving in savings]

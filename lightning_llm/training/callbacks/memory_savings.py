@@ -79,8 +79,12 @@ def estimate(run: Run) -> Estimate | None:
 
 
 def cheapest(savings: Sequence[Saving], most: int = 3) -> list[Saving]:
-    """Least arithmetic for a byte first; among those that cost none, the largest first."""
-    return sorted(savings, key=lambda saving: (max(0.0, saving.extra_work) / saving.bytes, -saving.bytes))[:most]
+    """Least arithmetic for a byte first, among those that cost none the largest; of each option the cheapest value."""
+    ordered = sorted(savings, key=lambda saving: (max(0.0, saving.extra_work) / saving.bytes, -saving.bytes))
+    options: dict[str, Saving] = {}
+    for saving in ordered:
+        options.setdefault(saving.setting.rpartition(" ")[0], saving)
+    return list(options.values())[:most]
 
 
 def candidates(run: Run) -> Iterator[tuple[str, Run, str]]:
@@ -144,7 +148,7 @@ def _measure(run: Run, top: int = 10) -> tuple[dict[str, Any], int]:
                 head = model.lm_head
                 loss = linear_cross_entropy(hidden, head.weight, ids, bias=head.bias, num_chunks=run.loss_chunks)
         meter.begin("backward")
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
     meter.close()
     return step_report(meter.timeline(), top), counter.operations
 
@@ -154,7 +158,7 @@ def _counter() -> Any:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Counter(TorchDispatchMode):
+    class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operations = 0
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

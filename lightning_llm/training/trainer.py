@@ -1,4 +1,4 @@
-"""The Trainer of the command line: Lightning's, with this project's defaults where nothing was given."""
+"""Lightning's Trainer with this project's defaults where nothing was given."""
 
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.plugins import LayerSync, Precision
 
-from lightning_llm.cli.check import report
 from lightning_llm.measure.timer import interleave
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.finite import StopOnNonFinite
@@ -61,6 +60,7 @@ class Trainer(pl.Trainer):
         num_sanity_val_steps: int = 0,
         **kwargs: Any,
     ) -> None:
+        self.checks: list[Check] = []
         self.precision_reason = "as asked for"
         if precision in ("auto", None):
             precision, self.precision_reason = choose_precision(kwargs.get("accelerator", "auto"))
@@ -94,7 +94,7 @@ class Trainer(pl.Trainer):
         ckpt_path: str | None = None,
         weights_only: bool | None = None,
     ) -> None:
-        """Looks at everything that `fit` needs before its first step, and starts nothing.
+        """Looks at everything that `fit` needs before its first step, and starts nothing; the findings are `checks`.
 
         Args:
             model: The LanguageModel.
@@ -102,13 +102,11 @@ class Trainer(pl.Trainer):
             ckpt_path: The checkpoint that `fit` would go on from.
             weights_only: As in `fit`.
 
-        Raises:
-            ValueError: With all faults that were found.
         """
-        checks = self.preflight(model, datamodule)
+        self.checks = self.preflight(model, datamodule)
         if ckpt_path is not None:
-            checks.append(Check("checkpoint", f"step {read_checkpoint(ckpt_path).get('global_step')}: {ckpt_path}"))
-        report(checks)
+            step = read_checkpoint(ckpt_path).get("global_step")
+            self.checks.append(Check("checkpoint", f"step {step}: {ckpt_path}"))
 
     def preflight(self, model: Any, datamodule: Any) -> list[Check]:
         """All checks, before anything is started."""

@@ -1,0 +1,173 @@
+"""``lightning-llm bench overhead``: what a training step costs beside forward, backward, clipping and the optimiser.
+
+A tiny model is trained by Lightning's Trainer in several set-ups and by ours with all its callbacks. What lies outside
+of the four parts is measured within each run, since the difference of whole steps would be noise.
+"""
+
+import contextlib
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_llm.bench.harness import Row, describe_machine, draw_bars
+from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.data.token_store_writer import TokenStoreWriter
+from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.model.config import ModelConfig
+from lightning_llm.training.module import LanguageModel
+from lightning_llm.training.trainer import Trainer
+
+SHAPES: dict[str, list[str]] = {}
+DEFAULT_SHAPES = ["300"]
+VARIANTS = ("barebones", "Lightning, bar and log", "Lightning, neither", "ours, everything")
+WARM_UP = 50  # steps
+_LAYERS, _HIDDEN, _CONTEXT, _ROWS = 2, 64, 32, 8
+
+
+def run(
+    *,
+    device: str,
+    dtypes: list[torch.dtype],
+    shapes: list[str],
+    variants: list[str] | None,
+    rounds: int,
+    budget_s: float | None,
+) -> Iterator[Row]:
+    """A row for each set-up and number of steps (``shapes``): medians over runs that take turns."""
+    if unknown := [name for name in variants or () if name not in VARIANTS]:
+        raise ValueError(f"variants {', '.join(map(repr, unknown))}: there are {', '.join(VARIANTS)}")
+    for text in shapes:
+        if not text.isdigit() or int(text) < 1:
+            raise ValueError(f"shapes {text!r} is no number of steps, such as {DEFAULT_SHAPES[0]}")
+        taken: dict[str, list[float]] = {name: [] for name in variants or VARIANTS}
+        start = time.perf_counter()
+        for _ in range(rounds):
+            for name, seconds in taken.items():
+                seconds.append(_overhead(name, int(text), device))
+            if budget_s is not None and time.perf_counter() - start > budget_s:
+                break
+        medians = {name: statistics.median(seconds) for name, seconds in taken.items()}
+        for name, median in medians.items():
+            yield Row(
+                bench="overhead",
+                variant=name,
+                shape=f"{text} steps",
+                dtype="float32",
+                device=device,
+                machine=describe_machine(device),
+                total_s=median,
+                total_p20_s=min(taken[name]),
+                total_p80_s=max(taken[name]),
+                ratio=median / next(iter(medians.values())),
+            )
+
+
+def _overhead(variant: str, steps: int, device: str) -> float:
+    """Seconds per step outside of the four parts."""
+    with tempfile.TemporaryDirectory(prefix="bench-overhead-") as name, open(os.devnull, "w") as nowhere:
+        folder = Path(name)
+        _make_store(folder / "store")
+        data = TokenDataModule(store=str(folder / "store"), context_length=_CONTEXT, global_batch_size=_ROWS)
+        model = _Timed(logs=variant == "Lightning, bar and log")
+        options = {
+            "max_steps": WARM_UP + steps,
+            "accelerator": device,
+            "devices": 1,
+            "limit_val_batches": 0,
+            "gradient_clip_val": 1.0,
+        }
+        with contextlib.redirect_stderr(nowhere), contextlib.redirect_stdout(nowhere):
+            _trainer(variant, folder, options).fit(model, datamodule=data)
+        return (model.whole_s - model.inside_s) / steps
+
+
+def _trainer(variant: str, folder: Path, options: dict[str, Any]) -> pl.Trainer:
+    plain = {**options, "default_root_dir": folder, "enable_model_summary": False}
+    if variant == "barebones":
+        return pl.Trainer(**{**options, "barebones": True})
+    if variant == "Lightning, neither":
+        return pl.Trainer(**plain, logger=False, enable_progress_bar=False, enable_checkpointing=False)
+    if variant == "Lightning, bar and log":
+        return pl.Trainer(**plain, enable_checkpointing=False)
+    return Trainer(**{**plain, "default_root_dir": str(folder), "precision": "32-true"})
+
+
+def _make_store(path: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, 256, 100_000, dtype=np.uint16)
+    tokenizer = Tokenizer.train_byte().to_str()
+    with TokenStoreWriter(path, vocab_size=256, tokenizer=tokenizer, source={"fingerprint": "random"}) as writer:
+        for split, part in (("train", ids), ("val", ids[:1000])):
+            writer.write(split, part, text_bytes=len(part), documents=1)
+
+
+class _Timed(LanguageModel):
+    """Knows how long it was busy with the four parts, and how long the steps after the warm-up took."""
+
+    def __init__(self, *, logs: bool) -> None:
+        config = ModelConfig(vocab_size=256, hidden_size=_HIDDEN, num_hidden_layers=_LAYERS, num_attention_heads=2)
+        super().__init__(config)
+        self.logs = logs
+        self.inside_s = self.whole_s = self._started = 0.0
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.global_step == WARM_UP and not self._started:
+            self.inside_s, self._started = 0.0, time.perf_counter()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.whole_s = time.perf_counter() - self._started  # the last time counts: saving at the end does not
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        loss: Tensor = self._timed(super().training_step, batch, batch_idx)
+        if self.logs:
+            self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        self._timed(super().backward, loss, *args, **kwargs)
+
+    def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
+        self._timed(super().configure_gradient_clipping, *args, **kwargs)
+
+    def configure_optimizers(self) -> Any:
+        made: Any = super().configure_optimizers()
+        optimizer = made["optimizer"]
+        step = optimizer.step
+
+        def timed_step(closure: Callable[[], Any]) -> Any:
+            waited = 0.0
+
+            def timed_closure() -> Any:
+                nonlocal waited
+                before = time.perf_counter()
+                result = closure()
+                waited = time.perf_counter() - before
+                return result
+
+            before = time.perf_counter()
+            result = step(timed_closure)
+            self.inside_s += time.perf_counter() - before - waited
+            return result
+
+        optimizer.step = timed_step
+        return made
+
+    def _timed(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        before = time.perf_counter()
+        result = function(*args, **kwargs)
+        self.inside_s += time.perf_counter() - before
+        return result
+
+
+def draw(rows: Sequence[Row], path: Path, title: str) -> None:
+    """A bar of milliseconds for each set-up."""
+    values = {row.variant: 1000 * (row.total_s or 0) for row in rows}
+    draw_bars(values, path, title, unit="ms per step beside forward, backward, clipping and optimiser")

@@ -1,0 +1,27 @@
+"""What a step costs beside its four parts, on a few steps."""
+
+import json
+
+import pytest
+
+from lightning_llm.__main__ import main
+from lightning_llm.bench import overhead
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's own advice on its plain Trainer, which is what is measured
+def test_every_set_up_is_timed(tmp_path, monkeypatch):
+    monkeypatch.setattr(overhead, "WARM_UP", 2)
+    path = tmp_path / "rows.json"
+    assert main(["bench", "overhead", "--shapes", "5", "--rounds", "1", "--json", str(path)]) == 0
+    rows = {row["variant"]: row for row in json.loads(path.read_text())}
+    assert tuple(rows) == overhead.VARIANTS
+    assert all(0 < row["total_s"] < 1 for row in rows.values())
+    assert path.with_suffix(".png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("words", "says"), [(["--shapes", "few"], "is no number of steps"), (["--variants", "no"], "variants 'no'")]
+)
+def test_mistakes_are_one_line(words, says, capsys):
+    assert main(["bench", "overhead", *words]) == 2
+    assert says in capsys.readouterr().err

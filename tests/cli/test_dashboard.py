@@ -1,0 +1,272 @@
+"""``lightning-llm dashboard``: started as a user does, read over HTTP, looked at in a browser, stopped by a signal."""
+
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+import pytest
+
+from lightning_llm.__main__ import main
+from lightning_llm.training.callbacks.dashboard import LAYOUT
+
+PATIENCE = 60  # seconds, for what takes one or two
+CALLBACKS = [
+    {"class_path": "lightning_llm.training.callbacks.Dashboard"},
+    {
+        "class_path": "lightning_llm.training.callbacks.SampleText",
+        "init_args": {"every_n_steps": 3, "prompt": "Abc", "max_new_tokens": 20},
+    },
+]
+NAMES = ["mlp=swiglu", "mlp=memory_optimized_swiglu"]
+
+
+@pytest.fixture
+def runs(tiny):
+    """Two runs, in ``runs`` below the current folder."""
+    for name in NAMES:
+        tiny("fit", **{"model.architecture.mlp": name.partition("=")[2], "trainer.callbacks": CALLBACKS})
+
+
+@contextmanager
+def dashboard(*words):
+    """The command in a process of its own, its address, and what it prints before."""
+    command = [sys.executable, "-u", "-m", "lightning_llm", "dashboard", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            lines = []
+            for line in process.stdout:
+                lines.append(line)
+                if address := re.search(r"http://\S+(?= until)", line):
+                    yield process, address[0], lines
+                    break
+            else:
+                pytest.fail(process.stderr.read())
+        finally:
+            process.kill()
+
+
+def ask(address, path, body=None):
+    headers = {"Content-Type": "application/json"}
+    request = Request(address + path, headers=headers, data=None if body is None else json.dumps(body).encode())
+    with urlopen(request, timeout=PATIENCE) as answer:
+        return json.loads(answer.read())
+
+
+def until(look, is_there):
+    """Look again until it is there."""
+    deadline = time.monotonic() + PATIENCE
+    while not is_there(found := look()):
+        assert time.monotonic() < deadline, found
+    return found
+
+
+def test_the_data_come_over_http(runs):
+    with dashboard("runs", "--port", "0") as (_, address, lines):
+        tags = until(
+            lambda: ask(address, "data/plugin/scalars/tags"),
+            lambda tags: len(tags) == 2 and all("val_loss" in of_run for of_run in tags.values()),
+        )
+        assert set(tags) == set(NAMES)
+        assert any(line.startswith(NAMES[0]) and "runs/run/version_0" in line for line in lines)
+        for name in NAMES:
+            curve = ask(address, f"data/plugin/scalars/scalars?run={quote(name)}&tag=train_loss")
+            assert [step for _, step, _ in curve] == [1, 2, 3, 4, 5, 6]
+            texts = ask(address, f"data/plugin/text/text?run={quote(name)}&tag=samples/text_summary")
+            assert [text["step"] for text in texts] == [3, 6]
+            assert "Abc" in texts[0]["text"]
+        layout = ask(address, "data/plugin/custom_scalars/layout")
+        assert [group["title"] for group in layout["category"]] == list(LAYOUT)
+        chart = f"data/plugin/custom_scalars/scalars?run={quote(NAMES[0])}&tag={quote('^val_loss$')}"
+        assert list(ask(address, chart)["tag_to_events"]) == ["val_loss"]
+        filters = {"startIndex": 0, "sliceSize": 10, "colParams": [], "allowedStatuses": ["STATUS_SUCCESS"]}
+        groups = ask(address, "data/plugin/hparams/session_groups", filters)["sessionGroups"]
+        assert {group["hparams"]["mlp"] for group in groups} == {"swiglu", "memory_optimized_swiglu"}
+        summaries = [json.loads(path.read_text()) for path in Path("runs/run").glob("*/summary.json")]
+        metrics = [each for group in groups for each in group["metricValues"]]
+        losses = sorted(each["value"] for each in metrics if each["name"]["tag"] == "val_loss")
+        assert losses == pytest.approx(sorted(summary["val_loss"] for summary in summaries))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_and_nothing_is_left(make_events, number, tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    os.environ["TMPDIR"] = str(temporary)
+    try:
+        with dashboard(str(make_events), "--port", "0") as (process, _, _):
+            assert list(temporary.glob("lightning-llm-dashboard-*/*/*"))
+            process.send_signal(number)
+            assert process.wait(PATIENCE) == 0
+            assert "Traceback" not in process.stderr.read()
+        assert not list(temporary.glob("lightning-llm-dashboard-*"))
+    finally:
+        del os.environ["TMPDIR"]
+
+
+@pytest.fixture
+def make_events(tmp_path):
+    from torch.utils.tensorboard import SummaryWriter
+
+    run = tmp_path / "by-hand" / "first"
+    with SummaryWriter(run) as writer:
+        writer.add_scalar("train_loss", 1.0, 1)
+    return run
+
+
+def other_addresses():
+    """Of this machine, beside the one that means itself."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: only asks which address would be used
+        except OSError:
+            return []
+        return [probe.getsockname()[0]]
+
+
+def test_it_listens_on_this_machine_only(make_events):
+    with dashboard(str(make_events), "--port", "0") as (_, address, _):
+        host, port = re.fullmatch(r"http://(.+):(\d+)/", address).groups()
+        assert host == "127.0.0.1"
+        for other in other_addresses():
+            with socket.socket() as client:
+                assert client.connect_ex((other, int(port))) != 0, other
+
+
+@pytest.mark.filterwarnings("ignore:html5lib")  # TensorBoard loads it
+def test_a_busy_port_is_one_line(make_events, error_line):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert main(["dashboard", str(make_events), "--port", str(port)]) == 2
+    assert f"--port {port}: " in (line := error_line())
+    assert "already in use" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "the following arguments are required: RUNS"),
+        (["nowhere"], "nowhere: no such directory"),
+        (["empty"], "empty: no run in it"),
+        (["silent"], "silent: no TensorBoard events in it"),
+        (["silent", "--port", "70000"], "--port must be from 0 to 65535, got 70000"),
+        (["silent", "--port", "-1"], "--port must be from 0 to 65535, got -1"),
+        (["silent", "--port", "high"], "high"),
+        (["silent", "--host", "0.0.0.0"], "--host"),
+    ],
+)
+def test_bad_input_is_one_line(words, says, tmp_path, monkeypatch, error_line):
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("silent").mkdir()
+    Path("silent/config.yaml").write_text("seed_everything: 1\n")
+    assert main(["dashboard", *words]) == 2
+    line = error_line()
+    assert line.startswith("lightning-llm dashboard: error: ")
+    assert says in line
+
+
+# -- the page in a browser --------------------------------------------------------------------------------------------
+
+TEXT = """(() => {
+  const text = node => node.nodeType === 3 ? node.data
+    : ['STYLE', 'SCRIPT'].includes(node.tagName) ? ''
+    : [...(node.shadowRoot ? node.shadowRoot.childNodes : []), ...node.childNodes].map(text).join(' ');
+  return new Promise(done => {
+    const look = () => {
+      const found = text(document.body).replace(/\\s+/g, ' ');
+      WORDS.every(word => found.includes(word)) ? done(found) : setTimeout(look, 100);
+    };
+    look();
+  });
+})()"""
+
+
+class Browser:
+    """A Chromium without a window, spoken to over two pipes in the DevTools protocol."""
+
+    def __init__(self, executable, folder):
+        read_here, write_there = os.pipe()
+        read_there, write_here = os.pipe()
+        self._from, self._to, self._number, self._rest = read_here, write_here, 0, b""
+        words = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000", "--remote-debugging-pipe"]
+        # its side of the pipes are descriptors 3 and 4
+        plumbing = f'exec 3<&{read_there} 4>&{write_there}; exec "$@"'
+        self._process = subprocess.Popen(
+            ["bash", "-c", plumbing, "-", executable, *words, f"--user-data-dir={folder}", "about:blank"],
+            pass_fds=(read_there, write_there),
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(read_there)
+        os.close(write_there)
+
+    def call(self, method, session=None, **parameters):
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        os.write(self._to, json.dumps({**message, "sessionId": session} if session else message).encode() + b"\0")
+        while (answer := self._read()).get("id") != self._number:
+            pass
+        return answer.get("result", answer)
+
+    def page_text(self, address, words):
+        """All text of a page, once each of the words is on it."""
+        session = self.call("Target.attachToTarget", targetId=self._new_page(address), flatten=True)["sessionId"]
+        code = TEXT.replace("WORDS", json.dumps(words))
+
+        def look():  # without a value while the page is still being made
+            return self.call("Runtime.evaluate", session=session, expression=code, awaitPromise=True).get("result", {})
+
+        return until(look, lambda result: "value" in result)["value"]
+
+    def _new_page(self, address):
+        return self.call("Target.createTarget", url=address)["targetId"]
+
+    def close(self):
+        self._process.kill()
+        self._process.wait()
+        os.close(self._from)
+        os.close(self._to)
+
+    def _read(self):
+        while b"\0" not in self._rest:
+            assert select.select([self._from], [], [], PATIENCE)[0], "the browser does not answer"
+            self._rest += os.read(self._from, 2**16)
+        message, _, self._rest = self._rest.partition(b"\0")
+        return json.loads(message)
+
+
+@pytest.fixture
+def browser(tmp_path):
+    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if executable is None:
+        pytest.skip("there is no Chromium here (Debian: apt-get install chromium)")
+    browser = Browser(executable, tmp_path / "browser")
+    yield browser
+    browser.close()
+
+
+@pytest.mark.slow
+def test_the_page_shows_the_charts(runs, browser):
+    with dashboard("runs", "--port", "0") as (_, address, _):
+        until(
+            lambda: ask(address, "data/plugin/scalars/tags"),
+            lambda tags: len(tags) == 2 and all("val_loss" in of_run for of_run in tags.values()),
+        )
+        titles = [title for charts in LAYOUT.values() for title in charts]
+        page = browser.page_text(f"{address}#custom_scalars", [*LAYOUT, *titles, *NAMES, "Matches (4)"])
+        assert page.index("training and validation") < page.index("learning rate") < page.index("tokens per second")
+        scalars = browser.page_text(f"{address}#timeseries", ["train_loss", "grad_norm", "learning_rate", *NAMES])
+        assert "No scalar data" not in scalars
+        samples = browser.page_text(f"{address}#text", ["samples", "step 6", "Abc", *NAMES])
+        assert "No text data" not in samples
+        browser.page_text(f"{address}#hparams", ["Hyperparameters", "hidden_size", "val_loss", "val_bits_per_byte"])

@@ -1,0 +1,141 @@
+"""Finding runs, what their configs differ in, and the names that come of it."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_llm.cli import run_table, runs
+from lightning_llm.cli.run_table import EVENTS, LONGEST_NAME, differences, find_runs, run_names
+
+BASE = {
+    "seed_everything": 1,
+    "trainer": {"max_steps": 10, "default_root_dir": "runs", "logger": None},
+    "model": {"architecture": {"mlp": "swiglu"}, "schedule": None},
+    "data": {"corpus": "stdlib"},
+}
+
+
+def make(folder, config=BASE, events=True):
+    folder.mkdir(parents=True)
+    if config is not None:
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    if events:
+        (folder / "events.out.tfevents.1.host").write_bytes(b"")
+    return folder
+
+
+def changed(**changes):
+    """BASE with options by dotted names, ``__`` for the dot."""
+    config = yaml.safe_load(yaml.safe_dump(BASE))
+    for name, value in changes.items():
+        *sections, option = name.split("__")
+        place = config
+        for section in sections:
+            place = place[section]
+        place[option] = value
+    return config
+
+
+def found(*folders):
+    return find_runs([str(folder) for folder in folders], EVENTS, "no events")
+
+
+def test_file_names_are_those_that_runs_are_written_with():
+    assert (run_table.CONFIG, run_table.SUMMARY) == (runs.CONFIG, runs.SUMMARY)
+
+
+def test_runs_are_named_by_what_differs(tmp_path):
+    folders = [
+        make(tmp_path / "a" / "version_0"),
+        make(tmp_path / "a" / "version_1", changed(model__architecture__mlp="gelu")),
+        make(tmp_path / "b" / "version_0", changed(trainer__max_steps=20, trainer__default_root_dir="elsewhere")),
+        make(tmp_path / "b" / "version_1", changed(seed_everything=2)),
+        make(tmp_path / "b" / "version_2", changed(model__schedule={"class_path": "x.Constant", "init_args": {}})),
+    ]
+    assert differences(found(*folders)) == ["mlp", "schedule", "trainer.max_steps", "seed_everything"]
+    assert run_names(found(*folders)) == [
+        "mlp=swiglu, schedule=null, trainer.max_steps=10, seed_everything=1",
+        "mlp=gelu, schedule=null, trainer.max_steps=10, seed_everything=1",
+        "mlp=swiglu, schedule=null, trainer.max_steps=20, seed_everything=1",
+        "mlp=swiglu, schedule=null, trainer.max_steps=10, seed_everything=2",
+        "mlp=swiglu, schedule=Constant, trainer.max_steps=10, seed_everything=1",
+    ]
+
+
+def test_runs_of_the_same_config_are_named_by_their_place(tmp_path):
+    assert run_names(found(make(tmp_path / "a" / "version_0"))) == ["a/version_0"]
+    first, second = make(tmp_path / "b" / "version_0"), make(tmp_path / "b" / "version_1")
+    assert run_names(found(first, second)) == ["b/version_0", "b/version_1"]
+
+
+def test_repetitions_get_their_version_then_their_folder(tmp_path):
+    other = make(tmp_path / "a" / "version_7", changed(seed_everything=2))
+    same = [make(tmp_path / folder / "version_0") for folder in ("a", "b")] + [make(tmp_path / "a" / "version_1")]
+    assert run_names(found(other, *same)) == [
+        "seed_everything=2",
+        "seed_everything=1 (version_0) in a",
+        "seed_everything=1 (version_0) in b",
+        "seed_everything=1 (version_1)",
+    ]
+
+
+def test_values_of_paths_make_no_folders(tmp_path):
+    first = make(tmp_path / "a" / "version_0", changed(data__path="/texts/one.txt"))
+    second = make(tmp_path / "a" / "version_1", changed(data__path="/texts/two.txt"))
+    assert run_names(found(first, second)) == ["data.path=one.txt", "data.path=two.txt"]
+
+
+def test_many_differences_are_told_within_a_config(tmp_path):
+    wide = {f"model__architecture__option_of_the_model_{n}": n for n in range(10)}
+    folders = [
+        make(tmp_path / "small" / "version_0"),
+        make(tmp_path / "large" / "version_0", changed(**wide)),
+        make(tmp_path / "large" / "version_1", changed(**wide, seed_everything=2)),
+    ]
+    assert run_names(found(*folders)) == ["small", "large: seed_everything=1", "large: seed_everything=2"]
+
+
+def test_names_are_short_enough_for_folders(tmp_path):
+    wide = {f"model__architecture__option_of_the_model_{n}": n for n in range(40)}
+    names = run_names(found(make(tmp_path / "a" / "v0"), make(tmp_path / "a" / "v1", changed(**wide))))
+    assert len(set(names)) == 2
+    assert max(map(len, names)) <= LONGEST_NAME
+
+
+def test_runs_without_a_config_are_named_by_their_place(tmp_path):
+    bare = make(tmp_path / "by-hand" / "first", config=None)
+    one, two = make(tmp_path / "a" / "version_0"), make(tmp_path / "a" / "version_1", changed(seed_everything=2))
+    assert run_names(found(bare, one, two)) == ["by-hand/first", "seed_everything=1", "seed_everything=2"]
+
+
+def test_folders_are_searched_two_levels_down_in_the_order_of_numbers(tmp_path):
+    for number in (0, 10, 2):
+        make(tmp_path / "runs" / "a" / f"version_{number}", changed(seed_everything=number))
+    make(tmp_path / "runs" / "b" / "version_0", events=False)
+    said = []
+    runs_found = find_runs([str(tmp_path / "runs"), str(tmp_path / "runs" / "a")], EVENTS, "no events", said.append)
+    assert [run.path.name for run in runs_found] == ["version_0", "version_2", "version_10"]
+    assert said == [f"left out {tmp_path / 'runs' / 'b' / 'version_0'}: no events"]
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    bare = make(tmp_path / "a" / "version_0", events=False)
+    for folder, says in (
+        (tmp_path / "nowhere", "no such directory"),
+        (tmp_path / "empty", "no run in it"),
+        (bare, "no events"),
+        (bare.parent, "no events"),
+    ):
+        with pytest.raises(ValueError, match=says) as error:
+            found(folder)
+        assert str(folder) in str(error.value)
+
+
+def test_a_config_that_is_none_is_named(tmp_path):
+    run = make(tmp_path / "a" / "version_0")
+    for content, says in (("a: [", "is not YAML"), ("- a", "must hold options by name")):
+        Path(run, "config.yaml").write_text(content)
+        with pytest.raises(ValueError, match=says):
+            found(run)
