@@ -20,7 +20,9 @@ LONGEST = 512  # beyond, the built-in one's O(seq) memory is worth more
 
 
 def is_worth_it(query: Tensor) -> bool:
-    """Whether :func:`causal_attention` is the faster way: training on a CPU, at a short context."""
+    """Whether :func:`causal_attention` is the faster way: training on a CPU, at a short context, not compiled."""
+    if torch.compiler.is_compiling():
+        return False
     return query.device.type == "cpu" and query.requires_grad and query.shape[-2] <= LONGEST
 
 
