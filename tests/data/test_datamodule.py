@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_llm.data.batches import IGNORED
 from lightning_llm.data.datamodule import TokenDataModule, rescale_batch_progress
 from lightning_llm.data.order import window_starts
+from lightning_llm.data.sources import train_order
 from lightning_llm.data.token_store_writer import TokenStoreWriter
 from lightning_llm.data.tokenizers import Tokenizer
 
@@ -273,6 +274,14 @@ def test_a_mixture_gives_each_source_its_share_in_its_own_order(mixable):
     assert halved.steps == model.steps
 
 
+def test_sources_of_one_length_are_read_in_different_orders(make_store):
+    data = mixed([make_store(1000, 100, name="a"), make_store(1000, 100, name="b")], weights=(1, 1))
+    order = train_order(data.sources, CONTEXT, 5)
+    first, second = (order._orders[number].starts(0, 100).tolist() for number in range(2))
+    assert sorted(first) != first != second
+    assert first == train_order(data.sources[:1], CONTEXT, 5).starts(0, 100).tolist()
+
+
 def test_a_mixture_is_evaluated_source_by_source(mixable):
     data = mixed(mixable)
     data.setup("fit")
@@ -296,6 +305,13 @@ def test_a_mixture_that_makes_no_sense_is_refused(mixable, make_store, tmp_path)
     assert "too long for the train split" in fault(lambda: mixed([mixable[0], short]).setup("fit"))
     (other.path / "tokenizer.json").write_text(Tokenizer.train_char(["abc"]).to_str())
     assert "tokenizer.json does not belong" in fault(lambda: mixed([mixable[0], other]).setup("fit"))
+    tokenizer = Tokenizer.train_char(["abc"]).to_str()
+    with TokenStoreWriter(tmp_path / "abc", vocab_size=3, tokenizer=tokenizer, source={}) as writer:
+        for split in ("train", "val"):
+            writer.write(split, np.zeros(50, dtype=np.uint16), text_bytes=50, documents=1)
+    message = fault(lambda: TokenDataModule(mixture={str(mixable[0].path): 1, str(tmp_path / "abc"): 1}).setup("fit"))
+    assert "(1400 ids)" in message
+    assert "(3 ids) were made with different tokenizers: prepare one with --tokenizer" in message
 
 
 def test_documents_are_numbered_from_their_end_of_text(make_store, tmp_path):
