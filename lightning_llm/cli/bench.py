@@ -12,6 +12,7 @@ BENCHES = {
     "loss": "memory and time of head and cross-entropy",
     "growth": "peak memory of the MLP against the number of tokens",
     "overhead": "what a training step costs beside its products",
+    "memory": "where the memory of two configs differs (--config A --config B [-- options of fit])",
     "data": "speed and memory of prepare, for each tokenizer",
 }
 DTYPES = ("float32", "bfloat16", "float16")
@@ -38,18 +39,29 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--keep-freed-memory", action="store_true", help="glibc: measure with freed memory kept, as `fit` runs"
     )
+    parser.add_argument("--config", action="append", default=[], help="for memory: a file for `fit`; two or more")
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    options = build_parser().parse_args(argv)
+    words = list(argv)
+    end = words.index("--") if "--" in words else len(words)
+    options = build_parser().parse_args(words[:end])
     try:
-        _measure(options)
+        _compare(options, words[end + 1 :]) if options.bench == "memory" else _measure(options)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"lightning-llm bench: error: {' '.join(str(error).split())}", file=sys.stderr)
         return USER_ERROR
     return 0
+
+
+def _compare(options: argparse.Namespace, fit_options: Sequence[str]) -> None:
+    from rich.console import Console
+
+    from lightning_llm.bench import memory
+
+    memory.compare(options.config, fit_options, json_path=options.json, console=Console())
 
 
 def _measure(options: argparse.Namespace) -> None:

@@ -17,6 +17,7 @@ from lightning_llm.cli.runs import SUMMARY
 from lightning_llm.generation import generate
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
+from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import BEST
 
 SAMPLE_TOKENS = 200
@@ -43,6 +44,7 @@ class RunReport(Callback):
             ("data", _describe_data(data)),
             ("steps", _describe_steps(trainer)),
             ("device", _describe_device(trainer)),
+            ("peak", _describe_peak(trainer)),
             ("run", run or "no logger: nothing but checkpoints is written"),
         ):
             table.add_row(f"[bold]{name}", escape(str(value)))
@@ -126,8 +128,12 @@ def _describe_model(model: LightningModule) -> str:
 
 
 def _describe_data(data: Any) -> str:
-    train, val = (data.store.splits[split].tokens for split in ("train", "val"))
-    return f"{data.store.path}: {train:,} training and {val:,} validation tokens"
+    lines, shares = [], sum(source.weight for source in data.sources)
+    for source in data.sources:
+        train, val = (source.store.splits[split].tokens for split in ("train", "val"))
+        share = f"{source.weight / shares:.0%} from " if len(data.sources) > 1 else ""
+        lines.append(f"{share}{source.store.path}: {train:,} training and {val:,} validation tokens")
+    return "\n".join(lines)
 
 
 def _describe_steps(trainer: Trainer) -> str:
@@ -145,6 +151,11 @@ def _describe_device(trainer: Trainer) -> str:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     reason = getattr(trainer, "precision_reason", "as asked for")
     return f"{trainer.world_size} × {device.type} ({name}), precision {trainer.precision} ({reason})"
+
+
+def _describe_peak(trainer: Trainer) -> str:
+    log = next((c for c in trainer.callbacks if isinstance(c, TrainingLog)), None)  # type: ignore[attr-defined]
+    return "not asked for" if log is None or log.utilisation is None else log.utilisation.note
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

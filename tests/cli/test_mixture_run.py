@@ -5,7 +5,7 @@ import pytest
 from lightning_llm.cli.prepare import main as prepare
 
 
-def test_a_mixture_with_document_masks_trains_and_logs_the_loss_of_each_source(tiny, tmp_path, text_file):
+def test_a_mixture_with_document_masks_trains_and_logs_the_loss_of_each_source(tiny, tmp_path, text_file, capsys):
     lines = text_file.read_text().splitlines()
     for name, part in (("a", lines[:500]), ("b", lines[500:])):
         (tmp_path / name).mkdir()
@@ -16,6 +16,9 @@ def test_a_mixture_with_document_masks_trains_and_logs_the_loss_of_each_source(t
     changes = {"data.tokenizer": "bpe", "data.path": None, "data.document_mask": True}
     changes |= {"data.mixture": {"stores/a": 2, "stores/b": 1}, "model.architecture.recompute": "block"}
     cli = tiny("fit", **changes)
+    printed = capsys.readouterr().out
+    assert "67% from stores/a: " in printed
+    assert "no MFU: no peak is known for this cpu" in printed
     metrics = cli.trainer.callback_metrics
     sizes = [source.store.splits["val"].tokens - 1 for source in cli.datamodule.sources]
     mean = (metrics["val_loss/a"] * sizes[0] + metrics["val_loss/b"] * sizes[1]) / sum(sizes)
