@@ -92,6 +92,5 @@ def document_mask(documents: Tensor) -> Tensor:
 def positions_in_documents(documents: Tensor) -> Tensor:
     """Positions counted from the beginning of each document, or of the row where it began before: (batch, seq)."""
     place = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    is_first = documents != documents.roll(1, dims=1)
-    is_first[:, 0] = True
+    is_first = documents != documents.roll(1, dims=1)  # what this says of place 0 changes nothing
     return place - torch.where(is_first, place, 0).cummax(dim=1).values
