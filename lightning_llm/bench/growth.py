@@ -6,39 +6,29 @@ The tiled op's buffers have a fixed size, so its peak may grow only by what is k
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
-
 from lightning_llm.bench import swiglu
-from lightning_llm.bench.harness import MIB, Row, chosen, describe_machine, measure_memory
+from lightning_llm.bench.harness import MIB, Request, Row, chosen, describe_machine, measure_memory
 
 SHAPES = {"1k-64k": [f"{n}x1024x1024x4096x1" for n in (1, 2, 4, 8, 16, 32, 64)]}
 DEFAULT_SHAPES = ["1k-64k"]
 VARIANTS = ("standard", "checkpoint", "ours 0", "ours 1")
 
 
-def run(
-    *,
-    device: str,
-    dtypes: list[torch.dtype],
-    shapes: list[str],
-    variants: list[str] | None,
-    rounds: int,
-    budget_s: float | None,
-) -> Iterator[Row]:
-    """A row for each shape, dtype and variant. Nothing is timed: ``rounds`` and ``budget_s`` change nothing."""
-    for text in shapes:
-        for dtype in dtypes:
-            cases = chosen(swiglu.cases(swiglu.parse_shape(text), dtype, device), variants or VARIANTS)
+def run(asked: Request) -> Iterator[Row]:
+    """A row for each shape, dtype and variant. Nothing is timed."""
+    for text in asked.shapes:
+        for dtype in asked.dtypes:
+            cases = chosen(swiglu.cases(swiglu.parse_shape(text), dtype, asked.device), asked.variants or VARIANTS)
             for variant, case in cases.items():
-                saved, peak = measure_memory(case, device)
+                saved, peak = measure_memory(case, asked.device)
                 case.clear()
                 yield Row(
                     bench="growth",
                     variant=variant,
                     shape=text,
                     dtype=str(dtype).removeprefix("torch."),
-                    device=device,
-                    machine=describe_machine(device),
+                    device=asked.device,
+                    machine=describe_machine(asked.device),
                     peak_bytes=peak,
                     saved_bytes=saved,
                 )

@@ -52,6 +52,27 @@ class Case:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a bench is asked for.
+
+    Attributes:
+        device: ``cpu`` or ``cuda``.
+        dtypes: One or more.
+        shapes: In the bench's own words.
+        variants: Only these, or all for ``None``.
+        rounds: How often each is timed.
+        budget_s: Stop timing after so many seconds, however many rounds are done.
+    """
+
+    device: str
+    dtypes: Sequence[torch.dtype]
+    shapes: Sequence[str]
+    variants: Sequence[str] | None
+    rounds: int
+    budget_s: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
     """One measurement; what does not apply is ``None``. Seconds and bytes."""
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_llm.bench.harness import Case, Row, chosen, measure
+from lightning_llm.bench.harness import Case, Request, Row, chosen, measure
 from lightning_llm.ops.losses import linear_cross_entropy
 
 SHAPES = {"llama-3-8b": ["4096x4096x128256"]}  # named sets: tokens x hidden x vocab
@@ -39,32 +39,24 @@ def parse_shape(text: str) -> tuple[int, int, int]:
     return tokens, hidden, vocab
 
 
-def run(
-    *,
-    device: str,
-    dtypes: list[torch.dtype],
-    shapes: list[str],
-    variants: list[str] | None,
-    rounds: int,
-    budget_s: float | None,
-) -> Iterator[Row]:
+def run(asked: Request) -> Iterator[Row]:
     """Rows for every shape and dtype; a budget is shared evenly."""
-    parsed = [parse_shape(text) for text in shapes]
-    share = None if budget_s is None else budget_s / (len(parsed) * len(dtypes))
-    for text, shape in zip(shapes, parsed, strict=True):
-        for dtype in dtypes:
+    parsed = [parse_shape(text) for text in asked.shapes]
+    share = None if asked.budget_s is None else asked.budget_s / (len(parsed) * len(asked.dtypes))
+    for text, shape in zip(asked.shapes, parsed, strict=True):
+        for dtype in asked.dtypes:
             rows = measure(
                 "loss",
-                chosen(cases(shape, dtype, device), variants),
+                chosen(cases(shape, dtype, asked.device), asked.variants),
                 shape=text,
                 dtype=dtype,
-                device=device,
+                device=asked.device,
                 tokens=shape[0],
-                rounds=rounds,
+                rounds=asked.rounds,
                 budget_s=share,
             )
             for row in rows:
-                resident = None if device != "cpu" else resident_bytes(row.variant, shape, dtype)
+                resident = None if asked.device != "cpu" else resident_bytes(row.variant, shape, dtype)
                 yield dataclasses.replace(row, resident_bytes=resident)
 
 

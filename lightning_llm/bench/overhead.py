@@ -15,10 +15,9 @@ from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
-import torch
 from torch import Tensor
 
-from lightning_llm.bench.harness import Row, describe_machine, draw_bars
+from lightning_llm.bench.harness import Request, Row, describe_machine, draw_bars
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.token_store_writer import TokenStoreWriter
 from lightning_llm.data.tokenizers import Tokenizer
@@ -33,27 +32,19 @@ WARM_UP = 50  # steps
 _LAYERS, _HIDDEN, _CONTEXT, _ROWS = 2, 64, 32, 8
 
 
-def run(
-    *,
-    device: str,
-    dtypes: list[torch.dtype],
-    shapes: list[str],
-    variants: list[str] | None,
-    rounds: int,
-    budget_s: float | None,
-) -> Iterator[Row]:
+def run(asked: Request) -> Iterator[Row]:
     """A row for each set-up and number of steps (``shapes``): medians over runs that take turns."""
-    if unknown := [name for name in variants or () if name not in VARIANTS]:
+    if unknown := [name for name in asked.variants or () if name not in VARIANTS]:
         raise ValueError(f"variants {', '.join(map(repr, unknown))}: there are {', '.join(VARIANTS)}")
-    for text in shapes:
+    for text in asked.shapes:
         if not text.isdigit() or int(text) < 1:
             raise ValueError(f"shapes {text!r} is no number of steps, such as {DEFAULT_SHAPES[0]}")
-        taken: dict[str, list[float]] = {name: [] for name in variants or VARIANTS}
+        taken: dict[str, list[float]] = {name: [] for name in asked.variants or VARIANTS}
         start = time.perf_counter()
-        for _ in range(rounds):
+        for _ in range(asked.rounds):
             for name, seconds in taken.items():
-                seconds.append(_overhead(name, int(text), device))
-            if budget_s is not None and time.perf_counter() - start > budget_s:
+                seconds.append(_overhead(name, int(text), asked.device))
+            if asked.budget_s is not None and time.perf_counter() - start > asked.budget_s:
                 break
         medians = {name: statistics.median(seconds) for name, seconds in taken.items()}
         for name, median in medians.items():
@@ -62,8 +53,8 @@ def run(
                 variant=name,
                 shape=f"{text} steps",
                 dtype="float32",
-                device=device,
-                machine=describe_machine(device),
+                device=asked.device,
+                machine=describe_machine(asked.device),
                 total_s=median,
                 total_p20_s=min(taken[name]),
                 total_p80_s=max(taken[name]),

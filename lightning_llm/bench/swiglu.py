@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lightning_llm.bench.harness import Case, Row, chosen, measure
+from lightning_llm.bench.harness import Case, Request, Row, chosen, measure
 from lightning_llm.model.mlp import SwiGLU
 from lightning_llm.ops.swiglu import memory_optimized_swiglu
 
@@ -48,29 +48,21 @@ def parse_shape(text: str) -> Shape:
     return batch, seq, hidden, intermediate, layers
 
 
-def run(
-    *,
-    device: str,
-    dtypes: list[torch.dtype],
-    shapes: list[str],
-    variants: list[str] | None,
-    rounds: int,
-    budget_s: float | None,
-) -> Iterator[Row]:
+def run(asked: Request) -> Iterator[Row]:
     """Rows for every shape and dtype; a budget is shared evenly."""
-    parsed = [parse_shape(text) for text in shapes]
-    share = None if budget_s is None else budget_s / (len(parsed) * len(dtypes))
-    for text, shape in zip(shapes, parsed, strict=True):
-        for dtype in dtypes:
+    parsed = [parse_shape(text) for text in asked.shapes]
+    share = None if asked.budget_s is None else asked.budget_s / (len(parsed) * len(asked.dtypes))
+    for text, shape in zip(asked.shapes, parsed, strict=True):
+        for dtype in asked.dtypes:
             batch, seq, *_ = shape
             yield from measure(
                 "swiglu",
-                chosen(cases(shape, dtype, device), variants),
+                chosen(cases(shape, dtype, asked.device), asked.variants),
                 shape=text,
                 dtype=dtype,
-                device=device,
+                device=asked.device,
                 tokens=batch * seq,
-                rounds=rounds,
+                rounds=asked.rounds,
                 budget_s=share,
             )
 

@@ -81,14 +81,15 @@ def _measure(options: argparse.Namespace) -> None:
     given = options.shapes or bench.DEFAULT_SHAPES
     rows = []
     with Console(stderr=True).status("measuring …") as status:
-        for row in bench.run(
+        asked = harness.Request(
             device=options.device,
             dtypes=[getattr(torch, name) for name in options.dtype],
             shapes=[shape for name in given for shape in bench.SHAPES.get(name, [name])],
             variants=options.variants,
             rounds=options.rounds,
             budget_s=options.budget_s,
-        ):
+        )
+        for row in bench.run(asked):
             rows.append(row)
             status.update(f"measuring … {len(rows)} rows, last {row.shape} {row.dtype} {row.variant}")
     console = Console()
