@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from lightning_llm.__main__ import main
+from lightning_llm.cli.dashboard import build_parser as dashboard_parser
 from lightning_llm.cli.generate import build_parser as generate_parser
 from lightning_llm.cli.train import cli_main
 
@@ -114,6 +115,11 @@ def test_readme_commands_are_understood(command, text_file, tmp_path, monkeypatc
             options.append("--data.path=my.txt")
         elif word == "bench":
             options += ["--shapes", "1x8x8x16x1", "--rounds", "1"]
+        elif word == "compare":
+            cli_main(["fit", "--config=configs/shakespeare-char.yaml", "--data.path=my.txt", *SMALL])
+        elif word == "dashboard":
+            assert dashboard_parser().parse_args(options).runs == options  # it would run until Ctrl-C
+            return
         elif word == "data":
             assert main(["prepare", "books/", "more.txt", "--vocab-size", "300", "--out", options[-1]]) == 0
         assert main([word, *options]) == 0

@@ -17,6 +17,7 @@ from lightning_llm.cli.runs import SUMMARY
 from lightning_llm.generation import generate
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
+from lightning_llm.training.callbacks.memory import MemoryProfiler
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import BEST
 
@@ -63,6 +64,7 @@ class RunReport(Callback):
         run = Path(trainer.log_dir or trainer.default_root_dir)  # a broadcast: every process must ask
         if not trainer.is_global_zero:
             return
+        profiler = next((c for c in trainer.callbacks if isinstance(c, MemoryProfiler)), None)  # type: ignore[attr-defined]
         newest = None if checkpoints is None else checkpoints.newest
         summary = {
             "val_loss": metrics["val_loss"],
@@ -73,6 +75,7 @@ class RunReport(Callback):
             "steps": steps,
             "tokens": steps * data.tokens_per_step,
             "seconds": round(seconds, 3),
+            "peak_memory_gib": None if profiler is None else profiler.highest_gib,
             "checkpoint": None if newest is None else str(newest),
         }
         _write_json(run / SUMMARY, summary)
@@ -107,14 +110,17 @@ class RunReport(Callback):
         model.eval()
         ids = generate(model, prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.8, top_k=50, generator=generator)
         self.console.print("\n[bold]a sample[/]")
-        self.console.print(escape(tokenizer.decode(ids[0].tolist()).strip("\n")))
+        known = [
+            number for number in ids[0].tolist() if number < tokenizer.vocab_size
+        ]  # a vocabulary may be rounded up
+        self.console.print(escape(tokenizer.decode(known).strip("\n")))
 
     def _print_next_commands(self, run: Path, newest: Path | None) -> None:
         self.console.print("\n[bold]next[/]")
         if newest is not None:
             self.console.print(f'  lightning-llm generate {escape(str(run))} --prompt "…" --max-new-tokens 200')
             self.console.print(f"  lightning-llm validate --ckpt_path {escape(str(run))}")
-        self.console.print(f"  tensorboard --logdir {escape(str(run.parent))}")
+        self.console.print(f"  lightning-llm dashboard {escape(str(run.parent))}")
 
 
 def _describe_model(model: LightningModule) -> str:

@@ -25,6 +25,7 @@ from lightning_llm.cli.check import report
 from lightning_llm.cli.report import RunReport
 from lightning_llm.cli.runs import CONFIG, SLURM_JOB, find_checkpoint, last_of, newest_run, run_of, step_in
 from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.training.allocator import keep_freed_memory
 from lightning_llm.training.callbacks.finite import NonFinite
 from lightning_llm.training.callbacks.resume import HonestResume
@@ -34,7 +35,7 @@ from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.preflight import refuse
 from lightning_llm.training.trainer import Trainer
 
-DIVERGED, USER_ERROR = 1, 2
+DIVERGED, OUT_OF_MEMORY, USER_ERROR = 1, 1, 2
 SECTIONS = ("model", "data", "trainer")
 SINGLE_OPTIONS = ("seed_everything", "keep_freed_memory", "ckpt_path", "weights_only", "return_predictions", "verbose")
 
@@ -199,6 +200,11 @@ def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
     except NonFinite as finding:
         _say(f"lightning-llm {command}: stopped: {finding}")
         raise SystemExit(DIVERGED) from None
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error) or os.environ.get("LIGHTNING_LLM_TRACEBACK"):
+            raise
+        _say(f"lightning-llm {command}: out of memory: {_one_line(error)}")  # the memory profiler has said what to do
+        raise SystemExit(OUT_OF_MEMORY) from None
     except (ArgumentError, argparse.ArgumentError, ValueError, OSError, MisconfigurationException) as error:
         if os.environ.get("LIGHTNING_LLM_TRACEBACK"):
             raise
@@ -304,5 +310,8 @@ def _quieten() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings(
+        "ignore", message=".*Experiment logs directory .* exists and is not empty"
+    )  # our config.yaml
     warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # what is logged is the same in every process
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")  # Lightning 2.6 with torch 2.13

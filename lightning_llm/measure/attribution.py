@@ -45,8 +45,8 @@ class _Owned(Watched):
     phase: str = ""
 
 
-class AttributedMeter(MemoryMeter):
-    """A meter that knows the kind and the module of what is alive. For one step, eager code only.
+class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
+    """A meter that knows the kind and the module of what is alive on the model's device. For one step, eager code only.
 
     Args:
         model: Whose parameters, buffers and submodules are meant.
@@ -73,14 +73,14 @@ class AttributedMeter(MemoryMeter):
         }
         self._running: list[str] = []
         self._births: list[tuple[int, str]] = []  # from this sequence number on, autograd's nodes are this module's
-        self._phase, self._operator = "", 0
+        self._phase, self._operator, self._met = "", 0, 0
+        self._device = next((p.device.type for p in model.parameters()), None)
         self._events: list[Event] = []
         self._marks: list[tuple[int, str]] = []
         self._hooks = contextlib.ExitStack()
         self._register_held()
         self.add_inputs(inputs)
-        known = sum(self._bytes.values())
-        self._unseen = max(0, unseen_bytes - known)
+        self._unseen = max(0, unseen_bytes - sum(self._bytes.values()))
         self._hook_modules()
 
     # -- what the caller tells ----------------------------------------------------------------------------------------
@@ -94,10 +94,7 @@ class AttributedMeter(MemoryMeter):
     def begin(self, phase: str) -> None:
         """From here on it is ``forward``, ``backward`` or ``optimizer``; a step may have several of each."""
         if phase == "backward":
-            for watched in list(self._watched.values()):
-                assert isinstance(watched, _Owned)
-                if watched.kind == "temporary" and watched.phase == "forward":
-                    watched.kind = "activations"
+            self._find_activations()
         elif self._phase == "backward":
             self._find_gradients()
         self._phase, self._running = phase, []
@@ -106,6 +103,8 @@ class AttributedMeter(MemoryMeter):
     def close(self) -> None:
         """The step is over: settle kinds, and take the hooks off the modules. May be called again."""
         self._hooks.close()
+        if self._phase == "forward":  # an error ended it: what is alive is mostly what forward has kept so far
+            self._find_activations()
         self._find_gradients()
         for optimizer in self._optimizers:
             for tensor, module in self._state_of(optimizer):
@@ -113,8 +112,7 @@ class AttributedMeter(MemoryMeter):
 
     def timeline(self) -> Timeline:
         """What was alive during the step."""
-        met = self._bytes["met"]  # was there before, so that the allocator counted it
-        rest = max(0, self._unseen - met)
+        rest = max(0, self._unseen - self._met)  # what was met was there before, so that the allocator counted it
         events = [Event(0, "other", UNKNOWN, "", rest, None)] if rest else []
         return Timeline([*events, *self._events], self._marks, self._operator)
 
@@ -135,10 +133,15 @@ class AttributedMeter(MemoryMeter):
             if part.layout != torch.strided:
                 continue
             self._watch(part, "excluded")
-            watched = self._watched[id(part.untyped_storage())]
-            assert isinstance(watched, _Owned)
-            if watched.kind in ("temporary", "activations", "other"):
+            watched = self._watched.get(id(part.untyped_storage()))
+            if isinstance(watched, _Owned) and watched.kind in ("temporary", "activations", "other"):
                 watched.kind, watched.module = kind, module
+
+    def _find_activations(self) -> None:
+        for watched in list(self._watched.values()):
+            assert isinstance(watched, _Owned)
+            if watched.kind == "temporary" and watched.phase == "forward":
+                watched.kind = "activations"
 
     def _find_gradients(self) -> None:
         for parameter in self._model.parameters():
@@ -204,6 +207,10 @@ class AttributedMeter(MemoryMeter):
                 self.failed_in = self._module_now(), str(func)
             raise
 
+    def _watch(self, tensor: Tensor, account: str) -> None:
+        if self._device in (None, tensor.device.type):  # a batch in the host's memory is none of the device's
+            super()._watch(tensor, account)
+
     def _begin(self, reference: "weakref.ref[torch.UntypedStorage]", account: str) -> Watched:
         if account == "created":
             return _Owned(reference, 0, account, "temporary", self._module_now(), self._phase)
@@ -213,7 +220,9 @@ class AttributedMeter(MemoryMeter):
         super()._count(watched, change)
         assert isinstance(watched, _Owned)
         # what is first met now was there from the beginning
-        operator = 0 if watched.account != "created" and not watched.nbytes and change > 0 else self._operator
+        is_first = watched.account != "created" and not watched.nbytes and change > 0
+        operator = 0 if is_first else self._operator
+        self._met += change if is_first and watched.account == "met" else 0
         self._events.append(Event(operator, "", "", watched.phase, change, watched))
 
 

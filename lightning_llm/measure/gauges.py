@@ -63,7 +63,7 @@ class ResidentGauge:
         self._high, self._live = _high_water(), 0
 
     def read(self) -> Reading:
-        """About 3 µs on Linux. Where the system does not tell what is resident now, its high-water mark is both."""
+        """About 12 µs on Linux. Where the system does not tell what is resident now, its high-water mark is both."""
         high = _high_water()
         live = _resident() or high
         peak = high if high > self._high else max(live, self._live)

@@ -70,7 +70,7 @@ class Timeline:
     def __init__(self, events: Sequence[Event], marks: Sequence[tuple[int, str]], operators: int) -> None:
         self._events = sorted(events, key=lambda event: event.operator > 0)  # stable
         self.marks, self.operators = list(marks), operators
-        self._totals, self._ends = [], []
+        self._totals: list[int] = []
         total = 0
         for event in self._events:
             total += event.change
@@ -90,7 +90,7 @@ class Timeline:
     def phases(self) -> dict[str, dict[str, int]]:
         """``peak_bytes`` and ``live_bytes`` (alive at its end) of each phase; the most, if it came several times."""
         found: dict[str, dict[str, int]] = {}
-        ends = [*(operator for operator, _ in self.marks[1:]), self.operators]
+        ends = [*(operator for operator, _ in self.marks), self.operators][1:]
         for (begin, phase), end in zip(self.marks, ends, strict=True):
             first, last = self._place(begin), self._place(end)
             record = found.setdefault(phase, {"peak_bytes": 0, "live_bytes": 0})

@@ -12,6 +12,7 @@ VAL_LOSS_OF_SOURCE = "val_loss/"  # and the name of the source
 LEARNING_RATE = "learning_rate"
 GRAD_NORM = "grad_norm"
 
+THROUGHPUT = "throughput/"
 TOKENS_PER_SECOND = "throughput/tokens_per_second"
 STEP_SECONDS = "throughput/step_s"
 DATA_STALL = "throughput/data_stall_percent"
@@ -19,7 +20,8 @@ MFU, HFU = "throughput/mfu_percent", "throughput/hfu_percent"
 TIME_OF_PHASE = "time/"  # time/forward_s and the like
 
 MEMORY = "memory/"  # memory/forward_peak_gib and the like
-PEAK = "_peak_gib"
+PEAK, LIVE = "_peak_gib", "_live_gib"
+MEMORY_AT_PEAK = "memory/at_peak/"  # and the kind: parameters_gib and the like
 
 SAMPLES = "samples"  # text
 WEIGHTS, GRADIENTS = "weights/", "gradients/"  # histograms, and the name of the parameter

@@ -13,7 +13,9 @@ from lightning.pytorch.plugins import LayerSync, Precision
 
 from lightning_llm.measure.timer import interleave
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
+from lightning_llm.training.callbacks.dashboard import Dashboard
 from lightning_llm.training.callbacks.finite import StopOnNonFinite
+from lightning_llm.training.callbacks.memory import MemoryProfiler
 from lightning_llm.training.callbacks.progress import StepProgressBar
 from lightning_llm.training.callbacks.signals import StopOnSignal
 from lightning_llm.training.callbacks.throughput import TrainingLog
@@ -35,7 +37,8 @@ class Trainer(pl.Trainer):
         default_root_dir: Where run directories are made.
         logger: Null or true: TensorBoard, in the run directory. False: none, and files go to ``default_root_dir``.
         callbacks: Added to the project's own: checkpoints (unless another checkpoint callback is given), the progress
-            bar (likewise), the training log, and the clean stop on Ctrl-C and SIGTERM.
+            bar, the training log, the memory profiler and the dashboard (likewise), and the clean stop on Ctrl-C and
+            SIGTERM.
         plugins: As in Lightning.
         max_steps: Optimiser steps in all; -1: as many as ``max_epochs`` gives.
         val_check_interval: Optimiser steps between two validations (a whole number), or a fraction of the run.
@@ -157,6 +160,10 @@ def _with_own(given: list[Any], progress: bool) -> list[Any]:
     own: list[pl.Callback] = [StepUnits(), StopOnNonFinite()]
     if not any(isinstance(callback, TrainingLog) for callback in given):
         own.append(TrainingLog())
+    if not any(isinstance(callback, MemoryProfiler) for callback in given):
+        own.append(MemoryProfiler())
+    if not any(isinstance(callback, Dashboard) for callback in given):
+        own.append(Dashboard())
     if not any(isinstance(callback, Checkpoint) for callback in given):
         own.append(RunCheckpoints())
     if progress and not any(isinstance(callback, ProgressBar) for callback in given):

@@ -5,6 +5,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_llm.training.callbacks import SampleText
+from lightning_llm.training.callbacks import samples as samples_module
 from lightning_llm.training.callbacks.samples import as_code
 
 SAMPLE = "lightning_llm.training.callbacks.SampleText"
@@ -29,8 +30,15 @@ def test_samples_are_written_every_n_steps(tiny):
     assert all(len("".join(line[4:] + "\n" for line in text.split("\n"))) == 3 + 20 + 1 for _, text in found)
 
 
+def test_ids_that_stand_for_nothing_are_left_out(tiny, monkeypatch):
+    """Of a vocabulary that is larger than the tokenizer's."""
+    cli = tiny("fit", **with_samples(every_n_steps=6), **{"model.architecture.vocab_size": 1000})
+    ((_, text),) = samples(cli.trainer.log_dir)
+    assert len(text) < len("    ") + 1 + 20
+
+
 def test_the_training_does_not_notice(tiny):
-    """With dropout, which draws from the global generator, and a part that stays in evaluation mode."""
+    """With dropout, which draws from the global generator too."""
     options = {"model.architecture.dropout": 0.2, "model.architecture.mlp": "gelu"}
     without = tiny("fit", **options)
     drawn = torch.rand(1)
@@ -68,8 +76,22 @@ def test_it_works_in_lower_precision(tiny, precision):
         assert torch.equal(value, seen.model.state_dict()[name]), name
 
 
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_it_generates_in_the_precision_of_the_run(tiny, monkeypatch, precision):
+    autocast = []
+    generate = samples_module.generate
+
+    def recording(*args, **kwargs):
+        autocast.append(torch.is_autocast_enabled("cpu"))
+        return generate(*args, **kwargs)
+
+    monkeypatch.setattr(samples_module, "generate", recording)
+    tiny("fit", **{"trainer.precision": precision, "trainer.max_steps": 1}, **with_samples(every_n_steps=1))
+    assert autocast == [precision == "bf16-mixed"]
+
+
 def test_without_tensorboard_nothing_is_generated(tiny, monkeypatch):
-    monkeypatch.setattr("lightning_llm.training.callbacks.samples.generate", None)
+    monkeypatch.setattr(samples_module, "generate", None)
     tiny("fit", **with_samples(every_n_steps=1), **{"trainer.logger": False})
 
 

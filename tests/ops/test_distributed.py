@@ -28,7 +28,9 @@ class Model(nn.Module):
     def forward(self, ids, targets):
         x = self.embed(ids)
         for mlp in self.mlps:
-            x = x + mlp(x)
+            y = mlp(x)
+            y += x  # FSDP2 hangs its hooks on what a module returns: on a view they would be lost here
+            x = y
         if self.optimised:
             return linear_cross_entropy(x, self.embed.weight, targets, num_chunks=2)
         return F.cross_entropy(F.linear(x, self.embed.weight), targets)
@@ -85,6 +87,7 @@ def run(rank, store_path):
         sharded(*batch(rank, step)).backward()
     for name, parameter in sharded.named_parameters():
         torch.testing.assert_close(parameter.grad.full_tensor(), expected[name])
+    dist.barrier()  # a process that leaves early takes the connection from the other
     dist.destroy_process_group()
 
 

@@ -16,7 +16,9 @@ from lightning_llm.training.scalar_names import (
     GRADIENTS,
     HFU,
     LEARNING_RATE,
+    LIVE,
     MEMORY,
+    MEMORY_AT_PEAK,
     MFU,
     PEAK,
     STEP_SECONDS,
@@ -37,13 +39,16 @@ LAYOUT = {
     "loss": {
         "training and validation, nats/token": [f"^{TRAIN_LOSS}$", f"^{VAL_LOSS}$"],
         "both texts read the same way, nats/token": [f"^{TRAIN_LOSS_EVAL}$", f"^{VAL_LOSS}$"],
-        "validation by data source, nats/token": [f"^{VAL_LOSS_OF_SOURCE}.*"],
     },
     "optimisation": {
         "learning rate": [f"^{LEARNING_RATE}$"],
         "gradient norm before clipping": [f"^{GRAD_NORM}$"],
     },
-    "memory": {"by phase, GiB": [f"^{MEMORY}.*_gib$"]},
+    "memory": {
+        "peak by phase, GiB": [f"^{MEMORY}[a-z]+{PEAK}$"],
+        "in use at the end of each phase, GiB": [f"^{MEMORY}[a-z]+{LIVE}$"],
+        "what is in use at the peak, GiB": [f"^{MEMORY_AT_PEAK}.*_gib$"],
+    },
     "throughput": {
         "tokens per second": [f"^{TOKENS_PER_SECOND}$"],
         "seconds per step": [f"^{STEP_SECONDS}$"],
@@ -51,6 +56,8 @@ LAYOUT = {
         "waiting for data, percent": [f"^{DATA_STALL}$"],
         "use of the peak, percent (MFU, HFU)": [f"^{MFU}$", f"^{HFU}$"],
     },
+    # empty where there is one source only, so it comes last
+    "loss by data source": {"validation, nats/token": [f"^{VAL_LOSS_OF_SOURCE}.*"]},
 }
 
 # What the HPARAMS tab puts beside the options: the last value of each.

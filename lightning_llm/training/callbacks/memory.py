@@ -1,6 +1,5 @@
 """Where the memory of training goes: a few counters in every step, every storage in sampled ones, all on a failure."""
 
-import contextlib
 import json
 import os
 import sys
@@ -37,7 +36,7 @@ class MemoryProfiler(Callback):
     ``backward``, ``optimizer`` and ``validation``; live is what is in use at the end of the phase. With several
     processes the maximum is logged, and files of rank N lie in ``memory/rank-N``.
 
-    A sampled step runs under the operator-level meter, which makes it several times as slow and changes no result. It
+    A sampled step runs under the operator-level meter, which takes about 20 µs an operator and changes no result. It
     leaves ``memory/step-N.json`` and ``memory/step-N.png`` in the run directory, the picture in TensorBoard, and
     ``memory/at_peak/<kind>_gib``. What ``torch.compile`` made is not metered, since it would run as other code: the
     JSON then says ``"compiled": true`` and holds the counters.
@@ -62,6 +61,7 @@ class MemoryProfiler(Callback):
         self.every_n_steps, self.snapshot_at, self.top = every_n_steps, snapshot_at, top
         self._gauge: Gauge | None = None
         self._highest: Sizes = {}  # since the last entry
+        self._highest_of_run = 0
         self._of_step: Sizes = {}  # in the step at hand
         self._meter: AttributedMeter | None = None
         self._step = -1  # the step at hand, counted from 1
@@ -69,6 +69,11 @@ class MemoryProfiler(Callback):
         self._batch: Any = None
         self._folder = Path()
         self._group: Any = None
+
+    @property
+    def highest_gib(self) -> float:
+        """The most that was in use in this run so far, by the counters of every step."""
+        return self._highest_of_run / GIB
 
     # -- before -------------------------------------------------------------------------------------------------------
 
@@ -171,6 +176,7 @@ class MemoryProfiler(Callback):
         live, peak = self._gauge.read()
         for name, size in ((f"{phase}_peak", peak), (f"{phase}_live", live)):
             self._highest[name] = max(self._highest.get(name, 0), size)
+            self._highest_of_run = max(self._highest_of_run, size)
             self._of_step[name] = max(self._of_step.get(name, 0), size)
 
     def _log(self, trainer: Trainer, sizes: Sizes, pattern: str) -> None:
@@ -236,16 +242,17 @@ class MemoryProfiler(Callback):
         if self._gauge is None or not is_out_of_memory(exception):
             return
         self._record("failure")
-        with contextlib.suppress(Exception):  # the failure itself must come through
+        try:
             text, report = describe_failure(
                 trainer, pl_module, batch, metered=failed, counters=self._of_step, step=self._step, top=self.top
             )
             print(text, file=sys.stderr, flush=True)
             write_json(report, self._folder / "out-of-memory.json")
             (self._folder / "out-of-memory.txt").write_text(text + "\n", encoding="utf-8")
-        if trainer.strategy.root_device.type == "cuda":
-            with contextlib.suppress(Exception):
+            if trainer.strategy.root_device.type == "cuda":
                 self._write_snapshot(self._folder / "out-of-memory.pickle")
+        except Exception as error:  # the failure itself must come through
+            print(f"MemoryProfiler could not finish its report: {error!r}", file=sys.stderr, flush=True)
 
     def _write_snapshot(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

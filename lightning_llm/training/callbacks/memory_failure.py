@@ -101,5 +101,5 @@ def _rendered(blocks: list[Any]) -> str:
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, highlight=False)
     for block in blocks:
-        console.print(block, markup=False) if isinstance(block, str) else console.print(block)
+        console.print(block, markup=False, soft_wrap=isinstance(block, str))
     return out.getvalue().rstrip()

@@ -93,7 +93,8 @@ class SampleText(Callback):
                 # of its own: the global one belongs to the training
                 generator=torch.Generator(pl_module.device).manual_seed(self.seed),
             )
-        text = self._tokenizer.decode(ids[0].tolist())
+        # a vocabulary may be rounded up: a model that has learnt little yet draws ids that stand for nothing
+        text = self._tokenizer.decode([number for number in ids[0].tolist() if number < self._tokenizer.vocab_size])
         for writer in writers:
             writer.add_text(SAMPLES, as_code(text), trainer.global_step)
 

@@ -12,10 +12,17 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_llm.measure.phases import PhaseClock
 from lightning_llm.training.position import is_log_step, step_is_complete
+from lightning_llm.training.scalar_names import (
+    GRAD_NORM,
+    LEARNING_RATE,
+    THROUGHPUT,
+    TIME_OF_PHASE,
+    TOKENS_PER_SECOND,
+    TRAIN_LOSS,
+)
 from lightning_llm.training.utilisation import Utilisation, utilisation_of
 
 _BETWEEN = "between"  # the end of one micro-batch and the beginning of the next
-_SHOWN = "throughput/tokens_per_second"
 _PARTS = ("forward", "backward", "optimizer")
 
 
@@ -112,15 +119,15 @@ class TrainingLog(Callback):
     def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self._loss is not None
         loss = trainer.strategy.reduce(self._loss, reduce_op="mean") if trainer.world_size > 1 else self._loss
-        metrics = {"train_loss": loss.item() / self._steps}  # reading it, the host has waited for the device
-        metrics["learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
+        metrics = {TRAIN_LOSS: loss.item() / self._steps}  # reading it, the host has waited for the device
+        metrics[LEARNING_RATE] = trainer.optimizers[0].param_groups[0]["lr"]
         grad_norm = getattr(pl_module, "grad_norm", None)
         if grad_norm is not None:
-            metrics["grad_norm"] = grad_norm.item()
+            metrics[GRAD_NORM] = grad_norm.item()
         speed = self._speed(trainer)
         self._loss, self._tokens, self._steps, self._timed_steps = None, 0, 0, 0
         # to Lightning, which takes 0.2 ms for each, what the bar shows and what a callback may wait for
-        pl_module.log_dict({**metrics, _SHOWN: speed[_SHOWN]}, logger=False)
+        pl_module.log_dict({**metrics, TOKENS_PER_SECOND: speed[TOKENS_PER_SECOND]}, logger=False)
         metrics |= speed
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step)
@@ -141,6 +148,6 @@ class TrainingLog(Callback):
             **self.utilisation.percent(total / steps),
         }
         return {
-            **{f"throughput/{name}": value for name, value in speed.items()},
-            **{f"time/{part}_s": value / steps for part, value in parts.items()},
+            **{THROUGHPUT + name: value for name, value in speed.items()},
+            **{f"{TIME_OF_PHASE}{part}_s": value / steps for part, value in parts.items()},
         }
