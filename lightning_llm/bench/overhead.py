@@ -5,6 +5,7 @@ of the four parts is measured within each run, since the difference of whole ste
 """
 
 import contextlib
+import logging
 import os
 import statistics
 import tempfile
@@ -76,6 +77,8 @@ def _overhead(variant: str, steps: int, device: str) -> float:
             "limit_val_batches": 0,
             "gradient_clip_val": 1.0,
         }
+        for noisy in ("lightning.pytorch", "lightning.fabric"):
+            logging.getLogger(noisy).setLevel(logging.ERROR)
         with contextlib.redirect_stderr(nowhere), contextlib.redirect_stdout(nowhere):
             _trainer(variant, folder, options).fit(model, datamodule=data)
         return (model.whole_s - model.inside_s) / steps
