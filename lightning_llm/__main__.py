@@ -20,6 +20,7 @@ TOOLS = {
     "generate": "continue a prompt with a trained model",
     "dashboard": "show runs in TensorBoard, on this machine",
     "compare": "loss, time and memory of runs, by what their configs differ in",
+    "estimate": "parameters, memory, FLOPs and time of a run, from its config",
     "bench": "measure memory and time on this machine",
 }
 

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[1] / "lightning_llm"
 # From the ground up. A module imports from layers below its own, and from its own layer only inside its folder. It
 # belongs to its longest entry: a folder's bare name stands for every file of the folder that has no entry of its own.
 LAYERS = (
-    ("model.config", "optim.schedules", "accounting.hardware", "measure"),
+    ("model.config", "optim.schedules", "ops.sizes", "accounting.hardware", "measure"),
     ("accounting", "ops", "data"),  # data: corpora, tokenizers, token_store, order
     ("data.prepare", "model"),  # model: norm, rope, kv_cache
     ("model.attention", "model.mlp"),
@@ -33,7 +33,7 @@ TORCH = ("torch", "torchmetrics", "transformers", "triton", *LIGHTNING)  # whoev
 # Neither themselves, wherever the import stands, nor by what they import when they are imported.
 NEVER = (
     *((room, LIGHTNING) for room in ("model", "ops", "optim", "generation", "interop", "accounting", "measure")),
-    *((room, TORCH) for room in ("model.config", "accounting", "optim.schedules")),
+    *((room, TORCH) for room in ("model.config", "accounting", "optim.schedules", "ops.sizes")),
 )
 GRAB_BAGS = ("utils", "common", "helpers")
 LINE_CAP = 400

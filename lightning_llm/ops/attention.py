@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LONGEST = 512  # beyond, the built-in one's O(seq) memory is worth more
+from lightning_llm.ops.sizes import LONGEST_SHORT_ATTENTION
 
 
 def is_worth_it(query: Tensor) -> bool:
     """Whether :func:`causal_attention` is the faster way: training on a CPU, at a short context, not compiled."""
     if torch.compiler.is_compiling():
         return False
-    return query.device.type == "cpu" and query.requires_grad and query.shape[-2] <= LONGEST
+    return query.device.type == "cpu" and query.requires_grad and query.shape[-2] <= LONGEST_SHORT_ATTENTION
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

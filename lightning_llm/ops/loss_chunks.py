@@ -18,14 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_llm.ops import sizes
 from lightning_llm.ops.softmax_rows import losses_of_rows
-
-# Logits of one chunk. 2 cores of an AMD EPYC (Zen 5), vocabulary 50,257: 320 tokens in float32, whose products are as
-# fast as those of 1,024 tokens; those of 128 are 20 % slower.
-CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
-SMALLEST_CHUNK = 256  # tokens
-# Columns of one product. There, 4,096 tokens in float32: 1.8 s in such blocks, 2.1 s in one.
-VOCAB_BLOCK = {"cpu": 2048, "cuda": 16384}
 
 
 class Head(NamedTuple):
@@ -98,9 +92,9 @@ class _Chunks:
         self.wide = torch.promote_types(options.dtype, torch.float32)
         self.weight = head.weight.to(options.dtype)
         self.bias = None if head.bias is None else head.bias.to(self.wide)
-        self.rows = _chunk_rows(self.hidden, vocab, options)
+        self.rows = sizes.loss_rows(tokens, vocab, options.dtype.itemsize, hidden.device.type, options.num_chunks)
         self.logits = hidden.new_empty(min(self.rows, tokens), vocab, dtype=options.dtype)
-        self.block = VOCAB_BLOCK.get(hidden.device.type, VOCAB_BLOCK["cpu"])
+        self.block = sizes.vocab_block(hidden.device.type)
         need_hidden, need_weight, need_bias = needed
         half = options.dtype == torch.float16
         self.dtypes = [self.wide if half or t is None else t.dtype for t in (hidden, *head)]  # of the results
@@ -155,14 +149,6 @@ class _Chunks:
 
     def _columns(self) -> Iterator[slice]:
         return _slices(self.weight.shape[0], self.block)
-
-
-def _chunk_rows(hidden: Tensor, vocab: int, options: LossOptions) -> int:
-    tokens = max(1, hidden.shape[0])
-    if options.num_chunks is not None:
-        return -(-tokens // options.num_chunks)
-    budget = CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cpu"]) // (vocab * options.dtype.itemsize)
-    return min(tokens, max(SMALLEST_CHUNK, budget // 64 * 64))  # products like such heights
 
 
 def _slices(total: int, size: int) -> Iterator[slice]:

@@ -10,9 +10,8 @@ by exp and sum, 207 ms by logsumexp (2 cores of an AMD EPYC, Zen 5), where the t
 import torch
 from torch import Tensor
 
+from lightning_llm.ops import sizes
 from lightning_llm.ops.fused import kernels
-
-GROUP_BYTES = 3 * 2**20
 
 
 def losses_of_rows(
@@ -38,7 +37,7 @@ def losses_of_rows(
         if d_bias is not None:
             d_bias += z.sum(dim=0, dtype=wide)
         return losses
-    size = max(1, GROUP_BYTES // (z.shape[1] * wide.itemsize))
+    size = sizes.softmax_rows(z.shape[1], wide.itemsize)
     buffer = None if z.dtype == wide else z.new_empty(min(size, z.shape[0]), z.shape[1], dtype=wide)
     for start in range(0, z.shape[0], size):
         rows = slice(start, min(start + size, z.shape[0]))

@@ -14,16 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_llm.ops import sizes
 from lightning_llm.ops.gating import gate_backward, gate_forward
 from lightning_llm.ops.norm import normalize, normalize_backward
-
-# One buffer of a tile. On 2 cores of an AMD EPYC (Zen 5) at 4,096 tokens and 1024/4096, products of such tiles are as
-# fast as whole ones to 2 %; tiles of half the width are 5 to 10 % slower. A GPU wants more work at once.
-TILE_BYTES = {"cpu": 8 * 2**20, "cuda": 64 * 2**20}
-LONGEST_BLOCK = 8192  # tokens
-SHORTEST_BLOCK = 256
-NARROWEST_CHUNK = 256
-NORM_ROWS = 256  # normalised at once: their float32 copies stay in cache
 
 
 class Weights(NamedTuple):
@@ -60,7 +53,7 @@ def swiglu_forward(x: Tensor, weights: Weights, options: Options, *, keep: bool)
     x, flat_y = _flat(x), _flat(y)
     tokens, width = x.shape[0], weights.gate.shape[0]
     gate, up, down = (weight.to(options.dtype) for weight in weights[:3])
-    rows = _forward_rows(x, width, options.dtype)
+    rows = sizes.forward_rows(tokens, width, options.dtype.itemsize, x.device.type)
     g, u = (x.new_empty(tokens if keep else rows, width, dtype=options.dtype) for _ in range(2))
     a = x.new_empty(rows, width, dtype=options.dtype) if keep else g  # what is not kept is overwritten
     for block in _slices(tokens, rows):
@@ -113,8 +106,8 @@ class _Backward:
         self.need_input = self.need_x or self.need_norm
         self.need_gating = self.need_input or need_weights[0] or need_weights[1]
         (tokens, hidden), width, dtype = x.shape, weights.gate.shape[0], options.dtype
-        self.rows = _even(tokens, LONGEST_BLOCK)
-        self.columns = _chunk_columns(x, self.rows, width, options)
+        self.rows = sizes.backward_rows(tokens)
+        self.columns = sizes.chunk_columns(self.rows, width, dtype.itemsize, x.device.type, options.num_chunks)
         wide = torch.promote_types(dtype, torch.float32)
 
         one_block = self.rows >= tokens
@@ -188,7 +181,7 @@ class _Backward:
             if self.dx is not None and self.dx.dtype != self.dh_dtype:
                 self.dx[block] = dh
             return
-        for rows in _slices(dh.shape[0], NORM_ROWS):
+        for rows in _slices(dh.shape[0], sizes.NORM_ROWS):
             x = self.x[block][rows]
             scale = normalize(x, norm, self.options.norm_eps)[1]
             d_x, d_norm = normalize_backward(dh[rows], x, norm, scale, need_x=self.need_x, need_weight=self.need_norm)
@@ -203,7 +196,7 @@ def _normalized(x: Tensor, norm: Tensor | None, options: Options) -> Tensor:
     if norm is None:
         return x.to(options.dtype)
     h = x.new_empty(x.shape, dtype=options.dtype)
-    for rows in _slices(x.shape[0], NORM_ROWS):
+    for rows in _slices(x.shape[0], sizes.NORM_ROWS):
         h[rows] = normalize(x[rows], norm, options.norm_eps)[0]
     return h
 
@@ -215,26 +208,6 @@ def _add(out: Tensor, left: Tensor, right: Tensor, *, is_first: bool) -> None:
     else:
         product = torch.mm(left, right)
         out.copy_(product) if is_first else out.add_(product)
-
-
-def _forward_rows(x: Tensor, width: int, dtype: torch.dtype) -> int:
-    return _even(x.shape[0], max(SHORTEST_BLOCK, 2 * _tile_elements(x, dtype) // width))
-
-
-def _chunk_columns(x: Tensor, rows: int, width: int, options: Options) -> int:
-    if options.num_chunks is not None:
-        return -(-width // options.num_chunks)
-    columns = _even(width, max(NARROWEST_CHUNK, _tile_elements(x, options.dtype) // rows))
-    return min(width, 64 * -(-columns // 64))  # products like such widths
-
-
-def _tile_elements(x: Tensor, dtype: torch.dtype) -> int:
-    return TILE_BYTES.get(x.device.type, TILE_BYTES["cpu"]) // dtype.itemsize
-
-
-def _even(total: int, most: int) -> int:
-    """The size of pieces of ``total`` that are as even as possible and at most ``most``."""
-    return -(-total // -(-total // most))
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from lightning_llm.__main__ import main
 from lightning_llm.bench.harness import frontier
 from lightning_llm.bench.loss import resident_bytes
-from lightning_llm.ops import swiglu_tiles
+from lightning_llm.ops import sizes
 
 
 def rows_of(tmp_path, *words):
@@ -51,8 +51,8 @@ def test_loss_never_holds_all_logits(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch.compile of torch 2.13
 def test_growth_of_the_tiled_op_is_what_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(swiglu_tiles, "TILE_BYTES", {"cpu": 256 * 64 * 4})
-    monkeypatch.setattr(swiglu_tiles, "LONGEST_BLOCK", 256)
+    monkeypatch.setattr(sizes, "TILE_BYTES", {"cpu": 256 * 64 * 4})
+    monkeypatch.setattr(sizes, "LONGEST_BLOCK", 256)
     path = tmp_path / "rows.json"
     shapes = ["1x512x32x512x1", "1x1024x32x512x1"]
     assert main(["bench", "growth", "--shapes", *shapes, "--json", str(path)]) == 0

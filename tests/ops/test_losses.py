@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lightning_llm.measure.meter import MemoryMeter
-from lightning_llm.ops import loss_chunks, softmax_rows
+from lightning_llm.ops import sizes
 from lightning_llm.ops.losses import cross_entropy, linear_cross_entropy
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -76,10 +76,10 @@ def assert_as_good_as_plain(inputs, targets, dtype, autocast=None, num_chunks=No
 def rows(request, monkeypatch):
     """Small shapes are one chunk, one group of rows, one block of the vocabulary. Or several of each."""
     if request.param == "one row at a time":
-        monkeypatch.setattr(loss_chunks, "CHUNK_BYTES", {"cpu": 1})
-        monkeypatch.setattr(loss_chunks, "SMALLEST_CHUNK", 2)
-        monkeypatch.setattr(loss_chunks, "VOCAB_BLOCK", {"cpu": 64})
-        monkeypatch.setattr(softmax_rows, "GROUP_BYTES", 1)
+        monkeypatch.setattr(sizes, "CHUNK_BYTES", {"cpu": 1})
+        monkeypatch.setattr(sizes, "SMALLEST_CHUNK", 2)
+        monkeypatch.setattr(sizes, "VOCAB_BLOCK", {"cpu": 64})
+        monkeypatch.setattr(sizes, "GROUP_BYTES", 1)
     return request.param
 
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from lightning_llm.measure.meter import MemoryMeter
-from lightning_llm.ops import swiglu_tiles
+from lightning_llm.ops import sizes
 from lightning_llm.ops.swiglu import memory_optimized_swiglu, swiglu_reference
 
 LEVELS = [0, 1, 2]
@@ -64,10 +64,10 @@ def assert_as_good_as_plain(function, inputs, dtype, autocast=None):
 def tiles(request, monkeypatch):
     """The whole in one tile, as such small shapes are; or several blocks of tokens and chunks of the width."""
     if request.param == "tiles":
-        monkeypatch.setattr(swiglu_tiles, "TILE_BYTES", {"cpu": 256})
+        monkeypatch.setattr(sizes, "TILE_BYTES", {"cpu": 256})
         for name in ("LONGEST_BLOCK", "SHORTEST_BLOCK", "NORM_ROWS"):
-            monkeypatch.setattr(swiglu_tiles, name, 3)
-        monkeypatch.setattr(swiglu_tiles, "NARROWEST_CHUNK", 16)
+            monkeypatch.setattr(sizes, name, 3)
+        monkeypatch.setattr(sizes, "NARROWEST_CHUNK", 16)
     return request.param
 
 
@@ -96,7 +96,7 @@ def test_many_chunks_and_blocks_lose_no_bits_in_bf16(monkeypatch):
     # bf16 sums of 512 chunks, or of 128 blocks, would have several times the plain one's error
     inputs = make_inputs((512, 16, 512), with_norm=False)
     assert_as_good_as_plain(optimised(1, num_chunks=512), inputs, torch.bfloat16)
-    monkeypatch.setattr(swiglu_tiles, "LONGEST_BLOCK", 4)
+    monkeypatch.setattr(sizes, "LONGEST_BLOCK", 4)
     assert_as_good_as_plain(optimised(1), inputs, torch.bfloat16)
 
 
@@ -143,9 +143,9 @@ def test_kept_for_backward(dtype, autocast, tiles):
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_peak_grows_with_the_tokens_only_by_input_and_output(level, dtype, monkeypatch):
-    monkeypatch.setattr(swiglu_tiles, "LONGEST_BLOCK", 16)
-    monkeypatch.setattr(swiglu_tiles, "SHORTEST_BLOCK", 16)
-    monkeypatch.setattr(swiglu_tiles, "TILE_BYTES", {"cpu": 16 * 16 * 4})
+    monkeypatch.setattr(sizes, "LONGEST_BLOCK", 16)
+    monkeypatch.setattr(sizes, "SHORTEST_BLOCK", 16)
+    monkeypatch.setattr(sizes, "TILE_BYTES", {"cpu": 16 * 16 * 4})
     (_, short), (_, long) = kept_and_peak(level, 64, dtype), kept_and_peak(level, 128, dtype)
     per_token = 2 * 32 + (2 * 96 if level == 0 else 0)  # y and dx; g and u
     assert long - short == 64 * per_token * dtype.itemsize

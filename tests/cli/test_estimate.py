@@ -1,0 +1,111 @@
+"""The command ``estimate``: what it prints and writes, that it costs no torch, and how it answers mistakes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_llm.__main__ import main
+from lightning_llm.accounting import step_memory
+from lightning_llm.model.config import ModelConfig
+
+ROOT = Path(__file__).parents[2]
+ARCHITECTURE = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+@pytest.fixture
+def config(tmp_path):
+    """``config(section={…}, …)`` writes a config and returns its path."""
+
+    def write(**sections):
+        sections.setdefault("model", {"architecture": ARCHITECTURE})
+        sections.setdefault("data", {"context_length": 16, "global_batch_size": 8, "micro_batch_size": 2})
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(sections), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def run(tmp_path, *words):
+    assert main(["estimate", *words, "--json", str(tmp_path / "out.json")]) == 0
+    return json.loads((tmp_path / "out.json").read_text())
+
+
+def test_figures_are_those_of_the_accounting(config, tmp_path, capsys):
+    report = run(tmp_path, "--config", config(), "--explain")
+    expected = step_memory(ModelConfig(**ARCHITECTURE), rows=2, context_length=16, accumulation=4)
+    memory = report["memory"]
+    assert memory["peak"] == expected.peak
+    assert sum(term["count"] * term["bytes"] for term in memory["kept_terms"]) == sum(memory["kept"].values())
+    assert report["settings"]["accumulation"] == 4
+    out = capsys.readouterr().out
+    for term in memory["kept_terms"]:
+        assert f"{term['count']} × {term['formula']}" in out
+    assert "peak" in out
+    assert "B·T·i × 4" in out
+
+
+def test_days_of_a_run_at_a_given_utilisation(config, tmp_path):
+    words = ("--config", config(), "--device", "H200", "--steps", "1000")
+    time = run(tmp_path, *words, "--precision", "32-true", "--utilisation", "0.5")["time"]
+    flops = run(tmp_path, *words)["flops"]
+    assert time["days"] == pytest.approx((flops["forward"] + flops["backward"]) * 1000 / (67e12 * 0.5) / 86400)
+    assert not time["utilisation_is_assumed"]
+    assert run(tmp_path, *words)["time"]["utilisation_is_assumed"]
+
+
+def test_the_largest_batch_fits_and_one_more_row_does_not(config, tmp_path):
+    rows = run(tmp_path, "--config", config(), "--memory", "4MB")["largest_batch"]["rows"]
+    settings = {"context_length": 16, "accumulation": 4}
+    peaks = [step_memory(ModelConfig(**ARCHITECTURE), rows=n, **settings).peak for n in (rows, rows + 1)]
+    assert peaks[0] <= 4_000_000 < peaks[1]
+
+
+def test_buckets_of_ddp_are_as_large_as_the_gradients(config, tmp_path):
+    words = ("--config", config(), "--world-size", "2")
+    alone = run(tmp_path, "--config", config())["memory"]
+    assert run(tmp_path, *words)["memory"]["ddp_buckets"] == alone["gradients"]
+    assert run(tmp_path, *words, "--gradient-views")["memory"]["ddp_buckets"] == alone["ddp_buckets"] == 0
+
+
+def test_no_torch_is_imported():
+    code = (
+        "import sys; from lightning_llm.__main__ import main; "
+        "assert main(['estimate', '--config', 'configs/llama-125m.yaml', '--memory', '8GiB']) == 0; "
+        "assert not {'torch', 'lightning', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "sections", "expected"),
+    [
+        (["--device", "H20"], {}, "device 'H20' is not in the table: there are NVIDIA H200, "),
+        (["--memory", "80Gigs"], {}, "'80Gigs' is no size: give a number with one of B, KB, MB, GB, TB, KiB, "),
+        (["--memory", "10kB"], {}, "'10kB' is no size"),
+        (["--memory", "1KiB"], {}, "the smallest that would do is "),
+        (
+            ["--precision", "8-bit"],
+            {},
+            "precision '8-bit' is not covered: choose one of 32-true, bf16-true, bf16-mixed",
+        ),
+        (["--world-size", "3"], {}, "global_batch_size 8 is not a multiple"),
+        (["--device", "H200", "--utilisation", "50"], {}, "--utilisation must be above 0 and at most 1, got 50.0"),
+        ([], {"model": {"architecture": {}}}, "vocab_size is null: give the number of token ids (--vocab-size)"),
+        ([], {"model": {"architecture": {**ARCHITECTURE, "dropout": 0.1}}}, "dropout on a CPU is not covered"),
+        ([], {"model": {"architecture": ARCHITECTURE, "optimizer": "my.Own"}}, "optimizer my.Own is not known"),
+        ([], {"model": [1]}, "model in the config must hold options, got [1]"),
+    ],
+)
+def test_a_mistake_is_one_line(config, words, sections, expected, error_line):
+    assert main(["estimate", "--config", config(**sections), *words]) == 2
+    assert expected in error_line()
+
+
+def test_a_missing_config_is_one_line(error_line):
+    assert main(["estimate", "--config", "nowhere.yaml"]) == 2
+    assert "nowhere.yaml" in error_line()
