@@ -72,25 +72,9 @@ DEVICES: dict[str, Device] = {
         _device("NVIDIA L40S", 48, 864, "NVIDIA L40S data sheet (2023)", half=362.05, tf32=183, single=91.6),
         _device("NVIDIA GeForce RTX 4090", 24, 1008, _ADA, half=165.2, tf32=82.6, single=82.6),
         _device("NVIDIA GeForce RTX 3090", 24, 936, _GA102, half=71, tf32=35.6, single=35.6),
-        _device(
-            "Tesla V100-SXM2-32GB",
-            32,
-            900,
-            "NVIDIA V100 data sheet (2020)",
-            half=125,
-            tf32=None,
-            single=15.7,
-            bf16=False,
-        ),
-        _device(
-            "Tesla V100-SXM2-16GB",
-            16,
-            900,
-            "NVIDIA V100 data sheet (2020)",
-            half=125,
-            tf32=None,
-            single=15.7,
-            bf16=False,
+        *(
+            _device(f"Tesla V100-SXM2-{gb}GB", gb, 900, _V100, half=125, tf32=None, single=15.7, bf16=False)
+            for gb in (32, 16)
         ),
         _device("Tesla T4", 16, 320, "NVIDIA T4 data sheet (2019)", half=65, tf32=None, single=8.1, bf16=False),
     )

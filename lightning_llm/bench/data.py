@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from lightning_llm.bench.data_process import Measured, measured
-from lightning_llm.bench.harness import MIB, Request, Row, describe_machine, draw_bars
+from lightning_llm.bench.harness import MIB, Request, Row, chosen_names, describe_machine, draw_bars
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.tokenizers import Tokenizer, cut_at_newlines
 
@@ -38,12 +38,9 @@ def run(asked: Request) -> Iterator[Row]:
     """A row for each size and variant; at most three rounds, by turns, medians."""
     if asked.device != "cpu" or asked.dtypes != [torch.float32]:
         raise ValueError("bench data prepares text on the CPU: it takes no --device and no --dtype")
-    if unknown := [name for name in asked.variants or () if name not in VARIANTS]:
-        raise ValueError(f"variants {', '.join(map(repr, unknown))}: there are {', '.join(VARIANTS)}")
+    variants = chosen_names(VARIANTS, asked.variants)
     for text in asked.shapes:
-        yield from _rows(
-            text, parse_size(text), asked.variants or VARIANTS, min(asked.rounds, _MOST_ROUNDS), asked.budget_s
-        )
+        yield from _rows(text, parse_size(text), variants, min(asked.rounds, _MOST_ROUNDS), asked.budget_s)
 
 
 def parse_size(text: str) -> int:

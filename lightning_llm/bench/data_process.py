@@ -1,8 +1,5 @@
 """What ``bench data`` runs in processes of their own. ``prepare``'s do not load torch: its memory would count too."""
 
-import re
-import resource
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -14,6 +11,7 @@ import tokenizers
 from lightning_llm.data.prepare import prepare_store
 from lightning_llm.data.segments import PIECE_CHARACTERS
 from lightning_llm.data.tokenizers import Tokenizer, cut_at_newlines
+from lightning_llm.measure.resident import high_water_bytes
 
 _ROWS, _CONTEXT, _NUM_BATCHES = 32, 1024, 5000
 _BATCH = 16  # pieces that the library gets at once, as many and as long as `prepare` gives it
@@ -41,17 +39,7 @@ def measured(variant: str, folder: Path, size: int) -> Measured:
                 str(source), Path(out) / "store", tokenizer=str(tokenizer) if variant == "bpe" else variant
             )
             seconds, tokens = time.perf_counter() - start, sum(split.tokens for split in store.splits.values())
-    return Measured(seconds, _high_water(), tokens)
-
-
-def _high_water() -> int:
-    status = Path("/proc/self/status")
-    if status.is_file():  # getrusage would give that of the parent, if it is higher
-        found = re.search(r"VmHWM:\s*(\d+) kB", status.read_text(encoding="utf-8"))
-        assert found is not None
-        return int(found[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return Measured(seconds, high_water_bytes(), tokens)
 
 
 def _library(source: Path, tokenizer: Tokenizer) -> tuple[float, int]:

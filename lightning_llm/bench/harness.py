@@ -148,9 +148,14 @@ def chosen(cases: Mapping[str, Case], variants: Sequence[str] | None) -> dict[st
     Raises:
         ValueError: If there is no such variant.
     """
-    if unknown := [name for name in variants or () if name not in cases]:
-        raise ValueError(f"variants {', '.join(map(repr, unknown))}: there are {', '.join(cases)}")
-    return dict(cases) if variants is None else {name: cases[name] for name in variants}
+    return {name: cases[name] for name in chosen_names(list(cases), variants)}
+
+
+def chosen_names(known: Sequence[str], variants: Sequence[str] | None) -> list[str]:
+    """As :func:`chosen`, for names alone."""
+    if unknown := [name for name in variants or () if name not in known]:
+        raise ValueError(f"variants {', '.join(map(repr, unknown))}: there are {', '.join(known)}")
+    return list(known if variants is None else variants)
 
 
 def measure_memory(case: Case, device: str) -> tuple[int | None, int | None]:

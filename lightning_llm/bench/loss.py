@@ -8,11 +8,8 @@ variant is also run in a process of its own, whose resident high-water is report
 import dataclasses
 import gc
 import multiprocessing
-import re
-import resource
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,12 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_llm.bench.harness import Case, Request, Row, chosen, measure
+from lightning_llm.measure.resident import high_water_bytes, restart_high_water
 from lightning_llm.ops.losses import linear_cross_entropy
 
 SHAPES = {"llama-3-8b": ["4096x4096x128256"]}  # named sets: tokens x hidden x vocab
 DEFAULT_SHAPES = ["4096x768x50257"]
 CHUNKS = (4, 64)
-PROC = Path("/proc/self")
 
 
 def parse_shape(text: str) -> tuple[int, int, int]:
@@ -95,29 +92,9 @@ def _resident(variant: str, shape: tuple[int, int, int], dtype: torch.dtype) -> 
     small = cases((64, shape[1], 128), dtype, "cpu")[variant]
     small.step()  # libraries load and make their workspaces
     gc.collect()
-    before = _resident_now()
+    before = restart_high_water()
     case.step()
-    return _high_water() - before
-
-
-def _resident_now() -> int:
-    """Bytes of this process in memory; on Linux also where its high-water starts anew."""
-    if not PROC.exists():
-        return _high_water()
-    (PROC / "clear_refs").write_text("5")
-    return _status("VmRSS")
-
-
-def _high_water() -> int:
-    if PROC.exists():
-        return _status("VmHWM")  # ru_maxrss would be the parent's where that was larger: it outlives fork and exec
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
-
-
-def _status(name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB$", (PROC / "status").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1]) * 1024
+    return high_water_bytes() - before
 
 
 def _plain(h: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

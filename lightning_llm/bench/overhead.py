@@ -18,7 +18,7 @@ import lightning.pytorch as pl
 import numpy as np
 from torch import Tensor
 
-from lightning_llm.bench.harness import Request, Row, describe_machine, draw_bars
+from lightning_llm.bench.harness import Request, Row, chosen_names, describe_machine, draw_bars
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.token_store_writer import TokenStoreWriter
 from lightning_llm.data.tokenizers import Tokenizer
@@ -35,12 +35,11 @@ _LAYERS, _HIDDEN, _CONTEXT, _ROWS = 2, 64, 32, 8
 
 def run(asked: Request) -> Iterator[Row]:
     """A row for each set-up and number of steps (``shapes``): medians over runs that take turns."""
-    if unknown := [name for name in asked.variants or () if name not in VARIANTS]:
-        raise ValueError(f"variants {', '.join(map(repr, unknown))}: there are {', '.join(VARIANTS)}")
+    variants = chosen_names(VARIANTS, asked.variants)
     for text in asked.shapes:
         if not text.isdigit() or int(text) < 1:
             raise ValueError(f"shapes {text!r} is no number of steps, such as {DEFAULT_SHAPES[0]}")
-        taken: dict[str, list[float]] = {name: [] for name in asked.variants or VARIANTS}
+        taken: dict[str, list[float]] = {name: [] for name in variants}
         start = time.perf_counter()
         for _ in range(asked.rounds):
             for name, seconds in taken.items():

@@ -1,12 +1,12 @@
 """``lightning-llm bench NAME``: measure on this machine; a table here, JSON and a picture by option."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-USER_ERROR = 2
+from lightning_llm.cli.parser import OneLineParser, run_tool
+
 BENCHES = {
     "swiglu": "memory and time of the MLP, every way of writing it",
     "loss": "memory and time of head and cross-entropy",
@@ -21,7 +21,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
     listed = "; ".join(f"{name}: {text}" for name, text in BENCHES.items())
-    parser = argparse.ArgumentParser(prog="lightning-llm bench", description=f"Benches. {listed}.", allow_abbrev=False)
+    parser = OneLineParser("lightning-llm bench", f"Benches. {listed}.")
     parser.add_argument("bench", choices=BENCHES)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where to measure (default: cpu)")
     parser.add_argument(
@@ -47,13 +47,11 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
     words = list(argv)
     end = words.index("--") if "--" in words else len(words)
-    options = build_parser().parse_args(words[:end])
-    try:
+
+    def bench(options: argparse.Namespace) -> None:
         _compare(options, words[end + 1 :]) if options.bench == "memory" else _measure(options)
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"lightning-llm bench: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return USER_ERROR
-    return 0
+
+    return run_tool(build_parser(), words[:end], bench, RuntimeError)
 
 
 def _compare(options: argparse.Namespace, fit_options: Sequence[str]) -> None:

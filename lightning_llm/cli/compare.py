@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_llm.cli.parser import USER_ERROR, OneLineParser
+from lightning_llm.cli.parser import OneLineParser, run_tool
 from lightning_llm.cli.run_table import EVENTS, SUMMARY, Run, descriptions, differences, find_runs
 from lightning_llm.training.run_options import SEEDS, shown
 from lightning_llm.training.scalar_names import MEMORY, PEAK
@@ -84,23 +84,18 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    try:
-        options = build_parser().parse_args(argv)
-    except SystemExit as leaving:
-        return int(leaving.code or 0)
-    try:
-        runs = find_runs(options.runs, SUMMARY, f"no {SUMMARY} in it: the run has not ended yet", _say)
-        groups = group_runs([(run, read_results(run.path)) for run in runs])
-        if options.json is not None:
-            _write(groups, options.json)
-    except (ValueError, OSError) as error:
-        _say(f"error: {' '.join(str(error).split())}")
-        return USER_ERROR
+    return run_tool(build_parser(), argv, _compare)
+
+
+def _compare(options: argparse.Namespace) -> None:
+    runs = find_runs(options.runs, SUMMARY, f"no {SUMMARY} in it: the run has not ended yet", _say)
+    groups = group_runs([(run, read_results(run.path)) for run in runs])
+    if options.json is not None:
+        _write(groups, options.json)
     # into a file or a pipe as wide as it takes
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     print_table(groups, console)
     print_effects(groups, console)
-    return 0
 
 
 def read_results(run: Path) -> dict[str, float]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.cli.parser import USER_ERROR, OneLineParser
+from lightning_llm.cli.parser import OneLineParser, run_tool
 from lightning_llm.cli.run_table import EVENTS, Run, find_runs, run_names
 
 HOST = "127.0.0.1"
@@ -33,21 +33,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    try:
-        options = build_parser().parse_args(argv)
-    except SystemExit as leaving:
-        return int(leaving.code or 0)
-    try:
-        if not 0 <= options.port <= 65535:
-            raise ValueError(f"--port must be from 0 to 65535, got {options.port}")
-        runs = find_runs(options.runs, EVENTS, "no TensorBoard events in it (was another logger set?)", _say)
-        with _stopped_by_signals(), tempfile.TemporaryDirectory(prefix="lightning-llm-dashboard-") as folder:
-            _link(runs, Path(folder))
-            _serve(Path(folder), options.port, len(runs))
-    except (ValueError, OSError) as error:
-        _say(f"error: {' '.join(str(error).split())}")
-        return USER_ERROR
-    return 0
+    return run_tool(build_parser(), argv, _show)
+
+
+def _show(options: argparse.Namespace) -> None:
+    if not 0 <= options.port <= 65535:
+        raise ValueError(f"--port must be from 0 to 65535, got {options.port}")
+    runs = find_runs(options.runs, EVENTS, "no TensorBoard events in it (was another logger set?)", _say)
+    with _stopped_by_signals(), tempfile.TemporaryDirectory(prefix="lightning-llm-dashboard-") as folder:
+        _link(runs, Path(folder))
+        _serve(Path(folder), options.port, len(runs))
 
 
 def start(folder: Path, port: int) -> str:

@@ -1,51 +1,32 @@
 """``lightning-llm data inspect DIR`` and ``data verify DIR``: look into a token store, or check all of it."""
 
 import argparse
-import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from lightning_llm.cli.parser import OneLineParser, run_tool
 from lightning_llm.data.inspection import by_powers_of_two, document_lengths
 from lightning_llm.data.token_store import DTYPES, TokenStore
 from lightning_llm.data.tokenizers import Tokenizer
 
-EXIT_USAGE = 2
 _BAR = 40  # characters of the longest bar
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, not the whole usage."""
-        self.exit(EXIT_USAGE, f"{self.prog}: {message}; {self.prog} --help says more\n")
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns the exit status."""
+    return run_tool(_parser(), argv, _look)
 
 
-def main(argv: list[str]) -> int:
-    """Runs the command.
-
-    Args:
-        argv: Arguments behind ``data``.
-
-    Returns:
-        Exit code: 0, or 2 after a line about what is wrong.
-    """
-    try:
-        arguments = _parser().parse_args(argv)
-    except SystemExit as end:  # --help, or a wrong option
-        return int(end.code or 0)
-    try:
-        store = _open(arguments)
-        if arguments.action == "verify":
-            _verify(store)
-        else:
-            _inspect(store, arguments.split, arguments.start, arguments.tokens)
-    except ValueError as error:
-        print(f"lightning-llm data: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    return 0
+def _look(arguments: argparse.Namespace) -> None:
+    store = _open(arguments)
+    if arguments.action == "verify":
+        _verify(store)
+    else:
+        _inspect(store, arguments.split, arguments.start, arguments.tokens)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="lightning-llm data", description="Looks into a token store, or checks it.")
+    parser = OneLineParser("lightning-llm data", "Looks into a token store, or checks it.")
     actions = parser.add_subparsers(dest="action", required=True, metavar="inspect|verify")
     inspect = actions.add_parser("inspect", help="counts, vocabulary, a window of text, lengths of documents")
     verify = actions.add_parser("verify", help="sizes, checksums and every id")

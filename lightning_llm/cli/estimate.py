@@ -6,7 +6,6 @@ Everything is computed from the config; docs/accounting.md derives the formulas 
 import argparse
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from lightning_llm.accounting.flops import step_flops
 from lightning_llm.accounting.hardware import find_device
 from lightning_llm.accounting.memory import StepMemory, largest_batch, step_memory
 from lightning_llm.accounting.parameters import parameter_terms, parameters_by_part
-from lightning_llm.cli.parser import USER_ERROR, OneLineParser
+from lightning_llm.cli.parser import OneLineParser, run_tool
 from lightning_llm.model.config import ModelConfig
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -33,20 +32,15 @@ Section = dict[str, Any]
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    try:
-        options = build_parser().parse_args(argv)
-    except SystemExit as leaving:
-        return int(leaving.code or 0)
-    try:
-        report = estimate(options)
-        if options.json is not None:
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    except (ValueError, TypeError, OSError, yaml.YAMLError) as error:
-        print(f"lightning-llm estimate: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return USER_ERROR
+    return run_tool(build_parser(), argv, _estimate, TypeError, yaml.YAMLError)
+
+
+def _estimate(options: argparse.Namespace) -> None:
+    report = estimate(options)
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print(text(report, explain=options.explain))
-    return 0
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -1,18 +1,15 @@
 """``lightning-llm generate CKPT --prompt TEXT``: continue a prompt, printed token by token."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-USER_ERROR = 2
+from lightning_llm.cli.parser import OneLineParser, run_tool
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
-    parser = argparse.ArgumentParser(
-        prog="lightning-llm generate", description="Continue a prompt with a trained model.", allow_abbrev=False
-    )
+    parser = OneLineParser("lightning-llm generate", "Continue a prompt with a trained model.")
     parser.add_argument("checkpoint", help="a checkpoint, or a run directory (takes its best, else its newest)")
     parser.add_argument("--prompt", default="\n", help="the text to continue (default: a newline)")
     parser.add_argument("--max-new-tokens", type=int, default=200, help="how many tokens to add (default: 200)")
@@ -27,17 +24,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit status."""
-    options = build_parser().parse_args(argv)
+    """Run the command; returns the exit status, 130 when interrupted."""
     try:
-        _generate(options)
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"lightning-llm generate: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return USER_ERROR
+        return run_tool(build_parser(), argv, _generate, RuntimeError)
     except KeyboardInterrupt:
         print()
         return 130
-    return 0
 
 
 def _generate(options: argparse.Namespace) -> None:

@@ -1,17 +1,55 @@
-"""A command line parser that answers a mistake in one line."""
+"""What the tools of the command line have in common: a mistake is answered in one line, with status 2."""
 
 import argparse
-from typing import NoReturn
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 USER_ERROR = 2
+BROKEN_PIPE = 128 + 13  # as a shell has it of a program that SIGPIPE ended
 
 
 class OneLineParser(argparse.ArgumentParser):
     """``argparse`` without the whole usage in front of each error. Options are not abbreviated."""
 
-    def __init__(self, prog: str, description: str) -> None:
-        super().__init__(prog=prog, description=description, allow_abbrev=False)
+    def __init__(self, prog: str, description: str | None = None, **options: Any) -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         """One line, and status 2."""
         self.exit(USER_ERROR, f"{self.prog}: error: {message}; {self.prog} --help explains\n")
+
+
+def run_tool(
+    parser: argparse.ArgumentParser,
+    words: Sequence[str],
+    act: Callable[[argparse.Namespace], object],
+    *mistakes: type[Exception],
+) -> int:
+    """Run a tool.
+
+    Args:
+        parser: Of its options.
+        words: Of the command line, behind the tool's name.
+        act: What it does with the options.
+        mistakes: Errors that are a user's mistake, beside ``ValueError`` and ``OSError``.
+
+    Returns:
+        The exit status: 0; 2 after a line about what is wrong; 141 where the reader of the output has left.
+    """
+    try:
+        options = parser.parse_args(words)
+    except SystemExit as leaving:  # --help, or a wrong option
+        return int(leaving.code or 0)
+    kinds: tuple[type[Exception], ...] = (ValueError, OSError, *mistakes)
+    try:
+        act(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read it, `head` say, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's own last flush fails
+        return BROKEN_PIPE
+    except kinds as error:
+        print(f"{parser.prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return USER_ERROR
+    return 0

@@ -3,47 +3,29 @@
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any
+
+from lightning_llm.cli.parser import OneLineParser, run_tool
 
 if TYPE_CHECKING:
     from lightning_llm.data.token_store import TokenStore
 
-EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, not the whole usage."""
-        self.exit(EXIT_USAGE, f"{self.prog}: {message}; {self.prog} --help says more\n")
-
-
-def main(argv: list[str]) -> int:
-    """Runs the command.
-
-    Args:
-        argv: Arguments behind ``prepare``.
-
-    Returns:
-        Exit code: 0; 2 after a line about what is wrong; 130 when interrupted.
-    """
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns the exit status, 130 when interrupted."""
     try:
-        arguments = _parser().parse_args(argv)
-    except SystemExit as end:  # --help, or a wrong option
-        return int(end.code or 0)
-    try:
-        return _merge(arguments) if arguments.merge else _prepare(arguments)
-    except ValueError as error:
-        print(f"lightning-llm prepare: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return run_tool(_parser(), argv, lambda given: _merge(given) if given.merge else _prepare(given))
     except KeyboardInterrupt:
         print("lightning-llm prepare: interrupted; the same command goes on from here", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="lightning-llm prepare", description="Turns text into a token store that training reads.")
+    parser = OneLineParser("lightning-llm prepare", "Turns text into a token store that training reads.")
     parser.add_argument(
         "inputs",
         nargs="*",
@@ -72,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _prepare(arguments: argparse.Namespace) -> int:
+def _prepare(arguments: argparse.Namespace) -> None:
     from lightning_llm.data.find_store import default_store
     from lightning_llm.data.prepare import DEFAULT_VOCAB_SIZE, prepare_shard, prepare_store
     from lightning_llm.data.segments import Share
@@ -93,42 +75,28 @@ def _prepare(arguments: argparse.Namespace) -> int:
         raise ValueError("the standard input has no name: give the store one with --out DIR")
     vocab_size = DEFAULT_VOCAB_SIZE if arguments.vocab_size is None else arguments.vocab_size
     out = arguments.out or default_store(arguments.inputs, arguments.tokenizer, vocab_size)
-    if share is not None:
-        folder = prepare_shard(
-            arguments.inputs,
-            out,
-            share,
-            tokenizer=arguments.tokenizer,
-            vocab_size=vocab_size,
-            test_fraction=arguments.test_fraction,
-            text_key=arguments.text_key,
-            progress=True,
-        )
-        print(f"{folder}: shard {share.index} of {share.count}")
-        print(f"when all {share.count} are made: lightning-llm prepare --merge {out}")
-        return 0
-    _show(
-        prepare_store(
-            arguments.inputs,
-            out,
-            tokenizer=arguments.tokenizer,
-            vocab_size=vocab_size,
-            test_fraction=arguments.test_fraction,
-            text_key=arguments.text_key,
-            progress=True,
-        )
-    )
-    return 0
+    options: dict[str, Any] = {
+        "tokenizer": arguments.tokenizer,
+        "vocab_size": vocab_size,
+        "test_fraction": arguments.test_fraction,
+        "text_key": arguments.text_key,
+        "progress": True,
+    }
+    if share is None:
+        _show(prepare_store(arguments.inputs, out, **options))
+        return
+    folder = prepare_shard(arguments.inputs, out, share, **options)
+    print(f"{folder}: shard {share.index} of {share.count}")
+    print(f"when all {share.count} are made: lightning-llm prepare --merge {out}")
 
 
-def _merge(arguments: argparse.Namespace) -> int:
+def _merge(arguments: argparse.Namespace) -> None:
     from lightning_llm.data.shards import merge_shards
 
     defaults = vars(_parser().parse_args([]))
     if [name for name, value in vars(arguments).items() if name != "merge" and value != defaults[name]]:
         raise ValueError(f"--merge {arguments.merge} takes no input and no other option: the shards know theirs")
     _show(merge_shards(Path(arguments.merge), progress=True))
-    return 0
 
 
 def _share(given: str) -> tuple[int, int]:

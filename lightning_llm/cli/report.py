@@ -45,7 +45,7 @@ class RunReport(Callback):
             ("data", _describe_data(data)),
             ("steps", _describe_steps(trainer)),
             ("device", _describe_device(trainer)),
-            ("peak", _describe_peak(trainer)),
+            ("mfu", _describe_peak(trainer)),
             ("run", run or "no logger: nothing but checkpoints is written"),
         ):
             table.add_row(f"[bold]{name}", escape(str(value)))

@@ -9,6 +9,7 @@ import argparse
 import json
 import logging
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -159,7 +160,7 @@ class TrainingCLI(LightningCLI):
 
 
 def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
-    """Run ``fit``, ``validate``, ``test`` or ``predict``: the same entry for shell, tests and notebooks.
+    """Run ``fit``, ``check``, ``validate``, ``test`` or ``predict``: the same entry for shell, tests and notebooks.
 
     Args:
         args: The command and its options, such as ``["fit", "--config", "configs/quickstart.yaml"]``; ``None`` takes
@@ -170,7 +171,7 @@ def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
 
     Raises:
         SystemExit: With status 2 after one line on stderr for a user's mistake or a failure of the system, 1 if the
-            loss is no number any more, 130 or 143 after Ctrl-C or SIGTERM.
+            loss is no number any more or memory has run out, 130 or 143 after Ctrl-C or SIGTERM.
     """
     _quieten()
     words = list(sys.argv[1:] if args is None else args)
@@ -268,8 +269,13 @@ def _option_values(words: Sequence[str], *names: str) -> list[str]:
 
 
 def _resume_command(words: Sequence[str]) -> str:
-    kept = [word for word in words if not word.startswith("--ckpt_path")]
-    return " ".join(["lightning-llm", *kept, "--ckpt_path last"])
+    """The command at hand, going on from its newest checkpoint instead of what it was given."""
+    kept, is_value = [], False
+    for word in words:
+        if not is_value and not word.startswith("--ckpt_path"):
+            kept.append(word)
+        is_value = word == "--ckpt_path"
+    return shlex.join(["lightning-llm", *kept, "--ckpt_path", "last"])
 
 
 def _one_line(error: Exception) -> str:
@@ -310,8 +316,6 @@ def _quieten() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings(
-        "ignore", message=".*Experiment logs directory .* exists and is not empty"
-    )  # our config.yaml
+    warnings.filterwarnings("ignore", message=".*Experiment logs directory .* not empty")  # our config.yaml is there
     warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # what is logged is the same in every process
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")  # Lightning 2.6 with torch 2.13

@@ -3,16 +3,11 @@
 Neither waits for the device. The operator-level meter knows more and costs more.
 """
 
-import os
-import resource
-import sys
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
 
-_STATM = Path("/proc/self/statm")
-_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
+from lightning_llm.measure.resident import quick_high_water_bytes, resident_bytes
 
 
 class Reading(NamedTuple):
@@ -60,12 +55,12 @@ class ResidentGauge:
     source = "resident set"
 
     def __init__(self) -> None:
-        self._high, self._live = _high_water(), 0
+        self._high, self._live = quick_high_water_bytes(), 0
 
     def read(self) -> Reading:
         """About 12 µs on Linux. Where the system does not tell what is resident now, its high-water mark is both."""
-        high = _high_water()
-        live = _resident() or high
+        high = quick_high_water_bytes()
+        live = resident_bytes() or high
         peak = high if high > self._high else max(live, self._live)
         self._high, self._live = high, live
         return Reading(live, max(peak, live))
@@ -74,14 +69,3 @@ class ResidentGauge:
 def gauge_for(device: torch.device) -> Gauge:
     """The gauge that fits a device."""
     return AllocatorGauge(device) if device.type == "cuda" else ResidentGauge()
-
-
-def _high_water() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT
-
-
-def _resident() -> int:
-    try:
-        return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

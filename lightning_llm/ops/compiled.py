@@ -13,13 +13,18 @@ from lightning_llm.ops.loss_chunks import Head, LossOptions, loss_and_gradients
 from lightning_llm.ops.swiglu_tiles import Options, Weights, swiglu_backward, swiglu_forward
 
 
+def _named(operator: str) -> str:
+    """The operator's name for torch's library: this package is its namespace."""
+    return "::".join((__name__.partition(".")[0], operator))
+
+
 def swiglu(x: Tensor, weights: Weights, options: Options, *, keep: bool) -> Tensor:
     """As ``swiglu_tiles.swiglu_forward``, differentiable."""
     y: Tensor = _swiglu(x, *weights, *options, keep)[0]
     return y
 
 
-@torch.library.custom_op("lightning_llm::swiglu", mutates_args=())
+@torch.library.custom_op(_named("swiglu"), mutates_args=())
 def _swiglu(
     x: Tensor,
     gate: Tensor,
@@ -66,7 +71,7 @@ def _backward_of_swiglu(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, .
 _swiglu.register_autograd(_backward_of_swiglu, setup_context=_save_for_swiglu)
 
 
-@torch.library.custom_op("lightning_llm::swiglu_backward", mutates_args=())
+@torch.library.custom_op(_named("swiglu_backward"), mutates_args=())
 def _swiglu_backward(
     dy: Tensor,
     x: Tensor,
@@ -111,7 +116,7 @@ def linear_cross_entropy(
     return loss
 
 
-@torch.library.custom_op("lightning_llm::linear_cross_entropy", mutates_args=())
+@torch.library.custom_op(_named("linear_cross_entropy"), mutates_args=())
 def _loss(
     hidden: Tensor,
     weight: Tensor,

@@ -186,11 +186,16 @@ def test_what_is_no_checkpoint_is_named(refused, tmp_path, content):
     assert "checkpoint" in refused("fit", ckpt_path="x.ckpt")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_without_permission_is_named(refused, tmp_path):
+def test_a_file_without_permission_is_named(flags, tmp_path, monkeypatch, capsys, obeying_permissions):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("words " * 999)
     (tmp_path / "text.txt").chmod(stat.S_IWUSR)
-    assert "text.txt" in refused("fit", **{"data.path": "text.txt"})
+    assert main(["fit", *flags(**{"data.path": "text.txt"})]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("lightning-llm fit: error: ")
+    assert "text.txt" in error
+    assert "\n" not in error
+    assert [path.name for path in tmp_path.iterdir() if path.name != "stores"] == ["text.txt"]
 
 
 def test_a_file_where_a_folder_should_be_is_named(refused, tmp_path):

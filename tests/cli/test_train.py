@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from lightning_llm.cli.train import cli_main
+from lightning_llm.cli.train import _resume_command, cli_main
 from lightning_llm.training.callbacks import StopOnSignal
 from lightning_llm.training.checkpointing import read_checkpoint
 
@@ -330,6 +331,16 @@ def test_a_truncated_checkpoint_is_named(tiny, capsys):
     with pytest.raises(SystemExit):
         tiny("fit", f"--ckpt_path={newest}")
     assert "cut short or damaged" in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    "given", [[], ["--ckpt_path", "runs/a/version_0"], ["--ckpt_path=best"], ["--ckpt_path", "last"]]
+)
+def test_an_interrupted_run_names_a_command_that_goes_on(given):
+    words = ["fit", "--config", "my runs/a.yaml", *given, "--trainer.max_steps", "9"]
+    command = shlex.split(_resume_command(words))
+    assert command[-2:] == ["--ckpt_path", "last"]
+    assert command[:-2] == ["lightning-llm", "fit", "--config", "my runs/a.yaml", "--trainer.max_steps", "9"]
 
 
 def test_help_answers_without_torch():

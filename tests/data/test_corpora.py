@@ -148,8 +148,7 @@ def test_folder_without_permission(tmp_path, monkeypatch):
     assert fault(lambda: open_corpus([str(tmp_path)])) == f"cannot read {tmp_path}: Permission denied"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_file_without_permission(tmp_path):
+def test_file_without_permission(tmp_path, obeying_permissions):
     file = tmp_path / "text.txt"
     file.write_text("text")
     file.chmod(0)

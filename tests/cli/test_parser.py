@@ -1,0 +1,44 @@
+"""A wrong option of any tool: one line that names it, status 2, no usage text."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_llm.__main__ import main
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["bench", "no"], "invalid choice: 'no'"),
+        (["bench", "swiglu", "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
+        (["generate"], "the following arguments are required: checkpoint"),
+        (["generate", "x", "--top-k", "many"], "argument --top-k: invalid int value: 'many'"),
+        (["prepare", "x", "--vocab", "9"], "unrecognized arguments: --vocab"),
+        (["data", "inspect"], "the following arguments are required: DIR"),
+        (["data", "mend", "x"], "invalid choice: 'mend'"),
+        (["compare"], "the following arguments are required: RUNS"),
+        (["dashboard", "runs", "--port", "http"], "argument --port: invalid int value: 'http'"),
+        (["estimate"], "the following arguments are required: --config"),
+    ],
+)
+def test_a_wrong_option_is_one_line(words, says, capsys):
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"lightning-llm {words[0]}")
+    assert says in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_a_reader_that_leaves_is_no_error():
+    root = Path(__file__).parents[2]
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "lightning_llm", "estimate", "--config", "configs/llama-125m.yaml", "--vocab-size"]
+    done = subprocess.run([*command, "9"], cwd=root, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")

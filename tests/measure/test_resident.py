@@ -1,0 +1,40 @@
+"""The system's numbers for a process: not those of its parent."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_llm.measure import resident
+
+MIB = 2**20
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@linux
+def test_what_is_held_is_seen_and_what_was_held_is_remembered_until_restarted():
+    before = resident.restart_high_water()
+    held = np.ones(64 * MIB, dtype=np.uint8)
+    assert resident.resident_bytes() - before > 60 * MIB
+    assert held.any()
+    del held
+    assert resident.high_water_bytes() - before > 60 * MIB
+    assert resident.restart_high_water() - before < 30 * MIB
+
+
+@linux
+def test_a_large_parent_does_not_show():
+    held = np.ones(512 * MIB, dtype=np.uint8)
+    code = "from lightning_llm.measure import resident as r; print(r.high_water_bytes(), r.quick_high_water_bytes())"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert held.any()
+    assert int(done.stdout.split()[0]) < 256 * MIB
+
+
+def test_without_proc_it_is_getrusages(monkeypatch, tmp_path):
+    monkeypatch.setattr(resident, "_PROC", tmp_path / "none")
+    assert resident.resident_bytes() == 0
+    assert resident.restart_high_water() == resident.high_water_bytes() == resident.quick_high_water_bytes() > MIB
