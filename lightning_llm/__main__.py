@@ -18,20 +18,26 @@ TOOLS = {
     "prepare": "turn text into a token store",
     "data": "look into a token store, or check it",
     "generate": "continue a prompt with a trained model",
+    "export": "a trained model as a folder that transformers loads",
+    "import": "a model of transformers as a checkpoint",
+    "consolidate": "put the shards of a checkpoint together into one file",
     "dashboard": "show runs in TensorBoard, on this machine",
     "compare": "loss, time and memory of runs, by what their configs differ in",
     "estimate": "parameters, memory, FLOPs and time of a run, from its config",
+    "plan": "the fastest setting of a run that fits a memory, and a config for it",
     "bench": "measure memory and time on this machine",
 }
+
+MODULES = {"import": "import_model"}  # a word of Python's own names no module
 
 
 def help_text() -> str:
     """What ``lightning-llm --help`` prints."""
     lines = ["usage: lightning-llm COMMAND [OPTION …]", "", "Train decoder-only language models.", ""]
     lines += ["Training and evaluation (Lightning's options, YAML configs; see configs/):"]
-    lines += [f"  {word:<10} {text}" for word, text in TRAINER_WORDS.items()]
+    lines += [f"  {word:<11} {text}" for word, text in TRAINER_WORDS.items()]
     lines += ["", "Tools:"]
-    lines += [f"  {word:<10} {text}" for word, text in TOOLS.items()]
+    lines += [f"  {word:<11} {text}" for word, text in TOOLS.items()]
     lines += ["", "lightning-llm COMMAND --help explains a command. To begin with:"]
     lines += ["  lightning-llm fit --config configs/quickstart.yaml"]
     return "\n".join(lines)
@@ -60,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return run(words)
     if words[0] in TOOLS:
-        return int(import_module(f"lightning_llm.cli.{words[0]}").main(words[1:]))
+        return int(import_module(f"lightning_llm.cli.{MODULES.get(words[0], words[0])}").main(words[1:]))
     known = ", ".join([*TRAINER_WORDS, *TOOLS])
     print(f"lightning-llm: error: unknown command {words[0]!r}; the commands are {known}", file=sys.stderr)
     return 2

@@ -1,10 +1,13 @@
 """What the documents say is so: the file tree, the links, the commands, the configs."""
 
+import os
 import re
 import shlex
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import torch
 import yaml
 
 from lightning_llm.__main__ import main
@@ -14,7 +17,8 @@ from lightning_llm.cli.train import cli_main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+OVERLAYS = [ROOT / "configs" / name for name in ("ddp.yaml", "fsdp.yaml")]  # only say how, over another
+CONFIGS = sorted(set((ROOT / "configs").glob("*.yaml")) - set(OVERLAYS))
 SMALL = [
     "--model.architecture.hidden_size=32",
     "--model.architecture.intermediate_size=64",
@@ -70,6 +74,25 @@ def test_every_config_trains_two_steps(config, text_file, tmp_path, monkeypatch)
     cli = cli_main(["fit", f"--config={config}", f"--data.path={text_file}", *SMALL])
     assert cli.trainer.global_step == 2
     assert (Path(cli.trainer.log_dir) / "summary.json").is_file()
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)
+def test_overlays_train_over_another_config_and_leave_its_name(overlay, text_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base = ROOT / "configs" / "shakespeare-char.yaml"
+    options = [f"--config={base}", f"--config={overlay}", f"--data.path={text_file}", *SMALL]
+    with mock.patch.dict(os.environ):  # to which Lightning adds the address of the group
+        cli = cli_main(["fit", *options, "--trainer.devices=1", "--trainer.accelerator=cpu"])
+    torch.distributed.destroy_process_group()
+    assert cli.trainer.global_step == 2
+    assert Path(cli.trainer.log_dir).parent.name == "shakespeare-char"
+    assert type(cli.trainer.strategy).__name__ == {"ddp": "DDPStrategy", "fsdp": "ShardedStrategy"}[overlay.stem]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)
+def test_overlays_say_only_how_and_are_named_in_the_readme(overlay):
+    assert f"`{overlay.name}`" in README
+    assert yaml.safe_load(overlay.read_text()).keys() == {"trainer"}
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)

@@ -10,7 +10,7 @@ by the first (MFU) says how fast the run is, by the second (HFU) how busy the de
 
 import dataclasses
 
-from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def layer_products(config: ModelConfig, context_length: int) -> dict[str, int]:
     assert config.head_dim is not None
     assert config.num_key_value_heads is not None
     assert config.intermediate_size is not None
-    if config.mlp not in ("swiglu", "memory_optimized_swiglu", "gelu", "relu"):
+    if config.mlp not in BUILT_IN_MLPS:
         raise ValueError(f"mlp {config.mlp!r} is a class of its own: its products cannot be counted from the config")
     hidden, width = config.hidden_size, config.num_attention_heads * config.head_dim
     kv_width = config.num_key_value_heads * config.head_dim

@@ -5,9 +5,12 @@ print first, are twice the dense ones; these are the dense ones.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 TERA, GIGA = 1e12, 1e9
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,3 +95,23 @@ def find_device(name: str) -> Device:
         if device.name.lower().removeprefix("nvidia ") == wanted:
             return device
     raise ValueError(f"device {name!r} is not in the table: there are {', '.join(DEVICES)}; or give its peak yourself")
+
+
+def byte_size(words: str) -> int:
+    """``80GiB`` as bytes.
+
+    Raises:
+        ValueError: No number, or a unit that is not known.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]*)", words.strip())
+    if found is None or found[2] not in UNITS:
+        raise ValueError(
+            f"{words!r} is no size: give a number with one of {', '.join(u for u in UNITS if u)}, such as 80GiB"
+        )
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def shown_size(size: float) -> str:
+    """Bytes in GiB, or in MiB below one; with its sign if it is a difference."""
+    unit, name = (2**30, "GiB") if abs(size) >= 2**30 else (2**20, "MiB")
+    return f"{size / unit:,.2f} {name}"

@@ -1,7 +1,7 @@
 """Memory of a training step, from the config: by kind and part, and the peak with the moment at which it occurs."""
 
 import dataclasses
-from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from lightning_llm.accounting.shadow import Leaf, Ledger
@@ -25,6 +25,7 @@ class StepMemory:
         peak: The most at once, all included.
         peak_moment: When.
         at_peak: What is alive then, by kind and part.
+        moments: For each moment the most bytes at once, with gradients and without.
     """
 
     parameters: int
@@ -35,6 +36,7 @@ class StepMemory:
     peak: int
     peak_moment: str
     at_peak: dict[tuple[str, str], int]
+    moments: dict[str, tuple[int, int]]
 
     @property
     def step_peak(self) -> int:
@@ -52,6 +54,7 @@ def step_memory(
     loss_chunks: int | None = None,
     accumulation: int = 1,
     state_per_parameter: int = 2,
+    state_itemsize: int | None = None,
 ) -> StepMemory:
     """The memory of any step but the first, in Lightning's order.
 
@@ -63,7 +66,9 @@ def step_memory(
         device: ``cpu`` or ``cuda``: they differ in attention, in norms and in the sizes of tiles.
         loss_chunks: As ``LanguageModel`` takes it.
         accumulation: Micro-batches per step.
-        state_per_parameter: Tensors that the optimiser keeps for each parameter, of its shape and dtype: 2 for AdamW.
+        state_per_parameter: Tensors that the optimiser keeps for each parameter, of its shape: 2 for AdamW.
+        state_itemsize: Bytes of each of their numbers: 2 for AdamW's ``state_dtype="bfloat16"``. ``None``: those of the
+            parameter's dtype.
 
     Raises:
         ValueError: The vocabulary is not known, the MLP is the user's own class, the precision is unknown, or the
@@ -77,24 +82,25 @@ def step_memory(
     ops = Operators(ledger, device, precision)
     model = ShadowModel(config, sizes_of(config, rows, context_length), ops, loss_chunks)
     leaves = [p.node for p in model.parameters if isinstance(p.node, Leaf)]
-    state = [ops.new(p.elements, p.itemsize, "optimizer state", "") for p in model.parameters * state_per_parameter]
+    state = [
+        ops.new(p.elements, state_itemsize or p.itemsize, "optimizer state", "")
+        for p in model.parameters * state_per_parameter
+    ]
     for parameter, leaf in zip(model.parameters, leaves, strict=True):  # of the step before
         leaf.gradient = ops.new(parameter.elements, parameter.itemsize, "gradients", "")
     always = {kind: ledger.live[kind, ""] for kind in ("parameters", "gradients", "optimizer state")}
     ledger.reset_peak()
-    kept: dict[str, int] = {}
-    terms: Counter[Term] = Counter()
-    for micro_batch in range(min(accumulation, 2)):  # the third is as the second
-        with ops.autocast():
-            loss = model.loss()
-        if micro_batch == 0:
-            for leaf in leaves:
-                leaf.gradient = None  # zero_grad comes between forward and backward
-        ledger.keep()
-        kept = {part: size for (kind, part), size in ledger.live.items() if kind == "kept" and size}
-        terms = ledger.terms("kept")
-        ops.backward(loss)
-        del loss
+    ledger.trace = {}
+    with ops.autocast():
+        loss = model.loss()
+    if accumulation == 1:  # else it is a further micro-batch, which needs more than the first
+        for leaf in leaves:
+            leaf.gradient = None  # zero_grad comes between forward and backward
+    ledger.keep()
+    kept = {part: size for (kind, part), size in ledger.live.items() if kind == "kept" and size}
+    terms = ledger.terms("kept")
+    ops.backward(loss)
+    del loss
     del state
     return StepMemory(
         parameters=always["parameters"],
@@ -105,6 +111,7 @@ def step_memory(
         peak=ledger.peak,
         peak_moment=ledger.peak_moment,
         at_peak={key: size for key, size in ledger.peak_live.items() if size},
+        moments=ledger.trace,
     )
 
 
@@ -120,10 +127,11 @@ def largest_batch(config: ModelConfig, memory: int, *, extra: int = 0, **setting
     Raises:
         ValueError: Not even one row fits; the message says what would do.
     """
+    return most_rows(lambda rows: step_memory(config, rows=rows, **settings).peak + extra, memory)
 
-    def needed(rows: int) -> int:
-        return step_memory(config, rows=rows, **settings).peak + extra
 
+def most_rows(needed: Callable[[int], int], memory: int) -> int:
+    """The most rows whose bytes, as ``needed`` tells them, are at most ``memory``; errors as in ``largest_batch``."""
     smallest = needed(1)
     if smallest > memory:
         raise ValueError(

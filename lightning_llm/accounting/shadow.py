@@ -59,10 +59,13 @@ class Ledger:
         peak: The most bytes that were alive at once since ``reset_peak``.
         peak_moment: When.
         peak_live: ``live`` then.
+        prefix: Of the names of moments, while something is computed again.
+        trace: For each moment the most bytes that were alive, with gradients and without.
     """
 
     def __init__(self) -> None:
-        self.moment, self.part = "", ""
+        self.moment, self.part, self.prefix = "", "", ""
+        self.trace: dict[str, tuple[int, int]] = {}
         self.live: Counter[tuple[str, str]] = Counter()
         self.total = 0
         self._facts: dict[int, _Facts] = {}  # not the storages themselves: that would keep them alive
@@ -71,6 +74,10 @@ class Ledger:
     def reset_peak(self) -> None:
         """Begins anew from what is alive."""
         self.peak, self.peak_moment, self.peak_live = self.total, self.moment, dict(self.live)
+
+    def enter(self, moment: str, part: str) -> None:
+        """What comes now belongs to this moment and this part of the model."""
+        self.moment, self.part = self.prefix + moment, part
 
     def add(self, storage: Storage) -> None:
         """A storage is born."""
@@ -104,6 +111,11 @@ class Ledger:
     def _count(self, kind: str, part: str, change: int) -> None:
         self.live[kind, part] += change
         self.total += change
+        if change > 0:
+            place, rest = self.moment, self.total - self.live["gradients", ""]
+            most = self.trace.get(place, (0, 0))
+            if self.total > most[0] or rest > most[1]:
+                self.trace[place] = max(self.total, most[0]), max(rest, most[1])
         if self.total > self.peak:
             self.reset_peak()
 

@@ -150,7 +150,7 @@ class ShadowModel:
     # -- blocks -------------------------------------------------------------------------------------------------------
 
     def _enter(self, moment: str, part: str) -> None:
-        self.ops.ledger.moment, self.ops.ledger.part = moment, part
+        self.ops.ledger.enter(moment, part)
 
     def _block(self, layer: int, x: Shadow, turn: "Turn") -> Shadow:
         if self.config.recompute == "block":

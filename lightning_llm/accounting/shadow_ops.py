@@ -14,6 +14,7 @@ from typing import Any
 from lightning_llm.accounting.shadow import BFLOAT16, BOOL, FLOAT32, Count, Graph, Leaf, Ledger, Shadow
 
 WEIGHT_CASTS = "weights cast by autocast"
+AGAIN = "backward, again "
 PRECISIONS = {"32-true": (FLOAT32, FLOAT32), "bf16-true": (BFLOAT16, BFLOAT16), "bf16-mixed": (FLOAT32, BFLOAT16)}
 
 Kept = Callable[[], Shadow]
@@ -219,7 +220,8 @@ class _Frame:
     def _run_again(self) -> None:
         operators, self.again = self.operators, []
         ledger = operators.ledger
-        moment, part = ledger.moment, ledger.part
+        moment, part, prefix = ledger.moment, ledger.part, ledger.prefix
+        ledger.prefix = AGAIN
         recorder = _Recorder(self.again, self.count)
         operators._frames.append(recorder)  # type: ignore[arg-type]
         try:
@@ -232,7 +234,7 @@ class _Frame:
             pass
         operators._frames.pop()
         operators._casts = {}
-        ledger.moment, ledger.part = moment, part
+        ledger.moment, ledger.part, ledger.prefix = moment, part, prefix
         self.args = []
 
 

@@ -92,6 +92,7 @@ class Row:
     resident_bytes: int | None = None
     tokens_per_s: float | None = None
     bytes_per_s: float | None = None
+    wire_bytes: int | None = None
     torch: str = torch.__version__
     machine: str = ""
 

@@ -13,7 +13,10 @@ BENCHES = {
     "growth": "peak memory of the MLP against the number of tokens",
     "overhead": "what a training step costs beside its products",
     "memory": "where the memory of two configs differs (--config A --config B [-- options of fit])",
+    "checkpoint": "how long saving holds training up, waited for and in the background",
+    "scaling": "tokens per second on 1 to N processes, and what 8 and 64 should reach",
     "data": "speed and memory of prepare, for each tokenizer",
+    "faults": "random kills, full disks, damaged files and so on, and what they cost (--rounds N in all, --seed)",
 }
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -31,7 +34,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--variants", nargs="+", metavar="NAME", help="only these, such as standard 'ours 1' (default: all)"
     )
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds (default: 7)")
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds (default: 7); for faults: all of them")
+    parser.add_argument("--seed", type=int, default=0, help="for faults: draws the first round (default: 0)")
     parser.add_argument(
         "--budget-s", type=float, help="stop timing after so many seconds, however many rounds are done"
     )
@@ -49,7 +53,12 @@ def main(argv: Sequence[str]) -> int:
     end = words.index("--") if "--" in words else len(words)
 
     def bench(options: argparse.Namespace) -> None:
-        _compare(options, words[end + 1 :]) if options.bench == "memory" else _measure(options)
+        if options.bench == "memory":
+            _compare(options, words[end + 1 :])
+        elif options.bench == "faults":
+            _inject(options)
+        else:
+            _measure(options)
 
     return run_tool(build_parser(), words[:end], bench, RuntimeError)
 
@@ -60,6 +69,18 @@ def _compare(options: argparse.Namespace, fit_options: Sequence[str]) -> None:
     from lightning_llm.bench import memory
 
     memory.compare(options.config, fit_options, json_path=options.json, console=Console())
+
+
+def _inject(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from lightning_llm.bench import faults
+
+    if options.device != "cpu" or options.shapes or options.dtype != ["float32"]:
+        raise ValueError("bench faults trains a tiny model on the CPU: it takes no --device, --dtype or --shapes")
+    faults.measure(
+        options.rounds, options.variants, seed=options.seed, json_path=options.json, console=Console(soft_wrap=True)
+    )
 
 
 def _measure(options: argparse.Namespace) -> None:

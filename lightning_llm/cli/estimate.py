@@ -4,30 +4,22 @@ Everything is computed from the config; docs/accounting.md derives the formulas 
 """
 
 import argparse
-import json
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lightning_llm.accounting.flops import step_flops
-from lightning_llm.accounting.hardware import find_device
-from lightning_llm.accounting.memory import StepMemory, largest_batch, step_memory
+from lightning_llm.accounting.layered import StepMoments
+from lightning_llm.accounting.memory import StepMemory, most_rows, step_memory
 from lightning_llm.accounting.parameters import parameter_terms, parameters_by_part
+from lightning_llm.accounting.planner import STATE_BYTES
+from lightning_llm.accounting.sharding import SharedMemory, shared_memory, walk_precision
 from lightning_llm.cli.parser import OneLineParser, run_tool
-from lightning_llm.model.config import ModelConfig
+from lightning_llm.cli.run_config import RunConfig, add_options, read_run, size_option, write_json
 
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-# Tensors of a parameter's size that an optimiser keeps for each parameter; Muon's matrices have one, the rest two.
-STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop": 1, "Adagrad": 1, "Lion": 1}
 ADAMW_FLOPS = 12  # per parameter: decay 1, first average 3, second average 4, root, sum, quotient and update 4
 ASSUMED_UTILISATION = 0.4
-DATA_DEFAULTS = {"context_length": 256, "global_batch_size": 32}  # those of TokenDataModule
-
-Section = dict[str, Any]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,41 +30,20 @@ def main(argv: Sequence[str]) -> int:
 def _estimate(options: argparse.Namespace) -> None:
     report = estimate(options)
     if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_json(options.json, report)
     print(text(report, explain=options.explain))
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
     parser = OneLineParser("lightning-llm estimate", "Parameters, memory, FLOPs and time of a run, from its config.")
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="a config for fit")
-    parser.add_argument("--device", metavar="NAME", help="a GPU of the table, such as H200; default: a CPU")
-    parser.add_argument("--world-size", type=int, default=1, metavar="N", help="processes of DDP")
-    parser.add_argument("--gradient-views", action="store_true", help="DDP's gradients are views of its buckets")
-    parser.add_argument("--precision", metavar="P", help="32-true, bf16-true or bf16-mixed; default: the config's")
-    parser.add_argument("--vocab-size", type=int, metavar="N", help="token ids, if the config leaves it to the data")
+    add_options(parser)
     parser.add_argument("--micro-batch-size", type=int, metavar="N", help="rows of a forward pass on one device")
     parser.add_argument("--steps", type=int, metavar="N", help="optimiser steps; default: the config's")
     parser.add_argument("--utilisation", type=float, metavar="U", help="model FLOPs per second over the peak, 0 to 1")
-    parser.add_argument("--memory", type=byte_size, metavar="SIZE", help="find the largest batch, e.g. 80GiB")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it")
+    parser.add_argument("--memory", type=size_option, metavar="SIZE", help="find the largest batch, e.g. 80GiB")
     parser.add_argument("--explain", action="store_true", help="print the formulas, term by term")
     return parser
-
-
-def byte_size(words: str) -> int:
-    """``80GiB`` as bytes.
-
-    Raises:
-        argparse.ArgumentTypeError: No number, or a unit that is not known.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]*)", words.strip())
-    if found is None or found[2] not in UNITS:
-        raise argparse.ArgumentTypeError(
-            f"{words!r} is no size: give a number with one of {', '.join(u for u in UNITS if u)}, such as 80GiB"
-        )
-    return int(float(found[1]) * UNITS[found[2]])
 
 
 def estimate(options: argparse.Namespace) -> dict[str, Any]:
@@ -81,101 +52,80 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ValueError: A setting that is wrong or not covered, a device that is not listed, or memory that is too little.
     """
-    raw = yaml.safe_load(options.config.read_text(encoding="utf-8")) or {}
-    model, data, trainer = (_section(raw, name) for name in ("model", "data", "trainer"))
-    config = _architecture(_section(model, "architecture"), data, options.vocab_size)
-    device = None if options.device is None else find_device(options.device)
-    precision = options.precision or str(trainer.get("precision", "auto"))
-    if precision in ("auto", "None"):
-        precision = "32-true" if device is None or "bfloat16" not in device.flops else "bf16-mixed"
-    if options.world_size < 1:
-        raise ValueError(f"--world-size must be at least 1, got {options.world_size}")
-    context = int(data.get("context_length", DATA_DEFAULTS["context_length"]))
-    rows_per_step = int(data.get("global_batch_size", DATA_DEFAULTS["global_batch_size"]))
-    rows = options.micro_batch_size or data.get("micro_batch_size") or max(1, rows_per_step // options.world_size)
-    if rows < 1 or rows_per_step % (rows * options.world_size):
+    run = read_run(options)
+    world_size, rows_per_step = run.world_size, run.global_batch_size
+    rows = options.micro_batch_size or run.micro_batch_size or max(1, rows_per_step // world_size)
+    if rows < 1 or rows_per_step % (rows * world_size):
         raise ValueError(
             f"global_batch_size {rows_per_step} is not a multiple of micro-batch size {rows} times "
-            f"--world-size {options.world_size}: change one of them"
+            f"--world-size {world_size}: change one of them"
         )
-    optimizer, state = _optimizer(model)
+    is_sharded = run.strategy == "fsdp2" and world_size > 1
     settings: dict[str, Any] = {
-        "context_length": context,
-        "precision": precision,
-        "device": "cpu" if device is None else "cuda",
-        "loss_chunks": model.get("loss_chunks"),
-        "accumulation": rows_per_step // (rows * options.world_size),
-        "state_per_parameter": state,
+        "context_length": run.context_length,
+        "precision": run.precision,
+        "device": run.device_kind,
+        "loss_chunks": run.loss_chunks,
+        "accumulation": rows_per_step // (rows * world_size),
+        "state_per_parameter": run.state_per_parameter,
+        "state_itemsize": STATE_BYTES[run.state_dtype],
     }
-    memory = step_memory(config, rows=rows, **settings)
-    buckets = memory.gradients if options.world_size > 1 and not options.gradient_views else 0
-    counts = parameters_by_part(config)
-    flops = step_flops(config, tokens=rows_per_step * context, context_length=context)
+
+    def needed(rows: int) -> tuple[StepMemory, SharedMemory]:
+        walked = {**settings, "precision": walk_precision(run.precision, "fsdp2" if is_sharded else "ddp")}
+        memory = step_memory(run.config, rows=rows, **walked)
+        return memory, shared_memory(
+            run.config,
+            StepMoments.of(memory),
+            precision=run.precision,
+            strategy=run.strategy,
+            world_size=world_size,
+            gradient_views=options.gradient_views,
+            state_per_parameter=run.state_per_parameter,
+            state_itemsize=STATE_BYTES[run.state_dtype],
+        )
+
+    memory, shared = needed(rows)
+    counts = parameters_by_part(run.config)
+    flops = step_flops(run.config, tokens=rows_per_step * run.context_length, context_length=run.context_length)
     report: dict[str, Any] = {
-        "settings": {"rows": rows, "optimizer": optimizer, "world_size": options.world_size, **settings},
+        "settings": {
+            "rows": rows,
+            "optimizer": run.optimizer,
+            "state_dtype": run.state_dtype,
+            "world_size": world_size,
+            "strategy": run.strategy if world_size > 1 else None,
+            "precision_is_assumed": run.precision_is_assumed,
+            **settings,
+        },
         "parameters": {**counts, "all": sum(counts.values())},
-        "parameter_terms": parameter_terms(config),
-        "memory": _memory(memory, buckets),
+        "parameter_terms": parameter_terms(run.config),
+        "memory": _memory(memory, shared),
         "flops": {
-            "tokens": rows_per_step * context,
+            "tokens": rows_per_step * run.context_length,
             "forward": flops.forward,
             "forward_by_part": flops.by_part,
             "backward": flops.backward,
             "recomputed": flops.recomputed,
-            "optimizer": ADAMW_FLOPS * sum(counts.values()) if optimizer in ("AdamW", "Adam") else None,
+            "optimizer": ADAMW_FLOPS * sum(counts.values()) if run.optimizer in ("AdamW", "Adam") else None,
         },
     }
-    if device is not None:
-        steps = options.steps or int(trainer.get("max_steps") or 0)
-        dtype = "float32" if precision == "32-true" else "bfloat16"
-        peak = device.flops.get(dtype)
-        if peak is None:
-            raise ValueError(f"{device.name} has no {dtype} peak in the table: take --precision 32-true")
-        report["time"] = _time(flops.model, peak * options.world_size, steps, options.utilisation)
-        report["time"] |= {"device": device.name, "dtype": dtype}
+    if run.device is not None:
+        report["time"] = _time(run, flops.model, options)
     if options.memory is not None:
-        report["largest_batch"] = {
-            "memory": options.memory,
-            "rows": largest_batch(config, options.memory, extra=buckets, **settings),
-        }
+        largest = most_rows(lambda rows: needed(rows)[1].peak, options.memory)
+        report["largest_batch"] = {"memory": options.memory, "rows": largest}
     return report
 
 
-def _section(raw: Section, name: str) -> Section:
-    found = raw.get(name) if isinstance(raw, dict) else None
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise ValueError(f"{name} in the config must hold options, got {found!r}")
-    return found
-
-
-def _architecture(fields: Section, data: Section, vocab_size: int | None) -> ModelConfig:
-    fields = dict(fields)
-    if vocab_size is not None:
-        fields["vocab_size"] = vocab_size
-    elif fields.get("vocab_size") is None and data.get("tokenizer") == "bpe":
-        fields["vocab_size"] = data.get("vocab_size")
-    return ModelConfig(**fields)
-
-
-def _optimizer(model: Section) -> tuple[str, int]:
-    given = model.get("optimizer") or "AdamW"
-    path = given.get("class_path", "AdamW") if isinstance(given, dict) else str(given)
-    name = path.rpartition(".")[2]
-    if name not in STATE_PER_PARAMETER:
-        raise ValueError(f"optimizer {path} is not known: its state can be told for {', '.join(STATE_PER_PARAMETER)}")
-    arguments = given.get("init_args") or {} if isinstance(given, dict) else {}
-    return name, STATE_PER_PARAMETER[name] + (1 if name == "SGD" and arguments.get("momentum") else 0)
-
-
-def _memory(memory: StepMemory, buckets: int) -> dict[str, Any]:
+def _memory(memory: StepMemory, shared: SharedMemory) -> dict[str, Any]:
     working = sum(size for (kind, _), size in memory.at_peak.items() if kind in ("kept", "temporary"))
     return {
-        "parameters": memory.parameters,
-        "gradients": memory.gradients,
-        "optimizer_state": memory.optimizer_state,
-        "ddp_buckets": buckets,
+        "parameters": shared.parameters,
+        "gradients": shared.gradients,
+        "optimizer_state": shared.optimizer_state,
+        "ddp_buckets": shared.buckets,
+        "gathered": shared.gathered,
         "kept": memory.kept,
         "kept_terms": [
             {"part": part, "formula": formula, "bytes": size, "count": count}
@@ -183,18 +133,26 @@ def _memory(memory: StepMemory, buckets: int) -> dict[str, Any]:
         ],
         "activations_and_temporaries_at_peak": working,
         "gradients_at_peak": memory.at_peak.get(("gradients", ""), 0),
-        "peak": memory.peak + buckets,
-        "peak_moment": memory.peak_moment,
+        "peak": shared.peak,
+        "peak_moment": shared.peak_moment,
     }
 
 
-def _time(flops: int, peak: float, steps: int, utilisation: float | None) -> dict[str, Any]:
+def _time(run: RunConfig, flops: int, options: argparse.Namespace) -> dict[str, Any]:
+    assert run.device is not None
+    dtype = "float32" if run.precision == "32-true" else "bfloat16"
+    if dtype not in run.device.flops:
+        raise ValueError(f"{run.device.name} has no {dtype} peak in the table: take --precision 32-true")
+    steps = options.steps or int((run.raw.get("trainer") or {}).get("max_steps") or 0)
+    utilisation = options.utilisation
     assumed = utilisation is None
     value = ASSUMED_UTILISATION if utilisation is None else utilisation
     if not 0 < value <= 1:
         raise ValueError(f"--utilisation must be above 0 and at most 1, got {value}")
-    seconds = flops / (peak * value)
+    seconds = flops / (run.device.flops[dtype] * run.world_size * value)
     return {
+        "device": run.device.name,
+        "dtype": dtype,
         "utilisation": value,
         "utilisation_is_assumed": assumed,
         "seconds_per_step": seconds,
@@ -206,13 +164,17 @@ def _time(flops: int, peak: float, steps: int, utilisation: float | None) -> dic
 def text(report: dict[str, Any], *, explain: bool) -> str:
     """The report as lines for a terminal."""
     settings, memory, flops = report["settings"], report["memory"], report["flops"]
-    lines = [", ".join(f"{name} {value}" for name, value in settings.items()), "", "parameters"]
+    lines = [", ".join(f"{name} {value}" for name, value in settings.items() if name != "precision_is_assumed")]
+    if settings["precision_is_assumed"]:
+        lines += [f"precision auto is taken to be {settings['precision']} on this device; fit measures a CPU to decide"]
+    lines += ["", "parameters"]
     lines += [_line(name, f"{count:,}") for name, count in report["parameters"].items()]
     if explain:
         for part, terms in report["parameter_terms"].items():
             lines += [_line(f"{part}: {formula}", f"{count:,}") for formula, count in terms.items()]
     lines += ["", "memory of a step on one device"]
-    lines += [_line(name, _mib(memory[name])) for name in ("parameters", "gradients", "optimizer_state", "ddp_buckets")]
+    always = ("parameters", "gradients", "optimizer_state", "ddp_buckets", "gathered")
+    lines += [_line(name, _mib(memory[name])) for name in always if memory[name] or name != "gathered"]
     lines += [_line(f"kept, {part}", _mib(size)) for part, size in memory["kept"].items()]
     lines += [_line("activations and temporaries at the peak", _mib(memory["activations_and_temporaries_at_peak"]))]
     lines += [_line("peak", _mib(memory["peak"])), _line("at", memory["peak_moment"])]

@@ -20,6 +20,7 @@ from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.memory import MemoryProfiler
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import BEST
+from lightning_llm.training.sharding import is_sharded
 
 SAMPLE_TOKENS = 200
 
@@ -31,10 +32,11 @@ class RunReport(Callback):
         self.console = Console(soft_wrap=True, highlight=False)
         self._started = time.perf_counter()
         self._first_step = 0
+        self._has_trained = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The summary at the start."""
-        self._started, self._first_step = time.perf_counter(), trainer.global_step
+        self._started, self._first_step, self._has_trained = time.perf_counter(), trainer.global_step, True
         run = trainer.log_dir  # a broadcast: every process must ask
         if not trainer.is_global_zero:
             return
@@ -46,6 +48,7 @@ class RunReport(Callback):
             ("steps", _describe_steps(trainer)),
             ("device", _describe_device(trainer)),
             ("mfu", _describe_peak(trainer)),
+            *((("plan", pl_module.plan_summary),) if getattr(pl_module, "plan", None) else ()),
             ("run", run or "no logger: nothing but checkpoints is written"),
         ):
             table.add_row(f"[bold]{name}", escape(str(value)))
@@ -58,8 +61,17 @@ class RunReport(Callback):
         seconds = time.perf_counter() - self._started
         checkpoints = next((c for c in trainer.callbacks if isinstance(c, RunCheckpoints)), None)  # type: ignore[attr-defined]
         steps = trainer.global_step
-        if checkpoints is None or checkpoints.validated_step != steps:
+        is_validated = checkpoints is not None and checkpoints.validated_step == steps
+        if not self._has_trained:  # it went on from its last step, where Lightning starts nothing
+            self._first_step = steps
+            if trainer.is_global_zero:
+                path = escape(str(trainer.ckpt_path))
+                self.console.print(f"Resumed from step {steps}: {path}; no step is left to do")
+        if not is_validated or not self._has_trained:
+            loggers = trainer.loggers
+            trainer.loggers = [] if is_validated else loggers  # it is in the curve already
             trainer.validate(model, data, verbose=False)
+            trainer.loggers = loggers
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         run = Path(trainer.log_dir or trainer.default_root_dir)  # a broadcast: every process must ask
         if not trainer.is_global_zero:
@@ -80,7 +92,8 @@ class RunReport(Callback):
         }
         _write_json(run / SUMMARY, summary)
         self._print_results(run, newest, summary)
-        self._print_sample(model, data)
+        if not is_sharded(model):  # no process could generate alone
+            self._print_sample(model, data)
         self._print_next_commands(run, newest)
 
     def print_metrics(self, trainer: Trainer) -> None:

@@ -6,11 +6,14 @@ to go on from is an error; a resumed run goes on in its own run directory.
 """
 
 import argparse
+import errno
 import json
 import logging
 import os
 import shlex
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,11 +26,25 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_llm.cli.check import report
+from lightning_llm.cli.connection import check_address, lost_contact
+from lightning_llm.cli.jobs import check_restarts, may_have_run_before, restarts, this_job
+from lightning_llm.cli.plan_record import record_plan
 from lightning_llm.cli.report import RunReport
-from lightning_llm.cli.runs import CONFIG, SLURM_JOB, find_checkpoint, last_of, newest_run, run_of, step_in
+from lightning_llm.cli.runs import (
+    CONFIG,
+    JOB,
+    find_checkpoint,
+    last_of,
+    newest_run,
+    put_events_before,
+    run_of,
+    step_in,
+    take_turn,
+)
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.training.allocator import keep_freed_memory
+from lightning_llm.training.callbacks.agreement import SameEverywhere
 from lightning_llm.training.callbacks.finite import NonFinite
 from lightning_llm.training.callbacks.resume import HonestResume
 from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
@@ -36,7 +53,7 @@ from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.preflight import refuse
 from lightning_llm.training.trainer import Trainer
 
-DIVERGED, OUT_OF_MEMORY, USER_ERROR = 1, 1, 2
+DIVERGED, OUT_OF_MEMORY, LOST_CONTACT, USER_ERROR = 1, 1, 1, 2
 SECTIONS = ("model", "data", "trainer")
 SINGLE_OPTIONS = ("seed_everything", "keep_freed_memory", "ckpt_path", "weights_only", "return_predictions", "verbose")
 
@@ -48,10 +65,14 @@ class SaveConfig(SaveConfigCallback):
         """As Lightning's, for ``fit`` only: evaluating a run leaves its record alone."""
         if stage == "fit":
             self.config["ckpt_path"] = None
+            if getattr(pl_module, "plan", None) is not None:
+                record_plan(self.config, trainer, pl_module)
             super().setup(trainer, pl_module, stage)
-            job, run = os.environ.get("SLURM_JOB_ID"), trainer.log_dir
+            job, run = this_job(), trainer.log_dir
+            if trainer.is_global_zero and run is not None:
+                take_turn(Path(run))
             if job is not None and trainer.is_global_zero and run is not None:
-                Path(run, SLURM_JOB).write_text(f"{job}\n", encoding="utf-8")
+                Path(run, JOB).write_text(f"{job}\n", encoding="utf-8")
 
 
 class TrainingCLI(LightningCLI):
@@ -86,13 +107,15 @@ class TrainingCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Find the checkpoint; prepare the process."""
+        check_restarts()
+        check_address()
         if self._options.get("weights_only") is False:
             raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
         folder = Path(self._options.trainer.default_root_dir) / self.experiment
         if self._ckpt_path is not None:
             self.checkpoint = find_checkpoint(self._ckpt_path, folder, _say)
         elif self.subcommand == "fit":
-            self.checkpoint = _of_requeued_job(folder)
+            self.checkpoint = _of_earlier_attempt(folder)
         elif self.subcommand != "check":
             raise ValueError(
                 f"{self.subcommand} needs a trained model: --ckpt_path best, last, a run directory or a file"
@@ -115,7 +138,8 @@ class TrainingCLI(LightningCLI):
                 f"trainer.devices {options.get('devices')!r} or another trainer option: {error}"
             ) from error
         plain = self._parser(self.subcommand).dump(self._options, format="json")
-        trainer.callbacks.insert(0, HonestResume(json.loads(plain)))  # type: ignore[attr-defined]
+        own = [SameEverywhere(json.loads(plain), self.checkpoint), HonestResume(json.loads(plain))]
+        trainer.callbacks[:0] = own  # type: ignore[attr-defined]
         return trainer
 
     def _logger(self, root: Path) -> TensorBoardLogger:
@@ -124,6 +148,8 @@ class TrainingCLI(LightningCLI):
             return TensorBoardLogger(root, name=self.experiment, default_hp_metric=False)
         # what was logged beyond the checkpoint, before a kill, is going to be logged again
         again = step_in(self.checkpoint) + 1
+        if _is_first_process():
+            put_events_before(run, int(time.time()))
         return TensorBoardLogger(run.parent, name="", version=run.name, default_hp_metric=False, purge_step=again)
 
     def before_fit(self) -> None:
@@ -171,9 +197,11 @@ def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
 
     Raises:
         SystemExit: With status 2 after one line on stderr for a user's mistake or a failure of the system, 1 if the
-            loss is no number any more or memory has run out, 130 or 143 after Ctrl-C or SIGTERM.
+            loss is no number any more, memory has run out or another process is lost, 130 or 143 after Ctrl-C or
+            SIGTERM.
     """
     _quieten()
+    threading.excepthook = _of_thread
     words = list(sys.argv[1:] if args is None else args)
     command = words[0] if words else "fit"
     try:
@@ -202,8 +230,12 @@ def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
         _say(f"lightning-llm {command}: stopped: {finding}")
         raise SystemExit(DIVERGED) from None
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error) or os.environ.get("LIGHTNING_LLM_TRACEBACK"):
+        lost = lost_contact(error)
+        if not (lost or is_out_of_memory(error)) or os.environ.get("LIGHTNING_LLM_TRACEBACK"):
             raise
+        if lost:
+            print(f"lightning-llm {command}: {lost}", file=sys.stderr)  # any process: it may be the only one left
+            raise SystemExit(LOST_CONTACT) from None
         _say(f"lightning-llm {command}: out of memory: {_one_line(error)}")  # the memory profiler has said what to do
         raise SystemExit(OUT_OF_MEMORY) from None
     except (ArgumentError, argparse.ArgumentError, ValueError, OSError, MisconfigurationException) as error:
@@ -223,12 +255,22 @@ def run(words: Sequence[str]) -> int:
 
 
 def _experiment(words: Sequence[str]) -> str:
-    """The name of a run: that of its last config file, or of the folder that a run's own config lies in."""
-    given = _option_values(words, "--config", "-c")
+    """The name of a run: that of its last config file, or of the folder that a run's own config lies in.
+
+    One that only says how to train, such as ``configs/ddp.yaml`` over another, gives no name.
+    """
+    given = [Path(file) for file in _option_values(words, "--config", "-c")]
     if not given:
         return "run"
-    path = Path(given[-1])
+    path = next((file for file in reversed(given) if _says_what_is_trained(file)), given[-1])
     return path.resolve().parent.parent.name if path.name == CONFIG else path.stem
+
+
+def _says_what_is_trained(config: Path) -> bool:
+    if not config.is_file():
+        return False
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
+    return isinstance(content, dict) and ("model" in content or "data" in content)
 
 
 def _with_config_of_run(words: list[str]) -> list[str]:
@@ -278,9 +320,17 @@ def _resume_command(words: Sequence[str]) -> str:
     return shlex.join(["lightning-llm", *kept, "--ckpt_path", "last"])
 
 
+def _of_thread(failure: threading.ExceptHookArgs) -> None:
+    """What fails in TensorBoard's thread, on a full disk say, is raised again where the run logs next."""
+    if not isinstance(failure.exc_value, OSError) or os.environ.get("LIGHTNING_LLM_TRACEBACK"):
+        threading.__excepthook__(failure)
+
+
 def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and not error.filename
+        advice = "something of the run cannot be written: free some space and go on with --ckpt_path last"
+        return f"{error.strerror}: {error.filename or advice}" if error.filename or full else error.strerror
     return " ".join(str(error).split())
 
 
@@ -293,15 +343,17 @@ def _is_first_process() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
-def _of_requeued_job(folder: Path) -> Path | None:
-    """The checkpoint to go on from where SLURM starts a job again, by whatever it was ended; else none."""
-    if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+def _of_earlier_attempt(folder: Path) -> Path | None:
+    """The checkpoint to go on from where SLURM or torchrun starts a job again, by whatever it was ended; else none."""
+    job = this_job()
+    if job is None or not may_have_run_before():
         return None
-    run = newest_run(folder, job=os.environ.get("SLURM_JOB_ID"))
-    if run is None:
-        _say(f"SLURM has started this job again; it left no checkpoint in {folder}: starting afresh")
-        return None
-    return last_of(run, _say)
+    run = newest_run(folder, job=job)
+    if run is not None:
+        return last_of(run, _say)
+    if restarts():
+        _say(f"job {job} was started again; it left no checkpoint in {folder}: starting afresh")
+    return None
 
 
 def _requeue() -> None:

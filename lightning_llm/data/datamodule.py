@@ -183,6 +183,9 @@ class TokenDataModule(LightningDataModule):
                 self._check_length(source.store, split)
         self._document_start()
         if stage in (None, "fit"):
+            keep_to_budget = getattr(getattr(self.trainer, "lightning_module", None), "keep_to_budget", None)
+            if keep_to_budget is not None:  # before anything is derived from the micro-batch that it may choose
+                keep_to_budget(self, self.trainer)
             self._set_accumulation()
 
     def train_dataloader(self) -> TrainBatches:

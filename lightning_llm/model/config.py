@@ -14,10 +14,15 @@ Position = Literal["rope", "learned", "none"]
 Recompute = Literal["none", "mlp", "attention", "block"]
 
 GATED_MLPS = ("swiglu", "memory_optimized_swiglu")
-PLAIN_MLPS = ("gelu", "relu")
+PLAIN_MLPS = ("gelu", "gelu_tanh", "relu")
 BUILT_IN_MLPS = GATED_MLPS + PLAIN_MLPS
 CHECKPOINT_LEVELS = (0, 1, 2)
 RECOMPUTE = ("none", "mlp", "attention", "block")
+# What each way of stretching the rotation needs beside its name; the names are those of Hugging Face.
+ROPE_SCALINGS = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,8 +47,12 @@ class ModelConfig:
         rms_norm_eps: Added to the mean square, or to the variance for ``layernorm``.
         position: ``rope`` (Su et al. 2021, rotate-half form), ``learned`` (an embedding per position) or ``none``.
         rope_theta: Base of the rotary frequencies.
-        mlp: ``swiglu``, ``memory_optimized_swiglu``, ``gelu``, ``relu``, or the import path of a class that is called
-            with this config.
+        rope_scaling: How the rotation was stretched to a longer context than the model began with, or ``None``:
+            ``{rope_type: linear, factor: …}`` (Chen et al. 2023, "Extending Context Window of Large Language Models
+            via Positional Interpolation") or ``{rope_type: llama3, factor: …, low_freq_factor: …, high_freq_factor: …,
+            original_max_position_embeddings: …}``, which leaves the fast frequencies as they are.
+        mlp: ``swiglu``, ``memory_optimized_swiglu``, ``gelu`` (by the error function), ``gelu_tanh`` (as in GPT-2),
+            ``relu``, or the import path of a class that is called with this config.
         checkpoint_level: Of ``memory_optimized_swiglu``: 0 keeps what backward needs, 1 keeps only the input and the
             weights and computes the rest again, 2 takes the norm before it in as well and keeps nothing beyond the
             residual stream. A number, or a list with one for each layer.
@@ -70,6 +79,7 @@ class ModelConfig:
     rms_norm_eps: float = 1e-5
     position: Position = "rope"
     rope_theta: float = 10000.0
+    rope_scaling: dict[str, Any] | None = None
     mlp: str = "memory_optimized_swiglu"
     checkpoint_level: int | list[int] = 0
     recompute: Recompute = "none"
@@ -152,7 +162,7 @@ class ModelConfig:
                 f"mlp {self.mlp!r} is unknown: choose one of {', '.join(BUILT_IN_MLPS)}, "
                 "or give the import path of a class (package.module.Class)"
             )
-        faults += self._level_faults()
+        faults += self._level_faults() + self._scaling_faults()
         if self.mlp_bias and self.mlp == "memory_optimized_swiglu":
             faults.append("mlp_bias is not supported by mlp 'memory_optimized_swiglu': use 'swiglu'")
         if not 0 <= self.dropout < 1:
@@ -160,6 +170,31 @@ class ModelConfig:
         for name in ("rms_norm_eps", "rope_theta", "initializer_range"):
             if not getattr(self, name) > 0:
                 faults.append(f"{name} must be above 0, got {getattr(self, name)}")
+        return faults
+
+    def _scaling_faults(self) -> list[str]:
+        scaling = self.rope_scaling
+        if scaling is None:
+            return []
+        kind, known = scaling.get("rope_type"), ", ".join(ROPE_SCALINGS)
+        if kind not in ROPE_SCALINGS:
+            return [
+                f"rope_scaling.rope_type {kind!r} is not supported: choose one of {known}, or leave rope_scaling out"
+            ]
+        needed, given = set(ROPE_SCALINGS[kind]), set(scaling) - {"rope_type"}
+        faults = [f"rope_scaling of type {kind} lacks {name}" for name in ROPE_SCALINGS[kind] if name not in given]
+        faults += [f"rope_scaling.{name} is unknown to type {kind}" for name in sorted(given - needed)]
+        for name in sorted(given & needed):
+            value = scaling[name]
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                faults.append(f"rope_scaling.{name} must be a number above 0, got {value!r}")
+        if not faults and kind == "llama3" and not scaling["low_freq_factor"] < scaling["high_freq_factor"]:
+            faults.append(
+                f"rope_scaling.low_freq_factor {scaling['low_freq_factor']} must be below "
+                f"high_freq_factor {scaling['high_freq_factor']}"
+            )
+        if self.position != "rope":
+            faults.append(f"rope_scaling needs position 'rope', got {self.position!r}")
         return faults
 
     def _level_faults(self) -> list[str]:

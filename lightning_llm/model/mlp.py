@@ -4,6 +4,8 @@
 share one state dict. :func:`build_mlp` makes whatever ``ModelConfig.mlp`` names.
 """
 
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 
 from torch import Tensor, nn
@@ -11,6 +13,12 @@ from torch.nn import functional as F
 
 from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
 from lightning_llm.ops.swiglu import memory_optimized_swiglu
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
+}
 
 
 class SwiGLU(nn.Module):
@@ -75,14 +83,15 @@ class MLP(nn.Module):
     Args:
         hidden_size: Width of input and output.
         intermediate_size: Width between.
-        activation: ``relu`` or ``gelu`` (the exact form, by the error function).
+        activation: ``relu``, ``gelu`` (the exact form, by the error function) or ``gelu_tanh`` (Hendrycks and Gimpel
+            2016, "Gaussian Error Linear Units", section 2: the approximation by a tanh, as in GPT-2).
         bias: Biases in both projections.
     """
 
     def __init__(self, hidden_size: int, intermediate_size: int, *, activation: str, bias: bool = False) -> None:
         super().__init__()
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
-        self.activation = {"relu": nn.ReLU, "gelu": nn.GELU}[activation]()
+        self.activation = ACTIVATIONS[activation]()
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -170,4 +170,4 @@ class Transformer(nn.Module):
         assert self.config.head_dim is not None
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        return rotation(positions, self.config.head_dim, self.config.rope_theta, dtype)
+        return rotation(positions, self.config.head_dim, self.config.rope_theta, dtype, self.config.rope_scaling)

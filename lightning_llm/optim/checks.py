@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 ADAMW_STATE = ["exp_avg", "exp_avg_sq", "step"]
+STATE_DTYPES = {None: None, "bfloat16": torch.bfloat16}
 
 State = dict[str, Any]
 
@@ -23,6 +24,8 @@ def check_group(group: dict[str, Any]) -> None:
     betas = group["betas"]
     if not isinstance(betas, (tuple, list)) or len(betas) != 2 or not all(_is_number(b) and 0 <= b < 1 for b in betas):
         faults.append(f"betas must be two numbers of at least 0 and below 1, got {betas!r}")
+    if group["state_dtype"] not in STATE_DTYPES:
+        faults.append(f"state_dtype must be None (the parameter's) or 'bfloat16', got {group['state_dtype']!r}")
     if faults:
         raise ValueError("; ".join(faults))
 
@@ -55,6 +58,24 @@ def restore_steps(optimizer: Optimizer) -> None:
     for state in optimizer.state.values():
         if "step" in state:
             state["step"] = int(state["step"])
+
+
+def state_dtypes(optimizer: Optimizer) -> list[str | None]:
+    """The option of each group, to be kept while a state is loaded: torch takes all options from what was saved."""
+    return [group["state_dtype"] for group in optimizer.param_groups]
+
+
+def restore_state_dtypes(optimizer: Optimizer, names: list[str | None]) -> None:
+    """Keeps AdamW's averages as the optimiser was made to: torch loads them in the dtype of their parameter.
+
+    What was saved in bfloat16 has the same bits again; what was saved in float32 is rounded to the nearest, once.
+    """
+    for group, name in zip(optimizer.param_groups, names, strict=True):
+        group["state_dtype"] = name
+        for param in group["params"]:
+            state = optimizer.state.get(param, {})
+            for average in {"exp_avg", "exp_avg_sq"} & state.keys():
+                state[average] = state[average].to(STATE_DTYPES[name] or param.dtype)
 
 
 def refuse_complex(params: list[Tensor]) -> None:

@@ -22,13 +22,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from lightning_llm.optim.adamw import adamw_step
+from lightning_llm.optim.adamw import adamw_step, first_places
 from lightning_llm.optim.checks import (
     State,
     check_group,
     check_saved_group,
     refuse_complex,
     refuse_sparse_gradients,
+    restore_state_dtypes,
+    state_dtypes,
 )
 from lightning_llm.optim.grouping import HIDDEN_MATRICES
 
@@ -46,6 +48,8 @@ _STACK_BYTES_ELSEWHERE = 2**28
 class MuonAdamW(Optimizer):
     """Muon for hidden matrices, AdamW for embeddings, heads, norms and biases.
 
+    Sharded matrices (``DTensor``) are gathered one stack at a time, and orthogonalised by every process.
+
     Takes the groups of ``lightning_llm.optim.param_groups`` and uses Muon for the one named ``hidden_matrices``. Groups
     made by hand say ``"algorithm": "muon"`` or ``"adamw"``. State: ``momentum_buffer`` (as ``torch.optim.Muon``) or
     ``exp_avg``, ``exp_avg_sq``, ``step``.
@@ -61,10 +65,11 @@ class MuonAdamW(Optimizer):
         newton_schulz_dtype: Of Muon: ``bfloat16``, which is 4 times as fast on CPUs and GPUs that multiply it in
             hardware, or ``float32``.
         fused: Of AdamW, see ``AdamW``.
+        state_dtype: Of AdamW, see ``AdamW``; Muon's momentum keeps the dtype of its matrix.
 
     Raises:
         ValueError: For options out of range (all at once), a group that does not say its algorithm, parameters that are
-            no matrices or are sharded in a Muon group, complex parameters or sparse gradients.
+            no matrices in a Muon group, complex parameters or sparse gradients.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class MuonAdamW(Optimizer):
         newton_schulz_steps: int = 5,
         newton_schulz_dtype: Literal["bfloat16", "float32"] = "bfloat16",
         fused: bool | None = None,
+        state_dtype: Literal["bfloat16"] | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -89,6 +95,7 @@ class MuonAdamW(Optimizer):
             "newton_schulz_steps": newton_schulz_steps,
             "newton_schulz_dtype": newton_schulz_dtype,
             "fused": fused,
+            "state_dtype": state_dtype,
         }
         super().__init__(params, defaults)
 
@@ -119,8 +126,11 @@ class MuonAdamW(Optimizer):
                 loss = closure()
         refuse_sparse_gradients(self.param_groups)
         with torch.no_grad():
-            for group in self.param_groups:
-                (muon_step if group["algorithm"] == "muon" else adamw_step)(group, self.state)
+            for group, first in zip(self.param_groups, first_places(self.param_groups), strict=True):
+                if group["algorithm"] == "muon":
+                    muon_step(group, self.state)
+                else:
+                    adamw_step(group, self.state, first)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -135,7 +145,9 @@ class MuonAdamW(Optimizer):
         here = [group["algorithm"] for group in self.param_groups]
         if saved != here:
             raise ValueError(f"the optimizer state has groups with the algorithms {saved}, this optimizer has {here}")
+        dtypes = state_dtypes(self)
         super().load_state_dict(state_dict)
+        restore_state_dtypes(self, dtypes)
 
 
 def muon_step(group: dict[str, Any], state: "defaultdict[Tensor, State]") -> None:
@@ -146,20 +158,25 @@ def muon_step(group: dict[str, Any], state: "defaultdict[Tensor, State]") -> Non
         for param in params:
             if not state[param]:
                 state[param]["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-        buffers = [state[param]["momentum_buffer"] for param in params]
+        buffers = [_local(state[param]["momentum_buffer"]) for param in params]
+        grads = [_local(grad) for grad in grads]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         updates = torch._foreach_lerp(grads, buffers, group["momentum"])
         orthogonal = newton_schulz(
-            torch.stack([_wide(update) for update in updates]), steps=group["newton_schulz_steps"], dtype=dtype
+            torch.stack([_wide(_whole(update, param)) for update, param in zip(updates, params, strict=True)]),
+            steps=group["newton_schulz_steps"],
+            dtype=dtype,
         )
         rows, columns = orthogonal.shape[-2:]
         scale = RMS_OF_ADAMW * math.sqrt(max(rows, columns))
         changes = [
-            change.mT if _is_tall(param) else change for param, change in zip(params, orthogonal.unbind(), strict=True)
+            _own_rows(change.mT if _is_tall(param) else change, param)
+            for param, change in zip(params, orthogonal.unbind(), strict=True)
         ]
+        weights = [_local(param) for param in params]
         if group["weight_decay"]:
-            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(params, changes, alpha=-group["lr"] * scale)
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(weights, changes, alpha=-group["lr"] * scale)
 
 
 def newton_schulz(matrices: Tensor, *, steps: int = 5, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -231,5 +248,34 @@ def _check_matrices(params: list[Tensor]) -> None:
             raise ValueError(
                 f"Muon takes matrices, got a parameter of shape {tuple(param.shape)}: use algorithm 'adamw'"
             )
-        if hasattr(param, "to_local"):  # a DTensor
-            raise ValueError("Muon takes whole matrices, got a sharded parameter: use AdamW, or DDP instead of FSDP2")
+
+
+def _local(tensor: Any) -> Tensor:
+    """This process's rows of a sharded matrix (``DTensor``), or the matrix."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
+def _whole(rows: Tensor, param: Any) -> Tensor:
+    """All rows of a sharded matrix, gathered; every process then orthogonalises it, so nothing is sent back."""
+    if not hasattr(param, "to_local"):
+        return rows
+    whole: Tensor = (
+        type(param.data)
+        .from_local(
+            rows, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+        )
+        .full_tensor()
+    )
+    return whole
+
+
+def _own_rows(matrix: Tensor, param: Any) -> Tensor:
+    """Of a whole matrix, the rows that this process has of ``param``."""
+    if not hasattr(param, "to_local"):
+        return matrix
+    from torch.distributed.tensor import Replicate  # half a second, which only sharded runs wait for
+
+    there = [Replicate()] * param.device_mesh.ndim
+    replicated = type(param.data).from_local(matrix, param.device_mesh, there, run_check=False)
+    return _local(replicated.redistribute(placements=param.placements))

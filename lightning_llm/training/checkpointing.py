@@ -1,20 +1,13 @@
-"""Checkpoints: written whole or not at all, read without running code.
+"""Checkpoints of a run, in one file or in a folder of shards, and those of a plain training loop.
 
-A file is written beside its name, flushed to the disk and renamed, so that a kill or a full disk leaves what was there
-before. Reading is ``torch.load(weights_only=True)``, always: Lightning's default leaves it to an environment variable
-and, for a URL, to the pickle (lightning/fabric/utilities/cloud_io.py).
-
-No Lightning is imported here: a trained model is read back without it.
+How files are written and read is in ``training.archives``, the folder in ``training.sharded_files``. No Lightning is
+imported here: a trained model is read back without it.
 """
 
 import os
-import pickle
 import re
-import zipfile
-import zlib
-from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,76 +15,34 @@ from torch.optim import Optimizer
 
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
+from lightning_llm.training import archives, sharded_files
+from lightning_llm.training.archives import Source
 
 FORMAT = "lightning_llm"  # the key of a checkpoint's own part
 FORMAT_VERSION = 1
 BEST = "best.ckpt"
 _STEP = re.compile(r"step-(\d+)\.ckpt")
-Source = str | os.PathLike[str] | IO[bytes]
-
-
-def write_atomically(content: object, path: str | os.PathLike[str]) -> None:
-    """``torch.save`` to a temporary name in the same folder, then rename.
-
-    Raises:
-        OSError: The folder cannot be written, or the disk is full; the file at ``path`` is as it was.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _flush_folder(path.parent)
-    except BaseException as error:
-        with suppress(OSError):
-            temporary.unlink()
-        # torch reports a failed write as a RuntimeError of its zip writer, with the cause only in the text or context
-        cause = error.__context__ if isinstance(error.__context__, OSError) else error
-        if isinstance(cause, OSError) or (isinstance(error, RuntimeError) and "PytorchStreamWriter" in str(error)):
-            reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else "the disk is full"
-            message = f"cannot save the checkpoint: {reason}; earlier checkpoints are untouched"
-            raise OSError(cause.errno if isinstance(cause, OSError) else None, message, str(path)) from error
-        raise
 
 
 def read_checkpoint(source: Source, map_location: Any | None = None, *, mmap: bool = False) -> dict[str, Any]:
     """What a checkpoint holds, without executing anything in it.
 
     Args:
-        source: A path or an open file.
+        source: A path, be it of a file or of a folder of shards, or an open file.
         map_location: Where tensors go, as in ``torch.load``; default: main memory.
-        mmap: Leave the tensors in the file until they are used.
+        mmap: Leave the tensors in the file until they are used; those of a folder are ``sharded_files.Rows`` then.
 
     Raises:
         ValueError: No such file, a URL, a file that is cut short or no checkpoint, or one that holds code.
     """
-    name = str(source) if isinstance(source, str | os.PathLike) else "the given file"
-    if "://" in name:
-        raise ValueError(f"checkpoint {name} is a URL: download it and give the file")
-    if os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0") in ("1", "y", "yes", "true"):
-        raise ValueError("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set and would run code from checkpoints: unset it")
-    if isinstance(source, str | os.PathLike) and not Path(source).is_file():
-        raise ValueError(f"checkpoint {name} does not exist")
-    if not is_whole(source):
-        raise ValueError(f"checkpoint {name} is cut short or damaged, or no checkpoint: use an earlier one")
-    try:
-        content = torch.load(source, map_location=map_location or "cpu", weights_only=True, mmap=mmap)
-    except pickle.UnpicklingError as error:
-        if "GLOBAL" in str(error):  # torch's word for a name that unpickling would import and call
-            raise ValueError(
-                f"checkpoint {name} is refused: it holds objects that only running its code could make; "
-                "nothing in it was executed"
-            ) from error
-        raise ValueError(f"{name} is no checkpoint, or a damaged one") from error
-    except (RuntimeError, EOFError, KeyError, ValueError, OSError) as error:
-        raise ValueError(f"checkpoint {name} is cut short or damaged: use an earlier one") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{name} is no checkpoint: it holds a {type(content).__name__}")
-    return content
+    if not isinstance(source, str | os.PathLike):
+        return archives.read_archive(source, map_location, mmap=mmap)
+    if "://" in str(source):
+        raise ValueError(f"checkpoint {source} is a URL: download it and give the file")
+    path = Path(source)
+    if sharded_files.is_folder(path):
+        return sharded_files.read_folder(path, map_location, mmap=mmap)
+    return archives.read_archive(path, map_location, mmap=mmap)
 
 
 def check_run_checkpoint(path: str | os.PathLike[str]) -> None:
@@ -140,33 +91,9 @@ def load_transformer(path: str | os.PathLike[str], device: str | torch.device = 
     return model.to(device).eval(), own["tokenizer"]
 
 
-def is_whole(source: Source) -> bool:
-    """Whether a file is an archive of which every part has its checksum.
-
-    A file cut short lacks the index, which stands at the end. torch itself reads flipped bits without a word, so the
-    checksums are compared here, which reads the file once more (about 1 s per GB).
-    """
-    position = None if isinstance(source, str | os.PathLike) else source.tell()
-    try:
-        with zipfile.ZipFile(source) as archive:
-            return archive.testzip() is None
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError, zlib.error):
-        return False
-    except NotImplementedError:  # what zipfile says where a flipped bit names a compression that there is not
-        return False
-    finally:
-        if position is not None:
-            source.seek(position)  # type: ignore[union-attr]
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make a renaming outlive a power cut, where the system can."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def is_whole(path: Path) -> bool:
+    """Whether every part of a checkpoint is there and has its checksum; reads all of it (about 1 s per GB)."""
+    return sharded_files.is_whole_folder(path) if sharded_files.is_folder(path) else archives.is_whole_file(path)
 
 
 def save_checkpoint(model: nn.Module, optimizer: Optimizer, iteration: int, out: Source) -> None:
@@ -180,7 +107,7 @@ def save_checkpoint(model: nn.Module, optimizer: Optimizer, iteration: int, out:
     """
     content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "iteration": iteration}
     if isinstance(out, str | os.PathLike):
-        write_atomically(content, out)
+        archives.write_atomically(content, out)
     else:
         torch.save(content, out)
 
@@ -218,5 +145,5 @@ def step_of(path: Path) -> int:
 
 
 def step_files(folder: Path) -> list[Path]:
-    """The numbered checkpoints in a folder, oldest first."""
+    """The numbered checkpoints in a folder, files or folders, oldest first."""
     return sorted((path for path in folder.glob("step-*.ckpt") if step_of(path) >= 0), key=step_of)

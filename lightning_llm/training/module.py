@@ -7,12 +7,16 @@ from typing import Any, cast
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from lightning_llm.accounting.hardware import byte_size
+from lightning_llm.accounting.plan_report import summary
+from lightning_llm.accounting.planner import Plan, Task, configured
 from lightning_llm.data.datamodule import TokenDataModule, rescale_batch_progress
 from lightning_llm.data.sources import Source
 from lightning_llm.generation import generate
@@ -23,9 +27,12 @@ from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.grouping import param_groups
 from lightning_llm.optim.schedules import Schedule, WarmupCosine
+from lightning_llm.training.budget import plan_for, task_of
 from lightning_llm.training.checkpointing import FORMAT, FORMAT_VERSION
 from lightning_llm.training.evaluation import Evaluation
+from lightning_llm.training.initial_weights import InitialWeights, read_initial_weights
 from lightning_llm.training.preflight import data_faults, refuse
+from lightning_llm.training.sharding import build_for
 
 Batch = dict[str, Tensor]
 
@@ -51,9 +58,16 @@ class LanguageModel(LightningModule):
             with a warm-up of 100 steps or a tenth of the run, whichever is shorter.
         loss_chunks: Into how many parts the tokens of a micro-batch are cut to compute logits and loss, so that the
             logits of all tokens never exist at once. Null chooses; 0 computes them all at once.
+        memory_budget: Such as ``80GiB``: choose micro-batch, ``checkpoint_level``, ``recompute`` and ``loss_chunks``
+            before the model is built, for the fastest step whose predicted peak on a device fits. They replace what
+            the config says of them.
+        init_from: Begin with these weights instead of random ones: a folder that ``lightning-llm export`` or
+            transformers has written, a checkpoint, or a run directory. Step, optimiser and schedule begin anew; a run
+            that goes on from a checkpoint does not read it.
 
     Attributes:
         transformer: The model; made in ``configure_model``, when the vocabulary is known.
+        plan: What was chosen for ``memory_budget``.
         grad_norm: Norm of the last step's gradients before clipping, scalar, on the device.
     """
 
@@ -63,12 +77,21 @@ class LanguageModel(LightningModule):
         optimizer: OptimizerCallable = AdamW,
         schedule: Schedule | LRSchedulerCallable | None = None,
         loss_chunks: int | None = None,
+        memory_budget: str | None = None,
+        init_from: str | None = None,
     ) -> None:
         super().__init__()
         if isinstance(architecture, dict):  # read back from a checkpoint
             architecture = ModelConfig(**architecture)
         if loss_chunks is not None and loss_chunks < 0:
             raise ValueError(f"loss_chunks must be at least 0 or null, got {loss_chunks}")
+        if memory_budget is not None:
+            byte_size(memory_budget)  # a word that is no size is said at once
+        self.memory_budget = memory_budget
+        self.plan: Plan | None = None
+        self._planned: Task | None = None
+        self.init_from = init_from
+        self._has_weights = init_from is None
         self.architecture = architecture
         self.make_optimizer = optimizer
         self.schedule = schedule
@@ -90,6 +113,28 @@ class LanguageModel(LightningModule):
         if isinstance(data, TokenDataModule):
             refuse(data_faults(self.architecture, data))
 
+    def keep_to_budget(self, data: TokenDataModule, trainer: Any) -> None:
+        """Plan for ``memory_budget``, and set model and data accordingly. Data ask for it in their own ``setup``.
+
+        Raises:
+            ValueError: Nothing fits the budget, or the accounting does not cover the run.
+        """
+        if self.memory_budget is None:
+            return
+        task = task_of(self, data, trainer)
+        if task != self._planned and not hasattr(self, "transformer"):  # a built model keeps its plan
+            self.plan, self._planned = plan_for(task, self.memory_budget), task
+            setting = self.plan.setting
+            self.architecture, self.loss_chunks = configured(self.architecture, setting), setting.loss_chunks
+            self._save_plain_hyperparameters()
+        if self.plan is not None:
+            data.micro_batch_size = self.plan.setting.rows
+
+    @property
+    def plan_summary(self) -> str:
+        """The plan in one line; empty without one."""
+        return "" if self.plan is None else summary(self.plan, str(self.memory_budget))
+
     def configure_model(self) -> None:
         """Make the transformer, once; the data have been set up by now, so the vocabulary is known."""
         if hasattr(self, "transformer"):
@@ -100,7 +145,35 @@ class LanguageModel(LightningModule):
                 raise ValueError("architecture.vocab_size is null and there is no data to take it from: give a number")
             self.architecture = ModelConfig(**{**self.architecture.to_dict(), "vocab_size": vocab_size})
             self._save_plain_hyperparameters()
-        self.transformer = Transformer(self.architecture)
+        self.transformer = Transformer(self.architecture) if self.device_mesh is None else self._sharded_transformer()
+
+    def on_fit_start(self) -> None:
+        """Take the weights of ``init_from``, unless a checkpoint has brought others.
+
+        Raises:
+            ValueError: They are of another architecture (naming each field) or tokenizer, or cannot be read.
+        """
+        if not self._has_weights:
+            initial = read_initial_weights(str(self.init_from))
+            refuse(self._initial_faults(initial, getattr(self._trainer, "datamodule", None)))
+            initial.fill(self.transformer)
+            self._has_weights = True
+
+    def initial_faults(self, data: TokenDataModule) -> list[str]:
+        """What is wrong with ``init_from``, for this model and these data; read without its tensors."""
+        try:
+            return [] if self.init_from is None else self._initial_faults(read_initial_weights(self.init_from), data)
+        except ValueError as error:
+            return [str(error)]
+
+    def _initial_faults(self, initial: InitialWeights, data: TokenDataModule | None) -> list[str]:
+        wanted, tokenizer = self.architecture, None if data is None else data.tokenizer
+        if wanted.vocab_size is None and data is not None:
+            wanted = ModelConfig(**{**wanted.to_dict(), "vocab_size": data.vocab_size})
+        differences = architecture_differences(initial.config, wanted, ignored=free_fields(wanted))
+        another = f"init_from {self.init_from} is of another architecture: {'; '.join(differences)}"
+        other_ids = initial.tokenizer_fault(None if tokenizer is None else tokenizer.to_str())
+        return [fault for fault in (another if differences else "", other_ids) if fault]
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Logits, (batch, seq) -> (batch, seq, vocab)."""
@@ -117,6 +190,11 @@ class LanguageModel(LightningModule):
         if self.loss_chunks == 0:
             return F.cross_entropy(head(hidden).flatten(0, -2).float(), targets.flatten())
         return linear_cross_entropy(hidden, head.weight, targets, bias=head.bias, num_chunks=self.loss_chunks)
+
+    def _sharded_transformer(self) -> Transformer:
+        assert self.device_mesh is not None
+        strategy = cast(ModelParallelStrategy, self.trainer.strategy)
+        return build_for(strategy, self.architecture, self.device_mesh["data_parallel"], str(self.trainer.precision))
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -235,6 +313,7 @@ class LanguageModel(LightningModule):
         differences = architecture_differences(ModelConfig(**saved), self.architecture)
         if differences:
             raise ValueError(f"the checkpoint is of another architecture: {'; '.join(differences)}")
+        self._has_weights = True
         if self._trainer is not None and self.trainer.state.fn == "fit":
             rescale_batch_progress(checkpoint, self.trainer.accumulate_grad_batches)
 
@@ -245,12 +324,21 @@ class LanguageModel(LightningModule):
         )
 
 
-def architecture_differences(saved: ModelConfig, wanted: ModelConfig) -> list[str]:
+def free_fields(architecture: ModelConfig) -> frozenset[str]:
+    """What may differ between a model and the one whose weights it begins with."""
+    # a rotation has no parameters: it goes on as far as it is asked to
+    length = {"max_position_embeddings"} if architecture.position == "rope" else set()
+    return EXECUTION_FIELDS | {"initializer_range"} | length
+
+
+def architecture_differences(
+    saved: ModelConfig, wanted: ModelConfig, *, ignored: frozenset[str] = EXECUTION_FIELDS
+) -> list[str]:
     """The fields that make two models' parameters differ in number, shape or meaning, as ``name saved -> wanted``."""
     differences = []
     for name, ours in wanted.to_dict().items():
         theirs = getattr(saved, name)
-        if name in EXECUTION_FIELDS or ours == theirs or (name == "vocab_size" and ours is None):
+        if name in ignored or ours == theirs or (name == "vocab_size" and ours is None):
             continue
         if name == "mlp" and any({ours, theirs} <= same for same in SAME_PARAMETERS):
             continue

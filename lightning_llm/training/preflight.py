@@ -1,6 +1,7 @@
 """What can be known to be wrong before the first step. All faults are found before any is reported."""
 
 import dataclasses
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.token_store import TokenStore, dtype_for
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
-from lightning_llm.optim.grouping import param_groups
+from lightning_llm.training.budget import optimizer_state_bytes
 
 MANY_EPOCHS = 40  # Muennighoff et al. 2023, arXiv:2305.16264, section 6: further passes are worth almost nothing
 
@@ -44,15 +45,16 @@ def check_run(model: Any, data: TokenDataModule, trainer: Any, folder: Path) -> 
     Returns:
         All checks, those that failed with their fault. Checks that need a token store are left out without one.
     """
-    checks = [_batch(data, trainer), _precision(trainer)]
     try:
         store = data.store
     except ValueError as error:
-        return [Check("data", "cannot be used", str(error)), *checks]
+        return [Check("data", "cannot be used", str(error)), _batch(data, trainer), _precision(trainer)]
+    checks = [*_devices(trainer), *_budget(model, data, trainer), _batch(data, trainer), _precision(trainer)]
     architecture: ModelConfig = model.architecture
     return [
         Check("data", f"{store.path}, {store.dtype}", _store_fault(store)),
         *_fit_together(architecture, data),
+        *_initial_weights(model, data),
         *(_length(store, split, data.context_length) for split in ("train", "val")),
         *checks,
         *_steps(data, trainer),
@@ -76,19 +78,25 @@ def checkpoint_bytes(model: Any, architecture: ModelConfig) -> int:
     """Bytes of a checkpoint: parameters and the optimiser's state, found by one step without storage."""
     with torch.device("meta"):
         transformer = Transformer(architecture)
-    parameters = list(transformer.parameters())
-    weights = sum(p.numel() * p.element_size() for p in parameters)
-    try:
-        optimizer = model.make_optimizer(param_groups(transformer))
-        for parameter in parameters:
-            parameter.grad = torch.empty_like(parameter)
-        optimizer.step()
-        state = sum(
-            t.numel() * t.element_size() for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)
-        )
-    except Exception:  # somebody's optimiser that needs real numbers: two float32 moments, as most have
-        state = 8 * sum(p.numel() for p in parameters)
-    return weights + state
+    weights = sum(p.numel() * p.element_size() for p in transformer.parameters())
+    return weights + optimizer_state_bytes(model, transformer)
+
+
+def _budget(model: Any, data: TokenDataModule, trainer: Any) -> Iterator[Check]:
+    """The plan, which decides what is checked from here on."""
+    if getattr(model, "memory_budget", None) is not None:
+        try:
+            model.keep_to_budget(data, trainer)
+            yield Check("plan", model.plan_summary)
+        except ValueError as error:
+            yield Check("plan", f"none for {model.memory_budget}", str(error))
+
+
+def _initial_weights(model: Any, data: TokenDataModule) -> Iterator[Check]:
+    """Those of ``init_from``, if they are there: a run that goes on needs them no more."""
+    given = getattr(model, "init_from", None)
+    if given is not None and Path(given).exists():
+        yield Check("weights", f"those of {given}", "; ".join(model.initial_faults(data)))
 
 
 def _store_fault(store: TokenStore) -> str:
@@ -147,6 +155,14 @@ def _batch(data: TokenDataModule, trainer: Any) -> Check:
             "data.global_batch_size: leave it out",
         )
     return Check("batch", f"{found}: {accumulation} micro-batch{'es' if accumulation > 1 else ''}")
+
+
+def _devices(trainer: Any) -> Iterator[Check]:
+    """On a CPU a device is a process; Lightning takes any number, refusing only GPUs that are not there."""
+    cores, asked = os.cpu_count() or 1, trainer.num_devices
+    if trainer.strategy.root_device.type == "cpu" and asked > 1:
+        fault = f"trainer.devices {asked}: this machine has {cores} cores, and each process needs one; ask for fewer"
+        yield Check("devices", f"{asked} processes on {cores} cores", fault if asked > cores else "")
 
 
 def _precision(trainer: Any) -> Check:

@@ -37,6 +37,14 @@ def short_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in _walk(options, ()) if not name.startswith(UNCOMPARED)}
 
 
+def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested options by their dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
 def shown(value: Any) -> str:
     """A value as text without slashes: a file or folder is its last word."""
     if value is None or isinstance(value, bool):

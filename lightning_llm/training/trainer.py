@@ -10,6 +10,7 @@ from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.plugins import LayerSync, Precision
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 
 from lightning_llm.measure.timer import interleave
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
@@ -22,6 +23,7 @@ from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 from lightning_llm.training.checkpointing import read_checkpoint
 from lightning_llm.training.preflight import Check, check_run
+from lightning_llm.training.sharded_strategy import strategy_for
 
 Plugin = Precision | ClusterEnvironment | CheckpointIO | LayerSync  # as in Lightning
 FLOAT16 = ("16", "16-mixed", "16-true", "transformer-engine", "transformer-engine-float16")
@@ -40,6 +42,7 @@ class Trainer(pl.Trainer):
             bar, the training log, the memory profiler and the dashboard (likewise), and the clean stop on Ctrl-C and
             SIGTERM.
         plugins: As in Lightning.
+        strategy: As in Lightning; also ``fsdp2``: parameters, gradients and optimiser spread over all processes.
         max_steps: Optimiser steps in all; -1: as many as ``max_epochs`` gives.
         val_check_interval: Optimiser steps between two validations (a whole number), or a fraction of the run.
         enable_progress_bar: Whether to show progress.
@@ -56,6 +59,7 @@ class Trainer(pl.Trainer):
         logger: Logger | list[Logger] | bool | None = None,
         callbacks: list[pl.Callback] | pl.Callback | None = None,
         plugins: list[Plugin] | Plugin | None = None,
+        strategy: str | Strategy = "auto",
         max_steps: int = -1,
         val_check_interval: int | float | None = None,
         enable_progress_bar: bool | None = None,
@@ -73,6 +77,9 @@ class Trainer(pl.Trainer):
             logger = TensorBoardLogger(default_root_dir, name="", default_hp_metric=False)
         if isinstance(val_check_interval, int):  # counted over the whole run, not within an epoch
             kwargs["check_val_every_n_epoch"] = None
+        strategy = strategy_for(strategy)
+        if isinstance(strategy, ModelParallelStrategy):  # weights gathered in inference mode could not be trained on
+            kwargs["inference_mode"] = False
         own_plugins = _listed(plugins)
         if not any(isinstance(plugin, CheckpointIO) for plugin in own_plugins):
             own_plugins.append(AtomicCheckpointIO())
@@ -82,6 +89,7 @@ class Trainer(pl.Trainer):
             logger=logger,
             callbacks=_with_own(_listed(callbacks), enable_progress_bar is not False),
             plugins=own_plugins,
+            strategy=strategy,
             max_steps=max_steps,
             val_check_interval=val_check_interval,
             enable_progress_bar=enable_progress_bar,

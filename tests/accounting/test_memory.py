@@ -56,7 +56,7 @@ def configs(draw):
     """Both families, every MLP and level, recomputation, grouped heads, biases."""
     flag, pick = st.booleans(), st.sampled_from
     layers, heads = draw(st.integers(1, 3)), draw(pick([1, 2, 4]))
-    mlp = draw(pick(["swiglu", "memory_optimized_swiglu", "memory_optimized_swiglu", "gelu", "relu"]))
+    mlp = draw(pick(["swiglu", "memory_optimized_swiglu", "memory_optimized_swiglu", "gelu", "gelu_tanh", "relu"]))
     norm = draw(pick(["rmsnorm", "layernorm"]))
     levels = [0, 1, 2] if norm == "rmsnorm" else [0, 1]
     level = st.lists(pick(levels), min_size=layers, max_size=layers)
@@ -123,6 +123,18 @@ def test_with_many_tiles(config, step):
         for name, value in SMALL_TILES.items():
             patch.setattr(sizes, name, value)
         check(config, step)
+
+
+def test_state_in_bfloat16():
+    config = ModelConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    module = LanguageModel(config)
+    module.configure_model()
+    optimizer = AdamW(param_groups(module), state_dtype="bfloat16")
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    state = sum(t.nbytes for own in optimizer.state.values() for t in own.values() if isinstance(t, torch.Tensor))
+    assert step_memory(config, rows=1, context_length=16, state_itemsize=2).optimizer_state == state
 
 
 def check(config, step):

@@ -72,6 +72,30 @@ def test_buckets_of_ddp_are_as_large_as_the_gradients(config, tmp_path):
     assert run(tmp_path, *words, "--gradient-views")["memory"]["ddp_buckets"] == alone["ddp_buckets"] == 0
 
 
+def test_state_in_bfloat16_and_shards(config, tmp_path):
+    alone = run(tmp_path, "--config", config())["memory"]
+    optimizer = {"class_path": "lightning_llm.optim.AdamW", "init_args": {"state_dtype": "bfloat16"}}
+    in_config = config(model={"architecture": ARCHITECTURE, "optimizer": optimizer})
+    assert run(tmp_path, "--config", in_config)["memory"]["optimizer_state"] == alone["optimizer_state"] / 2
+    half = run(tmp_path, "--config", config(), "--state-dtype", "bfloat16")["memory"]
+    assert alone["peak"] - half["peak"] == alone["optimizer_state"] / 2
+    words = ("--config", config(trainer={"strategy": "fsdp2", "devices": 2}))
+    shard = run(tmp_path, *words)
+    assert shard["settings"]["world_size"] == 2
+    assert shard["memory"]["optimizer_state"] == alone["optimizer_state"] / 2
+    assert shard["memory"]["gathered"] > shard["memory"]["ddp_buckets"] == 0
+    assert run(tmp_path, *words, "--strategy", "ddp")["memory"]["gathered"] == 0
+
+
+def test_configs_are_composed_and_the_precision_is_said(config, tmp_path, capsys):
+    first = config()
+    Path(tmp_path, "second.yaml").write_text("data: {global_batch_size: 4}\n", encoding="utf-8")
+    settings = run(tmp_path, "--config", first, "--config", str(tmp_path / "second.yaml"))["settings"]
+    assert (settings["rows"], settings["accumulation"], settings["precision"]) == (2, 2, "32-true")
+    assert "precision auto is taken to be 32-true" in capsys.readouterr().out
+    assert run(tmp_path, "--config", first, "--device", "H200")["settings"]["precision"] == "bf16-mixed"
+
+
 def test_no_torch_is_imported():
     code = (
         "import sys; from lightning_llm.__main__ import main; "
@@ -98,6 +122,11 @@ def test_no_torch_is_imported():
         ([], {"model": {"architecture": {}}}, "vocab_size is null: give the number of token ids (--vocab-size)"),
         ([], {"model": {"architecture": {**ARCHITECTURE, "dropout": 0.1}}}, "dropout on a CPU is not covered"),
         ([], {"model": {"architecture": ARCHITECTURE, "optimizer": "my.Own"}}, "optimizer my.Own is not known"),
+        (
+            ["--state-dtype", "bfloat16"],
+            {"model": {"architecture": ARCHITECTURE, "optimizer": {"class_path": "torch.optim.Adam"}}},
+            "state_dtype is an option of lightning_llm.optim.AdamW, the optimizer is Adam: leave it out",
+        ),
         ([], {"model": [1]}, "model in the config must hold options, got [1]"),
     ],
 )

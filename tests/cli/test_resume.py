@@ -116,6 +116,23 @@ def test_a_restart_at_each_step_changes_nothing(tiny, monkeypatch):
     assert ours["global_step"] == theirs["global_step"]
 
 
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_rounding_goes_on_to_the_same_bits(tiny, monkeypatch, precision):
+    path = "lightning_llm.optim.AdamW"
+    options = {"model.optimizer.class_path": path, "model.optimizer.init_args.state_dtype": "bfloat16"}
+    options |= {"trainer.precision": precision}
+    whole = tiny("fit", **options, **{"trainer.default_root_dir": "whole"})
+    killed_after(monkeypatch, tiny, 5, **options)  # saved at 3
+    rest = tiny("fit", "--ckpt_path=last", **options)
+    assert_same_weights(weights(whole), weights(rest))
+    ours, theirs = (run.trainer.optimizers[0].state_dict()["state"] for run in (whole, rest))
+    for number, own in ours.items():
+        assert own["step"] == theirs[number]["step"] == 6
+        for average in ("exp_avg", "exp_avg_sq"):
+            assert own[average].dtype == torch.bfloat16
+            assert torch.equal(own[average], theirs[number][average])
+
+
 def test_the_newest_and_the_best_are_kept(tiny):
     tiny("fit", **{"trainer.callbacks": OFTEN, "trainer.max_steps": 5})
     assert sorted(path.name for path in FOLDER.iterdir()) == ["best.ckpt", "step-00000004.ckpt", "step-00000005.ckpt"]

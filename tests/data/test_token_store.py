@@ -176,6 +176,7 @@ def test_id_outside_the_vocabulary(make_store, position):
 def test_large_store_is_sampled_when_opened_and_scanned_by_verify(make_store, monkeypatch):
     monkeypatch.setattr("lightning_llm.data.token_store._BLOCK", 10)
     monkeypatch.setattr("lightning_llm.data.token_store._BLOCKS_AT_OPEN", 3)
+    monkeypatch.setattr("lightning_llm.data.token_store._BYTES_AT_OPEN", 2 * (100 + 10) - 1)
     store = make_store(train=np.zeros(100), val=10, vocab_size=10)
     tokens = np.memmap(store.path / "train.bin", dtype="<u2", mode="r+")
     tokens[20] = 77  # between the samples
@@ -187,12 +188,15 @@ def test_large_store_is_sampled_when_opened_and_scanned_by_verify(make_store, mo
     assert "token id 77 at position 99" in fault(lambda: TokenStore.open(store.path))
 
 
-def test_changed_ids_are_found_by_verify(make_store):
+def test_changed_ids_are_found_when_a_small_store_is_opened_and_by_verify(make_store, monkeypatch):
     store = make_store()
     tokens = np.memmap(store.path / "val.bin", dtype="<u2", mode="r+")
     tokens[3] = 2
     tokens.flush()
-    assert "val.bin was changed" in fault(TokenStore.open(store.path).verify)
+    monkeypatch.setattr("lightning_llm.data.token_store._BYTES_AT_OPEN", 2 * (1000 + 100))
+    assert "val.bin was changed, its sha256" in fault(lambda: TokenStore.open(store.path))
+    monkeypatch.setattr("lightning_llm.data.token_store._BYTES_AT_OPEN", 2 * (1000 + 100) - 1)
+    assert "val.bin was changed, its sha256" in fault(TokenStore.open(store.path).verify)
 
 
 def test_raw_files_of_other_programs(tmp_path):

@@ -7,6 +7,14 @@ import pytest
 
 from lightning_llm import ModelConfig
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
 
 @pytest.mark.parametrize(
     ("options", "says"),
@@ -34,6 +42,25 @@ from lightning_llm import ModelConfig
         ({"hidden_size": 12.5}, "hidden_size must be a whole number, got 12.5"),
         ({"vocab_size": -1}, "vocab_size must be at least 1"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps must be above 0"),
+        (
+            {"rope_scaling": {"factor": 2.0}},
+            "rope_type None is not supported: choose one of linear, llama3",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "rope_scaling.rope_type 'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling of type linear lacks factor"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": -1}},
+            "rope_scaling.factor must be a number above 0",
+        ),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2, "x": 1}}, "rope_scaling.x is unknown to type linear"),
+        (
+            {"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}},
+            "rope_scaling.low_freq_factor 4.0 must be below high_freq_factor 4.0",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 2}, "position": "learned"},
+            "rope_scaling needs position 'rope', got 'learned'",
+        ),
     ],
 )
 def test_a_fault_is_named(options, says):
@@ -50,7 +77,10 @@ def test_derived_sizes():
     gated = ModelConfig(hidden_size=384, num_attention_heads=6)
     assert (gated.head_dim, gated.num_key_value_heads, gated.intermediate_size) == (64, 6, 1024)
     assert ModelConfig(hidden_size=384, num_attention_heads=6, mlp="gelu").intermediate_size == 1536
+    assert ModelConfig(hidden_size=384, num_attention_heads=6, mlp="gelu_tanh").intermediate_size == 1536
     assert ModelConfig(**gated.to_dict()) == gated
+    stretched = ModelConfig(rope_scaling=LLAMA3)
+    assert ModelConfig(**stretched.to_dict()) == stretched
 
 
 def test_frozen_and_keyword_only():

@@ -126,6 +126,7 @@ def test_defaults_of_the_signature():
         "eps": 1e-8,
         "weight_decay": 0.1,
         "fused": None,
+        "state_dtype": None,
     }
 
 
@@ -235,10 +236,10 @@ def sharded_and_whole(rank, folder):
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
-    for fused in (False, None):
-        whole = start(shapes=[(7, 5)])
+    for fused, state_dtype in ((False, None), (None, None), (None, "bfloat16")):
+        whole = start(shapes=[(7, 16)])  # rows of whole vectors: torch's fused kernel rounds its last few otherwise
         sharded = [nn.Parameter(distribute_tensor(whole[0].detach().clone(), mesh, [Shard(0)]))]
-        optimizers = [AdamW(whole, fused=fused), AdamW(sharded, fused=fused)]
+        optimizers = [AdamW(params, fused=fused, state_dtype=state_dtype) for params in (whole, sharded)]
         for step, placement in enumerate([Shard(0), Replicate(), Shard(1)]):
             grad = gradients(whole, step)[0].float()
             whole[0].grad = grad
@@ -247,6 +248,11 @@ def sharded_and_whole(rank, folder):
                 optimizer.step()
         assert optimizers[1].state[sharded[0]]["exp_avg"].to_local().shape[0] == (4, 3)[rank]
         assert torch.equal(sharded[0].full_tensor(), whole[0])
+        ours, theirs = (
+            optimizer.state[params[0]] for optimizer, params in zip(optimizers, (whole, sharded), strict=True)
+        )
+        for average in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(theirs[average].full_tensor(), ours[average])
     dist.destroy_process_group()
 
 

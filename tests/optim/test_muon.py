@@ -234,12 +234,18 @@ def mesh():
     dist.destroy_process_group()
 
 
-def test_sharded_matrices_are_refused(mesh):
+@pytest.mark.parametrize("shape", [(4, 2), (3, 5)])
+def test_sharded_matrices_are_updated_as_whole_ones_are(mesh, shape):
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    sharded = nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]))
-    with pytest.raises(ValueError, match="Muon takes whole matrices, got a sharded parameter"):
-        MuonAdamW(groups([sharded]))
+    torch.manual_seed(0)
+    start, grad = torch.randn(shape), torch.randn(shape)
+    whole, sharded = nn.Parameter(start.clone()), nn.Parameter(distribute_tensor(start, mesh, [Shard(0)]))
+    whole.grad, sharded.grad = grad.clone(), distribute_tensor(grad, mesh, [Shard(0)])
+    for param in (whole, sharded):
+        MuonAdamW(groups([param])).step()
+    assert not torch.equal(whole, start)
+    torch.testing.assert_close(sharded.full_tensor(), whole)
 
 
 def test_sparse_gradients_are_refused_before_anything_changes():

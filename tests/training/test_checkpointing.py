@@ -12,8 +12,9 @@ import torch
 
 from lightning_llm.optim import AdamW
 from lightning_llm.training import load_checkpoint, save_checkpoint
+from lightning_llm.training.archives import write_atomically
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
-from lightning_llm.training.checkpointing import load_transformer, read_checkpoint, write_atomically
+from lightning_llm.training.checkpointing import load_transformer, read_checkpoint
 
 
 def trained():

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_llm.training.callbacks.agreement import SameEverywhere
     from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
     from lightning_llm.training.callbacks.dashboard import Dashboard
     from lightning_llm.training.callbacks.finite import NonFinite, StopOnNonFinite
@@ -21,6 +22,7 @@ _PUBLIC = {
     "MemoryProfiler": "memory",
     "NonFinite": "finite",
     "RunCheckpoints": "checkpoints",
+    "SameEverywhere": "agreement",
     "SampleText": "samples",
     "StepProgressBar": "progress",
     "StopOnNonFinite": "finite",
@@ -35,6 +37,7 @@ __all__ = [
     "MemoryProfiler",
     "NonFinite",
     "RunCheckpoints",
+    "SameEverywhere",
     "SampleText",
     "StepProgressBar",
     "StopOnNonFinite",

@@ -3,20 +3,22 @@
     checkpoints/step-00000500.ckpt    the newest ``keep_last``, named by optimiser steps
     checkpoints/best.ckpt             the lowest ``val_loss`` so far
 
-Every file is complete or absent (see ``training.checkpointing``). ``best.ckpt`` is a hard link to the step it came
-from: it costs no second writing, and lives on when that step is cleared away.
+Every one is complete or absent (see ``training.archives``). Of a sharded model it is a folder
+(``training.sharded_files``). ``best.ckpt`` is a hard link to the step it came from: it costs no second writing, and
+lives on when that step is cleared away.
 """
 
-import os
-import shutil
-from contextlib import suppress
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
+from lightning_llm.training.archives import link_path, remove_path, replace_path
 from lightning_llm.training.callbacks.signals import Interrupted
+from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 from lightning_llm.training.checkpointing import BEST, read_checkpoint, step_files, step_of
 from lightning_llm.training.position import step_is_complete, validation_follows
 
@@ -28,24 +30,35 @@ class RunCheckpoints(Checkpoint):
         folder: Where the files go. Null: ``checkpoints`` in the run directory.
         keep_last: How many of the newest steps stay.
         every_n_steps: Optimiser steps between two savings beside those of the validation. Null: none.
+        asynchronous: Hold training only while the state is copied to main memory, which then holds it twice; a thread
+            writes it. One is written at a time; a kill in the middle loses that one. A write that failed ends the run
+            at the next saving, or at its end.
 
     Attributes:
         best_loss: Lowest validation loss so far.
         best_step: The step it was reached at.
-        newest: The file written last.
+        newest: The checkpoint written last.
         validated_step: The step of the last validation.
     """
 
-    def __init__(self, folder: str | None = None, keep_last: int = 2, every_n_steps: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | None = None,
+        keep_last: int = 2,
+        every_n_steps: int | None = None,
+        asynchronous: bool = False,
+    ) -> None:
         for name, value in (("keep_last", keep_last), ("every_n_steps", every_n_steps)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self._given_folder = None if folder is None else Path(folder)
         self._folder: Path | None = None
-        self.keep_last, self.every_n_steps = keep_last, every_n_steps
+        self._files: AtomicCheckpointIO | None = None
+        self.keep_last, self.every_n_steps, self.asynchronous = keep_last, every_n_steps, asynchronous
         self.best_loss, self.best_step = float("inf"), -1
         self.newest: Path | None = None
         self.validated_step = -1
+        self._has_begun = False
 
     @property
     def folder(self) -> Path:
@@ -54,12 +67,26 @@ class RunCheckpoints(Checkpoint):
         return self._folder
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find the folder; every process must ask for the run directory."""
+        """Find the folder; every process must ask for the run directory.
+
+        Raises:
+            ValueError: Asynchronous, with somebody else's way to checkpoint files.
+        """
+        files = trainer.strategy.checkpoint_io
+        self._files = files if isinstance(files, AtomicCheckpointIO) else None
+        if self._files is not None:
+            self._files.asynchronous = self.asynchronous
+        elif self.asynchronous:
+            raise ValueError(
+                f"RunCheckpoints.asynchronous needs AtomicCheckpointIO, got {type(files).__name__} among "
+                "trainer.plugins: leave one of the two out"
+            )
         run = Path(trainer.log_dir or trainer.default_root_dir)
         self._folder = self._given_folder or run / "checkpoints"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A run that goes on: clear up what the end of the one before may have left half done."""
+        self._has_begun = True
         if trainer.is_global_zero and trainer.global_step and self.folder.is_dir():
             self._clear_up(trainer.global_step)
         trainer.strategy.barrier()
@@ -83,27 +110,34 @@ class RunCheckpoints(Checkpoint):
             self.best_loss, self.best_step = loss, trainer.global_step
         self.save(trainer)
         if is_best and trainer.is_global_zero:
-            self._keep_as_best()
+            assert self.newest is not None
+            self._then(partial(link_path, self.newest, self.folder / BEST))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the last step, if it is not saved yet."""
+        """Save the last step, if it is not saved yet, and see that it is on the disk."""
         self._save_once(trainer)
+        self._wait()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A run that went on from its last step begins nothing, but may have been killed before its best was kept."""
+        if not self._has_begun and trainer.is_global_zero and trainer.global_step and self.folder.is_dir():
+            self._clear_up(trainer.global_step)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Save a run that was interrupted between two steps; another exception leaves no state worth saving."""
         if isinstance(exception, Interrupted):
             self._save_once(trainer)
+            self._wait()
 
     def save(self, trainer: Trainer) -> None:
-        """Write this step's file and clear away the oldest beyond ``keep_last``. All processes must call it."""
+        """Write this step and clear away the oldest beyond ``keep_last``. All processes must call it."""
         newest = self.folder / f"step-{trainer.global_step:08d}.ckpt"
         for logger in trainer.loggers:  # to the disk: a kill must not leave the curves behind the checkpoint
             logger.save()
         trainer.save_checkpoint(newest)
         self.newest = newest
         if trainer.is_global_zero:
-            for old in step_files(self.folder)[: -self.keep_last]:
-                old.unlink(missing_ok=True)
+            self._then(self._clear_away)
 
     def state_dict(self) -> dict[str, Any]:
         """The best so far, and the last validation."""
@@ -135,38 +169,35 @@ class RunCheckpoints(Checkpoint):
     def _clear_up(self, step: int) -> None:
         """Temporary files go; checkpoints of steps to come again, damaged or left behind on purpose, step aside."""
         for temporary in self.folder.glob(".*.tmp"):
-            temporary.unlink()
+            remove_path(temporary)
         later = [path for path in step_files(self.folder) if step_of(path) > step]
         best, source = self.folder / BEST, self.folder / f"step-{self.best_step:08d}.ckpt"
         if best.exists() and later and _step_in(best) > step:
             later.append(best)
         for path in later:
-            os.replace(path, path.with_suffix(".aside"))
+            replace_path(path, path.with_suffix(".aside"))
         if source.exists():  # it may have ended between the saving and the linking
-            self._link_best(source)
+            link_path(source, best)
 
-    def _keep_as_best(self) -> None:
-        assert self.newest is not None
-        self._link_best(self.newest)
+    def _clear_away(self) -> None:
+        for old in step_files(self.folder)[: -self.keep_last]:
+            remove_path(old)
 
-    def _link_best(self, source: Path) -> None:
-        temporary = self.folder / f".{BEST}.tmp"
-        temporary.unlink(missing_ok=True)
-        try:
-            os.link(source, temporary)
-        except OSError:  # a file system without hard links
-            try:
-                shutil.copyfile(source, temporary)
-            except OSError:
-                with suppress(OSError):
-                    temporary.unlink()
-                raise
-        os.replace(temporary, self.folder / BEST)
+    def _then(self, action: Callable[[], object]) -> None:
+        """Once the newest is complete."""
+        if self._files is None:
+            action()
+        else:
+            self._files.then(action)
+
+    def _wait(self) -> None:
+        if self._files is not None:
+            self._files.wait()
 
 
 def _step_in(path: Path) -> int:
     """The step in a checkpoint without one in its name; beyond every other if it cannot be read."""
     try:
-        return int(read_checkpoint(path)["global_step"])
+        return int(read_checkpoint(path, mmap=True)["global_step"])
     except (ValueError, KeyError):
         return 2**63

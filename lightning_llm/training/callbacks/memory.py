@@ -18,6 +18,7 @@ from lightning_llm.measure.gauges import Gauge, gauge_for
 from lightning_llm.training.callbacks.memory_failure import describe_failure
 from lightning_llm.training.callbacks.memory_picture import draw, pixels, save
 from lightning_llm.training.callbacks.memory_report import Report, step_report
+from lightning_llm.training.groups import host_group
 from lightning_llm.training.position import is_log_step
 from lightning_llm.training.preflight import refuse
 
@@ -104,8 +105,7 @@ class MemoryProfiler(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin; processes meet over a group of their own, which no device waits for."""
         self._is_compiled = is_compiled(pl_module)
-        if trainer.world_size > 1 and dist.is_initialized():
-            self._group = dist.new_group(backend="gloo")
+        self._group = host_group(trainer)
 
     # -- every step ---------------------------------------------------------------------------------------------------
 

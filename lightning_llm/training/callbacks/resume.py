@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_llm.training.run_options import flat
+
 # Where a run is done and what is shown of it, not what is learnt; the store is compared by its content, elsewhere.
 UNCOMPARED = (
     "config",
@@ -40,7 +42,7 @@ class HonestResume(Callback):
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        self.options = _flat(options)
+        self.options = flat(options)
         self._changed = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,13 +111,3 @@ def _advance(scheduler: Any, steps: int) -> None:
         warnings.simplefilter("ignore")  # torch minds that the optimiser has not stepped in between
         for _ in range(steps):
             scheduler.step()
-
-
-def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{name}."))
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat

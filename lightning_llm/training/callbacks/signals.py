@@ -18,6 +18,7 @@ import torch.distributed as dist
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_llm.training.groups import host_group
 from lightning_llm.training.position import step_is_complete
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -58,14 +59,13 @@ class StopOnSignal(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the signals over from Lightning, which has just set its handlers and gives back what was before them."""
-        self._received, self._vote, self._group = 0, None, None
+        self._received, self._vote = 0, None
         self._requeue_signal = requeue_signal(trainer)
         if threading.current_thread() is threading.main_thread():
             for number in (*SIGNALS, self._requeue_signal):
                 if number is not None:
                     signal.signal(number, self._note)
-        if trainer.world_size > 1 and dist.is_initialized():
-            self._group = dist.new_group(backend="gloo")
+        self._group = host_group(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -1,0 +1,19 @@
+#!/bin/bash
+# A job on several hosts that SLURM queues again when its time is up, and that then goes on where it was:
+#   sbatch --nodes=4 --gpus-per-node=8 --ntasks-per-node=8 configs/slurm.sh --config configs/llama-125m.yaml --config configs/ddp.yaml
+# One task for each GPU; the run directory and the token store must lie on a file system that all hosts share.
+#SBATCH --job-name=lightning-llm
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=USR1@120
+#SBATCH --output=%x-%j.log
+set -euo pipefail
+
+# USR1 comes 120 s before the end: each process finishes its step, the first saves and queues the job again.
+# --kill-on-bad-exit: a process that is lost ends the others at once, instead of when they have waited long enough.
+exec srun --kill-on-bad-exit=1 lightning-llm fit "$@" \
+  --trainer.num_nodes "$SLURM_JOB_NUM_NODES" --trainer.devices "${SLURM_NTASKS_PER_NODE:-1}" \
+  --trainer.enable_progress_bar false

@@ -1,0 +1,126 @@
+"""A plan in words and as plain values: what was chosen, why, and what else there was."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lightning_llm.accounting.hardware import shown_size
+from lightning_llm.accounting.planner import Plan, Planner, Setting
+
+NAMES = {
+    "rows": "micro_batch_size",
+    "recompute": "recompute",
+    "loss_chunks": "loss_chunks",
+    "state_dtype": "state_dtype",
+    "strategy": "strategy",
+}
+
+
+def described(plan: Plan) -> dict[str, Any]:
+    """A plan as plain values, by the names of the options in a config."""
+    setting = plan.setting
+    return {
+        "micro_batch_size": setting.rows,
+        "accumulation": plan.accumulation,
+        "checkpoint_level": setting.checkpoint_level,
+        "layers_at_level": dict(zip(("2", "1", "0"), setting.counts, strict=True)),
+        "recompute": setting.recompute,
+        "loss_chunks": setting.loss_chunks,
+        "state_dtype": setting.state_dtype,
+        "strategy": setting.strategy,
+        "memory": dataclasses.asdict(plan.memory),
+        "seconds": plan.time.seconds,
+        "time": dataclasses.asdict(plan.time),
+    }
+
+
+def summary(plan: Plan, budget: str) -> str:
+    """A plan in one line."""
+    setting = plan.setting
+    deep, shallow, rest = setting.counts
+    levels = f"{deep} layers at level 2, {shallow} at 1, {rest} at 0, " if deep + shallow else ""
+    return (
+        f"micro-batches of {setting.rows}, {levels}recompute {setting.recompute}, loss_chunks "
+        f"{_shown(setting.loss_chunks)}: predicted peak {shown_size(plan.memory.peak)} of {budget}"
+    )
+
+
+def chosen_options(plan: Plan) -> dict[str, Any]:
+    """What a plan sets within a run, by the dotted names of its options."""
+    setting = plan.setting
+    return {
+        "model.architecture.checkpoint_level": setting.checkpoint_level,
+        "model.architecture.recompute": setting.recompute,
+        "model.loss_chunks": setting.loss_chunks,
+        "data.micro_batch_size": setting.rows,
+    }
+
+
+def decisions(planner: Planner, chosen: Plan, others: Mapping[str, Plan | None], memory: int) -> list[str]:
+    """A line for each decision: what it is, and what the best plan that decides otherwise would take."""
+    lines = [_levels_line(planner, chosen, memory)] if planner.has_levels else []
+    for decision, other in others.items():
+        own = getattr(chosen.setting, decision)
+        line = f"{NAMES[decision]} {_shown(own)}: "
+        if other is None:
+            lines.append(f"{line}nothing else fits")
+            continue
+        line += f"the next best, {_shown(getattr(other.setting, decision))}, takes {_against(other, chosen)}"
+        lines.append(line + (_larger(planner, chosen, memory) if decision == "rows" else ""))
+    return lines
+
+
+def frontier_table(frontier: Sequence[Plan], chosen: Plan) -> list[str]:
+    """The frontier as lines for a terminal; the chosen plan has a star."""
+    head = f"    {'memory':>14} {'s/step':>10}  micro  layers at 2/1/0  recompute  loss_chunks  state     strategy"
+    return [head, *(_row(plan, "*" if plan.setting == chosen.setting else " ") for plan in frontier)]
+
+
+def _row(plan: Plan, mark: str) -> str:
+    setting = plan.setting
+    levels = "/".join(map(str, setting.counts))
+    return (
+        f"  {mark} {shown_size(plan.memory.peak):>14} {plan.time.seconds:>10.4g}  {setting.rows:>5}  {levels:<15}  "
+        f"{setting.recompute:<9}  {_shown(setting.loss_chunks):<11}  {_shown(setting.state_dtype):<8}  "
+        f"{setting.strategy}"
+    )
+
+
+def _levels_line(planner: Planner, chosen: Plan, memory: int) -> str:
+    setting = chosen.setting
+    layers, (deep, shallow, _) = sum(setting.counts), setting.counts
+    line = f"checkpoint_level: {deep} of {layers} layers at 2, {shallow} at 1"
+    if not deep + shallow:
+        return f"{line}: nothing has to be computed again in the MLPs"
+    without = planner.plan(dataclasses.replace(setting, counts=(0, 0, layers)))
+    saved, cost = without.memory.peak - chosen.memory.peak, chosen.time.seconds / without.time.seconds - 1
+    fewer = planner.plan(_one_less(setting))
+    return (
+        f"{line}: saves {shown_size(saved)}, costs {cost:.1%} of the time; one layer less would need "
+        f"{shown_size(fewer.memory.peak)} of {shown_size(memory)}"
+    )
+
+
+def _one_less(setting: Setting) -> Setting:
+    deep, shallow, rest = setting.counts
+    counts = (deep, shallow - 1, rest + 1) if shallow else (deep - 1, shallow, rest + 1)
+    return dataclasses.replace(setting, counts=counts)
+
+
+def _larger(planner: Planner, chosen: Plan, memory: int) -> str:
+    more = [rows for rows in planner.rows if rows > chosen.setting.rows]
+    if not more:
+        return "; it is all of a step's rows"
+    peak = planner.memory(dataclasses.replace(chosen.setting, rows=more[0])).peak
+    fits = "fits, but is not faster" if peak <= memory else f"would need {shown_size(peak)}"
+    return f"; with nothing else changed {more[0]} {fits}"
+
+
+def _against(other: Plan, chosen: Plan) -> str:
+    slower, more = other.time.seconds / chosen.time.seconds - 1, other.memory.peak - chosen.memory.peak
+    word = "more" if more >= 0 else "less"
+    return f"{slower:+.1%} of the time and {shown_size(abs(more))} {word}"
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else str(value)

@@ -1,0 +1,47 @@
+"""What a process says when it cannot reach the others, or has lost them."""
+
+import os
+import re
+import socket
+
+import torch.distributed as dist
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+GLOO = re.compile(r"third_party/gloo/\S+\] (.+?)(?:\. This is typically| ?\[|$)", re.DOTALL)
+
+
+def lost_contact(error: BaseException) -> str | None:
+    """One line about a broken connection between processes, or ``None`` if the error is something else.
+
+    torch raises a plain ``RuntimeError`` for what gloo finds, and a ``DistError`` for what its store and NCCL find.
+    """
+    found = GLOO.search(str(error))
+    if found is None and not isinstance(error, dist.DistError):
+        return None
+    reason = found[1] if found else str(error)
+    rank = getattr(rank_zero_only, "rank", 0)  # the environment's, Lightning has torn down by now
+    master = f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{os.environ.get('MASTER_PORT', '?')}"
+    if dist.is_initialized():
+        what, then = "has lost the others", "start the job again: it goes on from its last checkpoint"
+    else:
+        what = f"could not reach the others at {master}"
+        then = "they may be down, or process 0 still prepares the data: `lightning-llm prepare` does that beforehand"
+    return f"process {rank} on {socket.gethostname()} {what}: {' '.join(reason.split())[:300]}; {then}"
+
+
+def check_address() -> None:
+    """Refuse a host of the first process that cannot be found, before waiting for it.
+
+    Raises:
+        ValueError: ``MASTER_ADDR`` is no address and no name that is known here.
+    """
+    address = os.environ.get("MASTER_ADDR")
+    if not address:
+        return
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError as error:
+        raise ValueError(
+            f"MASTER_ADDR {address!r}, where process 0 runs, is not known on {socket.gethostname()}: {error.strerror}; "
+            "give its name or address"
+        ) from error

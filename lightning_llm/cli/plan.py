@@ -1,0 +1,261 @@
+"""``lightning-llm plan --config FILE --memory 80GiB``: the fastest setting that fits, and a config for ``fit``.
+
+No torch. The search is ``accounting/planner.py``; docs/accounting.md lists what the predicted time assumes.
+"""
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_llm.accounting.hardware import shown_size
+from lightning_llm.accounting.plan_report import decisions, described, frontier_table
+from lightning_llm.accounting.planner import Plan, Planner, Task, choose
+from lightning_llm.accounting.sharding import STRATEGIES
+from lightning_llm.accounting.step_time import GENERIC, LINK_BANDWIDTH, PRODUCT_SHARE, Pace
+from lightning_llm.cli.parser import OneLineParser, run_tool
+from lightning_llm.cli.run_config import (
+    RunConfig,
+    Section,
+    add_options,
+    merged,
+    read_run,
+    size_option,
+    write_atomically,
+    write_json,
+)
+
+PATIENCE = 1.0  # seconds before progress is shown
+VIEWING = {
+    "class_path": "lightning.pytorch.strategies.DDPStrategy",
+    "init_args": {"gradient_as_bucket_view": True},
+}
+WALKS = 400  # about as many memories as a plan with its frontier asks for
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit status."""
+    return run_tool(build_parser(), argv, _plan, TypeError, yaml.YAMLError)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options."""
+    parser = OneLineParser(
+        "lightning-llm plan", "The fastest setting of a run that fits a memory, and a config for it."
+    )
+    add_options(parser)
+    parser.add_argument("--memory", type=size_option, required=True, metavar="SIZE", help="of each device, e.g. 80GiB")
+    parser.add_argument(
+        "--allow-bf16-state",
+        action="store_true",
+        help="AdamW's state may be bfloat16, which changes results slightly; nothing else that is chosen does",
+    )
+    parser.add_argument(
+        "--product-share",
+        type=float,
+        default=PRODUCT_SHARE,
+        metavar="U",
+        help="of the device's peak that large matrix products attain (default: %(default)s, assumed)",
+    )
+    parser.add_argument(
+        "--link-bandwidth",
+        type=size_option,
+        default=int(LINK_BANDWIDTH),
+        metavar="SIZE",
+        help="bytes per second between processes (default: 100GB, assumed)",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write a config for fit: yours with what was chosen")
+    parser.add_argument("--overwrite", action="store_true", help="--out may replace a file")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the frontier: memory against time")
+    return parser
+
+
+def _plan(options: argparse.Namespace) -> None:
+    if options.out is not None and options.out.exists() and not options.overwrite:
+        raise ValueError(f"--out {options.out} exists: name another file, or say --overwrite")
+    run = read_run(options)
+    task = task_of(run, options)
+    with progress() as tick:
+        planner = Planner(task, tick)
+        chosen = _choose(planner, run, options.memory)
+        others = planner.next_best(chosen, options.memory)
+        frontier = planner.frontier(options.memory)
+    print("\n".join(_lines(run, task, chosen, planner, options)))
+    print("\n".join(decisions(planner, chosen, others, options.memory)))
+    print("\n".join(["", "memory against time", *frontier_table(frontier, chosen)]))
+    content = {
+        "memory": options.memory,
+        "chosen": described(chosen),
+        "next_best": {name: None if plan is None else described(plan) for name, plan in others.items()},
+        "frontier": [described(plan) for plan in frontier],
+        "assumed": _assumed(run, task),
+    }
+    if options.json is not None:
+        write_json(options.json, content)
+    if options.png is not None:
+        draw(frontier, chosen, options.png)
+    if options.out is not None:
+        header = f"# Made by lightning-llm plan for {shown_size(options.memory)} on {task.pace.device.name}.\n"
+        body = yaml.safe_dump(config_for(run, task, chosen), sort_keys=False, default_flow_style=None, width=120)
+        write_atomically(options.out, header + body)
+        print(f"\n  lightning-llm fit --config {options.out}")
+
+
+def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
+    """What is to be planned.
+
+    Raises:
+        ValueError: An option out of range.
+    """
+    if not 0 < options.product_share <= 1:
+        raise ValueError(f"--product-share must be above 0 and at most 1, got {options.product_share}")
+    if options.link_bandwidth <= 0:
+        raise ValueError("--link-bandwidth must be above 0")
+    if options.allow_bf16_state and not run.is_own_adamw:
+        raise ValueError(f"--allow-bf16-state is for lightning_llm.optim.AdamW, the optimizer is {run.optimizer}")
+    strategies: tuple[str, ...] = ("ddp",)
+    if run.world_size > 1:
+        strategies = (options.strategy,) if options.strategy is not None else STRATEGIES
+    states: tuple[str | None, ...] = (run.state_dtype,)
+    if options.allow_bf16_state and run.state_dtype is None:
+        states = (None, "bfloat16")
+    return Task(
+        config=run.config,
+        pace=Pace(
+            device=run.device or GENERIC["cpu"],
+            kind="cpu" if run.device is None else "cuda",
+            product_share=options.product_share,
+            link_bandwidth=options.link_bandwidth,
+        ),
+        context_length=run.context_length,
+        global_batch_size=run.global_batch_size,
+        precision=run.precision,
+        world_size=run.world_size,
+        strategies=strategies,
+        gradient_views=options.gradient_views,
+        loss_chunks=tuple(dict.fromkeys((None, 0, run.loss_chunks))),
+        state_dtypes=states,
+        state_per_parameter=run.state_per_parameter,
+    )
+
+
+def config_for(run: RunConfig, task: Task, plan: Plan) -> Section:
+    """The user's config with what was chosen, complete for ``fit``."""
+    setting = plan.setting
+    choice: Section = {
+        "model": {
+            "architecture": {"checkpoint_level": setting.checkpoint_level, "recompute": setting.recompute},
+            "loss_chunks": setting.loss_chunks,
+        },
+        "data": {"micro_batch_size": setting.rows},
+        "trainer": {"precision": run.precision},
+    }
+    trainer = dict(run.raw.get("trainer") or {})
+    trainer.pop("accumulate_grad_batches", None)  # follows from the micro-batch
+    model = dict(run.raw.get("model") or {})
+    model.pop("memory_budget", None)  # has been kept to
+    if setting.state_dtype is not None:
+        given = model.get("optimizer")
+        arguments = dict(given.get("init_args") or {}) if isinstance(given, dict) else {}
+        arguments["state_dtype"] = setting.state_dtype
+        choice["model"]["optimizer"] = {"class_path": "lightning_llm.optim.AdamW", "init_args": arguments}
+    if run.world_size > 1:
+        is_viewing = setting.strategy == "ddp" and task.gradient_views
+        choice["trainer"]["strategy"] = VIEWING if is_viewing else setting.strategy
+        if trainer.get("devices") in (None, "auto", -1):
+            choice["trainer"]["devices"] = run.world_size // int(trainer.get("num_nodes") or 1)
+    return merged({**run.raw, "model": model, "trainer": trainer}, choice)
+
+
+def draw(frontier: Sequence[Plan], chosen: Plan, path: Path) -> None:
+    """Memory against time as a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot([plan.memory.peak / 2**30 for plan in frontier], [plan.time.seconds for plan in frontier], marker="o")
+    axes.plot(
+        [chosen.memory.peak / 2**30], [chosen.time.seconds], marker="*", markersize=16, linestyle="", label="chosen"
+    )
+    axes.set(xlabel="predicted peak memory (GiB)", ylabel="predicted seconds per step", ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120, format="png")
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[], None]]:
+    """A bar, shown if planning takes longer than a second; gives what is to be called after each walk."""
+    bar: Any = None
+    done, started = 0, time.perf_counter()
+
+    def tick() -> None:
+        nonlocal bar, done
+        done += 1
+        if bar is None and time.perf_counter() - started > PATIENCE:
+            from rich.console import Console
+            from rich.progress import Progress
+
+            bar = Progress(console=Console(stderr=True), transient=True)
+            bar.start()
+            bar.add_task("planning", total=max(WALKS, 2 * done))
+        if bar is not None:
+            bar.update(bar.task_ids[0], completed=done, total=max(bar.tasks[0].total, done + 1))
+
+    try:
+        yield tick
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _choose(planner: Planner, run: RunConfig, memory: int) -> Plan:
+    try:
+        return choose(planner, memory)
+    except ValueError as error:
+        if run.is_own_adamw and planner.task.state_dtypes == (None,):
+            saving = Planner(dataclasses.replace(planner.task, state_dtypes=("bfloat16",))).fastest(memory)
+            if saving is not None:
+                raise ValueError(
+                    f"{error}; with AdamW's state in bfloat16, which changes results slightly, "
+                    f"{saving.memory.peak:,} bytes do: say --allow-bf16-state"
+                ) from error
+        raise
+
+
+def _lines(run: RunConfig, task: Task, chosen: Plan, planner: Planner, options: argparse.Namespace) -> list[str]:
+    lines = [
+        f"{planner.rows[-1] * task.world_size} rows of {task.context_length} tokens a step, {task.precision}, on "
+        f"{task.world_size} × {task.pace.device.name} with {shown_size(options.memory)} each"
+    ]
+    if run.precision_is_assumed:
+        lines += [f"precision auto is taken to be {run.precision} on this device; the plan holds for that"]
+    if task.pace.device.source == "assumed":
+        lines += ["peaks of this device are assumed: the order of settings means more than their seconds"]
+    if task.pace.kind == "cuda":
+        lines += ["memory is that of tensors: leave room for the allocator's rounding and the libraries' workspaces"]
+    return [
+        *lines,
+        "",
+        f"predicted peak {shown_size(chosen.memory.peak)}, at {chosen.memory.peak_moment}",
+        f"predicted time {chosen.time.seconds:.4g} s a step, {chosen.accumulation} micro-batches",
+        "",
+    ]
+
+
+def _assumed(run: RunConfig, task: Task) -> dict[str, Any]:
+    return {
+        "precision": run.precision if run.precision_is_assumed else None,
+        "product_share": task.pace.product_share,
+        "link_bandwidth": task.pace.link_bandwidth,
+        "device": task.pace.device.name,
+        "device_source": task.pace.device.source,
+    }

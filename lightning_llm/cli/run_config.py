@@ -1,0 +1,240 @@
+"""What the configs of a run say about its cost, read without torch: for ``estimate`` and ``plan``.
+
+Several configs are composed as ``fit`` composes them: later ones win, option by option.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_llm.accounting.hardware import Device, byte_size, find_device
+from lightning_llm.accounting.planner import STATE_BYTES
+from lightning_llm.accounting.sharding import STRATEGIES
+from lightning_llm.model.config import ModelConfig
+
+# Tensors of a parameter's size that an optimiser keeps for each parameter; Muon's matrices have one, the rest two.
+STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop": 1, "Adagrad": 1, "Lion": 1}
+OWN = "lightning_llm.optim."
+DATA_DEFAULTS = {"context_length": 256, "global_batch_size": 32}  # those of TokenDataModule
+SHARDING = ("fsdp2", "ModelParallelStrategy", "ShardedStrategy")
+
+Section = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What a run's cost depends on.
+
+    Attributes:
+        raw: The configs as one.
+        config: The model.
+        device: Of the table; ``None`` for a CPU.
+        precision: ``32-true``, ``bf16-true`` or ``bf16-mixed``.
+        precision_is_assumed: The config leaves it to the machine.
+        context_length: Tokens per row.
+        global_batch_size: Rows of a step.
+        micro_batch_size: Rows of a forward pass; ``None``: as many as there are for a process.
+        loss_chunks: As ``LanguageModel`` takes it.
+        world_size: Processes.
+        strategy: ``ddp`` or ``fsdp2``.
+        optimizer: Name of its class.
+        is_own_adamw: Whether it is this project's, whose state may be bfloat16.
+        state_per_parameter: Tensors of state for each parameter.
+        state_dtype: Of the state; ``None``: the parameter's.
+    """
+
+    raw: Section
+    config: ModelConfig
+    device: Device | None
+    precision: str
+    precision_is_assumed: bool
+    context_length: int
+    global_batch_size: int
+    micro_batch_size: int | None
+    loss_chunks: int | None
+    world_size: int
+    strategy: str
+    optimizer: str
+    is_own_adamw: bool
+    state_per_parameter: int
+    state_dtype: str | None
+
+    @property
+    def device_kind(self) -> str:
+        """Type of the device: ``cpu`` or ``cuda``."""
+        return "cpu" if self.device is None else "cuda"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say which run, on what."""
+    parser.add_argument(
+        "--config", type=Path, required=True, action="append", metavar="FILE", help="a config for fit; later ones win"
+    )
+    parser.add_argument("--device", metavar="NAME", help="a GPU of the table, such as H200; default: a CPU")
+    parser.add_argument("--world-size", type=int, metavar="N", help="processes; default: those of the config, or 1")
+    parser.add_argument("--strategy", choices=STRATEGIES, help="how processes share the model; default: the config's")
+    parser.add_argument("--gradient-views", action="store_true", help="DDP's gradients are views of its buckets")
+    parser.add_argument("--precision", metavar="P", help="32-true, bf16-true or bf16-mixed; default: the config's")
+    parser.add_argument("--vocab-size", type=int, metavar="N", help="token ids, if the config leaves it to the data")
+    parser.add_argument(
+        "--state-dtype", choices=("bfloat16",), help="of AdamW's averages; default: the config's, or the parameters'"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it")
+
+
+def size_option(words: str) -> int:
+    """A size in bytes, for ``argparse``."""
+    try:
+        return byte_size(words)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def read_run(options: argparse.Namespace) -> RunConfig:
+    """The run that the options of ``add_options`` describe.
+
+    Raises:
+        ValueError: A section or option that cannot be, a device that is not listed, an optimiser that is not known.
+        OSError: A config cannot be read.
+    """
+    raw: Section = {}
+    for file in options.config:
+        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        if not isinstance(content, dict):
+            raise ValueError(f"config {file} must hold options by name, such as 'trainer:', got {content!r}")
+        raw = merged(raw, content)
+    model, data, trainer = (_section(raw, name) for name in ("model", "data", "trainer"))
+    config = _architecture(_section(model, "architecture"), data, options.vocab_size)
+    device = None if options.device is None else find_device(options.device)
+    precision = options.precision or str(trainer.get("precision", "auto"))
+    if assumed := precision in ("auto", "None"):
+        precision = "32-true" if device is None or "bfloat16" not in device.flops else "bf16-mixed"
+    optimizer, is_own, arguments = _optimizer(model)
+    state_dtype = options.state_dtype or arguments.get("state_dtype")
+    if state_dtype not in STATE_BYTES:
+        raise ValueError(f"state_dtype {state_dtype!r} is not covered: write bfloat16, or leave it out")
+    if state_dtype is not None and not is_own:
+        raise ValueError(
+            f"state_dtype is an option of {OWN}AdamW, the optimizer is {optimizer}: leave it out, or change that"
+        )
+    world_size = _world_size(trainer) if options.world_size is None else options.world_size
+    if world_size < 1:
+        raise ValueError(f"--world-size must be at least 1, got {world_size}")
+    return RunConfig(
+        raw=raw,
+        config=config,
+        device=device,
+        precision=precision,
+        precision_is_assumed=assumed,
+        context_length=_whole(data, "context_length"),
+        global_batch_size=_whole(data, "global_batch_size"),
+        micro_batch_size=None if data.get("micro_batch_size") is None else _whole(data, "micro_batch_size"),
+        loss_chunks=model.get("loss_chunks"),
+        world_size=world_size,
+        strategy=options.strategy or _strategy(trainer),
+        optimizer=optimizer,
+        is_own_adamw=is_own,
+        state_per_parameter=state_per_parameter(optimizer, arguments),
+        state_dtype=state_dtype if is_own else None,  # of MuonAdamW few parameters have such a state
+    )
+
+
+def merged(first: Section, second: Section) -> Section:
+    """Options of two configs: the second's win; options of another class than the first's are not mixed with them."""
+    found = dict(first)
+    for name, value in second.items():
+        before = found.get(name)
+        if isinstance(before, dict) and isinstance(value, dict) and _same_class(before, value):
+            found[name] = merged(before, value)
+        else:
+            found[name] = value
+    return found
+
+
+def _same_class(first: Section, second: Section) -> bool:
+    return bool(second.get("class_path", first.get("class_path")) == first.get("class_path"))
+
+
+def write_atomically(path: Path, content: str) -> None:
+    """Write a text file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(content, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write JSON whole or not at all."""
+    write_atomically(path, json.dumps(content, indent=2) + "\n")
+
+
+def state_per_parameter(class_path: str, arguments: Section) -> int:
+    """Tensors of a parameter's size that an optimiser keeps for each.
+
+    Raises:
+        ValueError: The optimiser is not known.
+    """
+    name = class_path.rpartition(".")[2]
+    if name not in STATE_PER_PARAMETER:
+        known = ", ".join(STATE_PER_PARAMETER)
+        raise ValueError(f"optimizer {class_path} is not known: its state can be told for {known}")
+    return STATE_PER_PARAMETER[name] + (1 if name == "SGD" and arguments.get("momentum") else 0)
+
+
+def _section(raw: Section, name: str) -> Section:
+    found = raw.get(name)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} in the config must hold options, got {found!r}")
+    return found
+
+
+def _whole(data: Section, name: str) -> int:
+    value = data.get(name, DATA_DEFAULTS.get(name))
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"data.{name} must be a whole number of at least 1, got {value!r}")
+    return value
+
+
+def _architecture(fields: Section, data: Section, vocab_size: int | None) -> ModelConfig:
+    fields = dict(fields)
+    if vocab_size is not None:
+        fields["vocab_size"] = vocab_size
+    elif fields.get("vocab_size") is None:
+        store = Path(str(data.get("store") or ""), "meta.json")
+        if data.get("store") and store.is_file():
+            fields["vocab_size"] = json.loads(store.read_text(encoding="utf-8")).get("vocab_size")
+        elif data.get("tokenizer") == "bpe":
+            fields["vocab_size"] = data.get("vocab_size")
+    return ModelConfig(**fields)
+
+
+def _optimizer(model: Section) -> tuple[str, bool, Section]:
+    given = model.get("optimizer") or f"{OWN}AdamW"
+    path = given.get("class_path", f"{OWN}AdamW") if isinstance(given, dict) else str(given)
+    arguments = given.get("init_args") or {} if isinstance(given, dict) else {}
+    state_per_parameter(path, arguments)
+    name = path.rpartition(".")[2]
+    return name, name == "AdamW" and path.startswith(OWN), arguments
+
+
+def _world_size(trainer: Section) -> int:
+    counts: Sequence[Any] = (trainer.get("devices"), trainer.get("num_nodes"))
+    devices, nodes = (int(count) if str(count).isdigit() else 1 for count in counts)
+    return max(1, devices) * max(1, nodes)
+
+
+def _strategy(trainer: Section) -> str:
+    given = trainer.get("strategy")
+    name = str(given.get("class_path", "") if isinstance(given, dict) else given or "")
+    return "fsdp2" if name.rpartition(".")[2] in SHARDING else "ddp"

@@ -1,0 +1,200 @@
+"""Folders of tensors, one tensor at a time: safetensors in one file or several, and pickles that hold no code.
+
+A safetensors file is 8 bytes with the length of a header, the header (JSON: for each tensor its dtype, shape and bytes
+from–to), then the tensors. Several files come with an index that says which tensor lies where. They are written here
+and not by the library, which takes all tensors of a file at once and copies them.
+"""
+
+import json
+import math
+import os
+import pickle
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+SINGLE, PICKLE = "model.safetensors", "pytorch_model.bin"
+INDEX, PICKLE_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
+DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+class Outgoing(NamedTuple):
+    """A tensor to be written.
+
+    Attributes:
+        name: In the file.
+        shape: Its shape.
+        dtype: One of ``DTYPES``.
+        make: Makes it when its turn comes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    make: Callable[[], Tensor]
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write_weights(tensors: Sequence[Outgoing], folder: Path, max_shard_bytes: int) -> list[Path]:
+    """Write tensors in their order, into as few files as the limit allows.
+
+    Args:
+        tensors: All of them.
+        folder: Where to.
+        max_shard_bytes: Bytes of tensors in a file; one that is larger has a file of its own.
+
+    Returns:
+        The files with tensors.
+    """
+    shards: list[list[Outgoing]] = [[]]
+    for tensor in tensors:
+        if shards[-1] and sum(t.size for t in shards[-1]) + tensor.size > max_shard_bytes:
+            shards.append([])
+        shards[-1].append(tensor)
+    if len(shards) == 1:
+        _write_file(shards[0], folder / SINGLE)
+        return [folder / SINGLE]
+    paths = [folder / f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
+    for shard, path in zip(shards, paths, strict=True):
+        _write_file(shard, path)
+    index = {
+        "metadata": {"total_size": sum(tensor.size for tensor in tensors)},
+        "weight_map": {t.name: path.name for shard, path in zip(shards, paths, strict=True) for t in shard},
+    }
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return paths
+
+
+def _write_file(tensors: Sequence[Outgoing], path: Path) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # without it transformers refuses the file
+    end = 0
+    for tensor in tensors:
+        begin, end = end, end + tensor.size
+        header[tensor.name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    words = json.dumps(header, separators=(",", ":")).encode()
+    words += b" " * (-len(words) % 8)  # so that tensors begin at a multiple of 8
+    with path.open("wb") as file:
+        file.write(len(words).to_bytes(8, "little") + words)
+        for tensor in tensors:
+            made = tensor.make().detach().cpu().contiguous()
+            assert (tuple(made.shape), made.dtype) == (tensor.shape, tensor.dtype), tensor.name
+            file.write(made.reshape(-1).view(torch.uint8).numpy().data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class Weights:
+    """The tensors of a folder, read when they are asked for.
+
+    Args:
+        folder: With ``model.safetensors``, or several such files and their index, or ``pytorch_model.bin`` likewise.
+
+    Attributes:
+        names: Of all tensors.
+
+    Raises:
+        ValueError: There are none, a file is missing, cut short or damaged, or a pickle would have to run code.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._sources: dict[str, Any] = {}
+        for path in _files(folder):
+            source = _open_pickle(path) if path.suffix == ".bin" else _open(path)
+            names: list[str] = list(source.keys())
+            for name in names:
+                if name in self._sources:
+                    raise ValueError(f"{folder} holds tensor {name} twice")
+                self._sources[name] = source
+        self.names = set(self._sources)
+
+    def rename(self, rule: Callable[[str], str]) -> None:
+        """Call tensors otherwise from now on; none is read."""
+        self._sources = {rule(name): _Renamed(source, name) for name, source in self._sources.items()}
+        self.names = set(self._sources)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor."""
+        source, name = self._find(name)
+        return tuple(source[name].shape if isinstance(source, dict) else source.get_slice(name).get_shape())
+
+    def dtype(self, name: str) -> str:
+        """Of a tensor, as safetensors calls it."""
+        source, name = self._find(name)
+        if isinstance(source, dict):
+            return DTYPES.get(source[name].dtype, str(source[name].dtype))
+        return str(source.get_slice(name).get_dtype())
+
+    def read(self, name: str) -> Tensor:
+        """A tensor; it may be a view of the whole file."""
+        source, name = self._find(name)
+        found: Tensor = source[name] if isinstance(source, dict) else source.get_tensor(name)
+        return found
+
+    def _find(self, name: str) -> tuple[Any, str]:
+        source = self._sources[name]
+        while isinstance(source, _Renamed):
+            source, name = source.source, source.name
+        return source, name
+
+
+class _Renamed(NamedTuple):
+    source: Any
+    name: str
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for single, index in ((SINGLE, INDEX), (PICKLE, PICKLE_INDEX)):
+        if (folder / single).is_file():
+            return iter([folder / single])
+        if (folder / index).is_file():
+            return _listed(folder / index)
+    raise ValueError(f"{folder} holds no weights: there is neither {SINGLE} nor {INDEX} nor {PICKLE}")
+
+
+def _listed(index: Path) -> Iterator[Path]:
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+        names = sorted(set(content["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} is no index of tensors: {error}") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ValueError(f"{index} names {name!r}, which lies elsewhere: files must lie beside it")
+        if not (index.parent / name).is_file():
+            raise ValueError(f"{index.parent / name} is missing, {index.name} names it: get all files")
+        yield index.parent / name
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is cut short or damaged, or no safetensors file ({error}): get it again") from error
+
+
+def _open_pickle(path: Path) -> dict[str, Tensor]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path} is refused: it holds objects that only running its code could make, or is damaged; nothing in it "
+            "was executed; get the model as safetensors"
+        ) from error
+    except (RuntimeError, EOFError, KeyError, ValueError, OSError) as error:
+        raise ValueError(f"{path} is cut short or damaged: get it again") from error
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise ValueError(f"{path} holds something else than tensors by name")
+    return content

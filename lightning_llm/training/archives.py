@@ -1,0 +1,165 @@
+"""Files of tensors: written whole or not at all, read without running code.
+
+A file is written beside its name, flushed to the disk and renamed, so that a kill or a full disk leaves what was there
+before. Reading is ``torch.load(weights_only=True)``, always: Lightning's default leaves it to an environment variable
+and, for a URL, to the pickle (lightning/fabric/utilities/cloud_io.py).
+"""
+
+import os
+import pickle
+import shutil
+import zipfile
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+Source = str | os.PathLike[str] | IO[bytes]
+
+
+def write_atomically(content: object, path: str | os.PathLike[str]) -> None:
+    """``torch.save`` to a temporary name in the same folder, then rename.
+
+    Raises:
+        OSError: The folder cannot be written, or the disk is full; the file at ``path`` is as it was.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        replace_path(temporary, path)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink()
+        # torch reports a failed write as a RuntimeError of its zip writer, with the cause only in the text or context
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        if isinstance(cause, OSError) or (isinstance(error, RuntimeError) and "PytorchStreamWriter" in str(error)):
+            reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else "the disk is full"
+            message = f"cannot save the checkpoint: {reason}; earlier checkpoints are untouched"
+            raise OSError(cause.errno if isinstance(cause, OSError) else None, message, str(path)) from error
+        raise
+
+
+def read_archive(source: Source, map_location: Any | None = None, *, mmap: bool = False) -> dict[str, Any]:
+    """What a file holds, without executing anything in it.
+
+    Args:
+        source: A path or an open file.
+        map_location: Where tensors go, as in ``torch.load``; default: main memory.
+        mmap: Leave the tensors in the file until they are used.
+
+    Raises:
+        ValueError: No such file, a file that is cut short or no checkpoint, or one that holds code.
+    """
+    name = str(source) if isinstance(source, str | os.PathLike) else "the given file"
+    if os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0") in ("1", "y", "yes", "true"):
+        raise ValueError("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set and would run code from checkpoints: unset it")
+    if isinstance(source, str | os.PathLike) and not Path(source).is_file():
+        raise ValueError(f"checkpoint {name} does not exist")
+    if not is_whole_file(source):
+        raise ValueError(f"checkpoint {name} is cut short or damaged, or no checkpoint: use an earlier one")
+    try:
+        content = torch.load(source, map_location=map_location or "cpu", weights_only=True, mmap=mmap)
+    except pickle.UnpicklingError as error:
+        if "GLOBAL" in str(error):  # torch's word for a name that unpickling would import and call
+            raise ValueError(
+                f"checkpoint {name} is refused: it holds objects that only running its code could make; "
+                "nothing in it was executed"
+            ) from error
+        raise ValueError(f"{name} is no checkpoint, or a damaged one") from error
+    except (RuntimeError, EOFError, KeyError, ValueError, OSError) as error:
+        raise ValueError(f"checkpoint {name} is cut short or damaged: use an earlier one") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{name} is no checkpoint: it holds a {type(content).__name__}")
+    return content
+
+
+def is_whole_file(source: Source) -> bool:
+    """Whether a file is an archive of which every part has its checksum.
+
+    A file cut short lacks the index, which stands at the end. torch itself reads flipped bits without a word, so the
+    checksums are compared here, which reads the file once more (about 1 s per GB).
+    """
+    position = None if isinstance(source, str | os.PathLike) else source.tell()
+    try:
+        with zipfile.ZipFile(source) as archive:
+            return archive.testzip() is None
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, zlib.error):
+        return False
+    except NotImplementedError:  # what zipfile says where a flipped bit names a compression that there is not
+        return False
+    finally:
+        if position is not None:
+            source.seek(position)  # type: ignore[union-attr]
+
+
+def replace_path(source: Path, target: Path) -> None:
+    """Rename a file or folder, over what has the name; then make the renaming outlive a power cut, where possible.
+
+    No system replaces a folder that is not empty: it first steps aside, under a temporary name.
+    """
+    old = None
+    if target.is_dir() or (source.is_dir() and target.exists()):
+        old = target.with_name(f".{target.name}.old.tmp")
+        remove_path(old)
+        os.replace(target, old)
+    os.replace(source, target)
+    flush_folder(target.parent)
+    if old is not None:
+        remove_path(old)
+
+
+def remove_path(path: Path) -> None:
+    """Delete a file or folder, if it is there. A folder first gets a temporary name: half of it is no checkpoint."""
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    leaving = path
+    if not path.name.endswith(".tmp"):
+        leaving = path.with_name(f".{path.name}.gone.tmp")
+        shutil.rmtree(leaving, ignore_errors=True)
+        os.replace(path, leaving)
+    shutil.rmtree(leaving)
+
+
+def link_path(source: Path, target: Path) -> None:
+    """A second name for a file or a folder of files, in place of what had it; copies where links are not supported."""
+    if source.is_file() and target.is_file() and source.samefile(target):
+        return  # renaming one name of a file over another of its names does nothing: the temporary one would stay
+    temporary = target.with_name(f".{target.name}.tmp")
+    remove_path(temporary)
+    try:
+        if source.is_dir():
+            temporary.mkdir()
+            for file in source.iterdir():
+                _link_file(file, temporary / file.name)
+        else:
+            _link_file(source, temporary)
+        replace_path(temporary, target)
+    except OSError:
+        with suppress(OSError):
+            remove_path(temporary)
+        raise
+
+
+def flush_folder(folder: Path) -> None:
+    """Make what was renamed in a folder outlive a power cut, where the system can."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _link_file(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, target)

@@ -1,0 +1,114 @@
+"""What a fresh run may begin with instead of random weights: a folder of ``transformers``, or a checkpoint of ours.
+
+Weights only: step, optimiser and schedule begin anew. Tensors are read and copied one by one.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer as Backend
+from torch import Tensor, nn
+
+from lightning_llm.interop.reader import is_model_folder, read_folder
+from lightning_llm.model.config import ModelConfig
+from lightning_llm.training.checkpointing import BEST, FORMAT, read_checkpoint, step_files
+from lightning_llm.training.sharded_files import Rows, is_folder, local_rows
+
+PREFIX = "transformer."
+# What a tokenizer.json says beyond the ids of a text: how much of it is used at once, and what is put around it.
+AROUND_THE_TEXT = ("version", "truncation", "padding", "post_processor")
+
+
+@dataclasses.dataclass(frozen=True)
+class InitialWeights:
+    """A model to begin with.
+
+    Attributes:
+        path: Where it lies.
+        config: Its shape.
+        tokenizer: Content of its ``tokenizer.json``, if it has one.
+        tensors: Names and tensors, one at a time.
+    """
+
+    path: Path
+    config: ModelConfig
+    tokenizer: str | None
+    tensors: Callable[[], Iterator[tuple[str, Tensor]]]
+
+    def fill(self, transformer: nn.Module) -> None:
+        """Give every parameter its value, in place; of sharded ones each process takes its rows.
+
+        Raises:
+            ValueError: Names do not agree.
+        """
+        parameters = dict(transformer.named_parameters(remove_duplicate=False))
+        # a head that is the embedding may be saved with it or not
+        missing = {name for name, parameter in transformer.named_parameters()}
+        with torch.no_grad():
+            for name, tensor in self.tensors():
+                if name not in parameters:
+                    raise ValueError(f"init_from {self.path}: unexpected tensor {name}")
+                start, rows = 0, parameters[name].detach()
+                if hasattr(rows, "to_local"):
+                    start, rows = local_rows(rows)
+                rows.copy_(tensor[start : start + rows.shape[0]])
+                missing.discard(name)
+        if missing:
+            raise ValueError(f"init_from {self.path}: missing tensors: {', '.join(sorted(missing))}")
+
+    def tokenizer_fault(self, used: str | None) -> str:
+        """What is wrong where the data were made by another tokenizer: ids would mean something else. Else empty."""
+        if used is None or self.tokenizer is None or _ids(used) == _ids(self.tokenizer):
+            return ""
+        return (
+            f"init_from {self.path}: its tokenizer is not that of the data, so that ids mean something else: "
+            "lightning-llm prepare … --tokenizer takes its tokenizer.json"
+        )
+
+
+def read_initial_weights(given: str) -> InitialWeights:
+    """What ``init_from`` names.
+
+    Args:
+        given: A folder with ``config.json``, a checkpoint, or a run directory (its best, else its newest).
+
+    Raises:
+        ValueError: It is nothing of these, or damaged.
+    """
+    path = Path(given)
+    try:
+        if is_model_folder(path):
+            folder = read_folder(path)
+            return InitialWeights(path, folder.config, folder.tokenizer, folder.tensors)
+        if path.is_dir() and not is_folder(path):
+            path = _in_run(path)
+        content = read_checkpoint(path, mmap=True)
+        own, saved = content.get(FORMAT), content.get("hyper_parameters", {}).get("architecture")
+        if not isinstance(own, dict) or saved is None:
+            raise ValueError(f"{path} was not written by lightning-llm")
+    except ValueError as error:
+        raise ValueError(f"init_from {given}: {error}") from error
+    state = {n.removeprefix(PREFIX): t for n, t in content["state_dict"].items() if n.startswith(PREFIX)}
+    return InitialWeights(path, ModelConfig(**saved), own["tokenizer"], lambda: _whole(state))
+
+
+def _whole(state: dict[str, Tensor | Rows]) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in state.items():
+        yield name, tensor.whole() if isinstance(tensor, Rows) else tensor
+
+
+def _in_run(run: Path) -> Path:
+    folder = run / "checkpoints"
+    found = [*step_files(folder), *([folder / BEST] if (folder / BEST).exists() else [])]
+    if not found:
+        raise ValueError("it holds neither config.json nor checkpoints: give a model's folder, a checkpoint or a run")
+    return found[-1]
+
+
+def _ids(tokenizer: str) -> dict[str, Any]:
+    written_alike = Backend.from_str(tokenizer).to_str()  # versions of the library write the same differently
+    return {part: content for part, content in json.loads(written_alike).items() if part not in AROUND_THE_TEXT}

@@ -1,0 +1,200 @@
+"""A checkpoint as a folder: each process writes its own rows of every sharded tensor, all of them can be read by any.
+
+    step-00000500.ckpt/checkpoint.pt     all that is no shard: progress, schedules, callbacks, hyperparameters
+    step-00000500.ckpt/shard-00000.pt    the rows of process 0: {name: {"start": first row, "rows": tensor}}
+    step-00000500.ckpt/shard-00001.pt    those of process 1
+
+Where a shard belongs, ``checkpoint.pt`` has ``{"__shards__": name, "shape": …}``. Put together, the content is that of
+a checkpoint in one file, to the name. So it loads into any number of processes, sharded or not.
+
+``torch.distributed.checkpoint`` is not used: its ``.metadata`` is a pickle that is read with ``pickle.load``
+(torch/distributed/checkpoint/filesystem.py), which runs whatever code somebody has put there.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_llm.training.archives import (
+    flush_folder,
+    is_whole_file,
+    read_archive,
+    remove_path,
+    replace_path,
+    write_atomically,
+)
+
+MAIN = "checkpoint.pt"
+MARK, PROCESSES = "__shards__", "__processes__"
+Agree = Callable[[bool], bool]
+
+
+class Rows:
+    """A tensor that lies in several files, or one; read only where it is asked for.
+
+    Args:
+        shape: Of the whole.
+        pieces: First row and rows of each part, in order.
+    """
+
+    def __init__(self, shape: tuple[int, ...], pieces: list[tuple[int, Tensor]]) -> None:
+        self.shape, self.pieces = shape, pieces
+
+    def between(self, start: int, stop: int) -> Tensor:
+        """The rows from ``start`` up to ``stop``, (stop - start, …)."""
+        parts = [
+            piece[max(0, start - first) : max(0, stop - first)]
+            for first, piece in self.pieces
+            if first < stop and start < first + piece.shape[0]
+        ]
+        return torch.cat(parts) if parts else self.pieces[0][1].new_empty((0, *self.shape[1:]))
+
+    def whole(self) -> Tensor:
+        """All rows."""
+        return self.between(0, self.shape[0])
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a path is a checkpoint in this form, be it damaged."""
+    return path.is_dir() and (path.suffix == ".ckpt" or (path / MAIN).is_file())
+
+
+def split(content: Any, shards: dict[str, dict[str, Any]], name: str = "") -> Any:
+    """``content`` without its sharded tensors, which go to ``shards``; in their place stand marks."""
+    if hasattr(content, "to_local"):  # a DTensor
+        start, rows = local_rows(content)
+        shards[name] = {"start": start, "rows": rows}
+        return {MARK: name, "shape": list(content.shape)}
+    if isinstance(content, dict):
+        return {key: split(value, shards, f"{name}/{key}" if name else str(key)) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        kept = [split(value, shards, f"{name}/{number}") for number, value in enumerate(content)]
+        return kept if isinstance(content, list) else tuple(kept)
+    return content
+
+
+def local_rows(tensor: Any) -> tuple[int, Tensor]:
+    """The first row that this process has of a tensor sharded by rows (``DTensor``), and its rows."""
+    rows: Tensor = tensor.detach().to_local()
+    (placement,) = tensor.placements
+    assert placement.is_shard(dim=0), placement
+    each = -(-tensor.shape[0] // tensor.device_mesh.size())  # as torch.chunk cuts
+    start = min(tensor.shape[0], each * tensor.device_mesh.get_local_rank())
+    assert rows.shape[0] == min(each, tensor.shape[0] - start)
+    return start, rows
+
+
+def write_folder(
+    content: dict[str, Any],
+    shards: dict[str, dict[str, Any]],
+    path: Path,
+    *,
+    process: int,
+    processes: int,
+    agree: Agree,
+) -> None:
+    """Write a checkpoint together with the other processes; it appears once all are done, or not at all.
+
+    Args:
+        content: What :func:`split` has left; of the first process.
+        shards: Of this process.
+        path: The folder.
+        process: Number of this process.
+        processes: How many there are.
+        agree: Called three times by each process with whether it failed; tells whether any did.
+
+    Raises:
+        OSError: Here or in another process; what was at ``path`` is as it was.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+
+    def begin() -> None:
+        remove_path(temporary)
+        temporary.mkdir(parents=True)
+
+    def write() -> None:
+        if not temporary.is_dir():
+            raise OSError(None, "cannot save the checkpoint: not all hosts share this folder", str(path.parent))
+        write_atomically(shards, temporary / _shard(process))
+        if process == 0:
+            write_atomically({**content, PROCESSES: processes}, temporary / MAIN)
+
+    def finish() -> None:
+        flush_folder(temporary)
+        replace_path(temporary, path)
+
+    for action, is_mine in ((begin, process == 0), (write, True), (finish, process == 0)):
+        fault: OSError | None = None
+        try:
+            if is_mine:
+                action()
+        except OSError as error:
+            fault = error
+        if agree(fault is not None):
+            if process == 0:
+                with suppress(OSError):
+                    remove_path(temporary)
+            if fault is not None:
+                raise OSError(fault.errno, fault.strerror or str(fault), str(path)) from fault
+            raise OSError(None, "cannot save the checkpoint: another process failed to write its part", str(path))
+
+
+def read_folder(path: Path, map_location: Any | None = None, *, mmap: bool = False) -> dict[str, Any]:
+    """What a folder holds, in the form of a checkpoint in one file.
+
+    Args:
+        path: The folder.
+        map_location: Where tensors go.
+        mmap: Leave the shards in their files; in place of the tensors come :class:`Rows`.
+
+    Raises:
+        ValueError: A file is missing or damaged; the message names it.
+    """
+    main = read_archive(path / MAIN, map_location, mmap=mmap)
+    shards = [read_archive(file, map_location, mmap=True) for file in _shard_files(path, main.pop(PROCESSES, 1))]
+    cache: dict[tuple[int, ...], Tensor] = {}  # a weight that two modules share stays one
+
+    def put_together(part: Any) -> Any:
+        if isinstance(part, dict):
+            if MARK in part:
+                name, shape = part[MARK], tuple(part["shape"])
+                rows = Rows(shape, [(its["start"], its["rows"]) for shard in shards if (its := shard.get(name))])
+                if sum(piece.shape[0] for _, piece in rows.pieces) != shape[0]:
+                    raise ValueError(f"checkpoint {path} lacks rows of {name}: use an earlier one")
+                if mmap:
+                    return rows
+                key = tuple(piece.data_ptr() for _, piece in rows.pieces)
+                if key not in cache:
+                    cache[key] = rows.whole()
+                return cache[key]
+            for key, value in part.items():
+                part[key] = put_together(value)
+        elif isinstance(part, list):
+            part[:] = map(put_together, part)
+        elif isinstance(part, tuple):
+            return tuple(map(put_together, part))
+        return part
+
+    content: dict[str, Any] = put_together(main)
+    return content
+
+
+def is_whole_folder(path: Path) -> bool:
+    """Whether every file of a checkpoint is there and every part has its checksum."""
+    try:
+        processes = read_archive(path / MAIN, mmap=True).get(PROCESSES, 1)
+    except ValueError:
+        return False
+    return all(map(is_whole_file, _shard_files(path, processes)))
+
+
+def _shard(process: int) -> str:
+    return f"shard-{process:05d}.pt"
+
+
+def _shard_files(path: Path, processes: int) -> list[Path]:
+    return [path / _shard(process) for process in range(processes)]

@@ -1,0 +1,184 @@
+"""The planner: its plans against measured steps, against trying everything, and against one another."""
+
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_llm.accounting import find_device, step_memory
+from lightning_llm.accounting.planner import Planner, Setting, Task, choose, configured
+from lightning_llm.accounting.step_time import GENERIC, Pace
+from lightning_llm.model.config import ModelConfig
+from tests.accounting.test_memory import drawn, second_step
+
+CPU = Pace(device=GENERIC["cpu"], kind="cpu")
+GPU = Pace(device=find_device("H200"), kind="cuda")
+
+
+def model(**changes):
+    sizes = {"vocab_size": 200, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2}
+    return ModelConfig(**{**sizes, "intermediate_size": 256, **changes})
+
+
+def task(config=None, **changes):
+    fixed = {"config": config or model(), "pace": CPU, "context_length": 64, "global_batch_size": 12}
+    return Task(**{**fixed, **changes})
+
+
+@st.composite
+def tasks(draw):
+    """Small ones, of all kinds of model."""
+    pick = st.sampled_from
+    mlp = draw(pick(["memory_optimized_swiglu", "memory_optimized_swiglu", "swiglu", "gelu"]))
+    config = model(
+        vocab_size=draw(pick([60, 900])),
+        hidden_size=draw(pick([32, 96])),
+        num_hidden_layers=draw(pick([1, 3, 4])),
+        mlp=mlp,
+        norm=draw(pick(["rmsnorm", "layernorm"])),
+        tie_word_embeddings=draw(st.booleans()),
+    )
+    return task(
+        config,
+        global_batch_size=draw(pick([1, 4, 12])),
+        context_length=draw(pick([48, 128])),
+        precision=draw(pick(["32-true", "bf16-true", "bf16-mixed"])),
+    )
+
+
+def budget_within(planner, share):
+    """A memory between the least that does and what the fastest of all needs."""
+    least, most = planner.smallest().memory.peak, planner.fastest(float("inf")).memory.peak
+    return round(least + share * (most - least))
+
+
+def measured(planned, setting):
+    """Bytes at the peak of a real step: parameters, state, and all else."""
+    config = configured(planned.config, setting)
+    return sum(
+        second_step(
+            config,
+            rows=setting.rows,
+            context_length=planned.context_length,
+            precision=planned.precision,
+            loss_chunks=setting.loss_chunks,
+            accumulation=min(2, planned.global_batch_size // setting.rows),
+        )
+    )
+
+
+@drawn(16)
+@given(tasks(), st.floats(0.01, 0.9))
+def test_a_plan_fits_when_run_and_the_next_larger_micro_batch_does_not(planned, share):
+    planner = Planner(planned)
+    budget = budget_within(planner, share)
+    chosen = choose(planner, budget)
+    assert measured(planned, chosen.setting) <= budget * 1.005  # the prediction's error where it uses all there is
+    larger = [rows for rows in planner.rows if rows > chosen.setting.rows]
+    if larger and chosen.setting.rows >= planned.global_batch_size // 4:
+        more = dataclasses.replace(chosen.setting, rows=larger[0])
+        is_slower = planner.time(more).seconds >= chosen.time.seconds
+        assert is_slower or measured(planned, more) > budget
+
+
+def everything(planner):
+    """All settings of a task."""
+    planned = planner.task
+    layers = planned.config.num_hidden_layers
+    deepest = {"rmsnorm": 2, "layernorm": 1}[planned.config.norm]
+    deepest = deepest if planned.config.mlp == "memory_optimized_swiglu" else 0
+    recompute = ("none", "attention", "block") if deepest else ("none", "mlp", "attention", "block")
+    for deep, shallow in itertools.product(range(layers + 1), repeat=2):
+        if deep + shallow > layers or (deep and deepest < 2) or (shallow and not deepest):
+            continue
+        for rows, again, chunks, state, strategy in itertools.product(
+            planner.rows, recompute, planned.loss_chunks, planned.state_dtypes, planned.strategies
+        ):
+            yield Setting(
+                rows=rows,
+                counts=(deep, shallow, layers - deep - shallow),
+                recompute=again,
+                loss_chunks=chunks,
+                state_dtype=state,
+                strategy=strategy,
+            )
+
+
+@drawn(12)
+@given(tasks(), st.floats(0, 1.1))
+def test_the_search_finds_what_trying_everything_finds(planned, share):
+    planner = Planner(planned)
+    budget = budget_within(planner, share)
+    fitting = [s for s in everything(planner) if planner.memory(s).peak <= budget]
+    assert planner.fastest(budget).time.seconds == min(planner.time(s).seconds for s in fitting)
+
+
+def test_trying_everything_with_several_processes():
+    shared = task(
+        model(num_hidden_layers=3),
+        pace=GPU,
+        world_size=2,
+        strategies=("ddp", "fsdp2"),
+        state_dtypes=(None, "bfloat16"),
+        precision="bf16-mixed",
+    )
+    planner = Planner(shared)
+    for share in (0, 0.1, 0.3, 0.6):
+        budget = budget_within(planner, share)
+        fitting = [s for s in everything(planner) if planner.memory(s).peak <= budget]
+        assert planner.fastest(budget).time.seconds == min(planner.time(s).seconds for s in fitting)
+
+
+@drawn(8)
+@given(tasks(), st.lists(st.floats(0, 1.5), min_size=4, max_size=8))
+def test_more_memory_is_never_slower(planned, shares):
+    planner = Planner(planned)
+    seconds = [planner.fastest(budget_within(planner, share)).time.seconds for share in sorted(shares)]
+    assert seconds == sorted(seconds, reverse=True)
+    frontier = planner.frontier(budget_within(planner, max(shares)))
+    assert [plan.memory.peak for plan in frontier] == sorted(plan.memory.peak for plan in frontier)
+    assert all(slow.time.seconds > fast.time.seconds for slow, fast in itertools.pairwise(frontier))
+
+
+def test_the_memory_of_a_plan_is_that_of_the_accounting():
+    planner = Planner(task())
+    chosen = choose(planner, budget_within(planner, 0.4))
+    whole = step_memory(
+        configured(planner.task.config, chosen.setting),
+        rows=chosen.setting.rows,
+        context_length=64,
+        loss_chunks=chosen.setting.loss_chunks,
+        accumulation=chosen.accumulation,
+    )
+    assert chosen.memory.peak == whole.peak
+    assert chosen.memory.optimizer_state == whole.optimizer_state
+
+
+def test_too_little_memory_says_the_least_that_does():
+    planner = Planner(task())
+    least = planner.smallest().memory.peak
+    with pytest.raises(
+        ValueError, match=f"memory of 1,000 bytes is too little: the smallest that would do is {least:,}"
+    ):
+        choose(planner, 1000)
+    assert choose(planner, least).memory.peak <= least
+    with pytest.raises(ValueError, match="too little"):
+        choose(planner, least - 1)
+
+
+def test_a_batch_that_processes_cannot_share_is_refused():
+    with pytest.raises(ValueError, match="global_batch_size 12 cannot be divided by 5 processes"):
+        Planner(task(world_size=5))
+
+
+def test_levels_are_a_number_or_a_list():
+    def level(*counts):
+        return Setting(
+            rows=1, counts=counts, recompute="none", loss_chunks=None, state_dtype=None, strategy="ddp"
+        ).checkpoint_level
+
+    assert level(0, 0, 3) == 0
+    assert level(3, 0, 0) == 2
+    assert level(1, 2, 1) == [2, 1, 1, 0]

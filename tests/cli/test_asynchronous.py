@@ -1,0 +1,105 @@
+"""A run that saves while it trains keeps what one that waits would keep."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_llm.training import archives, checkpoint_io
+from lightning_llm.training.archives import write_atomically
+from lightning_llm.training.callbacks import StopOnSignal
+from lightning_llm.training.checkpointing import read_checkpoint
+
+FOLDER = Path("runs/run/version_0/checkpoints")
+
+
+def saving(*, asynchronous):
+    options = {"every_n_steps": 1, "asynchronous": asynchronous}
+    return {
+        "trainer.callbacks": [
+            {"class_path": "lightning_llm.training.callbacks.RunCheckpoints", "init_args": options},
+        ]
+    }
+
+
+def same(first, second):
+    if torch.is_tensor(first):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[name], second[name]) for name in first)
+    if isinstance(first, list):
+        return len(first) == len(second) and all(map(same, first, second))
+    return first == second
+
+
+def test_it_leaves_the_same_checkpoints(tiny):
+    tiny("fit", **saving(asynchronous=False), **{"trainer.default_root_dir": "waiting"})
+    tiny("fit", **saving(asynchronous=True))
+    other = Path("waiting/run/version_0/checkpoints")
+    names = sorted(path.name for path in FOLDER.iterdir())
+    assert names == sorted(path.name for path in other.iterdir())
+    assert len(names) == 3
+    for name in names:
+        ours, theirs = read_checkpoint(FOLDER / name), read_checkpoint(other / name)
+        for part in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
+            assert same(ours[part], theirs[part]), (name, part)
+
+
+def test_a_write_that_fails_ends_the_run_with_one_line(tiny, monkeypatch, error_line):
+    def full(content, path):
+        if "00000004" in str(path):
+            raise OSError(None, "cannot save the checkpoint: the disk is full", str(path))
+        write_atomically(content, path)
+
+    monkeypatch.setattr(checkpoint_io, "write_atomically", full)
+    with pytest.raises(SystemExit) as leaving:
+        tiny("fit", **saving(asynchronous=True))
+    assert leaving.value.code == 2
+    assert "the disk is full" in error_line()
+    assert [path.name for path in archives_in(FOLDER)] == ["step-00000002.ckpt", "step-00000003.ckpt"]
+
+
+def archives_in(folder):
+    return sorted(path for path in folder.glob("step-*.ckpt") if archives.is_whole_file(path))
+
+
+def test_a_signal_waits_for_the_last_one(tiny, monkeypatch):
+    original, written = StopOnSignal.on_train_batch_end, []
+
+    def sending(self, trainer, *args, **kwargs):
+        if trainer.global_step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        original(self, trainer, *args, **kwargs)
+
+    def slow(content, path):
+        import time
+
+        time.sleep(0.3)
+        write_atomically(content, path)
+        written.append(Path(path).name)
+
+    monkeypatch.setattr(checkpoint_io, "write_atomically", slow)
+    monkeypatch.setattr(StopOnSignal, "on_train_batch_end", sending)
+    with pytest.raises(SystemExit) as leaving:
+        tiny("fit", **saving(asynchronous=True))
+    assert leaving.value.code == 143
+    assert written[-1] == "step-00000004.ckpt"
+    assert archives_in(FOLDER)[-1].name == "step-00000004.ckpt"
+
+
+def test_somebody_elses_files_cannot_be_made_asynchronous():
+    from lightning.fabric.plugins import TorchCheckpointIO
+
+    from lightning_llm.training.callbacks import RunCheckpoints
+    from lightning_llm.training.trainer import Trainer
+
+    trainer = Trainer(
+        accelerator="cpu",
+        precision="32-true",
+        plugins=[TorchCheckpointIO()],
+        callbacks=[RunCheckpoints(asynchronous=True)],
+    )
+    with pytest.raises(ValueError, match="asynchronous needs AtomicCheckpointIO, got TorchCheckpointIO"):
+        next(c for c in trainer.callbacks if isinstance(c, RunCheckpoints)).setup(trainer, None, "fit")

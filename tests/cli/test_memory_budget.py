@@ -1,0 +1,84 @@
+"""``model.memory_budget`` in ``fit``: chosen before the model is built, recorded, and kept on resume."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_llm.cli.train import cli_main
+
+RUN = Path("runs/run/version_0")
+BUDGET = {"model.memory_budget": "720KB", "trainer.val_check_interval": 3}
+
+
+def chosen(cli):
+    model = cli.model
+    return {
+        "micro_batch_size": cli.datamodule.micro_batch_size,
+        "checkpoint_level": model.architecture.checkpoint_level,
+        "recompute": model.architecture.recompute,
+        "loss_chunks": model.loss_chunks,
+        "accumulation": cli.trainer.accumulate_grad_batches,
+    }
+
+
+def test_the_run_is_what_was_planned_and_says_so(tiny, capsys):
+    cli = tiny("fit", **BUDGET)
+    plan = json.loads((RUN / "plan.json").read_text())
+    assert chosen(cli) == {name: plan[name] for name in chosen(cli)}
+    assert plan["memory"]["peak"] <= 720_000
+    assert plan["accumulation"] > 1  # else nothing is shown of what follows from it
+    assert cli.trainer.global_step == 6
+    assert cli.trainer.val_check_interval == 3 * plan["accumulation"]
+    saved = yaml.safe_load((RUN / "config.yaml").read_text())
+    assert saved["data"]["micro_batch_size"] == plan["micro_batch_size"]
+    assert saved["model"]["architecture"]["recompute"] == plan["recompute"]
+    assert saved["model"]["memory_budget"] == "720KB"
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"micro-batches of {plan['micro_batch_size']}, " in out
+    assert f"({8} × 16 in {plan['accumulation']} micro-batches)" in out
+
+
+def test_more_memory_takes_the_whole_batch_at_once(tiny):
+    cli = tiny("fit", **{**BUDGET, "model.memory_budget": "1GB", "data.micro_batch_size": 2})
+    assert chosen(cli)["micro_batch_size"] == 8
+    assert chosen(cli)["accumulation"] == 1
+
+
+@pytest.mark.parametrize("own_config", [False, True])
+def test_a_resumed_run_plans_the_same_and_sees_no_change(tiny, capsys, own_config):
+    first = tiny("fit", **{**BUDGET, "trainer.max_steps": 3})
+    capsys.readouterr()
+    if own_config:
+        words = ["--config", str(RUN / "config.yaml"), "--ckpt_path", "last", "--trainer.max_steps=6"]
+        rest = cli_main(["fit", *words])
+    else:
+        rest = tiny("fit", "--ckpt_path=last", **BUDGET)
+    assert rest.trainer.global_step == 6
+    assert chosen(rest) == chosen(first)
+    out = capsys.readouterr().out
+    assert "Resumed from step 3" in out
+    changes = [line.split(":")[0].strip() for line in out.splitlines() if " -> " in line]
+    assert changes == ["trainer.max_steps"]
+
+
+def test_check_tells_the_plan_and_the_batch_that_follows(tiny, capsys):
+    tiny("check", **BUDGET)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "plan micro-batches of " in out
+    plan_rows = int(out.split("plan micro-batches of ")[1].split(",")[0])
+    assert f"{8 // plan_rows} micro-batches" in out
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        ("80Gigs", "'80Gigs' is no size: give a number with one of B, KB, "),
+        ("10KB", "model.memory_budget 10KB: memory of 10,000 bytes is too little: the smallest that would do is "),
+    ],
+)
+def test_a_mistake_is_one_line(tiny, error_line, budget, expected):
+    with pytest.raises(SystemExit, match="2"):
+        tiny("fit", **{"model.memory_budget": budget})
+    assert expected in error_line()

@@ -1,0 +1,202 @@
+"""What is exported, ``transformers`` loads, and computes the same with it."""
+
+import copy
+import json
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lightning_llm import ModelConfig
+from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.generation import generate
+from lightning_llm.interop import export_model
+from lightning_llm.interop.families import home_of
+from lightning_llm.interop.model_card import RunRecord
+from lightning_llm.interop.weights import _write_file
+
+from .conftest import GPT, MODELS, SIZES
+
+
+def error(got, truth):
+    return ((got.double() - truth).norm() / truth.norm()).item()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_loads_it_and_computes_the_same(exported, name):
+    ours, folder = exported(name, max_shard_bytes=60_000)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, attn_implementation="eager").eval()
+    truth = copy.deepcopy(theirs).double()
+    ids = torch.randint(0, 300, (2, 60))
+    with torch.no_grad():
+        expected = truth(ids).logits
+        assert error(ours.logits(ours(ids)), expected) <= 2 * error(theirs(ids).logits, expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+def test_greedy_text_is_the_same(exported, tokenizer, name):
+    ours, folder = exported(name)
+    theirs = AutoModelForCausalLM.from_pretrained(folder)
+    reader = AutoTokenizer.from_pretrained(folder)
+    prompt = reader("To be, or", return_tensors="pt").input_ids
+    assert prompt.tolist() == [tokenizer.encode("To be, or")]
+    text = reader.decode(theirs.generate(prompt, max_new_tokens=30, do_sample=False, eos_token_id=None)[0])
+    assert text == tokenizer.decode(generate(ours, prompt, max_new_tokens=30, temperature=0)[0].tolist())
+
+
+@pytest.mark.parametrize("kind", ["char", "byte", "bpe"])
+def test_the_tokenizer_goes_along(build, tmp_path, kind):
+    text = "Now is the winter of our discontent"
+    made = {
+        "char": lambda: Tokenizer.train_char([text]),
+        "byte": Tokenizer.train_byte,
+        "bpe": lambda: Tokenizer.train_bpe([text], 270),
+    }[kind]()
+    export_model(build("llama"), made.to_str(), tmp_path / "out")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
+    assert theirs.encode(text) == made.encode(text)
+    assert theirs.decode(made.encode(text)) == text
+    assert theirs.eos_token == ("<|endoftext|>" if kind == "bpe" else None)
+    assert theirs.model_max_length == 64
+    written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert written["eos_token_id"] == made.eos_token_id
+
+
+def test_a_bias_that_gpt2_has_and_the_model_has_not_is_zero(exported):
+    ours, folder = exported("gpt2", attention_bias=False, mlp_bias=False)
+    tensors = load_file(folder / "model.safetensors")
+    assert tensors["transformer.h.1.attn.c_attn.bias"].shape == (144,)
+    assert not tensors["transformer.h.1.attn.c_attn.bias"].any()
+    ids = torch.randint(0, 300, (1, 30))
+    theirs = AutoModelForCausalLM.from_pretrained(folder)(ids).logits
+    torch.testing.assert_close(theirs, ours.logits(ours(ids)), rtol=1e-4, atol=1e-4)
+
+
+def test_large_models_are_cut_into_files(exported):
+    ours, folder = exported("llama", max_shard_bytes=30_000)
+    files = sorted(folder.glob("*.safetensors"))
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert files[0].name == f"model-00001-of-{len(files):05d}.safetensors"
+    assert len(files) > 2
+    together = {}
+    for file in files:
+        tensors = load_file(file)
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        assert size <= 30_000 or len(tensors) == 1
+        assert {name for name, where in index["weight_map"].items() if where == file.name} == tensors.keys()
+        together |= tensors
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in together.values())
+    assert together.keys() == {n if n == "lm_head.weight" else f"model.{n}" for n in ours.state_dict()}
+
+
+def test_bfloat16_stays_bfloat16(build, tmp_path):
+    model = build("qwen3").bfloat16()
+    export_model(model, None, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert theirs.dtype == torch.bfloat16
+    assert torch.equal(theirs.model.layers[1].mlp.up_proj.weight, model.layers[1].mlp.up_proj.weight)
+
+
+def test_weights_are_made_one_at_a_time(exported, monkeypatch):
+    alive = []
+
+    def watched(tensors, path):
+        for tensor in tensors:
+            alive.append(tensor.name)
+        return _write_file([t._replace(make=lambda t=t: alive.remove(t.name) or t.make()) for t in tensors], path)
+
+    monkeypatch.setattr("lightning_llm.interop.weights._write_file", watched)
+    exported("gpt2")
+    assert not alive  # each was asked for once, when it was written
+
+
+def test_old_and_new_names_of_the_rotation_stand_side_by_side(exported):
+    _, folder = exported("llama, llama3 rope")
+    written = json.loads((folder / "config.json").read_text())
+    scaling = {**MODELS["llama, llama3 rope"]["rope_scaling"]}
+    assert written["rope_parameters"] == {**scaling, "rope_theta": 10000.0}
+    assert (written["rope_theta"], written["rope_scaling"]) == (10000.0, scaling)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({**SIZES, "mlp": "relu"}, r"LlamaForCausalLM cannot have mlp 'relu': its MLP is SwiGLU$"),
+        ({**SIZES, "lm_head_bias": True}, r"LlamaForCausalLM cannot have lm_head_bias True: its head has none$"),
+        ({**SIZES, "position": "none"}, r"LlamaForCausalLM cannot have position 'none': it has rope$"),
+        ({**GPT, "mlp": "gelu", "lm_head_bias": True}, r"GPT2LMHeadModel cannot have lm_head_bias True"),
+        ({**GPT, "mlp": "gelu", "num_key_value_heads": 3}, r"GPT2LMHeadModel cannot have num_key_value_heads 3"),
+        ({**GPT, "mlp": "gelu", "head_dim": 10}, r"GPT2LMHeadModel cannot have head_dim 10"),
+        ({**SIZES, "mlp": "swiglu", "mlp_bias": True, "qk_norm": True}, r"qk_norm True: .* \| Qwen3.*mlp_bias True"),
+        (
+            {**SIZES, "num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 8},
+            r"multiple of num_attention_heads",
+        ),
+        (
+            {**SIZES, "norm": "layernorm", "lm_head_bias": True},
+            r"LlamaForCausalLM cannot have norm 'layernorm': it has rmsnorm; lm_head_bias True",
+        ),
+        ({**SIZES, "mlp": "torch.nn.Identity"}, r"LlamaForCausalLM cannot have mlp 'torch.nn.Identity'"),
+    ],
+)
+def test_what_has_no_home_is_refused_with_all_reasons(options, says):
+    with pytest.raises(ValueError, match=says):
+        home_of(ModelConfig(**{"mlp": "swiglu", **options}))
+
+
+def test_a_refusal_leaves_nothing_behind(build, tmp_path):
+    with pytest.raises(ValueError, match="no class of transformers computes what this model does"):
+        export_model(build("llama", mlp="gelu"), None, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_holds_something_is_left_alone(build, tmp_path):
+    (tmp_path / "out").mkdir()
+    export_model(build("llama"), None, tmp_path / "out")  # an empty one may be there
+    before = sorted((p.name, p.stat().st_mtime_ns) for p in (tmp_path / "out").iterdir())
+    with pytest.raises(ValueError, match="out holds something already"):
+        export_model(build("llama"), None, tmp_path / "out")
+    assert sorted((p.name, p.stat().st_mtime_ns) for p in (tmp_path / "out").iterdir()) == before
+
+
+def test_a_failure_leaves_no_folder(build, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lightning_llm.interop.writer.model_card", full)
+    with pytest.raises(OSError, match="No space left"):
+        export_model(build("llama"), None, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused(build, tmp_path):
+    tokenizer = Tokenizer.train_char([chr(n) for n in range(200, 501)])
+    with pytest.raises(ValueError, match=r"tokenizer has 301 ids, more than the 300 rows"):
+        export_model(build("llama"), tokenizer.to_str(), tmp_path / "out")
+
+
+def test_the_card_tells_config_data_and_metrics(build, tokenizer, tmp_path):
+    config = {
+        "seed_everything": 7,
+        "model": {"architecture": {"hidden_size": 48}, "optimizer": {"class_path": "lightning_llm.optim.AdamW"}},
+        "data": {"corpus": "shakespeare", "path": None},
+        "trainer": {"max_steps": 250, "default_root_dir": "somewhere"},
+    }
+    metrics = {"val_loss": 1.5, "best_val_loss": 1.25, "steps": 250, "bits_per_byte": float("nan"), "checkpoint": "x"}
+    record = RunRecord("best.ckpt", 200, metrics, config)
+    export_model(build("gpt2"), tokenizer.to_str(), tmp_path / "out", record=record)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "as `GPT2LMHeadModel`" in card
+    assert "`best.ckpt`, saved at optimiser step 200" in card
+    assert "| best validation loss (nats per token) | 1.25 |" in card
+    assert "bits per byte" not in card  # it was not measured
+    assert "| num_attention_heads | 6 |" in card
+    head, *blocks = card.split("```yaml\n")
+    data, training = (yaml.safe_load(block.split("```")[0]) for block in blocks)
+    assert data == {"data": {"corpus": "shakespeare"}}
+    assert training["seed_everything"] == 7
+    assert training["trainer"] == {"max_steps": 250}
+    assert yaml.safe_load(head.split("---")[1])["library_name"] == "transformers"

@@ -1,0 +1,89 @@
+"""Saving while training goes on: nothing mixed up, nothing lost, errors told."""
+
+import os
+import threading
+
+import pytest
+import torch
+
+from lightning_llm.training import checkpoint_io
+from lightning_llm.training.archives import write_atomically
+from lightning_llm.training.background import Background, MainMemoryCopy
+from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
+from lightning_llm.training.checkpointing import read_checkpoint
+
+
+def test_work_is_done_in_order_and_not_behind_an_error():
+    background, gate, done = Background(), threading.Event(), []
+    background.add(gate.wait)
+    background.add(lambda: done.append(1))
+    assert done == []
+    gate.set()
+    background.wait()
+    assert done == [1]
+
+    background.add(lambda: 1 / 0)
+    background.add(lambda: done.append(2))
+    with pytest.raises(ZeroDivisionError):
+        background.wait()
+    background.wait()  # told once
+    assert done == [1]
+
+
+def test_a_copy_stays_what_it_was_and_shares_what_was_shared():
+    weight = torch.ones(3)
+    content = {"a": weight, "b": [weight.detach(), (torch.zeros(2, 2).t(), 5)], "c": torch.ones(3), "d": torch.ones(0)}
+    taker = MainMemoryCopy()
+    copy = taker.of(content)
+    weight.add_(1)
+    assert copy["a"].tolist() == [1, 1, 1]
+    assert copy["a"].data_ptr() == copy["b"][0].data_ptr() != copy["c"].data_ptr()
+    assert torch.equal(copy["b"][1][0], torch.zeros(2, 2))
+    assert copy["b"][1][1] == 5
+    again = taker.of(content)  # the memory of the one before, whose reader is done
+    assert {again[name].data_ptr() for name in "ac"} == {copy[name].data_ptr() for name in "ac"}
+    assert again["a"].tolist() == [2, 2, 2]
+
+
+def held(monkeypatch):
+    """Writing waits for the gate that is returned."""
+    gate = threading.Event()
+
+    def write(content, path):
+        assert gate.wait(60)
+        write_atomically(content, path)
+
+    monkeypatch.setattr(checkpoint_io, "write_atomically", write)
+    return gate
+
+
+def test_what_is_written_is_what_was_saved_and_followers_see_it_whole(tmp_path, monkeypatch):
+    files, gate, weight, seen = AtomicCheckpointIO(asynchronous=True), held(monkeypatch), torch.ones(3), []
+    path = tmp_path / "x.ckpt"
+    files.save_checkpoint({"weight": weight}, path)
+    files.then(lambda: seen.append(path.exists()))
+    weight.add_(1)  # the next step
+    assert not path.exists()
+    gate.set()
+    files.wait()
+    assert seen == [True]
+    assert read_checkpoint(path)["weight"].tolist() == [1, 1, 1]
+
+
+def test_the_next_saving_waits_and_tells_what_went_wrong(tmp_path, monkeypatch, capsys):
+    files = AtomicCheckpointIO(asynchronous=True)
+
+    def full(content, path):
+        raise OSError(None, "cannot save the checkpoint: the disk is full", str(path))
+
+    linked = []
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_io, "write_atomically", full)
+        files.save_checkpoint({}, tmp_path / "a.ckpt")
+        files.then(lambda: linked.append(1))
+        with pytest.raises(OSError, match="the disk is full"):
+            files.save_checkpoint({}, tmp_path / "b.ckpt")
+        files.save_checkpoint({}, tmp_path / "b.ckpt")
+        files.teardown()  # of a run that ends by another error
+    assert "the disk is full" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == linked == []

@@ -1,0 +1,136 @@
+"""A checkpoint as a folder: whole or absent, each fault by the name of its file."""
+
+import errno
+import os
+import zipfile
+
+import pytest
+import torch
+
+from lightning_llm.cli.runs import find_checkpoint
+from lightning_llm.training.archives import link_path, remove_path, replace_path
+from lightning_llm.training.checkpointing import is_whole, read_checkpoint
+from lightning_llm.training.sharded_files import MARK, Rows, write_folder
+
+ROWS = torch.arange(10.0).view(5, 2)
+
+
+def write(path, *, fails=(), processes=2):
+    """What two processes write, one after the other; where the first is wanted alone it votes alone."""
+    content = {"state_dict": {"w": {MARK: "w", "shape": [5, 2]}}, "global_step": 7}
+    parts = [{"w": {"start": 0, "rows": ROWS[:3]}}, {"w": {"start": 3, "rows": ROWS[3:]}}]
+    votes = []
+
+    def agree(failed):
+        votes.append(failed)
+        if len(votes) == 1:  # the folder is there: the other one writes its part
+            torch.save(parts[1], path.with_name(f".{path.name}.tmp") / "shard-00001.pt")
+        return failed or len(votes) in fails
+
+    write_folder(content, parts[0], path, process=0, processes=processes, agree=agree)
+    return votes
+
+
+def test_it_appears_when_all_are_done_and_reads_as_one_file_would(tmp_path):
+    path = tmp_path / "step-00000007.ckpt"
+    assert write(path) == [False, False, False]
+    assert sorted(os.listdir(path)) == ["checkpoint.pt", "shard-00000.pt", "shard-00001.pt"]
+    assert os.listdir(tmp_path) == [path.name]
+    content = read_checkpoint(path)
+    assert content.keys() == {"state_dict", "global_step"}
+    assert torch.equal(content["state_dict"]["w"], ROWS)
+    assert is_whole(path)
+    assert find_checkpoint(str(path), tmp_path) == path
+    write(path)  # again, over what is there
+    assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3])
+def test_where_another_process_fails_the_old_one_stays(tmp_path, turn):
+    path = tmp_path / "step-00000007.ckpt"
+    write(path)
+    before = (path / "checkpoint.pt").stat().st_mtime_ns
+    with pytest.raises(OSError, match="another process failed to write its part"):
+        write(path, fails=(turn,))
+    assert os.listdir(tmp_path) == [path.name]
+    assert turn == 3 or (path / "checkpoint.pt").stat().st_mtime_ns == before
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, monkeypatch):
+    save = torch.save
+
+    def full(content, file):
+        if not isinstance(file, os.PathLike):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(content, file)
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match=r"cannot save the checkpoint: No space left on device"):
+        write(tmp_path / "x.ckpt")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["checkpoint.pt", "shard-00000.pt", "shard-00001.pt"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped bit"])
+def test_a_damaged_part_is_named(tmp_path, name, damage):
+    path = tmp_path / "x.ckpt"
+    write(path)
+    content = bytearray((path / name).read_bytes())
+    with zipfile.ZipFile(path / name) as archive:
+        first = archive.read(archive.namelist()[0])  # what lies between the parts has no checksum, and no meaning
+    (path / name).unlink()
+    if damage != "missing":
+        content[content.find(first) + len(first) // 2] ^= 1
+        (path / name).write_bytes(content if damage == "flipped bit" else content[: len(content) // 2])
+    assert not is_whole(path)
+    with pytest.raises(ValueError, match=f"{name} (does not exist|is cut short or damaged)"):
+        read_checkpoint(path)
+
+
+def test_rows_that_nobody_has_are_missed(tmp_path):
+    path = tmp_path / "x.ckpt"
+    write(path, processes=1)
+    with pytest.raises(ValueError, match="lacks rows of w"):
+        read_checkpoint(path)
+
+
+class Code:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.path),))
+
+
+@pytest.mark.parametrize("name", ["checkpoint.pt", "shard-00001.pt"])
+def test_code_in_a_part_is_never_run(tmp_path, name):
+    path = tmp_path / "x.ckpt"
+    write(path)
+    torch.save({"w": Code(tmp_path / "ran")}, path / name)
+    with pytest.raises(ValueError, match=f"{name} is refused"):
+        read_checkpoint(path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 5), (0, 3), (2, 4), (3, 5), (4, 4), (5, 5)])
+def test_rows_between(start, stop):
+    rows = Rows((5, 2), [(0, ROWS[:1]), (1, ROWS[1:3]), (3, ROWS[3:5]), (5, ROWS[5:])])
+    assert torch.equal(rows.between(start, stop), ROWS[start:stop])
+
+
+def test_folders_are_linked_replaced_and_removed_like_files(tmp_path):
+    first, second, best = (tmp_path / f"{name}.ckpt" for name in ("a", "b", "best"))
+    for folder in (first, second):
+        folder.mkdir()
+        (folder / "checkpoint.pt").write_text(folder.name)
+    link_path(first, best)
+    link_path(second, best)
+    assert (best / "checkpoint.pt").stat().st_ino == (second / "checkpoint.pt").stat().st_ino
+    remove_path(second)
+    assert (best / "checkpoint.pt").read_text() == "b.ckpt"
+    replace_path(first, best)
+    assert (best / "checkpoint.pt").read_text() == "a.ckpt"
+    (tmp_path / "file").write_text("one")
+    replace_path(tmp_path / "file", best)  # one process goes on from what two have saved
+    assert best.read_text() == "one"
+    assert os.listdir(tmp_path) == ["best.ckpt"]

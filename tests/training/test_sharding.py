@@ -1,0 +1,176 @@
+"""Parameters spread over two processes: the same weights, norms and updates as in one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.transformer import Transformer
+from lightning_llm.ops.losses import linear_cross_entropy
+from lightning_llm.optim import AdamW, MuonAdamW, clip_grad_norm_, param_groups
+from lightning_llm.training.checkpointing import read_checkpoint
+from lightning_llm.training.sharded_files import Rows, local_rows, split, write_folder
+from lightning_llm.training.sharded_strategy import ShardedStrategy, strategy_for
+from lightning_llm.training.sharding import build_sharded, is_sharded
+from lightning_llm.training.trainer import Trainer
+
+VOCAB = 19  # rows that two processes cannot halve
+
+
+class OwnMLP(nn.Module):
+    """A user's: it draws while it is made, keeps a parameter of a kind that no table fills, and has a buffer."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.inner = nn.Linear(config.hidden_size, config.hidden_size)
+        nn.init.uniform_(self.inner.weight)
+        self.scale = nn.Parameter(torch.rand(config.hidden_size))
+        self.register_buffer("shift", torch.rand(config.hidden_size))
+
+    def forward(self, x):
+        return self.inner(x) * self.scale + self.shift
+
+
+def config(**changes):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 8}
+    return ModelConfig(vocab_size=VOCAB, **{**sizes, **changes})
+
+
+CONFIGS = {
+    "swiglu": config(),
+    "tied": config(tie_word_embeddings=True, mlp="memory_optimized_swiglu", checkpoint_level=2, qk_norm=True),
+    "gpt": config(norm="layernorm", position="learned", mlp="gelu", attention_bias=True, lm_head_bias=True),
+    "tied, with bias": config(tie_word_embeddings=True, lm_head_bias=True),
+    "own": config(mlp=f"{__name__}.OwnMLP"),
+}
+
+
+def batch(rank, step):
+    return torch.randint(0, VOCAB, (2, 2, 8), generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def step(model, optimizer, batches, max_norm):
+    """One optimiser step; the norm before clipping."""
+    optimizer.zero_grad()
+    for ids, targets in batches:
+        hidden = model(ids)
+        loss = linear_cross_entropy(hidden, model.lm_head.weight, targets, bias=model.lm_head.bias, num_chunks=3)
+        (loss / len(batches)).backward()
+    norm = clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    return norm
+
+
+def whole(content):
+    return content.full_tensor() if hasattr(content, "full_tensor") else content
+
+
+def in_two_processes(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    group = dist.new_group(backend="gloo")
+
+    def agree(failed):
+        vote = torch.tensor(int(failed))
+        dist.all_reduce(vote, op=dist.ReduceOp.MAX, group=group)
+        return bool(vote)
+
+    for name, shape in CONFIGS.items():
+        torch.manual_seed(3)
+        plain = Transformer(shape)
+        after = torch.rand(1)
+        torch.manual_seed(3)
+        sharded = build_sharded(shape, mesh, torch.device("cpu"))
+        assert torch.equal(torch.rand(1), after), name  # the generator stands where it would
+        assert is_sharded(sharded)
+        assert all(hasattr(param, "to_local") for param in sharded.parameters())
+        expected, found = plain.state_dict(), sharded.state_dict()
+        assert expected.keys() == found.keys()
+        for key, value in expected.items():
+            assert torch.equal(whole(found[key]), value), (name, key)
+
+        optimizer_class = MuonAdamW if name == "swiglu" else AdamW
+        extra = {"newton_schulz_dtype": "float32"} if name == "swiglu" else {}
+        optimizers = [optimizer_class(param_groups(model), lr=0.01, **extra) for model in (plain, sharded)]
+        for turn, max_norm in enumerate((float("inf"), 0.1, 0.1)):
+            theirs = step(plain, optimizers[0], [batch(0, turn), batch(1, turn)], max_norm)
+            ours = step(sharded, optimizers[1], [batch(rank, turn)], max_norm)
+            assert type(ours) is torch.Tensor  # stands beside losses, in whatever process
+            torch.testing.assert_close(ours, theirs)
+        for key, value in plain.state_dict().items():
+            torch.testing.assert_close(whole(sharded.state_dict()[key]), value)
+
+        shards = {}
+        content = {"state_dict": sharded.state_dict(), "optimizer_states": [optimizers[1].state_dict()], "step": 3}
+        rest = split(content, shards)
+        path = Path(folder) / f"{name}.ckpt"
+        write_folder(rest, shards, path, process=rank, processes=2, agree=agree)
+        read, lazy = read_checkpoint(path), read_checkpoint(path, mmap=True)
+        assert read["step"] == 3
+        for key, value in sharded.state_dict().items():
+            assert torch.equal(read["state_dict"][key], whole(value)), key
+            if isinstance(lazy["state_dict"][key], Rows):
+                start, rows = local_rows(value)
+                assert torch.equal(lazy["state_dict"][key].between(start, start + len(rows)), rows)
+        optimizer_class(param_groups(plain), **extra).load_state_dict(read["optimizer_states"][0])
+        if shape.tie_word_embeddings:
+            weights = read["state_dict"]
+            assert weights["lm_head.weight"].data_ptr() == weights["embed_tokens.weight"].data_ptr()
+    dist.barrier()  # a process that leaves early takes the connection from the other
+    dist.destroy_process_group()
+
+
+def test_two_processes_have_and_train_the_weights_of_one(tmp_path):
+    torch.multiprocessing.spawn(in_two_processes, (str(tmp_path),), nprocs=2)
+
+
+def test_no_process_holds_two_whole_blocks_while_the_model_is_made(monkeypatch):
+    """Seen where a part is put in its place: all blocks before it are empty by then."""
+    from lightning_llm.model.transformer import Block
+    from lightning_llm.training import sharding
+
+    full = []
+
+    def watch(parent, name, part):
+        if isinstance(parent, nn.ModuleList):
+            full.append(sum(any(not p.is_meta for p in block.parameters()) for block in parent))
+
+    with sharding._emptied_once_whole():
+        handle = register_module_module_registration_hook(watch)
+        try:
+            made = Transformer(config(num_hidden_layers=5))
+        finally:
+            handle.remove()
+    assert len(full) == 5
+    assert max(full) == 0
+    assert all(param.is_meta for param in made.parameters())
+    assert all(not param.is_meta for param in Block(config(), 0).parameters())  # nothing is left behind
+
+
+@pytest.mark.parametrize("given", ["fsdp", "fsdp_cpu_offload"])
+def test_fsdp1_is_refused_with_what_to_write(given):
+    with pytest.raises(ValueError, match=f"trainer.strategy {given} is FSDP1.*write fsdp2"):
+        Trainer(strategy=given, accelerator="cpu")
+
+
+def test_lightnings_own_strategy_is_sharded_by_rows():
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    made = strategy_for(ModelParallelStrategy(data_parallel_size=2, save_distributed_checkpoint=False))
+    assert isinstance(made, ShardedStrategy)
+    assert made._one_file
+    with pytest.raises(ValueError, match="tensor_parallel_size 2: the model has no plan"):
+        strategy_for(ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2))
+    assert strategy_for("ddp") == "ddp"
+
+
+def test_a_size_that_the_devices_do_not_make_is_refused():
+    trainer = Trainer(strategy=ShardedStrategy(data_parallel_size=2), accelerator="cpu", devices=1, precision="32-true")
+    with pytest.raises(ValueError, match="data_parallel_size 2 with 1 device in all"):
+        trainer.strategy.setup_environment()
