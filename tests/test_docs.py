@@ -138,7 +138,7 @@ def test_readme_commands_are_understood(command, text_file, tmp_path, monkeypatc
             options.append("--data.path=my.txt")
         elif word == "bench":
             options += ["--shapes", "1x8x8x16x1", "--rounds", "1"]
-        elif word == "compare":
+        elif word in ("compare", "export"):
             cli_main(["fit", "--config=configs/shakespeare-char.yaml", "--data.path=my.txt", *SMALL])
         elif word == "dashboard":
             assert dashboard_parser().parse_args(options).runs == options  # it would run until Ctrl-C

@@ -75,7 +75,7 @@ def write_weights(tensors: Sequence[Outgoing], folder: Path, max_shard_bytes: in
 
 
 def _write_file(tensors: Sequence[Outgoing], path: Path) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # without it transformers refuses the file
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers 4 refuses a file without
     end = 0
     for tensor in tensors:
         begin, end = end, end + tensor.size

@@ -1,4 +1,11 @@
-"""Keys and values of the tokens already seen, so that decoding computes one position a step."""
+"""Keys and values of the tokens already seen, so that decoding computes one position a step.
+
+Every row has a length of its own and begins at place 0, so that a token's place in the cache is its position. Prompts
+of unequal length are read padded on the right: what stands behind a row's end is seen by no position of that row, and is
+written over by the row's next tokens.
+"""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +26,7 @@ class KVCache:
         dtype: Of keys and values.
 
     Attributes:
-        length: Number of positions that are filled.
+        lengths: Number of positions that are filled, of each row.
     """
 
     def __init__(
@@ -28,18 +35,59 @@ class KVCache:
         assert config.head_dim is not None
         assert config.num_key_value_heads is not None
         shape = (config.num_hidden_layers, 2, batch_size, config.num_key_value_heads, max_length, config.head_dim)
-        self._store = torch.empty(shape, device=device, dtype=dtype)
-        self.length = 0
+        # zeros: what a row does not see has weight 0, and 0 times what happens to lie in memory may be no number
+        self._store = torch.zeros(shape, device=device, dtype=dtype)
+        self.lengths = [0] * batch_size
+        self._ends: tuple[Tensor, Tensor] | None = None
 
     @property
     def max_length(self) -> int:
         """Most tokens it can hold."""
         return self._store.shape[-2]
 
-    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the new positions of one layer and return all positions of that layer.
+    @property
+    def length(self) -> int:
+        """Positions that the longest row has."""
+        return max(self.lengths)
 
-        ``length`` moves once per forward pass, by :meth:`advance`: every layer writes at the same place.
+    @property
+    def is_even(self) -> bool:
+        """Whether all rows are of one length."""
+        return min(self.lengths) == max(self.lengths)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        return self._store.dtype
+
+    def positions(self, new: int) -> Tensor:
+        """Where the next tokens stand: (new,) where all rows are of one length, else (batch, new)."""
+        steps = torch.arange(new, device=self._store.device)
+        return steps + self.length if self.is_even else self._on_device(self.lengths)[:, None] + steps
+
+    def mask(self, new: int) -> Tensor | None:
+        """Which places the next token of each row may look at, its own among them.
+
+        Args:
+            new: How many tokens come: several only where all rows are of one length.
+
+        Returns:
+            (batch, 1, 1, length + 1), bool; ``None`` where all rows are of one length.
+
+        Raises:
+            ValueError: Several tokens for rows of unequal length.
+        """
+        if self.is_even:
+            return None
+        if new != 1:
+            raise ValueError(f"rows of unequal length take one new position at a time, got {new}")
+        places = torch.arange(self.length + 1, device=self._store.device)
+        return (places <= self._on_device(self.lengths)[:, None])[:, None, None]
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the new positions of one layer behind each row's end and return all positions of that layer.
+
+        ``lengths`` move once per forward pass, by :meth:`advance`: every layer writes at the same places.
 
         Args:
             layer: Index of the block.
@@ -52,18 +100,40 @@ class KVCache:
         Raises:
             ValueError: There is no room for the new positions.
         """
-        end = self.length + key.shape[-2]
+        start = self.length
+        end = start + key.shape[-2]
         if end > self.max_length:
             raise ValueError(f"the cache holds {self.max_length} positions, asked to hold {end}")
         keys, values = self._store[layer, 0], self._store[layer, 1]
-        keys[:, :, self.length : end] = key.detach()
-        values[:, :, self.length : end] = value.detach()
+        if self.is_even:
+            keys[:, :, start:end] = key.detach()
+            values[:, :, start:end] = value.detach()
+        else:
+            if self._ends is None:
+                self._ends = self._on_device(range(len(self.lengths))), self._on_device(self.lengths)
+            rows, ends = self._ends
+            keys[rows, :, ends] = key.detach()[:, :, 0].to(keys.dtype)
+            values[rows, :, ends] = value.detach()[:, :, 0].to(values.dtype)
         return keys[:, :, :end], values[:, :, :end]
 
     def advance(self, new: int) -> None:
-        """Count ``new`` positions as filled."""
-        self.length += new
+        """Count ``new`` positions of every row as filled."""
+        self.set_lengths([length + new for length in self.lengths])
+
+    def set_lengths(self, lengths: Sequence[int]) -> None:
+        """Say how many positions of each row are filled: fewer than were written where a prompt was padded."""
+        self.lengths, self._ends = list(lengths), None
+
+    def row(self, index: int) -> "KVCache":
+        """A cache of one row that shares this one's memory, and counts for itself."""
+        part: KVCache = KVCache.__new__(KVCache)
+        part._store, part._ends = self._store[:, :, index : index + 1], None
+        part.lengths = [self.lengths[index]]
+        return part
 
     def reset(self) -> None:
         """Forget all positions; the memory stays."""
-        self.length = 0
+        self.set_lengths([0] * len(self.lengths))
+
+    def _on_device(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(list(numbers), device=self._store.device)

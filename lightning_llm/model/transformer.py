@@ -116,8 +116,9 @@ class Transformer(nn.Module):
 
         Args:
             input_ids: (batch, seq), int64 token ids.
-            positions: (seq,) or (batch, seq); ``None`` counts from 0, or from where the cache ends.
-            cache: Keys and values of earlier positions, which these are added to.
+            positions: (seq,) or (batch, seq); ``None`` counts from 0, or from where each row of the cache ends.
+            cache: Keys and values of earlier positions, which these are added to. Where its rows are of unequal
+                length, one new position at a time.
             documents: (batch, seq), for each token the number of its document in the row. Attention stays inside it,
                 and positions (unless given) count from its beginning, as if each were run alone.
 
@@ -126,7 +127,7 @@ class Transformer(nn.Module):
 
         Raises:
             ValueError: ``input_ids`` is not two-dimensional, or more positions than ``max_position_embeddings``, or
-                ``documents`` with a cache or of another shape.
+                ``documents`` with a cache or of another shape, or several positions behind unequal rows of a cache.
         """
         if input_ids.dim() != 2:
             raise ValueError(f"input_ids must have shape (batch, seq), got {tuple(input_ids.shape)}")
@@ -136,7 +137,7 @@ class Transformer(nn.Module):
             raise ValueError(
                 f"{seen + seq} positions are more than max_position_embeddings {longest}: shorten the input"
             )
-        mask = None
+        mask = None if cache is None else cache.mask(seq)
         if documents is not None:
             if cache is not None or documents.shape != input_ids.shape:
                 raise ValueError(
@@ -146,7 +147,7 @@ class Transformer(nn.Module):
             mask = document_mask(documents)
             positions = positions_in_documents(documents) if positions is None else positions
         if positions is None:
-            positions = torch.arange(seen, seen + seq, device=input_ids.device)
+            positions = torch.arange(seq, device=input_ids.device) if cache is None else cache.positions(seq)
         x = self.embed_tokens(input_ids)
         if self.config.position == "learned":
             x = x + self.embed_positions(positions)

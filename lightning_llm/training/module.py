@@ -166,9 +166,9 @@ class LanguageModel(LightningModule):
         except ValueError as error:
             return [str(error)]
 
-    def _initial_faults(self, initial: InitialWeights, data: TokenDataModule | None) -> list[str]:
-        wanted, tokenizer = self.architecture, None if data is None else data.tokenizer
-        if wanted.vocab_size is None and data is not None:
+    def _initial_faults(self, initial: InitialWeights, data: Any) -> list[str]:
+        wanted, tokenizer = self.architecture, getattr(data, "tokenizer", None)
+        if wanted.vocab_size is None:
             wanted = ModelConfig(**{**wanted.to_dict(), "vocab_size": data.vocab_size})
         differences = architecture_differences(initial.config, wanted, ignored=free_fields(wanted))
         another = f"init_from {self.init_from} is of another architecture: {'; '.join(differences)}"

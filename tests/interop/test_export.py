@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 import yaml
+from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -89,6 +90,13 @@ def test_large_models_are_cut_into_files(exported):
         together |= tensors
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in together.values())
     assert together.keys() == {n if n == "lm_head.weight" else f"model.{n}" for n in ours.state_dict()}
+
+
+def test_a_tied_head_is_not_written_twice_and_files_say_whose_they_are(exported):
+    _, folder = exported("gpt2")
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        assert "lm_head.weight" not in file.keys()  # noqa: SIM118
+        assert file.metadata() == {"format": "pt"}  # transformers 4 refuses a file without
 
 
 def test_bfloat16_stays_bfloat16(build, tmp_path):

@@ -126,6 +126,11 @@ def test_a_tensor_holds_on_to_no_more_than_itself(exported, name):
             700.0,
             LLAMA3,
         ),
+        (  # the context that it began with is then that of the model
+            {"rope_parameters": {n: v for n, v in LLAMA3.items() if not n.startswith("original")}},
+            500.0,
+            {**LLAMA3, "original_max_position_embeddings": 64},
+        ),
     ],
 )
 def test_the_rotation_is_read_by_its_old_and_its_new_names(exported, changes, theta, scaling):

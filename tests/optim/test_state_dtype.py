@@ -253,3 +253,20 @@ def test_other_dtypes_are_refused(value):
     for made in (lambda: AdamW(start(), state_dtype=value), lambda: AdamW([{"params": start(), "state_dtype": value}])):
         with pytest.raises(ValueError, match=r"state_dtype must be None \(the parameter's\) or 'bfloat16', got"):
             made()
+
+
+def test_equal_parameters_are_rounded_by_noise_of_their_own():
+    params = [nn.Parameter(torch.ones(1000)) for _ in range(3)]
+    groups = [{"params": params[:2]}, {"params": params[2:]}]
+    optimizer = AdamW(groups, **BF16)
+    for param in params:
+        param.grad = torch.full((1000,), 1 / 3)
+    optimizer.step()
+    first, *others = (optimizer.state[param] for param in params)
+    up = averages(first)[0] > averages(first)[0].min()
+    for other in others:
+        ups = averages(other)[0] > averages(other)[0].min()
+        # of two independent draws with the same probability p, 2 p (1 - p) differ: five standard errors around it
+        share = up.float().mean()
+        expected = float(2 * share * (1 - share))
+        assert float((up != ups).float().mean()) == pytest.approx(expected, abs=5 * math.sqrt(expected / 1000))

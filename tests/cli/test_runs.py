@@ -1,0 +1,94 @@
+"""Which run is the newest, whatever the clock says, and what a run leaves behind."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lightning_llm.cli.runs import CHECKPOINTS, CONFIG, newest_run, put_events_before, take_turn, turn_of
+from lightning_llm.training.archives import link_path
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """``make_run("a/version_0", written_s=100)``: a run with one checkpoint of that time, which took its turn."""
+
+    def make(name, *, written_s):
+        run = tmp_path / name
+        (run / CHECKPOINTS).mkdir(parents=True)
+        (run / CONFIG).write_text("trainer: {}\n")
+        file = run / CHECKPOINTS / "step-00000001.ckpt"
+        file.write_bytes(b"")
+        os.utime(file, (written_s, written_s))
+        take_turn(run)
+        return run
+
+    return make
+
+
+def test_within_an_experiment_the_one_started_last_is_newest_whatever_the_clock(make_run, tmp_path):
+    older = make_run("a/version_0", written_s=9000)  # its clock was ahead
+    newer = make_run("a/version_1", written_s=1000)
+    assert turn_of(newer) == turn_of(older) + 1
+    assert newest_run(tmp_path) == newer
+    take_turn(older)  # it goes on
+    assert newest_run(tmp_path) == older
+
+
+def test_between_experiments_the_file_written_last_decides(make_run, tmp_path):
+    make_run("a/version_0", written_s=1000)
+    make_run("a/version_1", written_s=1001)
+    other = make_run("b/version_0", written_s=2000)
+    assert newest_run(tmp_path) == other
+
+
+def test_a_run_without_a_turn_comes_before_those_with_one(make_run, tmp_path):
+    old = make_run("a/version_0", written_s=9000)
+    (old / "turn").unlink()
+    new = make_run("a/version_1", written_s=1000)
+    assert newest_run(tmp_path) == new
+
+
+def events(run):
+    return sorted(path.name for path in run.glob("events*"))
+
+
+def test_event_files_from_a_clock_ahead_get_earlier_names_in_their_order(tmp_path):
+    for time, rest in ((5000, "a"), (6000, "b")):
+        (tmp_path / f"events.out.tfevents.{time:010d}.host.{rest}").write_text(rest)
+    put_events_before(tmp_path, 7000)
+    assert events(tmp_path) == ["events.out.tfevents.0000005000.host.a", "events.out.tfevents.0000006000.host.b"]
+    put_events_before(tmp_path, 6000)
+    assert events(tmp_path) == ["events.out.tfevents.0000005998.host.a", "events.out.tfevents.0000005999.host.b"]
+    assert (tmp_path / "events.out.tfevents.0000005998.host.a").read_text() == "a"
+
+
+def test_a_link_to_the_file_that_has_the_name_already_leaves_nothing_beside_it(tmp_path):
+    source, target = tmp_path / "step.ckpt", tmp_path / "best.ckpt"
+    source.write_text("x")
+    for _ in range(2):
+        link_path(source, target)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["best.ckpt", "step.ckpt"]
+    assert target.samefile(source)
+
+
+def test_going_on_from_a_finished_run_says_that_nothing_is_left(tiny, capsys):
+    first = tiny("fit")
+    summary = Path(first.trainer.log_dir, "summary.json").read_text()
+    capsys.readouterr()
+    again = tiny("fit", "--ckpt_path=last")
+    assert again.trainer.log_dir == first.trainer.log_dir
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Resumed from step 6" in said
+    assert "no step is left to do" in said
+    assert '"steps": 6' in Path(first.trainer.log_dir, "summary.json").read_text()
+    assert '"steps": 6' in summary
+
+
+def test_the_best_is_made_up_for_when_the_run_was_killed_before_it_was_kept(tiny):
+    best = Path(tiny("fit").trainer.log_dir, "checkpoints", "best.ckpt")
+    newest = best.with_name("step-00000006.ckpt")
+    assert best.samefile(newest)  # of this run the last validation is the best
+    best.unlink()
+    tiny("fit", "--ckpt_path=last")
+    assert best.samefile(newest)
