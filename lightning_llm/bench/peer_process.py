@@ -31,7 +31,7 @@ from lightning_llm.training.allocator import keep_freed_memory
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
 
-WARM_UP = 3  # steps
+WARM_UP = 2  # steps
 NAMES = ("layers", "heads", "hidden", "intermediate", "context", "rows", "vocab")
 PRECISIONS = {"float32": "32-true", "bfloat16": "bf16-mixed"}
 
@@ -85,6 +85,7 @@ def ours(shape: Shape, dtype: str, device: str, steps: int) -> list[float]:
                 max_steps=WARM_UP + steps,
                 accelerator=device,
                 devices=1,
+                log_every_n_steps=min(10, WARM_UP + steps),
                 limit_val_batches=0,
                 gradient_clip_val=1.0,
             )

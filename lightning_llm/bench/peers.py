@@ -27,7 +27,7 @@ SHAPES = {
     "1.3b": ["24x16x2048x5504x2048x4x50304"],
 }
 DEFAULT_SHAPES = ["shakespeare"]
-STEPS = {"cpu": 5, "cuda": 30}  # of each round, after the warm-up
+STEPS = {"cpu": 3, "cuda": 30}  # of each round, after the warm-up
 VARIANTS = {
     "transformers": ("transformers", False),
     "litgpt": ("litgpt", False),

@@ -28,9 +28,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing.spawn as processes
 from rich.console import Console
 from rich.table import Table
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_llm.bench.harness import Request, Row, describe_machine
@@ -81,7 +81,7 @@ def _launch(sizes: list[int], counts: list[int], asked: Request) -> Found:
         result = Path(folder, "found.json")
         dtype = str(asked.dtypes[0]).removeprefix("torch.")
         job = (sizes, counts, asked.device, dtype, asked.rounds, port, str(result))
-        processes.spawn(_process, job, nprocs=counts[-1])  # type: ignore[no-untyped-call]
+        spawn(_process, job, nprocs=counts[-1])  # type: ignore[no-untyped-call]
         found: Found = json.loads(result.read_text(encoding="utf-8"))
         return found
 

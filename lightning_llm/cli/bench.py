@@ -15,7 +15,9 @@ BENCHES = {
     "memory": "where the memory of two configs differs (--config A --config B [-- options of fit])",
     "checkpoint": "how long saving holds training up, waited for and in the background",
     "peers": "whole training steps beside transformers and litgpt",
+    "ladder": "the techniques of a training step, one rung at a time",
     "scaling": "tokens per second on 1 to N processes, and what 8 and 64 should reach",
+    "generate": "tokens per second of decoding, beside recomputing the prefix and transformers",
     "data": "speed and memory of prepare, for each tokenizer",
     "faults": "random kills, full disks, damaged files and so on, and what they cost (--rounds N in all, --seed)",
 }

@@ -1,0 +1,51 @@
+"""Ours beside transformers, each in a process of its own."""
+
+import json
+
+import pytest
+
+from lightning_llm.bench.peer_process import Shape, ours, transformers
+from lightning_llm.cli import bench
+
+TINY = "1x2x32x64x32x2x65"
+
+
+def test_a_shape_is_seven_numbers():
+    assert Shape.of(TINY) == Shape(layers=1, heads=2, hidden=32, intermediate=64, context=32, rows=2, vocab=65)
+    for text in ("1x2", "1x2x32x64x32x2xmany", "0x2x32x64x32x2x65"):
+        with pytest.raises(ValueError, match="must be layers x heads x hidden"):
+            Shape.of(text)
+
+
+@pytest.mark.parametrize("side", [ours, transformers])
+def test_each_side_times_as_many_steps_as_asked(side):
+    seconds = side(Shape.of(TINY), "float32", "cpu", 3)
+    assert len(seconds) == 3
+    assert all(0 < second < 10 for second in seconds)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--dtype", "float16"], "dtype float16: peers are compared in float32 and in bfloat16"),
+        (["--variants", "jax"], "variants 'jax': there are"),
+        (["--shapes", "gpt5"], "shapes 'gpt5' must be"),
+    ],
+)
+def test_bad_input(words, named, capsys):
+    assert bench.main(["peers", *words]) == 2
+    assert named in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_rows_of_processes_of_their_own(tmp_path):
+    path = tmp_path / "rows.json"
+    words = ["--shapes", TINY, "--variants", "transformers", "ours", "--rounds", "2", "--json", str(path)]
+    assert bench.main(["peers", *words]) == 0
+    theirs, mine = json.loads(path.read_text())
+    assert (theirs["variant"], mine["variant"], mine["ratio"]) == ("transformers", "ours", 1)
+    assert theirs["ratio"] == pytest.approx(theirs["total_s"] / mine["total_s"])
+    for row in (theirs, mine):
+        assert row["tokens_per_s"] == pytest.approx(64 / row["total_s"])
+        assert row["peak_bytes"] > 0
+    assert path.with_suffix(".png").is_file()
