@@ -15,8 +15,8 @@ goes there from half of the way on.
 The noise is a hash of a counter (the principle of Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"):
 no generator is read or moved, all processes and resumed runs make the same bits, and tensors may be cut anywhere. Its
 rounds multiply and xor-shift as MurmurHash3's finaliser does, with the step as key. A 32-bit word serves both averages,
-one by each half: 1.1 ns a word on two cores, for 2^18 of them; a ``torch.Generator``, which fills on one core, takes 0.84
-ns for each half.
+one by each half: 1.1 ns a word on two cores, for 2^18 of them; a ``torch.Generator``, which fills on one core, takes
+0.84 ns for each half.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,0 +1,77 @@
+"""The predicted time of a step: by hand where it can be, and in the right order everywhere."""
+
+import dataclasses
+
+import pytest
+
+from lightning_llm.accounting import find_device, parameters_by_part, step_flops
+from lightning_llm.accounting.step_time import ATTENTION_SHARE, BANDWIDTH_SHARE, GENERIC, LAYER_SECONDS, Pace, step_time
+from lightning_llm.model.config import ModelConfig
+
+CONFIG = ModelConfig(vocab_size=1000, hidden_size=512, num_hidden_layers=4, num_attention_heads=8)
+PACE = Pace(device=find_device("H200"), kind="cuda")
+STEP = {"rows": 8, "accumulation": 2, "context_length": 256}
+
+
+def predicted(config=CONFIG, pace=PACE, **changes):
+    return step_time(config, pace, **{**STEP, **changes})
+
+
+def test_products_are_flops_over_the_share_of_the_peak():
+    flops = step_flops(CONFIG, tokens=2 * 8 * 256, context_length=256)
+    scores = 3 * flops.by_part["attention_scores"]
+    expected = ((flops.model - scores) / 0.5 + scores / ATTENTION_SHARE) / 67e12
+    assert predicted(pace=Pace(device=find_device("H200"), kind="cuda", product_share=0.5)).products == pytest.approx(
+        expected
+    )
+
+
+def test_the_optimiser_moves_parameters_gradients_and_both_averages():
+    n = sum(parameters_by_part(CONFIG).values())
+    rate = 4800e9 * BANDWIDTH_SHARE
+    assert predicted().optimizer == pytest.approx(n * (5 * 4 + 2 * 2 * 4) / rate)
+    assert predicted(state_itemsize=2).optimizer == pytest.approx(n * (5 * 4 + 2 * 2 * 2) / rate)
+    sharded = predicted(strategy="fsdp2", world_size=4).optimizer
+    assert sharded == pytest.approx(predicted().optimizer / 4, rel=1e-5)
+
+
+def test_launches_are_counted_for_each_layer_and_micro_batch():
+    assert predicted().launches == pytest.approx(4 * 2 * LAYER_SECONDS["cuda"])
+    assert predicted(rows=16, accumulation=1).launches == pytest.approx(4 * LAYER_SECONDS["cuda"])
+
+
+def test_ddp_sends_each_gradient_twice_round_the_ring_and_fsdp_more():
+    n = sum(parameters_by_part(CONFIG).values())
+    ddp = predicted(world_size=8).communication
+    assert ddp == pytest.approx(2 * 7 / 8 * 4 * n / PACE.link_bandwidth)
+    assert predicted(world_size=8, accumulation=1, rows=16).communication == pytest.approx(ddp)
+    assert predicted(world_size=8, strategy="fsdp2").communication > ddp
+    assert predicted().communication == 0
+
+
+@pytest.mark.parametrize(
+    ("cheap", "dear"),
+    [
+        ({}, {"recompute": "attention"}),
+        ({"recompute": "attention"}, {"recompute": "block"}),
+        ({}, {"checkpoint_level": 1}),
+        ({"checkpoint_level": 1}, {"checkpoint_level": 2}),
+        ({"checkpoint_level": [1, 0, 0, 0]}, {"checkpoint_level": [1, 1, 0, 0]}),
+    ],
+)
+def test_what_is_done_again_takes_longer(cheap, dear):
+    first, second = (predicted(dataclasses.replace(CONFIG, **change)) for change in (cheap, dear))
+    assert second.seconds > first.seconds
+    assert second.products == first.products
+
+
+def test_whole_logits_and_small_micro_batches_take_longer():
+    assert predicted(loss_chunks=0).seconds > predicted().seconds
+    assert predicted(rows=4, accumulation=4).seconds > predicted().seconds > predicted(rows=16, accumulation=1).seconds
+
+
+def test_bf16_is_refused_where_the_device_has_no_peak_for_it():
+    old = Pace(device=find_device("Tesla V100-SXM2-32GB"), kind="cuda")
+    with pytest.raises(ValueError, match="has no bfloat16 peak in the table: take --precision 32-true"):
+        predicted(pace=old, precision="bf16-mixed")
+    assert predicted(pace=Pace(device=GENERIC["cpu"], kind="cpu")).seconds > predicted().seconds
