@@ -16,8 +16,10 @@ TRAINER_WORDS = {
 }
 TOOLS = {
     "prepare": "turn text into a token store",
+    "tokenizer": "learn a tokenizer from text",
     "data": "look into a token store, or check it",
     "generate": "continue a prompt with a trained model",
+    "evaluate": "loss, perplexity and bits per byte of a model on texts",
     "export": "a trained model as a folder that transformers loads",
     "import": "a model of transformers as a checkpoint",
     "consolidate": "put the shards of a checkpoint together into one file",

@@ -15,6 +15,7 @@ BENCHES = {
     "memory": "where the memory of two configs differs (--config A --config B [-- options of fit])",
     "checkpoint": "how long saving holds training up, waited for and in the background",
     "peers": "whole training steps beside transformers and litgpt",
+    "cost": "how time and memory of a step grow with each size, and the time to the first step of fit",
     "ladder": "the techniques of a training step, one rung at a time",
     "scaling": "tokens per second on 1 to N processes, and what 8 and 64 should reach",
     "generate": "tokens per second of decoding, beside recomputing the prefix and transformers",

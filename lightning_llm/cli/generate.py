@@ -1,23 +1,42 @@
-"""``lightning-llm generate CKPT --prompt TEXT``: continue a prompt, printed token by token."""
+"""``lightning-llm generate CKPT --prompt TEXT``: continue a prompt, written as it comes."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from lightning_llm.cli.models import KINDS, open_model
 from lightning_llm.cli.parser import OneLineParser, run_tool
+
+if TYPE_CHECKING:
+    from lightning_llm.data.tokenizers import Tokenizer
+    from lightning_llm.model.transformer import Transformer
+
+STDIN = "-"
+INPUTS = ("prompt", "prompt_file", "stdin", "interactive")
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
     parser = OneLineParser("lightning-llm generate", "Continue a prompt with a trained model.")
-    parser.add_argument("checkpoint", help="a checkpoint, or a run directory (takes its best, else its newest)")
-    parser.add_argument("--prompt", default="\n", help="the text to continue (default: a newline)")
+    parser.add_argument("checkpoint", help=KINDS)
+    parser.add_argument("stdin", nargs="?", choices=[STDIN], help="take the prompt from the standard input")
+    parser.add_argument("--prompt", help="the text to continue (default: a newline)")
+    parser.add_argument("--prompt-file", metavar="FILE", help="a file of UTF-8 with the text to continue")
+    parser.add_argument("--interactive", action="store_true", help="continue each line that is typed, until Ctrl-D")
+    parser.add_argument("--num-samples", type=int, default=1, metavar="N", help="how many texts (default: 1)")
     parser.add_argument("--max-new-tokens", type=int, default=200, help="how many tokens to add (default: 200)")
     parser.add_argument(
         "--temperature", type=float, default=0.8, help="divides the logits; 0 takes the likeliest token (default: 0.8)"
     )
     parser.add_argument("--top-k", type=int, help="sample among so many likeliest tokens (default: all)")
     parser.add_argument("--top-p", type=float, help="sample among the fewest tokens that reach this probability")
+    parser.add_argument("--min-p", type=float, help="sample among tokens this many times as likely as the likeliest")
+    parser.add_argument(
+        "--repetition-penalty", type=float, default=1.0, help="above 1: less of what was there (default: 1, off)"
+    )
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; can be repeated")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same text (default: 0)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or mps (default: cpu)")
     return parser
@@ -33,35 +52,80 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _generate(options: argparse.Namespace) -> None:
+    if options.num_samples < 1:
+        raise ValueError(f"--num-samples must be at least 1, got {options.num_samples}")
+    if not 0 <= options.seed < 2**63:
+        raise ValueError(f"--seed must be at least 0 and below 2^63, got {options.seed}")
+    given = [name for name in INPUTS if getattr(options, name) not in (None, False)]
+    if len(given) > 1:
+        raise ValueError(f"one prompt at a time: {' and '.join(given)} were given")
+    prompt = None if options.interactive else _prompt(options)
     # after the options are read: a typing mistake is answered without waiting for torch
-    import torch
+    from lightning_llm.generation.sampling import Sampling
 
-    from lightning_llm.cli.runs import find_checkpoint
-    from lightning_llm.data.tokenizers import Tokenizer
-    from lightning_llm.generation import stream
-    from lightning_llm.training.checkpointing import load_transformer
-
-    model, content = load_transformer(find_checkpoint(options.checkpoint, Path("runs")), options.device)
-    if content is None:
-        raise ValueError(f"checkpoint {options.checkpoint} holds no tokenizer: it was trained without a token store")
-    tokenizer = Tokenizer.from_str(content)
-    ids = tokenizer.encode(options.prompt)
-    if not ids:
-        raise ValueError("prompt is empty: give at least one character")
-    tokens = stream(
-        model,
-        torch.tensor([ids], device=options.device),
-        max_new_tokens=options.max_new_tokens,
+    sampling = Sampling(
         temperature=options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
-        eos_token_id=tokenizer.eos_token_id,
-        generator=torch.Generator(options.device).manual_seed(options.seed),
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
     )
-    text = tokenizer.stream()
-    print(options.prompt, end="", flush=True)
-    for token in tokens:
-        number = int(token)
-        if number != tokenizer.eos_token_id:
-            print(text.push(number), end="", flush=True)
-    print(text.flush())
+    model, tokenizer = open_model(options.checkpoint, options.device)
+    if prompt is not None:
+        _write(model, tokenizer, prompt, sampling, options)
+        return
+    while (line := _typed()) is not None:
+        try:
+            _write(model, tokenizer, line, sampling, options)
+        except KeyboardInterrupt:  # of this text; Ctrl-C or Ctrl-D at the next line leaves
+            print()
+        except ValueError as error:
+            print(f"lightning-llm generate: {' '.join(str(error).split())}", file=sys.stderr)
+
+
+def _prompt(options: argparse.Namespace) -> str:
+    try:
+        if options.stdin:
+            return sys.stdin.read()
+        if options.prompt_file is not None:
+            with Path(options.prompt_file).open(encoding="utf-8", newline="") as file:
+                return file.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"prompt in {options.prompt_file or 'the standard input'} is not UTF-8: {error}") from error
+    return "\n" if options.prompt is None else str(options.prompt)
+
+
+def _typed() -> str | None:
+    if sys.stdin.isatty():
+        print("> ", end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    return line.removesuffix("\n") if line else None
+
+
+def _write(
+    model: "Transformer", tokenizer: "Tokenizer", prompt: str, sampling: Any, options: argparse.Namespace
+) -> None:
+    """The first text as it comes, the others, which are decoded with it, when all are complete."""
+    import torch
+
+    from lightning_llm.generation.text import stream_text
+
+    steps = stream_text(
+        model,
+        tokenizer,
+        [prompt] * options.num_samples,
+        max_new_tokens=options.max_new_tokens,
+        sampling=sampling,
+        stop=options.stop,
+        generator=torch.Generator().manual_seed(options.seed),
+    )
+    texts = [""] * options.num_samples
+    heads = options.num_samples > 1
+    print(f"--- 1 ---\n{prompt}" if heads else prompt, end="", flush=True)
+    for pieces in steps:
+        if pieces[0]:
+            print(pieces[0], end="", flush=True)
+        texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+    print()
+    for number, text in enumerate(texts[1:], start=2):
+        print(f"--- {number} ---\n{prompt}{text}")

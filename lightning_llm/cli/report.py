@@ -79,8 +79,8 @@ class RunReport(Callback):
         profiler = next((c for c in trainer.callbacks if isinstance(c, MemoryProfiler)), None)  # type: ignore[attr-defined]
         newest = None if checkpoints is None else checkpoints.newest
         summary = {
-            "val_loss": metrics["val_loss"],
-            "perplexity": metrics["val_perplexity"],
+            "val_loss": metrics.get("val_loss"),  # none with trainer.limit_val_batches 0
+            "perplexity": metrics.get("val_perplexity"),
             "bits_per_byte": metrics.get("val_bits_per_byte"),
             "train_loss": metrics.get("train_loss_eval"),
             "best_val_loss": None if checkpoints is None else checkpoints.best_loss,
@@ -104,7 +104,9 @@ class RunReport(Callback):
 
     def _print_results(self, run: Path, newest: Path | None, summary: dict[str, Any]) -> None:
         bits = summary["bits_per_byte"]
-        words = [f"validation loss {summary['val_loss']:.4f} nats/token", f"perplexity {summary['perplexity']:.2f}"]
+        words = ["not validated"]
+        if summary["val_loss"] is not None:
+            words = [f"validation loss {summary['val_loss']:.4f} nats/token", f"perplexity {summary['perplexity']:.2f}"]
         words += [f"{bits:.4f} bits/byte"] if bits is not None and math.isfinite(bits) else []
         words += [f"training text {summary['train_loss']:.4f}"] if summary["train_loss"] is not None else []
         done = summary["steps"] - self._first_step

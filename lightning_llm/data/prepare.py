@@ -25,9 +25,8 @@ import numpy as np
 import tokenizers
 
 from lightning_llm.data.corpora import STDIN, Corpus, open_corpus
-from lightning_llm.data.progress import Phase, progress_bar
+from lightning_llm.data.progress import progress_bar
 from lightning_llm.data.segments import (
-    PIECE_CHARACTERS,
     VALIDATION_FRACTION,
     Cursor,
     Segment,
@@ -38,12 +37,12 @@ from lightning_llm.data.segments import (
 from lightning_llm.data.shards import check_splits, shard_folder
 from lightning_llm.data.token_store import TokenStore, sha256
 from lightning_llm.data.token_store_writer import TokenStoreWriter, unfinished_tokenizer
-from lightning_llm.data.tokenizers import Ids, Tokenizer, cut_at_newlines
+from lightning_llm.data.tokenizer_training import train_tokenizer
+from lightning_llm.data.tokenizers import Ids, Tokenizer
 
 BUILT_IN_TOKENIZERS = ("char", "byte", "bpe")
 DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE = "bpe", 4096
 
-_BPE_TRAINING_CHARACTERS = 1 << 26  # more text of one kind changes few merges, and the table of words grows with it
 _BATCH_CHARACTERS = 1 << 21  # encoded at once
 _BATCH_SEGMENTS = 1 << 12
 _COMMITTED_CHARACTERS = 1 << 24
@@ -157,7 +156,7 @@ def _prepare(
     with progress_bar(inputs.size, progress) as phase:
         plan = make_plan(inputs, test_fraction, phase)
         kept = None if given else unfinished_tokenizer(out, key)
-        trained = given or (Tokenizer(kept) if kept else _trained(str(tokenizer), vocab_size, inputs, phase))
+        trained = given or (Tokenizer(kept) if kept else train_tokenizer(str(tokenizer), vocab_size, inputs, phase))
         eos = trained.eos_token_id if plan.ends_documents else None
         with TokenStoreWriter(
             out,
@@ -187,17 +186,6 @@ def _check_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer | None:
             "or give the path of a tokenizer.json"
         )
     return Tokenizer.from_file(tokenizer)
-
-
-def _trained(name: str, vocab_size: int, corpus: Corpus, phase: Phase) -> Tokenizer:
-    if name == "byte":
-        return Tokenizer.train_byte()
-    advance = phase(f"training tokenizer {name}")
-    documents = (document for file in corpus.files for document in file.documents(advance))
-    if name == "char":
-        return Tokenizer.train_char(piece for document in documents for piece in document.pieces())
-    words = (piece for document in documents for piece in cut_at_newlines(document.pieces(), PIECE_CHARACTERS))
-    return Tokenizer.train_bpe(_first_characters(words, _BPE_TRAINING_CHARACTERS), vocab_size)
 
 
 def _write(
@@ -262,14 +250,6 @@ def _batches(found: Iterable[tuple[Cursor, Segment]]) -> Iterator[list[tuple[Cur
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _first_characters(texts: Iterable[str], limit: int) -> Iterator[str]:
-    for text in texts:
-        if limit <= 0:
-            return
-        yield text
-        limit -= len(text)
 
 
 def _utf8_length(text: str) -> int:

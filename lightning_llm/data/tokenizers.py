@@ -15,6 +15,7 @@ Reading one back recognises the first three kinds, which have a faster way here 
 
 import codecs
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -124,31 +125,42 @@ class Tokenizer:
         return cls(backend.to_str())
 
     @classmethod
-    def train_bpe(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
+    def train_bpe(cls, texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = ()) -> "Tokenizer":
         """Byte-level byte-pair encoding; the same text gives the same tokenizer.
 
         Args:
             texts: Documents, or pieces of documents from :func:`cut_at_newlines`.
             vocab_size: Ids in all. Fewer come out where the text has nothing left to merge.
+            special_tokens: Beside the end of text: each is one id wherever it stands, and nothing is learnt from it.
 
         Raises:
-            ValueError: If ``vocab_size`` is below 257.
+            ValueError: If ``vocab_size`` has no room for the bytes and the special tokens, or one of these is empty or
+                given twice or has white space, where text is cut.
         """
-        if vocab_size < SMALLEST_BPE_VOCABULARY:
+        special = [END_OF_TEXT, *(token for token in special_tokens if token != END_OF_TEXT)]
+        if not all(special) or len(set(special)) < len(special) or any(map(str.isspace, "".join(special))):
             raise ValueError(
-                f"vocab_size must be at least {SMALLEST_BPE_VOCABULARY} with tokenizer 'bpe' "
-                f"(256 bytes and the end of text), got {vocab_size}"
+                "special tokens must differ from each other, have a character at least and no white space, "
+                f"got {', '.join(map(repr, special_tokens))}"
+            )
+        smallest = SMALLEST_BPE_VOCABULARY - 1 + len(special)
+        if vocab_size < smallest:
+            what = "the end of text" if len(special) == 1 else f"{len(special)} special tokens"
+            raise ValueError(
+                f"vocab_size must be at least {smallest} with tokenizer 'bpe' (256 bytes and {what}), got {vocab_size}"
             )
         backend = Backend(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
-            special_tokens=[END_OF_TEXT],
+            special_tokens=special,
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        backend.train_from_iterator(texts, trainer)
+        # the trainer does not know them yet: it would learn pairs of their letters
+        apart = re.compile("|".join(re.escape(token) for token in sorted(special, key=len, reverse=True)))
+        backend.train_from_iterator((part for text in texts for part in apart.split(text)), trainer)
         return cls(backend.to_str())
 
     @property
@@ -213,6 +225,12 @@ class Tokenizer:
         """How the file writes an id. Errors as in :meth:`decode`."""
         self._check_id(number)
         return self._backend.id_to_token(number) or ""
+
+    def byte_count(self, number: int) -> int:
+        """UTF-8 bytes of text that an id stands for. Errors as in :meth:`decode`."""
+        if self.kind in ("byte", "bpe"):
+            return len(self.token(number))  # a sign for each byte
+        return len(self.decode([number]).encode())
 
     def _refuse_dropped(self, texts: Sequence[str]) -> None:
         """The library leaves out without a word what a vocabulary without bytes and unknown token lacks."""

@@ -66,7 +66,7 @@ class CausalSelfAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         if causal and not dropout and is_worth_it(query):
             mixed = causal_attention(query, key, value)
-        elif seq == 1 and cache is not None:
+        elif seq == 1 and cache is not None and not dropout:
             mixed = attend_once(query, key, value, mask)
         else:
             mixed = F.scaled_dot_product_attention(

@@ -1,8 +1,8 @@
 """Keys and values of the tokens already seen, so that decoding computes one position a step.
 
 Every row has a length of its own and begins at place 0, so that a token's place in the cache is its position. Prompts
-of unequal length are read padded on the right: what stands behind a row's end is seen by no position of that row, and is
-written over by the row's next tokens.
+of unequal length are read padded on the right: what stands behind a row's end is seen by no position of that row, and
+is written over by the row's next tokens.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,9 @@
 """``lightning-llm generate``."""
 
+import io
+import json
+import sys
+
 import pytest
 import torch
 
@@ -46,6 +50,88 @@ def test_greedy_needs_no_seed(run, capsys):
     assert generated(capsys, run, *options, "1") == generated(capsys, run, *options, "2")
 
 
+def test_an_exported_folder_gives_the_same_text(run, capsys, tmp_path):
+    options = ["--prompt", "Abc", "--max-new-tokens", "20"]
+    assert main(["export", run, str(tmp_path / "folder")]) == 0
+    capsys.readouterr()
+    assert generated(capsys, str(tmp_path / "folder"), *options) == generated(capsys, run, *options)
+
+
+def test_the_prompt_from_a_file_or_the_standard_input_is_taken_as_it_is(run, capsys, tmp_path, monkeypatch):
+    options = ["--max-new-tokens", "8"]
+    expected = generated(capsys, run, "--prompt", "Abc\n", *options)
+    (tmp_path / "prompt.txt").write_text("Abc\n")
+    assert generated(capsys, run, "--prompt-file", str(tmp_path / "prompt.txt"), *options) == expected
+    (tmp_path / "other.txt").write_bytes(b"Abc\r\n")  # which this model's characters lack: not turned into a newline
+    assert main(["generate", run, "--prompt-file", str(tmp_path / "other.txt")]) == 2
+    assert repr("\r") in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO("Abc\n"))
+    assert generated(capsys, run, "-", *options) == expected
+
+
+def test_samples_are_different_and_the_first_is_what_it_is_alone(run, capsys):
+    options = ["--prompt", "Abc", "--max-new-tokens", "12"]
+    alone = generated(capsys, run, *options)
+    out = generated(capsys, run, *options, "--num-samples", "3")
+    head, *texts = out.replace("--- 2 ---", "--- 1 ---").replace("--- 3 ---", "--- 1 ---").split("--- 1 ---\n")
+    assert head == ""
+    assert texts[0] == alone
+    assert len(set(texts)) == 3
+    assert all(text.startswith("Abc") for text in texts)
+
+
+def test_a_stop_string_ends_the_text_before_it(run, capsys):
+    options = ["--prompt", "Abc", "--max-new-tokens", "30"]
+    whole = generated(capsys, run, *options)
+    stop = whole[10:12]
+    end = whole.index(stop, 3)
+    assert generated(capsys, run, *options, "--stop", "zzz", "--stop", stop) == whole[:end] + "\n"
+
+
+def test_filters_reach_the_decoder(run, capsys):
+    greedy = ["--prompt", "Abc", "--max-new-tokens", "20", "--temperature", "0"]
+    likeliest = generated(capsys, run, *greedy)
+    for narrow in (["--min-p", "1"], ["--top-k", "1"], ["--top-p", "1e-9"]):
+        assert generated(capsys, run, *greedy[:-2], *narrow) == likeliest
+    assert generated(capsys, run, *greedy, "--repetition-penalty", "50") != likeliest
+
+
+def test_interactive_continues_each_line_and_goes_on_after_a_mistake(run, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Abc\né\n\nDef"))
+    assert main(["generate", run, "--interactive", "--max-new-tokens", "0"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "Abc\nDef\n"
+    assert "'é'" in captured.err
+    assert "prompt is empty" in captured.err
+
+
+def test_text_is_written_as_it_comes(run, monkeypatch):
+    """Interrupted after some characters: what was to follow has not been made yet."""
+
+    class Impatient(io.StringIO):
+        def write(self, text):
+            if len(self.getvalue()) > 50 and text != "\n":
+                raise KeyboardInterrupt
+            return super().write(text)
+
+    monkeypatch.setattr("sys.stdout", Impatient())
+    assert main(["generate", run, "--prompt", "Abc", "--max-new-tokens", "3000"]) == 130
+    assert 50 < len(sys.stdout.getvalue()) < 60
+
+
+def test_predict_writes_what_each_prompt_gives_alone(run, capsys, text_file, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    prompts = ["A", "Abc def", "Ab"]
+    words = ["predict", f"--data.path={text_file}", *MODEL, f"--ckpt_path={run}", "--trainer.logger=false"]
+    words.append("--trainer.precision=32-true")
+    cli_main([*words, f"--data.predict_prompts={json.dumps(prompts)}"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [line["prompt"] for line in lines] == prompts
+    for line in lines:
+        text = generated(capsys, run, "--prompt", line["prompt"], "--temperature", "0", "--max-new-tokens", "64")
+        assert line["text"][: len(text) - 1] == text[:-1][: len(line["text"])]
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -55,6 +141,14 @@ def test_greedy_needs_no_seed(run, capsys):
         (["--top-k", "0"], "top_k must be at least 1"),
         (["--max-new-tokens", "-5"], "max_new_tokens must be at least 0"),
         (["--device", "abacus"], "abacus"),
+        (["--prompt", "a" * 33], "prompt has 33 tokens, more than the model's context (max_position_embeddings) of 32"),
+        (["--prompt", "a", "--interactive"], "one prompt at a time: prompt and interactive"),
+        (["--prompt-file", "nowhere.txt"], "nowhere.txt"),
+        (["--num-samples", "0"], "--num-samples must be at least 1"),
+        (["--seed", "-1"], "--seed must be at least 0"),
+        (["--min-p", "2"], "min_p must be at least 0 and at most 1"),
+        (["--repetition-penalty", "0"], "repetition_penalty must be above 0"),
+        (["--stop", ""], "a stop string must have at least one character"),
     ],
 )
 def test_a_users_mistake_is_one_line(run, capsys, options, says):

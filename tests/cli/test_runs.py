@@ -92,3 +92,9 @@ def test_the_best_is_made_up_for_when_the_run_was_killed_before_it_was_kept(tiny
     best.unlink()
     tiny("fit", "--ckpt_path=last")
     assert best.samefile(newest)
+
+
+def test_a_run_without_validation_says_so(tiny, capsys):
+    cli = tiny("fit", **{"trainer.limit_val_batches": 0})
+    assert "result not validated; 6 steps in" in " ".join(capsys.readouterr().out.split())
+    assert '"val_loss": null' in Path(cli.trainer.log_dir, "summary.json").read_text()

@@ -93,10 +93,10 @@ def test_a_process_killed_ten_times_loses_nothing(job_words):
     rng = random.Random(0)
     job = torchrun(start, job_words("killed", steps))
     for target in sorted(rng.sample(range(5, steps - 20, 5), kills)):
-        wait_for(lambda at=target: newest_step("killed") >= at and len(workers(job)) == 2, 120, job)
+        wait_for(lambda at=target: newest_step("killed") >= at and len(workers(job)) == 2, 300, job)
         time.sleep(rng.random() / 5)
         os.kill(rng.choice(workers(job)), signal.SIGKILL)
-    assert job.wait(200) == 0, Path("job.log").read_text()[-3000:]
+    assert job.wait(400) == 0, Path("job.log").read_text()[-3000:]
 
     whole, killed = last_weights("whole", steps), last_weights("killed", steps)
     assert all(torch.equal(whole[name], killed[name]) for name in whole)
@@ -143,10 +143,10 @@ def test_a_cut_cable_ends_the_job_and_it_goes_on_once_mended(job_words, two_host
     steps = 300
     changes = {"trainer.devices": 1, "trainer.num_nodes": 2}
     one = torchrun(["--standalone", "--nproc-per-node=2"], job_words("whole", steps))
-    assert one.wait(200) == 0, Path("job.log").read_text()[-3000:]
+    assert one.wait(400) == 0, Path("job.log").read_text()[-3000:]
 
     jobs = start_on_two_hosts(job_words("hosts", steps, **changes))
-    wait_for(lambda: newest_step("hosts") >= 100, 120, jobs[0])
+    wait_for(lambda: newest_step("hosts") >= 100, 300, jobs[0])
     two_hosts("down")
     cut = time.monotonic()
     assert all(job.wait(120) != 0 for job in jobs)
@@ -162,7 +162,7 @@ def test_a_cut_cable_ends_the_job_and_it_goes_on_once_mended(job_words, two_host
     assert 100 <= left < steps
     two_hosts("up")
     jobs = start_on_two_hosts(job_words("hosts", steps, **changes))
-    assert [job.wait(200) for job in jobs] == [0, 0], Path("a.log").read_text()[-3000:]
+    assert [job.wait(400) for job in jobs] == [0, 0], Path("a.log").read_text()[-3000:]
     assert f"Resumed from step {left}" in Path("a.log").read_text()
     whole, hosts = last_weights("whole", steps), last_weights("hosts", steps)
     assert all(torch.equal(whole[name], hosts[name]) for name in whole)
@@ -186,7 +186,7 @@ def test_two_processes_have_the_curve_of_one(job_words, mlp, chunks):
         if devices == 1:
             more["trainer.strategy"] = "auto"
         job = torchrun(["--standalone", f"--nproc-per-node={devices}"], job_words(root, 30, **more))
-        assert job.wait(120) == 0, Path("job.log").read_text()[-3000:]
+        assert job.wait(300) == 0, Path("job.log").read_text()[-3000:]
     one, two = losses("on1"), losses("on2")
     assert [step for step, _ in one] == [step for step, _ in two] == list(range(1, 31))
     # float32 sums in another order: 2^-24 a step and a factor for what Adam's division makes of it
@@ -206,7 +206,7 @@ def test_a_process_that_runs_something_else_is_named(job_words, text_file, chang
         ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "NODE_RANK": "0"}
         more = environment(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", **ranks)
         launched.append(subprocess.Popen(command, env=more, stderr=subprocess.PIPE, text=True))
-    errors = [process.communicate(timeout=120)[1] for process in launched]
+    errors = [process.communicate(timeout=300)[1] for process in launched]
     assert [process.returncode for process in launched] == [2, 2], errors
     assert "lightning-llm fit: error: the processes do not run the same: process 1 on " in errors[0]
     assert named in errors[0]
@@ -222,7 +222,7 @@ def test_a_first_process_that_never_comes_is_waited_for_within_bounds(job_words)
         env=environment(MASTER_ADDR="127.0.0.1", MASTER_PORT="29518", **ranks),
         capture_output=True,
         text=True,
-        timeout=60 + TIMEOUT,
+        timeout=300,
     )
     assert done.returncode == 1, done.stderr
     assert "process 1 on " in done.stderr
