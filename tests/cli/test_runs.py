@@ -56,11 +56,11 @@ def events(run):
 def test_event_files_from_a_clock_ahead_get_earlier_names_in_their_order(tmp_path):
     for time, rest in ((5000, "a"), (6000, "b")):
         (tmp_path / f"events.out.tfevents.{time:010d}.host.{rest}").write_text(rest)
-    put_events_before(tmp_path, 7000)
-    assert events(tmp_path) == ["events.out.tfevents.0000005000.host.a", "events.out.tfevents.0000006000.host.b"]
     put_events_before(tmp_path, 6000)
-    assert events(tmp_path) == ["events.out.tfevents.0000005998.host.a", "events.out.tfevents.0000005999.host.b"]
-    assert (tmp_path / "events.out.tfevents.0000005998.host.a").read_text() == "a"
+    assert events(tmp_path) == ["events.out.tfevents.0000005000.host.a", "events.out.tfevents.0000006000.host.b"]
+    put_events_before(tmp_path, 5999)
+    assert events(tmp_path) == ["events.out.tfevents.0000005997.host.a", "events.out.tfevents.0000005998.host.b"]
+    assert (tmp_path / "events.out.tfevents.0000005997.host.a").read_text() == "a"
 
 
 def test_a_link_to_the_file_that_has_the_name_already_leaves_nothing_beside_it(tmp_path):
