@@ -16,29 +16,36 @@ def rms_norm(ops: Operators, x: Shadow, weight: Shadow, rows: Count) -> Shadow:
     """``ops/norm.py``; on CUDA torch's kernel, which casts its result apart."""
     if ops.device != "cpu":
         return ops.cast(fused_norm(ops, x, [weight], rows, statistics=1), ops.product_size)
-    wide, scale = ops.like(x, FLOAT32), ops.new(rows, FLOAT32)
+    width = Count(weight.elements)
+    out, scale = ops.like(x, ops.product_size), ops.new(rows, FLOAT32)
+    if ops.product_size != FLOAT32:
+        buffer = _block_of_rows(ops, rows, width)
+        del buffer
     kept, kept_scale = ops.keep(x), ops.keep(scale)
-    out = wide.view() if ops.product_size == FLOAT32 else ops.like(x, ops.product_size)
     x_size, weight_size = x.itemsize, (weight.elements, weight.itemsize)
 
     def run(g: list[Any]) -> list[Shadow]:
         x, scale = kept(), kept_scale()
-        dx, d_weight = _norm_backward(ops, g[0], x.elements, weight_size[0])
+        dx = ops.like(x, x_size)
+        d_weight = _norm_backward(ops, rows, width)
         del scale
-        dx = dx if x_size == FLOAT32 else ops.like(dx, x_size)
         return [dx, d_weight if weight_size[1] == FLOAT32 else ops.new(*weight_size)]
 
     return ops.record(out, run, [x, weight])
 
 
-def _norm_backward(ops: Operators, dy: Shadow, elements: int, width: int) -> tuple[Shadow, Shadow]:
-    """``normalize_backward``: three tensors of the input's size in float32 beside dy, the last of which is dx."""
-    wide = dy if dy.itemsize == FLOAT32 else ops.new(elements, FLOAT32)
-    normalized, product = ops.new(elements, FLOAT32), ops.new(elements, FLOAT32)
+def _block_of_rows(ops: Operators, rows: Count, width: Count) -> Shadow:
+    """The float32 copy of the rows that are normalised at once."""
+    most = sizes.norm_rows(width, ops.device)
+    return ops.new((rows if rows < most else Count(most)) * width, FLOAT32)
+
+
+def _norm_backward(ops: Operators, rows: Count, width: Count) -> Shadow:
+    """``normalize_backward``: the weight's gradient, and three buffers of a block of rows."""
     d_weight = ops.new(width, FLOAT32)
-    dx = ops.new(elements, FLOAT32)
-    del wide, normalized, product
-    return dx, d_weight
+    buffers = [_block_of_rows(ops, rows, width) for _ in range(3)]
+    del buffers
+    return d_weight
 
 
 def fused_norm(ops: Operators, x: Shadow, weights: list[Shadow], rows: Count, statistics: int) -> Shadow:
@@ -49,23 +56,30 @@ def fused_norm(ops: Operators, x: Shadow, weights: list[Shadow], rows: Count, st
     return ops.record(ops.like(x), run, [x, *weights])
 
 
-def causal_attention(ops: Operators, query: Shadow, key: Shadow, value: Shadow, seq: int, scores: Count) -> Shadow:
-    """``ops/attention.py``; all three of the queries' size, scores is batch × heads × seq × seq."""
-    first = ops.new(scores, query.itemsize)
-    probabilities = ops.new(scores, query.itemsize)
-    kept = [query, key, value, probabilities]
+def causal_attention(
+    ops: Operators, query: Shadow, key: Shadow, value: Shadow, *, heads: Count, seq: Count, head_dim: Count
+) -> Shadow:
+    """``ops/attention.py``; all three of the queries' size, ``heads`` those of all rows of the batch."""
+    size = query.itemsize
+    blocks = [(start, Count(end, "end")) for start, end in sizes.attention_blocks(seq)]
+    probabilities = [ops.new(heads * (end - start) * end, size) for start, end in blocks]
+    rows = Count(sizes.even(seq, sizes.ATTENTION_ROWS), "rows")
+    some = Count(sizes.attention_heads(heads, seq, size), "heads")
+    kept = [query, key, value, *probabilities]
     out = ops.like(query)
+    tile = ops.new(some * rows * seq, size)
+    del probabilities
 
     def run(_: Shadow) -> list[Shadow]:
-        d_value = ops.new(out_size[0], out_size[1])
-        d_probabilities, d_scores = ops.new(scores, out_size[1]), ops.new(scores, out_size[1])
-        grads = [ops.new(*out_size), ops.new(*out_size), d_value]
-        del d_probabilities, d_scores
+        grads = [ops.new(*out_size) for _ in range(3)]
+        tile = ops.new(some * rows * seq, size)
+        part = ops.new(some * (blocks[-2][1] if len(blocks) > 1 else rows) * head_dim, size)
+        del tile, part
         return grads
 
     out_size = (out.elements, out.itemsize)
     made = ops.record(out, ops._using(kept, run), [query, key, value])
-    del first
+    del tile
     return made
 
 
@@ -103,8 +117,9 @@ def _normalized(ops: Operators, x: Shadow, rows: int, hidden: int, norm: Shadow 
     if not norm:
         return x.view() if x.itemsize == ops.product_size else ops.new(rows * hidden, ops.product_size)
     h = ops.new(rows * hidden, ops.product_size)
-    wide = ops.new(min(rows, sizes.NORM_ROWS) * hidden, FLOAT32)
-    del wide
+    if ops.product_size != FLOAT32:
+        buffer = _block_of_rows(ops, Count(rows), Count(hidden))
+        del buffer
     return h
 
 
@@ -144,7 +159,8 @@ def _swiglu_backward(
                 product = ops.new(columns * hidden, size)
                 del product
         if has_norm:
-            _leave_norm(ops, dh, min(rows, sizes.NORM_ROWS) * hidden, hidden)
+            norm_gradients = _norm_backward(ops, Count(min(rows, tokens - start)), Count(hidden))
+            del norm_gradients
         del h, dh, casts  # the last chunk's live as long as the names do
     last = [d if d.itemsize == own else ops.like(d, own) for d, (_, own) in zip(d_weights, matrices, strict=True)]
     own_norm = shapes[3]
@@ -152,14 +168,6 @@ def _swiglu_backward(
         d_norm = ops.new(*own_norm)
     del out, tiles
     return [dx, *last, d_norm]
-
-
-def _leave_norm(ops: Operators, dh: Shadow | None, elements: int, width: int) -> None:
-    assert dh is not None
-    scaled = ops.new(elements, FLOAT32)
-    del scaled
-    grads = _norm_backward(ops, dh, elements, width)
-    del grads
 
 
 def linear_cross_entropy(

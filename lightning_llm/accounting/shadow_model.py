@@ -261,8 +261,9 @@ class ShadowModel:
             query = ops.copy(query) if is_strided and not is_contiguous else query
             key = ops.copy(key) if is_strided and not is_contiguous and groups == 1 else key
             value = ops.copy(value) if is_strided and groups == 1 else value
-            scores = s.batch * s.heads * s.seq * s.seq
-            out = custom.causal_attention(ops, query, key, value, s.seq, scores)
+            out = custom.causal_attention(
+                ops, query, key, value, heads=s.batch * s.heads, seq=s.seq, head_dim=s.head_dim
+            )
             return ops.copy_both_ways(out) if is_strided else out
         return self._flash(query, key, value)
 

@@ -54,6 +54,7 @@ class CausalSelfAttention(nn.Module):
         """
         query, key, value = (self._heads(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
         query, key = self.q_norm(query).to(value.dtype), self.k_norm(key).to(value.dtype)
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # (batch, heads, seq, head_dim)
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
         seq = query.shape[-2]
@@ -76,8 +77,8 @@ class CausalSelfAttention(nn.Module):
         return out
 
     def _heads(self, x: Tensor) -> Tensor:
-        """(batch, seq, heads × head_dim) -> (batch, heads, seq, head_dim)."""
-        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
+        """(batch, seq, heads × head_dim) -> (batch, seq, heads, head_dim)."""
+        return x.view(*x.shape[:-1], -1, self.head_dim)
 
 
 def attend_once(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:

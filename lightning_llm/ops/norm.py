@@ -7,14 +7,18 @@ With r = 1 / √(mean(x²) + ε) per row, x̂ = r x and y = w ⊙ x̂, for a giv
 Kept for backward: x, and r, one number a row. Computed in float32 at least; the result comes in the dtype of autocast,
 so that the projections behind it need not cast it one by one. On CUDA torch's own kernel does this. Its CPU form does
 not: at 2048 × 128 its backward took 536 µs in float32 and 1,888 in bf16, where this takes 143 and 175 (AMD Zen 5,
-2 cores, torch 2.13).
+2 cores, torch 2.13). The rows go through in blocks that stay in cache from one operator to the next: 16,384 × 384 with
+a result in bf16 take 3.2 + 7.4 ms so, all rows at once 4.9 + 14.8; 2048 × 128, one block, 0.13 more for the cutting.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from lightning_llm.ops import sizes
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -40,42 +44,88 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-        out, scale = normalize(x, weight, eps)
+        out, scale = normalize(x, weight, eps, dtype)
         ctx.save_for_backward(x, weight, scale)
-        return out.to(dtype)
+        return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
         need_x, need_weight, *_ = ctx.needs_input_grad
-        d_x, d_weight = normalize_backward(dy, x, weight, scale, need_x=need_x, need_weight=need_weight)
-        return (
-            None if d_x is None else d_x.to(x.dtype),
-            None if d_weight is None else d_weight.to(weight.dtype),
-            None,
-            None,
-        )
+        d_x = x.new_empty(x.shape) if need_x else None
+        d_weight = torch.zeros_like(weight, dtype=scale.dtype) if need_weight else None
+        normalize_backward(dy, x, weight, scale, d_x, d_weight)
+        return d_x, None if d_weight is None else d_weight.to(weight.dtype), None, None
 
 
-def normalize(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The product w ⊙ x̂ and r, both in float32 at least: (…, size) and (…, 1)."""
+def normalize(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """RMSNorm without autograd.
+
+    Args:
+        x: (…, size).
+        weight: (size,).
+        eps: Added to the mean square.
+        dtype: Of the result; it is computed in float32 at least.
+
+    Returns:
+        w ⊙ x̂ (…, size) in ``dtype``, and r (…, 1) in float32 at least.
+    """
+    out = x.new_empty(x.shape, dtype=dtype)
+    scale = x.new_empty(*x.shape[:-1], 1, dtype=torch.promote_types(x.dtype, torch.float32))
+    blocks, longest = _in_blocks(x, out, scale)
+    buffer = None if dtype == scale.dtype else x.new_empty(longest, x.shape[-1], dtype=scale.dtype)
+    for part, y, r in blocks:
+        inverse_rms(part, eps, out=r)
+        wide = y if buffer is None else buffer[: len(part)]
+        torch.mul(part, r, out=wide).mul_(weight)
+        if buffer is not None:
+            y.copy_(wide)
+    return out, scale
+
+
+def inverse_rms(x: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+    """The factor r of each row: (…, size) -> (…, 1), in float32 at least."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-    scale: Tensor = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    return (x * scale).mul_(weight), scale
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide, out=out)
+    return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
 
 
 def normalize_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor, *, need_x: bool = True, need_weight: bool = True
-) -> tuple[Tensor | None, Tensor | None]:
-    """Both gradients, dx (…, size) and dw (size,), in the dtype of ``scale`` (r), ``None`` where not wanted."""
-    dy = dy.to(scale.dtype)
-    normalized = x * scale
-    product = dy * normalized
-    d_weight = product.flatten(0, -2).sum(dim=0) if need_weight else None
-    d_x = None
-    if need_x:
-        mean = product.mul_(weight).mean(dim=-1, keepdim=True)
-        d_x = (dy * weight).sub_(normalized.mul_(mean)).mul_(scale)
-    return d_x, d_weight
+    dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor, d_x: Tensor | None, d_weight: Tensor | None
+) -> None:
+    """The gradients of RMSNorm.
+
+    Args:
+        dy: (…, size), the gradient of the result.
+        x: (…, size), what was normalised.
+        weight: (size,).
+        scale: (…, 1), r.
+        d_x: (…, size), contiguous, overwritten with the gradient of ``x``; ``None`` where it is not wanted.
+        d_weight: (size,), the gradient of ``weight`` is added to it; ``None`` where it is not wanted.
+    """
+    blocks, longest = _in_blocks(x, dy, scale, x if d_x is None else d_x)
+    wide_weight, size = weight.to(scale.dtype), x.shape[-1]
+    normalized_buffer, product_buffer = (x.new_empty(longest, size, dtype=scale.dtype) for _ in range(2))
+    g_buffer = None if dy.dtype == scale.dtype else x.new_empty(longest, size, dtype=scale.dtype)
+    for part, g, r, d_part in blocks:
+        normalized, product = normalized_buffer[: len(part)], product_buffer[: len(part)]
+        wide = g if g_buffer is None else g_buffer[: len(part)].copy_(g)
+        torch.mul(part, r, out=normalized)
+        torch.mul(wide, normalized, out=product)
+        if d_weight is not None:
+            d_weight += product.sum(dim=0)
+        if d_x is not None:
+            mean = torch.mv(product, wide_weight).div_(size).unsqueeze(-1)
+            torch.mul(wide, wide_weight, out=product).addcmul_(normalized, mean, value=-1)
+            if d_x.dtype == product.dtype:
+                torch.mul(product, r, out=d_part)
+            else:
+                d_part.copy_(product.mul_(r))
+
+
+def _in_blocks(*tensors: Tensor) -> tuple[Iterator[tuple[Tensor, ...]], int]:
+    """The same rows of each tensor (…, size), block by block, and how many rows the longest block has."""
+    rows = [tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors]
+    size = sizes.norm_rows(rows[0].shape[1], rows[0].device.type)
+    return zip(*(torch.split(tensor, size) for tensor in rows), strict=True), min(size, len(rows[0]))

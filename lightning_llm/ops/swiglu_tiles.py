@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_llm.ops import sizes
 from lightning_llm.ops.gating import gate_backward, gate_forward
-from lightning_llm.ops.norm import normalize, normalize_backward
+from lightning_llm.ops.norm import inverse_rms, normalize, normalize_backward
 
 
 class Weights(NamedTuple):
@@ -181,24 +181,14 @@ class _Backward:
             if self.dx is not None and self.dx.dtype != self.dh_dtype:
                 self.dx[block] = dh
             return
-        for rows in _slices(dh.shape[0], sizes.NORM_ROWS):
-            x = self.x[block][rows]
-            scale = normalize(x, norm, self.options.norm_eps)[1]
-            d_x, d_norm = normalize_backward(dh[rows], x, norm, scale, need_x=self.need_x, need_weight=self.need_norm)
-            if self.dx is not None and d_x is not None:
-                self.dx[block][rows] = d_x
-            if self.d_norm is not None and d_norm is not None:
-                self.d_norm += d_norm
+        x = self.x[block]
+        scale = inverse_rms(x, self.options.norm_eps)
+        normalize_backward(dh, x, norm, scale, None if self.dx is None else self.dx[block], self.d_norm)
 
 
 def _normalized(x: Tensor, norm: Tensor | None, options: Options) -> Tensor:
     """(rows, hidden): what enters the products."""
-    if norm is None:
-        return x.to(options.dtype)
-    h = x.new_empty(x.shape, dtype=options.dtype)
-    for rows in _slices(x.shape[0], sizes.NORM_ROWS):
-        h[rows] = normalize(x[rows], norm, options.norm_eps)[0]
-    return h
+    return x.to(options.dtype) if norm is None else normalize(x, norm, options.norm_eps, options.dtype)[0]
 
 
 def _add(out: Tensor, left: Tensor, right: Tensor, *, is_first: bool) -> None:

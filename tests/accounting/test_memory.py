@@ -85,7 +85,8 @@ def configs(draw):
 steps = st.fixed_dictionaries(
     {
         "rows": st.integers(1, 4),
-        "context_length": st.one_of(st.integers(16, 128), st.integers(513, 540)),  # short and built-in attention
+        # attention in one block of queries, in several, and the built-in one
+        "context_length": st.one_of(st.integers(16, 128), st.integers(129, 300), st.integers(513, 540)),
         "precision": st.sampled_from(["32-true", "bf16-true", "bf16-mixed"]),
         "loss_chunks": st.sampled_from([None, 0, 3]),
         "accumulation": st.integers(1, 3),
@@ -108,7 +109,9 @@ SMALL_TILES = {
     "LONGEST_BLOCK": 64,
     "SHORTEST_BLOCK": 32,
     "NARROWEST_CHUNK": 64,
-    "NORM_ROWS": 16,
+    "NORM_BYTES": {"cpu": 2**12},
+    "ATTENTION_ROWS": 16,
+    "ATTENTION_BYTES": 2**14,
     "CHUNK_BYTES": {"cpu": 2**16},
     "SMALLEST_CHUNK": 32,
     "VOCAB_BLOCK": {"cpu": 256},

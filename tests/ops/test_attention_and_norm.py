@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from lightning_llm.ops import sizes
 from lightning_llm.ops.attention import causal_attention
 from lightning_llm.ops.norm import rms_norm
 
@@ -39,6 +40,16 @@ def assert_as_good_as_plain(ours, plain, inputs, dtype):
         assert (got.double() - true).norm() <= 2 * (reference.double() - true).norm()
 
 
+@pytest.fixture(params=["blocks", "at once"])
+def blocks(request, monkeypatch):
+    """Several blocks of queries, heads and rows; or all at once, as such small shapes are."""
+    if request.param == "blocks":
+        monkeypatch.setattr(sizes, "ATTENTION_ROWS", 30)
+        monkeypatch.setattr(sizes, "ATTENTION_BYTES", 30 * 77 * 8)
+        monkeypatch.setattr(sizes, "NORM_BYTES", {"cpu": 2000})
+
+
+@pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(2, 4, 2, 64, 32), (1, 3, 3, 77, 10), (5, 2, 1, 1, 8)])
 def test_attention(dtype, shape):
@@ -48,6 +59,7 @@ def test_attention(dtype, shape):
     assert_as_good_as_plain(causal_attention, plain_attention, inputs, dtype)
 
 
+@pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(5, 123, 77), (64, 128), (1, 1)])
 def test_norm(dtype, shape):

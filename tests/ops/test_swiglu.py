@@ -65,7 +65,8 @@ def tiles(request, monkeypatch):
     """The whole in one tile, as such small shapes are; or several blocks of tokens and chunks of the width."""
     if request.param == "tiles":
         monkeypatch.setattr(sizes, "TILE_BYTES", {"cpu": 256})
-        for name in ("LONGEST_BLOCK", "SHORTEST_BLOCK", "NORM_ROWS"):
+        monkeypatch.setattr(sizes, "NORM_BYTES", {"cpu": 1000})
+        for name in ("LONGEST_BLOCK", "SHORTEST_BLOCK"):
             monkeypatch.setattr(sizes, name, 3)
         monkeypatch.setattr(sizes, "NARROWEST_CHUNK", 16)
     return request.param
