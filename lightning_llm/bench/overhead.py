@@ -1,7 +1,8 @@
 """``lightning-llm bench overhead``: what a training step costs beside forward, backward, clipping and the optimiser.
 
-A tiny model is trained by Lightning's Trainer in several set-ups and by ours with all its callbacks. What lies outside
-of the four parts is measured within each run, since the difference of whole steps would be noise.
+A tiny model is trained by a plain loop (``raw``), by Lightning's Trainer in several set-ups, and by ours with all that
+`fit` does (``fit``). What lies outside of the four parts is measured within each run, since the difference of whole
+steps would be noise.
 """
 
 import contextlib
@@ -16,21 +17,27 @@ from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
+import torch
 from torch import Tensor
 
 from lightning_llm.bench.harness import Request, Row, chosen_names, describe_machine, draw_bars
 from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.data.sampling import sample_batch
+from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.token_store_writer import TokenStoreWriter
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.optim.adamw import AdamW
+from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
 
 SHAPES: dict[str, list[str]] = {}
 DEFAULT_SHAPES = ["300"]
-VARIANTS = ("barebones", "Lightning, bar and log", "Lightning, neither", "ours, everything")
+VARIANTS = ("raw", "barebones", "Lightning, bar and log", "Lightning, neither", "fit")
 WARM_UP = 50  # steps
-_LAYERS, _HIDDEN, _CONTEXT, _ROWS = 2, 64, 32, 8
+_CONTEXT, _ROWS = 32, 8
+_CONFIG = ModelConfig(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=2)
 
 
 def run(asked: Request) -> Iterator[Row]:
@@ -67,6 +74,8 @@ def _overhead(variant: str, steps: int, device: str) -> float:
     with tempfile.TemporaryDirectory(prefix="bench-overhead-") as name, open(os.devnull, "w") as nowhere:
         folder = Path(name)
         _make_store(folder / "store")
+        if variant == "raw":
+            return _raw_overhead(folder / "store", steps, device)
         data = TokenDataModule(store=str(folder / "store"), context_length=_CONTEXT, global_batch_size=_ROWS)
         model = _Timed(logs=variant == "Lightning, bar and log")
         options = {
@@ -81,6 +90,28 @@ def _overhead(variant: str, steps: int, device: str) -> float:
         with contextlib.redirect_stderr(nowhere), contextlib.redirect_stdout(nowhere):
             _trainer(variant, folder, options).fit(model, datamodule=data)
         return (model.whole_s - model.inside_s) / steps
+
+
+def _raw_overhead(store: Path, steps: int, device: str) -> float:
+    """The same of a loop that draws windows from the store and does the four parts."""
+    tokens, model = TokenStore.open(store).tokens("train"), LanguageModel(_CONFIG)
+    model.configure_model()
+    model.to(device)
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    outside, started = 0.0, time.perf_counter()
+    for step in range(WARM_UP + steps):
+        if step == WARM_UP:
+            outside, started = 0.0, time.perf_counter()
+        ids, targets = sample_batch(tokens, _ROWS, _CONTEXT, device)
+        inside = time.perf_counter()
+        outside += inside - started
+        loss = model.loss({"input_ids": ids, "targets": targets})
+        torch.autograd.backward(loss)
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        started = time.perf_counter()
+        optimizer.zero_grad()
+    return (outside + time.perf_counter() - started) / steps
 
 
 def _trainer(variant: str, folder: Path, options: dict[str, Any]) -> pl.Trainer:
@@ -106,8 +137,7 @@ class _Timed(LanguageModel):
     """Knows how long it was busy with the four parts, and how long the steps after the warm-up took."""
 
     def __init__(self, *, logs: bool) -> None:
-        config = ModelConfig(vocab_size=256, hidden_size=_HIDDEN, num_hidden_layers=_LAYERS, num_attention_heads=2)
-        super().__init__(config)
+        super().__init__(_CONFIG)
         self.logs = logs
         self.inside_s = self.whole_s = self._started = 0.0
 
