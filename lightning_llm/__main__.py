@@ -70,7 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] in TOOLS:
         return int(import_module(f"lightning_llm.cli.{MODULES.get(words[0], words[0])}").main(words[1:]))
     known = ", ".join([*TRAINER_WORDS, *TOOLS])
-    print(f"lightning-llm: error: unknown command {words[0]!r}; the commands are {known}", file=sys.stderr)
+    from lightning_llm.cli.pages import with_page
+
+    line = f"lightning-llm: error: unknown command {words[0]!r}; the commands are {known}"
+    print(with_page(words[0], line), file=sys.stderr)
     return 2
 
 

@@ -7,8 +7,11 @@ pair, and level 2, where the norm belongs to the op.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -104,6 +107,58 @@ def cases(shape: Shape, dtype: torch.dtype, device: str) -> dict[str, Case]:
     if device == "cuda" and (liger := _liger()) is not None:
         found["liger"] = stack(lambda mlp, _, y: mlp.down_proj(liger.apply(mlp.gate_proj(y), mlp.up_proj(y))))
     return found
+
+
+def draw_frontier(files: Mapping[str, Sequence[Path]], path: Path, title: str) -> None:
+    """Draw written rows as one picture: peak memory against time, both over those of the standard MLP, by dtype.
+
+    The picture's description is the :func:`fingerprint` of the files, which tells whether it is still theirs.
+
+    Args:
+        files: What ``--json`` wrote, under the name of the set-up (at most two), drawn filled and hollow.
+        path: Where the picture goes.
+        title: Over it.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [(set_up, row) for set_up, names in files.items() for name in names for row in json.loads(name.read_text())]
+    dtypes = list(dict.fromkeys(row["dtype"] for _, row in rows))
+    figure, axes = pyplot.subplots(
+        1, len(dtypes), figsize=(5.5 * len(dtypes), 4.5), sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
+    for axis, dtype in zip(axes[0], dtypes, strict=True):
+        for set_up, is_filled in zip(files, (True, False), strict=False):
+            group = {row["variant"]: row for its, row in rows if (its, row["dtype"]) == (set_up, dtype)}
+            standard = group["standard"]
+            for name, row in group.items():
+                point = (row["total_s"] / standard["total_s"], row["peak_bytes"] / standard["peak_bytes"])
+                color = "tab:red" if name.startswith("ours") else "dimgray"
+                axis.scatter(*point, s=70, edgecolors=color, facecolors=color if is_filled else "none", zorder=3)
+                label = name.replace("ours", "ours, level") if is_filled else ""
+                offset = (0, 9) if name == "standard" else (0, -18)
+                axis.annotate(label, point, offset, textcoords="offset points", ha="center")
+        axis.axhline(1, color="lightgray", zorder=1)
+        axis.axvline(1, color="lightgray", zorder=1)
+        axis.set(title=dtype, xlabel="time of forward and backward, standard = 1", xlim=(0.6, 1.4), ylim=(0, 1.15))
+    axes[0][0].set_ylabel("peak memory, standard = 1")
+    for set_up, is_filled in zip(files, (True, False), strict=False):
+        axes[0][-1].scatter([], [], s=70, edgecolors="black", facecolors="black" if is_filled else "none", label=set_up)
+    axes[0][-1].legend(loc="lower left")
+    figure.suptitle(title)
+    names = [name for group in files.values() for name in group]
+    figure.savefig(path, dpi=110, metadata={"Description": fingerprint(names)})
+    pyplot.close(figure)
+
+
+def fingerprint(files: Sequence[Path]) -> str:
+    """Of the content of files in their order."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _compiled(stack: Callable[..., Case], mlps: nn.ModuleList) -> Case:

@@ -13,6 +13,7 @@ BENCHES = {
     "growth": "peak memory of the MLP against the number of tokens",
     "overhead": "what a training step costs beside its products",
     "memory": "where the memory of two configs differs (--config A --config B [-- options of fit])",
+    "optimizer": "milliseconds of a step of each optimiser, ours and torch's",
     "checkpoint": "how long saving holds training up, waited for and in the background",
     "peers": "whole training steps beside transformers and litgpt",
     "cost": "how time and memory of a step grow with each size, and the time to the first step of fit",
@@ -27,27 +28,43 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
-    listed = "; ".join(f"{name}: {text}" for name, text in BENCHES.items())
-    parser = OneLineParser("lightning-llm bench", f"Benches. {listed}.")
-    parser.add_argument("bench", choices=BENCHES)
+    listed = "\n".join(f"  {name:<11}{text}" for name, text in BENCHES.items())
+    parser = OneLineParser(
+        "lightning-llm bench",
+        f"Measure one thing on this machine, and print a table. BENCH is one of:\n\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("bench", choices=BENCHES, metavar="BENCH", help="one of those above")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where to measure (default: cpu)")
     parser.add_argument(
         "--dtype", nargs="+", default=["float32"], choices=DTYPES, help="one or more (default: float32)"
     )
-    parser.add_argument("--shapes", nargs="+", help="one or more, such as 8x512x1024x4096x3 or notebook for swiglu")
+    parser.add_argument("--shapes", nargs="+", metavar="SHAPE", help="sizes, such as 8x512x1024x4096x3 for swiglu")
     parser.add_argument(
         "--variants", nargs="+", metavar="NAME", help="only these, such as standard 'ours 1' (default: all)"
     )
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds (default: 7); for faults: all of them")
-    parser.add_argument("--seed", type=int, default=0, help="for faults: draws the first round (default: 0)")
     parser.add_argument(
-        "--budget-s", type=float, help="stop timing after so many seconds, however many rounds are done"
+        "--rounds", type=int, default=7, metavar="N", help="timed rounds (default: 7); for faults: all of them"
     )
-    parser.add_argument("--json", type=Path, help="write the rows here, and a picture beside them (.png)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="for faults: draws the first round (default: 0)"
+    )
+    parser.add_argument(
+        "--budget-s", type=float, metavar="S", help="stop timing after so many seconds, however many rounds are done"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the rows here, and a picture beside them (.png)"
+    )
     parser.add_argument(
         "--keep-freed-memory", action="store_true", help="glibc: measure with freed memory kept, as `fit` runs"
     )
-    parser.add_argument("--config", action="append", default=[], help="for memory: a file for `fit`; two or more")
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="for memory: a config for fit, given twice or more; options of fit may follow behind --",
+    )
     return parser
 
 

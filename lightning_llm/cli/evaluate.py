@@ -23,7 +23,9 @@ def build_parser() -> argparse.ArgumentParser:
     """The options."""
     parser = OneLineParser("lightning-llm evaluate", "Loss, perplexity and bits per byte of a model on texts.")
     parser.add_argument("checkpoint", help=KINDS)
-    parser.add_argument("--data", nargs="+", required=True, metavar="FILE", help="as of `lightning-llm prepare`")
+    parser.add_argument(
+        "--data", nargs="+", required=True, metavar="FILE", help="what `prepare` takes: files, folders, …"
+    )
     parser.add_argument("--text-key", metavar="NAME", help="key of the text in .jsonl and .parquet (default: text)")
     parser.add_argument(
         "--stride", type=int, metavar="N", help="tokens by which the window moves on (default: half the context)"

@@ -37,14 +37,14 @@ def _parser() -> argparse.ArgumentParser:
         "--tokenizer",
         default="bpe",
         metavar="char|byte|bpe|FILE",
-        help="FILE is a tokenizer.json (default: bpe)",
+        help="characters, bytes, byte pairs learnt from the text, or a tokenizer.json (default: bpe)",
     )
-    parser.add_argument("--vocab-size", type=int, metavar="N", help="ids of tokenizer bpe (default: 4096)")
+    parser.add_argument("--vocab-size", type=int, metavar="N", help="how many ids bpe learns (default: 4096)")
     parser.add_argument(
         "--text-key", metavar="NAME", help="key or column of the text in .jsonl and .parquet (default: text)"
     )
     parser.add_argument(
-        "--test-fraction", type=float, default=0.0, metavar="F", help="share of a test split (default: 0)"
+        "--test-fraction", type=float, default=0.0, metavar="F", help="share of the text kept for test (default: 0)"
     )
     parser.add_argument("--out", metavar="DIR", help="folder of the store (default: stores/, named after the input)")
     parser.add_argument(

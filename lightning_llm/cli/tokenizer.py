@@ -14,15 +14,26 @@ def build_parser() -> argparse.ArgumentParser:
     """The options."""
     parser = OneLineParser("lightning-llm tokenizer", "Learn a tokenizer from text.")
     parser.add_argument("action", choices=("train",), help="train: make a tokenizer.json")
-    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="as of `lightning-llm prepare`: files, folders, …")
-    parser.add_argument("--kind", choices=("bpe", "char", "byte"), default="bpe", help="(default: bpe)")
+    parser.add_argument(
+        "inputs", nargs="+", metavar="INPUT", help="what `lightning-llm prepare` takes: files, folders, …"
+    )
+    parser.add_argument(
+        "--kind",
+        choices=("bpe", "char", "byte"),
+        default="bpe",
+        help="bpe: byte pairs, learnt from the text; char: its characters; byte: the 256 bytes (default: bpe)",
+    )
     parser.add_argument("--vocab-size", type=int, metavar="N", help="ids in all, of kind bpe (default: 4096)")
     parser.add_argument(
         "--special-token", action="append", default=[], metavar="TEXT", help="one id, never split; can be repeated"
     )
     parser.add_argument("--text-key", metavar="NAME", help="key of the text in .jsonl and .parquet (default: text)")
     parser.add_argument(
-        "--out", type=Path, default=Path("tokenizer.json"), metavar="FILE", help="(default: tokenizer.json)"
+        "--out",
+        type=Path,
+        default=Path("tokenizer.json"),
+        metavar="FILE",
+        help="where it goes (default: tokenizer.json)",
     )
     return parser
 

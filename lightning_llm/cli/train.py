@@ -28,6 +28,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning_llm.cli.check import report
 from lightning_llm.cli.connection import check_address, lost_contact
 from lightning_llm.cli.jobs import check_restarts, may_have_run_before, restarts, this_job
+from lightning_llm.cli.pages import ABOUT, COMMANDS, SYNTAX, with_page
 from lightning_llm.cli.plan_record import record_plan
 from lightning_llm.cli.report import RunReport
 from lightning_llm.cli.runs import (
@@ -217,7 +218,7 @@ def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
             load_from_checkpoint_support=False,
             parser_kwargs={
                 "exit_on_error": False,
-                **{word: {"exit_on_error": False} for word in TrainingCLI.subcommands()},
+                **{word: _help_of(word) for word in TrainingCLI.subcommands()},
             },
             args=words,
         )
@@ -227,21 +228,23 @@ def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
             _requeue()
         raise SystemExit(interruption.exit_status) from None
     except NonFinite as finding:
-        _say(f"lightning-llm {command}: stopped: {finding}")
+        _say(with_page(command, f"lightning-llm {command}: stopped: {finding}"))
         raise SystemExit(DIVERGED) from None
     except (RuntimeError, MemoryError) as error:
         lost = lost_contact(error)
         if not (lost or is_out_of_memory(error)) or os.environ.get("LIGHTNING_LLM_TRACEBACK"):
             raise
         if lost:
-            print(f"lightning-llm {command}: {lost}", file=sys.stderr)  # any process: it may be the only one left
+            line = with_page(command, f"lightning-llm {command}: {lost}")
+            print(line, file=sys.stderr)  # any process: it may be the only one left
             raise SystemExit(LOST_CONTACT) from None
-        _say(f"lightning-llm {command}: out of memory: {_one_line(error)}")  # the memory profiler has said what to do
+        line = f"lightning-llm {command}: out of memory: {_one_line(error)}"
+        _say(with_page(command, line))  # the memory profiler has said what to do
         raise SystemExit(OUT_OF_MEMORY) from None
     except (ArgumentError, argparse.ArgumentError, ValueError, OSError, MisconfigurationException) as error:
         if os.environ.get("LIGHTNING_LLM_TRACEBACK"):
             raise
-        _say(f"lightning-llm {command}: error: {_one_line(error)}")
+        _say(with_page(command, f"lightning-llm {command}: error: {_one_line(error)}"))
         raise SystemExit(USER_ERROR) from None
 
 
@@ -252,6 +255,15 @@ def run(words: Sequence[str]) -> int:
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else USER_ERROR
     return 0
+
+
+def _help_of(word: str) -> dict[str, Any]:
+    return {
+        "exit_on_error": False,
+        "usage": f"lightning-llm {word} [--config FILE …] [--SECTION.OPTION VALUE …]",
+        "description": f"{ABOUT[word]} {SYNTAX}",
+        "epilog": f"More: {COMMANDS[word]}",
+    }
 
 
 def _experiment(words: Sequence[str]) -> str:

@@ -86,7 +86,7 @@ class LanguageModel(LightningModule):
         if loss_chunks is not None and loss_chunks < 0:
             raise ValueError(f"loss_chunks must be at least 0 or null, got {loss_chunks}")
         if memory_budget is not None:
-            byte_size(memory_budget)  # a word that is no size is said at once
+            _check_budget(memory_budget)
         self.memory_budget = memory_budget
         self.plan: Plan | None = None
         self._planned: Task | None = None
@@ -322,6 +322,14 @@ class LanguageModel(LightningModule):
         self.save_hyperparameters(
             {"architecture": self.architecture.to_dict(), "loss_chunks": self.loss_chunks}, logger=False
         )
+
+
+def _check_budget(words: str) -> None:
+    """A word that is no size is said at once."""
+    try:
+        byte_size(words)
+    except ValueError as error:
+        raise ValueError(f"model.memory_budget {error}") from error
 
 
 def free_fields(architecture: ModelConfig) -> frozenset[str]:
