@@ -1,0 +1,198 @@
+"""The notebooks: those committed were executed from top to bottom, and each runs anew with small parameters."""
+
+import ast
+import base64
+import os
+import re
+import sys
+from pathlib import Path
+
+import matplotlib
+import nbformat
+import pytest
+from jupyter_client import AsyncKernelManager
+from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpecManager
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SECONDS_PER_CELL = 300
+ABSOLUTE_PATH = re.compile(
+    r"(?<![\w.~/-])(?:/(?:home|root|tmp|usr|opt|var|work|mnt|Users|private)\b|[A-Z]:\\\w|~/\w)\S*"
+)
+
+# What the cell of parameters says in a run that must end within two minutes on two busy cores.
+SMALL = {
+    "01_shakespeare_fast": {
+        "steps": 10,
+        "validation_batches": 2,
+        "ladder_shape": "2x2x64x192x64x4x256",
+        "ladder_rungs": ["per-head loops", "all heads at once", "memory-optimised MLP"],
+        "ddp_steps": 4,
+        "sample_characters": 40,
+    },
+    "02_memory_optimized_swiglu": {
+        "shapes": ["2x16x32x64x1", "2x8x16x48x2"],
+        "rounds": 1,
+        "one_shape": "2x16x32x64x1",
+        "chunk_counts": [1, 4],
+        "layers": 2,
+        "context_length": 32,
+        "rows": 2,
+    },
+    "03_training_from_scratch": {
+        "raw_tokens": 500_000,
+        "train_steps": 24,
+        "batch_size": 2,
+        "context_length": 32,
+        "hidden_size": 48,
+        "num_layers": 1,
+        "max_new_tokens": 10,
+        "tokenizer_options": "byte",
+    },
+    "04_plug_in_your_own_mlp": {
+        "steps": 12,
+        "sample_step": 6,
+        "seeds": [1],
+        "validation_batches": 2,
+    },
+}
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def read(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    return notebook
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def outputs(notebook):
+    return [output for cell in code_cells(notebook) for output in cell.outputs]
+
+
+def pictures(notebook):
+    """PNG files among the outputs, as bytes."""
+    encoded = [output.data["image/png"] for output in outputs(notebook) if "image/png" in output.get("data", {})]
+    return [base64.b64decode(picture) for picture in encoded]
+
+
+def texts(notebook):
+    """Everything that can be read: sources, printed text, the texts of results."""
+    yield from (cell.source for cell in notebook.cells)
+    for output in outputs(notebook):
+        yield output.get("text", "")
+        yield from (text for kind, text in output.get("data", {}).items() if kind.startswith("text/"))
+
+
+def parameters_cell(notebook):
+    [found] = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    return found
+
+
+def parameters(notebook):
+    """The assignments of the cell of parameters; it must hold nothing else."""
+    values = {}
+    for statement in ast.parse(parameters_cell(notebook).source).body:
+        assert isinstance(statement, ast.Assign), ast.unparse(statement)
+        [target] = statement.targets
+        assert isinstance(target, ast.Name), ast.unparse(statement)
+        values[target.id] = ast.literal_eval(statement.value)
+    return values
+
+
+def test_every_notebook_has_small_parameters():
+    assert {path.stem for path in NOTEBOOKS} == SMALL.keys()
+
+
+@each_notebook
+def test_was_executed_in_order(path):
+    cells = code_cells(read(path))
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    results = [output for output in outputs(read(path)) if output.output_type == "execute_result"]
+    assert {output.execution_count for output in results} <= {cell.execution_count for cell in cells}
+
+
+@each_notebook
+def test_nothing_failed_or_complained(path):
+    for output in outputs(read(path)):
+        assert output.output_type != "error", output.get("evalue")
+        assert output.get("name") != "stderr", output.text
+
+
+@each_notebook
+def test_shows_a_picture(path):
+    assert any(picture.startswith(b"\x89PNG") and len(picture) > 2000 for picture in pictures(read(path)))
+
+
+@each_notebook
+def test_names_no_place_of_the_machine_it_ran_on(path):
+    """No absolute path, no home folder."""
+    found = [place for text in texts(read(path)) for place in ABSOLUTE_PATH.findall(text)]
+    assert not found
+
+
+@each_notebook
+def test_metadata_say_nothing_of_the_machine(path):
+    notebook = read(path)
+    assert notebook.metadata.keys() == {"kernelspec", "language_info"}
+    assert notebook.metadata.kernelspec.name == NATIVE_KERNEL_NAME == "python3"
+    assert notebook.metadata.language_info == {"name": "python"}
+    assert all(cell.metadata.keys() <= {"tags"} for cell in notebook.cells)
+
+
+@each_notebook
+def test_the_first_code_cell_holds_the_parameters(path):
+    notebook = read(path)
+    assert parameters_cell(notebook) is code_cells(notebook)[0]
+    values = parameters(notebook)
+    small = SMALL[path.stem]
+    assert small.keys() <= values.keys()
+    assert not [name for name, value in small.items() if value == values[name]], "small values that change nothing"
+
+
+@each_notebook
+def test_links_resolve(path):
+    for cell in read(path).cells:
+        if cell.cell_type == "markdown":
+            for target in re.findall(r"\]\(([^)#\s]+)", cell.source):
+                assert target.startswith("https://") or (path.parent / target).exists(), target
+
+
+@pytest.mark.slow
+@each_notebook
+def test_runs_with_small_parameters(path, tmp_path):
+    notebook = read(path)
+    for cell in code_cells(notebook):
+        cell.outputs, cell.execution_count = [], None
+    parameters_cell(notebook).source += "".join(f"\n{name} = {value!r}" for name, value in SMALL[path.stem].items())
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    kernel = AsyncKernelManager(
+        # no folder of kernels is looked into: what is left is the interpreter that runs this test
+        kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
+        connection_file=str(tmp_path / "kernel.json"),
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "OMP_NUM_THREADS": "1",  # of several, on busy cores, each waits for the others
+        "IPYTHONDIR": str(tmp_path / "ipython"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),  # no text from an earlier download
+        "MPLCONFIGDIR": matplotlib.get_cachedir(),  # it lies below the above, and takes seconds to make
+        # nothing listens there: downloads fail at once, so that what is tested does not depend on the network
+        "https_proxy": "http://127.0.0.1:9",
+        "no_proxy": "127.0.0.1",
+    }
+    client = NotebookClient(
+        notebook, km=kernel, timeout=SECONDS_PER_CELL, resources={"metadata": {"path": str(folder)}}
+    )
+    client.execute(env=environment, cleanup_kc=True)  # else a kernel that was given would be left running
+    cells = code_cells(notebook)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert any(picture.startswith(b"\x89PNG") and len(picture) > 2000 for picture in pictures(notebook))
