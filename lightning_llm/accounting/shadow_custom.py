@@ -27,7 +27,7 @@ def rms_norm(ops: Operators, x: Shadow, weight: Shadow, rows: Count) -> Shadow:
     def run(g: list[Any]) -> list[Shadow]:
         x, scale = kept(), kept_scale()
         dx = ops.like(x, x_size)
-        d_weight = _norm_backward(ops, rows, width)
+        d_weight = _norm_backward(ops, g[0].itemsize, rows, width)
         del scale
         return [dx, d_weight if weight_size[1] == FLOAT32 else ops.new(*weight_size)]
 
@@ -40,10 +40,10 @@ def _block_of_rows(ops: Operators, rows: Count, width: Count) -> Shadow:
     return ops.new((rows if rows < most else Count(most)) * width, FLOAT32)
 
 
-def _norm_backward(ops: Operators, rows: Count, width: Count) -> Shadow:
-    """``normalize_backward``: the weight's gradient, and three buffers of a block of rows."""
+def _norm_backward(ops: Operators, dy_size: int, rows: Count, width: Count) -> Shadow:
+    """``normalize_backward``: the weight's gradient, and two buffers of a block of rows, three for a narrow dy."""
     d_weight = ops.new(width, FLOAT32)
-    buffers = [_block_of_rows(ops, rows, width) for _ in range(3)]
+    buffers = [_block_of_rows(ops, rows, width) for _ in range(2 if dy_size == FLOAT32 else 3)]
     del buffers
     return d_weight
 
@@ -135,10 +135,10 @@ def _swiglu_backward(
 ) -> list[Shadow | None]:
     size, x = ops.product_size, held[0]
     dx = ops.like(x)
-    rows = Count(sizes.backward_rows(tokens), "rows")
+    matrices = [shape for shape in shapes[:3] if shape is not None]
+    rows = Count(sizes.backward_rows(tokens, ops.device, matrices[0][1]), "rows")
     columns = Count(sizes.chunk_columns(rows, width, size, ops.device), "columns")
     one_block = rows >= tokens
-    matrices = [shape for shape in shapes[:3] if shape is not None]
     d_weights = [ops.new(elements, own if one_block else FLOAT32) for elements, own in matrices]
     d_norm = ops.new(hidden, FLOAT32) if has_norm else None
     dh_size = size if columns >= width and not has_norm else FLOAT32
@@ -159,7 +159,7 @@ def _swiglu_backward(
                 product = ops.new(columns * hidden, size)
                 del product
         if has_norm:
-            norm_gradients = _norm_backward(ops, Count(min(rows, tokens - start)), Count(hidden))
+            norm_gradients = _norm_backward(ops, FLOAT32, Count(min(rows, tokens - start)), Count(hidden))
             del norm_gradients
         del h, dh, casts  # the last chunk's live as long as the names do
     last = [d if d.itemsize == own else ops.like(d, own) for d, (_, own) in zip(d_weights, matrices, strict=True)]

@@ -106,7 +106,7 @@ class _Backward:
         self.need_input = self.need_x or self.need_norm
         self.need_gating = self.need_input or need_weights[0] or need_weights[1]
         (tokens, hidden), width, dtype = x.shape, weights.gate.shape[0], options.dtype
-        self.rows = sizes.backward_rows(tokens)
+        self.rows = sizes.backward_rows(tokens, x.device.type, weights.gate.dtype.itemsize)
         self.columns = sizes.chunk_columns(self.rows, width, dtype.itemsize, x.device.type, options.num_chunks)
         wide = torch.promote_types(dtype, torch.float32)
 
