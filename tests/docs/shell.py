@@ -125,9 +125,7 @@ def _be_the_command(client: socket.socket) -> NoReturn:
     sys.path[:0] = [os.path.abspath(path) for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.executable = str(Path(environment["PATH"].split(os.pathsep)[0], "python"))  # what it starts is quick too
     status = _status_of(lambda: _python(words) if name == "python" else _command(words))
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    threading._shutdown()  # as the interpreter at its end: idle pools are told to stop, then threads are waited for
     for output in (sys.stdout, sys.stderr):
         output.flush()
     client.sendall(str(status).encode())
