@@ -22,9 +22,8 @@ from rich.table import Column, Table
 from torch import Tensor
 
 from lightning_llm.bench import cost_startup
-from lightning_llm.bench.harness import MIB, Request, Row, chosen_names, describe_machine
+from lightning_llm.bench.harness import MIB, Request, Row, chosen_names, describe_machine, timed_rows
 from lightning_llm.measure.meter import MemoryMeter
-from lightning_llm.measure.timer import interleave
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.module import LanguageModel
 
@@ -100,27 +99,10 @@ def _along(
     for value in values:
         sizes = {**BASE, axis: value}
         steps = {name: _Step(name, sizes, asked.device, dtype) for name in variants}
-        timings = interleave(steps, rounds=asked.rounds, warmup=2, device=asked.device, budget_s=asked.budget_s)
         tokens = sizes["batch"] * sizes["context"]
-        for name, timing in timings.items():
-            rows.append(
-                Cost(
-                    bench="cost",
-                    variant=name,
-                    shape=text,
-                    dtype=str(dtype).removeprefix("torch."),
-                    device=asked.device,
-                    machine=describe_machine(asked.device),
-                    total_s=timing.median,
-                    total_p20_s=timing.p20,
-                    total_p80_s=timing.p80,
-                    ratio=timing.ratio_to(timings[variants[0]]),
-                    peak_bytes=steps[name].peak_bytes(),
-                    tokens_per_s=tokens / timing.median,
-                    axis=axis,
-                    value=value,
-                )
-            )
+        for row in timed_rows("cost", steps, asked, shape=text, dtype=dtype, warmup=2, tokens=tokens):
+            known = {**dataclasses.asdict(row), "peak_bytes": steps[row.variant].peak_bytes()}
+            rows.append(Cost(**known, axis=axis, value=value))
         del steps
         gc.collect()  # a module and its hooks may hold each other
     for name in variants:

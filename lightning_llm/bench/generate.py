@@ -18,9 +18,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from torch import Tensor
 
-from lightning_llm.bench.harness import Request, Row, chosen_names, describe_machine, draw_bars
+from lightning_llm.bench.harness import Request, Row, chosen_names, draw_bars, timed_rows
 from lightning_llm.generation.decoding import generate
-from lightning_llm.measure.timer import interleave
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 
@@ -38,21 +37,7 @@ def run(asked: Request) -> Iterator[Row]:
         sizes = _sizes(text)
         for dtype in asked.dtypes:
             runs = _runs(sizes, dtype, asked.device, variants)
-            timings = interleave(runs, rounds=asked.rounds, warmup=1, device=asked.device, budget_s=asked.budget_s)
-            for name, timing in timings.items():
-                yield Row(
-                    bench="generate",
-                    variant=name,
-                    shape=text,
-                    dtype=str(dtype).removeprefix("torch."),
-                    device=asked.device,
-                    machine=describe_machine(asked.device),
-                    total_s=timing.median,
-                    total_p20_s=timing.p20,
-                    total_p80_s=timing.p80,
-                    ratio=timing.ratio_to(timings[variants[0]]),
-                    tokens_per_s=sizes["new"] / timing.median,
-                )
+            yield from timed_rows("generate", runs, asked, shape=text, dtype=dtype, warmup=1, tokens=sizes["new"])
 
 
 def _sizes(text: str) -> dict[str, int]:

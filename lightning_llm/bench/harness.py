@@ -143,6 +143,37 @@ def measure(
     return rows
 
 
+def timed_rows(
+    bench: str,
+    functions: Mapping[str, Callable[[], object]],
+    asked: Request,
+    *,
+    shape: str,
+    dtype: torch.dtype,
+    warmup: int,
+    tokens: int | None = None,
+) -> list[Row]:
+    """Time rivals by turns, whole calls; the first is what ``ratio`` compares with, ``tokens`` are those of a call."""
+    timings = interleave(functions, rounds=asked.rounds, warmup=warmup, device=asked.device, budget_s=asked.budget_s)
+    first = next(iter(timings))
+    return [
+        Row(
+            bench=bench,
+            variant=name,
+            shape=shape,
+            dtype=str(dtype).removeprefix("torch."),
+            device=asked.device,
+            machine=describe_machine(asked.device),
+            total_s=timing.median,
+            total_p20_s=timing.p20,
+            total_p80_s=timing.p80,
+            ratio=timing.ratio_to(timings[first]),
+            tokens_per_s=None if tokens is None else tokens / timing.median,
+        )
+        for name, timing in timings.items()
+    ]
+
+
 def chosen(cases: Mapping[str, Case], variants: Sequence[str] | None) -> dict[str, Case]:
     """Those of the cases that are asked for, in the order asked; all of them for ``None``.
 

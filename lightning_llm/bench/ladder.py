@@ -72,25 +72,9 @@ def run(asked: Request) -> Iterator[Row]:
     chosen = {name: ladder[name] for name in ladder if name in names}
     notes = [f"{name}: left out, {why}" for name, why in left_out.items() if asked.variants is None]
     shapes = [(text, Shape.of(text)) for text in asked.shapes]
-    configs = [model_config(shape) for _, shape in shapes]
+    configs = [shape.model_config() for _, shape in shapes]  # the MLP is set by the rung
     for (text, shape), config in zip(shapes, configs, strict=True):
         yield from _Climb(text, shape, config, count, asked).rows(chosen, notes)
-
-
-def model_config(shape: Shape) -> ModelConfig:
-    """The model of a shape; its MLP is set by the rung.
-
-    Raises:
-        ValueError: The sizes do not fit together.
-    """
-    return ModelConfig(
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        max_position_embeddings=shape.context,
-    )
 
 
 @dataclasses.dataclass(frozen=True)

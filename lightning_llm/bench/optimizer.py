@@ -13,8 +13,7 @@ from rich.table import Column, Table
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_llm.bench.harness import Request, Row, chosen_names, describe_machine, draw_bars
-from lightning_llm.measure.timer import interleave
+from lightning_llm.bench.harness import Request, Row, chosen_names, draw_bars, timed_rows
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.adamw import AdamW
@@ -60,20 +59,7 @@ def run(asked: Request) -> Iterator[Row]:
         config = model_config(shape)
         for dtype in asked.dtypes:
             steps = {name: _ready(VARIANTS[name], config, dtype, asked.device).step for name in names}
-            timings = interleave(steps, rounds=asked.rounds, warmup=2, device=asked.device, budget_s=asked.budget_s)
-            for name, timing in timings.items():
-                yield Row(
-                    bench="optimizer",
-                    variant=name,
-                    shape=shape,
-                    dtype=str(dtype).removeprefix("torch."),
-                    device=asked.device,
-                    machine=describe_machine(asked.device),
-                    total_s=timing.median,
-                    total_p20_s=timing.p20,
-                    total_p80_s=timing.p80,
-                    ratio=timing.ratio_to(timings[names[0]]),
-                )
+            yield from timed_rows("optimizer", steps, asked, shape=shape, dtype=dtype, warmup=2)
 
 
 def model_config(text: str) -> ModelConfig:

@@ -60,6 +60,22 @@ class Shape:
             raise ValueError(f"shapes {text!r} must be {' x '.join(NAMES)}, such as 6x6x384x1024x256x64x65")
         return Shape(*map(int, parts))
 
+    def model_config(self, **fields: Any) -> ModelConfig:
+        """The model; ``fields`` are those beside its sizes.
+
+        Raises:
+            ValueError: The sizes do not fit together.
+        """
+        return ModelConfig(
+            vocab_size=self.vocab,
+            hidden_size=self.hidden,
+            intermediate_size=self.intermediate,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            max_position_embeddings=self.context,
+            **fields,
+        )
+
 
 def ours(shape: Shape, dtype: str, device: str, steps: int) -> list[float]:
     """Seconds of each step of ``fit``, whatever happens between two ends of a step included."""
@@ -67,14 +83,6 @@ def ours(shape: Shape, dtype: str, device: str, steps: int) -> list[float]:
         _make_store(Path(name, "store"), shape)
         data = TokenDataModule(
             store=str(Path(name, "store")), context_length=shape.context, global_batch_size=shape.rows
-        )
-        config = ModelConfig(
-            vocab_size=shape.vocab,
-            hidden_size=shape.hidden,
-            intermediate_size=shape.intermediate,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            max_position_embeddings=shape.context,
         )
         ends = _Ends()
         with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
@@ -89,7 +97,7 @@ def ours(shape: Shape, dtype: str, device: str, steps: int) -> list[float]:
                 limit_val_batches=0,
                 gradient_clip_val=1.0,
             )
-            trainer.fit(LanguageModel(config), datamodule=data)
+            trainer.fit(LanguageModel(shape.model_config()), datamodule=data)
     return [end - start for start, end in zip(ends.times[WARM_UP - 1 :], ends.times[WARM_UP:], strict=False)]
 
 

@@ -37,7 +37,9 @@ def test_the_rival_has_the_same_weights():
     ids = torch.randint(65, (1, 16))
     with torch.no_grad():
         theirs = _transformers_model(model)(ids).logits
-    assert torch.allclose(model.logits(model(ids)), theirs, atol=1e-5)
+        ours = model.logits(model(ids))
+        truth = model.double().logits(model(ids))
+    assert (theirs - truth).norm() <= 2 * (ours - truth).norm()  # float32's own error, not that of other weights
 
 
 def test_a_shape_is_seven_numbers():

@@ -86,7 +86,7 @@ def _unscaled(query, key, value, is_causal):
 
 
 def test_a_larger_batch_of_the_same_rows_is_the_same_maths():
-    config = ladder.model_config(Shape.of(SHAPE))
+    config = Shape.of(SHAPE).model_config()
     sizes = {"device": "cpu", "context": 16, "period": distinct_rows(8)}
     curves = [ladder_process.Training(config, Settings(), rows=rows, **sizes).curve() for rows in (8, 10)]
     assert curves[0] == pytest.approx(curves[1], rel=1e-5)
@@ -94,7 +94,7 @@ def test_a_larger_batch_of_the_same_rows_is_the_same_maths():
 
 
 def test_more_rows_fit_where_the_mlp_is_most_of_the_memory():
-    config = ladder.model_config(Shape.of("2x2x32x512x16x8x64"))
+    config = Shape.of("2x2x32x512x16x8x64").model_config()
     settings = rungs({})["larger batch"]
     sizes = {"device": "cpu", "context": 16, "rows": 8, "period": 2}
     found = ladder_process.most_rows(config, settings, **sizes)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from lightning_llm.training import archives, checkpoint_io
 from lightning_llm.training.archives import write_atomically
+from lightning_llm.training.background import Background
 from lightning_llm.training.callbacks import StopOnSignal
 from lightning_llm.training.checkpointing import read_checkpoint
 
@@ -66,7 +68,8 @@ def archives_in(folder):
 
 
 def test_a_signal_waits_for_the_last_one(tiny, monkeypatch):
-    original, written = StopOnSignal.on_train_batch_end, []
+    original, written, asked_for = StopOnSignal.on_train_batch_end, [], threading.Event()
+    wait = Background.wait
 
     def sending(self, trainer, *args, **kwargs):
         if trainer.global_step == 4:
@@ -74,13 +77,17 @@ def test_a_signal_waits_for_the_last_one(tiny, monkeypatch):
         original(self, trainer, *args, **kwargs)
 
     def slow(content, path):
-        import time
-
-        time.sleep(0.3)
+        if str(path).endswith("step-00000004.ckpt"):
+            asked_for.wait(60)  # not before somebody waits for it
         write_atomically(content, path)
         written.append(Path(path).name)
 
+    def waiting(self):
+        asked_for.set()
+        wait(self)
+
     monkeypatch.setattr(checkpoint_io, "write_atomically", slow)
+    monkeypatch.setattr(Background, "wait", waiting)
     monkeypatch.setattr(StopOnSignal, "on_train_batch_end", sending)
     with pytest.raises(SystemExit) as leaving:
         tiny("fit", **saving(asynchronous=True))
