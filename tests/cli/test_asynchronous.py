@@ -69,7 +69,7 @@ def archives_in(folder):
 
 def test_a_signal_waits_for_the_last_one(tiny, monkeypatch):
     original, written, asked_for = StopOnSignal.on_train_batch_end, [], threading.Event()
-    wait = Background.wait
+    wait, save, queued = Background.wait, checkpoint_io.AtomicCheckpointIO.save_checkpoint, []
 
     def sending(self, trainer, *args, **kwargs):
         if trainer.global_step == 4:
@@ -82,11 +82,17 @@ def test_a_signal_waits_for_the_last_one(tiny, monkeypatch):
         write_atomically(content, path)
         written.append(Path(path).name)
 
+    def saving_one(self, checkpoint, path, **options):
+        save(self, checkpoint, path, **options)
+        queued.append(Path(path).name)
+
     def waiting(self):
-        asked_for.set()
+        if "step-00000004.ckpt" in queued:
+            asked_for.set()
         wait(self)
 
     monkeypatch.setattr(checkpoint_io, "write_atomically", slow)
+    monkeypatch.setattr(checkpoint_io.AtomicCheckpointIO, "save_checkpoint", saving_one)
     monkeypatch.setattr(Background, "wait", waiting)
     monkeypatch.setattr(StopOnSignal, "on_train_batch_end", sending)
     with pytest.raises(SystemExit) as leaving:
