@@ -18,6 +18,8 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
+from rich.console import Console
+from rich.table import Column, Table
 from torch import Tensor
 
 from lightning_llm.bench.harness import Request, Row, chosen_names, describe_machine, draw_bars
@@ -188,6 +190,19 @@ class _Timed(LanguageModel):
         result = function(*args, **kwargs)
         self.inside_s += time.perf_counter() - before
         return result
+
+
+def print_table(rows: Sequence[Row], console: Console) -> None:
+    """Milliseconds per step of each set-up."""
+    for shape in dict.fromkeys(row.shape for row in rows):
+        table = Table(Column("set-up", no_wrap=True), title=f"{shape}: what a step costs beside its four parts")
+        for column in ("ms", "least", "most"):
+            table.add_column(column, justify="right")
+        for row in rows:
+            if row.shape == shape:
+                times = (row.total_s, row.total_p20_s, row.total_p80_s)
+                table.add_row(row.variant, *(f"{1000 * (t or 0):.2f}" for t in times))
+        console.print(table)
 
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:

@@ -41,6 +41,12 @@ VARIANTS = {
 def run(asked: Request) -> Iterator[Row]:
     """A row for each side, shape and dtype; ``ratio`` is its time over ours."""
     here = [name for name, (side, _) in VARIANTS.items() if side == "ours" or importlib.util.find_spec(side)]
+    for name in asked.variants or ():
+        if name in VARIANTS and name not in here:
+            side = VARIANTS[name][0]
+            raise ValueError(
+                f"variants {name!r}: {side} is not installed; python -m pip install {side}, or leave it out"
+            )
     variants = chosen_names(here, asked.variants)
     for shape in asked.shapes:
         sizes = Shape.of(shape)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from lightning_llm.bench import peers
 from lightning_llm.bench.peer_process import Shape, ours, transformers
 from lightning_llm.cli import bench
 
@@ -35,6 +36,13 @@ def test_each_side_times_as_many_steps_as_asked(side):
 def test_bad_input(words, named, capsys):
     assert bench.main(["peers", *words]) == 2
     assert named in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_an_asked_side_that_is_not_installed_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    assert bench.main(["peers", "--shapes", TINY, "--variants", "ours", "litgpt"]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "variants 'litgpt': litgpt is not installed; python -m pip install litgpt, or leave it out" in said
 
 
 @pytest.mark.slow
