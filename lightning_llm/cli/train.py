@@ -26,7 +26,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_llm.cli.check import report
-from lightning_llm.cli.connection import check_address, lost_contact
+from lightning_llm.cli.connection import check_address, leave_groups, lost_contact
 from lightning_llm.cli.jobs import check_restarts, may_have_run_before, restarts, this_job
 from lightning_llm.cli.pages import ABOUT, COMMANDS, SYNTAX, with_page
 from lightning_llm.cli.plan_record import record_plan
@@ -55,6 +55,7 @@ from lightning_llm.training.preflight import refuse
 from lightning_llm.training.trainer import Trainer
 
 DIVERGED, OUT_OF_MEMORY, LOST_CONTACT, USER_ERROR = 1, 1, 1, 2
+ENDED_TOGETHER = (0, 130, 143)  # all processes at the same step: none waits for another any more
 SECTIONS = ("model", "data", "trainer")
 SINGLE_OPTIONS = ("seed_everything", "keep_freed_memory", "ckpt_path", "weights_only", "return_predictions", "verbose")
 
@@ -250,11 +251,14 @@ def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
 
 def run(words: Sequence[str]) -> int:
     """As :func:`cli_main`, for the shell: returns the exit status."""
+    status = 0
     try:
         cli_main(words)
     except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else USER_ERROR
-    return 0
+        status = leaving.code if isinstance(leaving.code, int) else USER_ERROR
+    if status in ENDED_TOGETHER:
+        leave_groups()
+    return status
 
 
 def _help_of(word: str) -> dict[str, Any]:

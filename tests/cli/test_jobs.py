@@ -1,8 +1,14 @@
 """Which job a process belongs to, and what is refused before waiting for others."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
+import torch
+import torch.distributed as dist
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
+from lightning_llm.cli import train
 from lightning_llm.cli.connection import check_address, lost_contact
 from lightning_llm.cli.jobs import check_restarts, may_have_run_before, this_job
 
@@ -81,3 +87,30 @@ def test_gloo_says_that_a_process_is_gone(monkeypatch, found, reason):
     assert reason in line
     assert "gloo" not in line
     assert lost_contact(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are seen on Linux only")
+@pytest.mark.parametrize(("status", "leaves"), [(None, True), (143, True), (1, False)])
+def test_the_threads_of_groups_end_before_python_does(tmp_path, monkeypatch, status, leaves):
+    def job(words):
+        holder = SimpleNamespace(group=dist.new_group(backend="gloo"))
+        holder.itself = holder  # as a Trainer and its callbacks hold each other
+        dist.all_reduce(torch.ones(1), group=holder.group)
+        assert gloo_threads()
+        if status is not None:
+            raise SystemExit(status)
+
+    def gloo_threads():
+        names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+        return [name for name in names if "gloo" in name]
+
+    monkeypatch.setattr(train, "cli_main", job)
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        assert train.run(["fit"]) == (status or 0)
+        assert dist.is_initialized() is not leaves
+        if leaves:
+            assert not gloo_threads()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
