@@ -10,7 +10,7 @@ import torch
 from lightning_llm import ModelConfig, Transformer
 from lightning_llm.__main__ import main
 from lightning_llm.data.tokenizers import Tokenizer
-from lightning_llm.generation import Score, score
+from lightning_llm.generation import Score, score, scoring
 from lightning_llm.generation.scoring import windows
 from lightning_llm.interop import export_model
 
@@ -144,3 +144,19 @@ def test_a_model_is_scored_in_python_from_any_iterator():
     found = score(model.eval(), iter([1, 2, 3]), stride=2)
     logits = model.logits(model(torch.tensor([[1, 2]])))[0]
     assert found.nats == pytest.approx(torch.nn.functional.cross_entropy(logits, torch.tensor([2, 3])).item() * 2)
+
+
+def test_windows_and_logits_may_be_taken_by_any_number_at_once(monkeypatch):
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(vocab_size=9, hidden_size=8, num_attention_heads=2, max_position_embeddings=4))
+    model.double().eval()
+    ids = torch.randint(9, (43,)).tolist()
+    found = {}
+    for at_once in ((1, 1), (9, 20), (12, 9 * 5), (4096, 2**23)):
+        monkeypatch.setattr(scoring, "TOKENS_AT_ONCE", at_once[0])
+        monkeypatch.setattr(scoring, "LOGITS_AT_ONCE", at_once[1])
+        found[at_once] = score(model, ids, stride=3)
+    expected = found.pop((1, 1))
+    assert expected.tokens == 42
+    assert all(other.tokens == 42 for other in found.values())
+    assert [other.nats for other in found.values()] == pytest.approx([expected.nats] * 3, rel=1e-12)
