@@ -30,8 +30,16 @@ from lightning_llm.training.module import LanguageModel
 BASE = {"context": 256, "width": 256, "depth": 4, "vocab": 4096, "batch": 2}  # what is not doubled
 HEAD_DIM = 64
 SHAPES: dict[str, list[str]] = {}
-DEFAULT_SHAPES = ["context=256-2048", "width=128-1024", "depth=1-8", "vocab=1024-16384", "batch=1-16", "startup"]
-STARTUP = "startup"
+DEFAULT_SHAPES = [
+    "context=256-2048",
+    "width=128-1024",
+    "depth=1-8",
+    "vocab=1024-16384",
+    "batch=1-16",
+    "startup",
+    "compile",
+]
+STARTUP, COMPILE = "startup", "compile"  # the start of the command, and the same with compiled blocks
 VARIANTS = ("ours", "transformers")
 
 
@@ -40,7 +48,7 @@ class Cost(Row):
     """A row of one size, or of one start.
 
     Attributes:
-        axis: Which size is varied, or ``startup``.
+        axis: Which size is varied; or ``startup``, or ``compile``.
         value: Of that size.
         time_slope: Exponent of time per token along the axis; the same in all rows of an axis and variant.
         memory_slope: Likewise of peak bytes per token.
@@ -60,10 +68,10 @@ def run(asked: Request) -> Iterator[Row]:
     variants = chosen_names(here, asked.variants)
     if wrong := [str(dtype) for dtype in asked.dtypes if dtype not in (torch.float32, torch.bfloat16)]:
         raise ValueError(f"dtype {', '.join(wrong)}: cost is measured in float32 and in bfloat16 (autocast)")
-    axes = [(text, None if text == STARTUP else parse_axis(text)) for text in asked.shapes]
+    axes = [(text, None if text in (STARTUP, COMPILE) else parse_axis(text)) for text in asked.shapes]
     for text, axis in axes:
         if axis is None:
-            yield from _startup(asked)
+            yield from _startup(text, asked)
             continue
         for dtype in asked.dtypes:
             yield from _along(text, *axis, variants, dtype, asked)
@@ -78,7 +86,7 @@ def parse_axis(text: str) -> tuple[str, list[int]]:
     found = re.fullmatch(r"(\w+)=([1-9]\d*)-([1-9]\d*)", text)
     wanted = f"one of {', '.join(BASE)} with two sizes, the second at least twice the first, such as context=256-2048"
     if found is None or found[1] not in BASE or int(found[3]) < 2 * int(found[2]):
-        raise ValueError(f"shapes {text!r} must be {wanted}; or {STARTUP}")
+        raise ValueError(f"shapes {text!r} must be {wanted}; or {STARTUP}, or {COMPILE}")
     first, last = int(found[2]), int(found[3])
     if found[1] == "width" and first % HEAD_DIM:
         raise ValueError(f"shapes {text!r}: a width must be a multiple of {HEAD_DIM}, the width of a head")
@@ -175,17 +183,17 @@ def _transformers(fields: dict[str, Any]) -> tuple[torch.nn.Module, LossOf]:
     return model, loss
 
 
-def _startup(asked: Request) -> Iterator[Cost]:
-    for variant, parts in cost_startup.measure(asked.device, asked.rounds):
+def _startup(text: str, asked: Request) -> Iterator[Cost]:
+    for variant, parts in cost_startup.measure(asked.device, asked.rounds, compiled=text == COMPILE):
         yield Cost(
             bench="cost",
             variant=variant,
-            shape=STARTUP,
+            shape=text,
             dtype="as configured",
             device=asked.device,
             machine=describe_machine(asked.device),
             total_s=sum(parts.values()),
-            axis=STARTUP,
+            axis=text,
             parts_s=parts,
         )
 
@@ -195,7 +203,7 @@ def print_table(rows: Sequence[Cost], console: Console) -> None:
     for key in dict.fromkeys((row.shape, row.dtype) for row in rows):
         group = [row for row in rows if (row.shape, row.dtype) == key]
         table = Table(Column(group[0].axis, no_wrap=True), title=" ".join(key), box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
-        if group[0].axis == STARTUP:
+        if group[0].parts_s is not None:
             parts = list(group[0].parts_s or ())
             for column in ("s to the first step", *parts):
                 table.add_column(column, justify="right")
@@ -242,7 +250,7 @@ def draw(rows: Sequence[Cost], path: Path, title: str) -> None:
     )
     for (upper, lower), key in zip(axes.T, axes_of, strict=True):
         group = [row for row in rows if (row.shape, row.dtype) == key]
-        if group[0].axis == STARTUP:
+        if group[0].parts_s is not None:
             _draw_start(upper, group)
             lower.axis("off")
             continue
@@ -275,6 +283,7 @@ def _draw_start(axis: Any, group: Sequence[Cost]) -> None:
         seconds = [(row.parts_s or {})[part] for row in group]
         axis.bar(names, seconds, bottom=left, label=part)
         left = [done + more for done, more in zip(left, seconds, strict=True)]
-    axis.axhline(cost_startup.BAR_S, color="black", linestyle=":", label=f"bar: {cost_startup.BAR_S:g} s")
-    axis.set(ylabel="s from the command to its first step", title=STARTUP)
+    if group[0].axis == STARTUP:
+        axis.axhline(cost_startup.BAR_S, color="black", linestyle=":", label=f"bar: {cost_startup.BAR_S:g} s")
+    axis.set(ylabel="s from the command to its first step", title=group[0].axis)
     axis.legend(fontsize=8)

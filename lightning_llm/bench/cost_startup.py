@@ -5,7 +5,8 @@
 runs `lightning-llm WORD …` as begun at SECONDS (of ``time.time()``), notes when its parts begin and end, prints the
 parts as JSON after the first step and leaves at once. ``imports`` is the time until model and data module are loaded,
 the start of Python included; ``data`` that of preparing and opening the token store; ``model`` that of building the
-transformer; ``rest`` is the parser's own imports, the parsing of the config, the Trainer, and the step itself.
+transformer; ``rest`` is the parser's own imports, the parsing of the config, the Trainer, and the step itself, the
+compiling of its blocks included where that is asked for.
 """
 
 import functools
@@ -30,8 +31,13 @@ TEXT_BYTES = 1_115_394  # as many as Tiny Shakespeare has
 LETTERS = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # its 65 characters
 
 
-def measure(device: str, rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
+def measure(device: str, rounds: int, *, compiled: bool = False) -> Iterator[tuple[str, dict[str, float]]]:
     """Seconds of each part, the median over rounds: with the token store still to be made, and with it there.
+
+    Args:
+        device: Where it trains.
+        rounds: How many starts of each kind.
+        compiled: With compiled blocks. The first start then finds nothing in the compiler's cache, the second all.
 
     Raises:
         ValueError: The config is not below the current folder.
@@ -44,9 +50,14 @@ def measure(device: str, rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
         first, again = [], []
         for turn in range(rounds):
             words = _words(text, Path(folder, f"store-{turn}"), folder, device)
-            first.append(_start(words))
-            again.append(_start(words))
-        for name, found in (("store to be made", first), ("store there", again)):
+            cache = {}
+            if compiled:
+                words.append("--model.compile_mode=default")
+                cache["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder, f"cache-{turn}"))
+            first.append(_start(words, cache))
+            again.append(_start(words, cache))
+        names = ("compiled for the first time", "compiled before") if compiled else ("store to be made", "store there")
+        for name, found in zip(names, (first, again), strict=True):
             yield name, {part: statistics.median(one[part] for one in found) for part in PARTS}
 
 
@@ -56,9 +67,9 @@ def _words(text: Path, store: Path, folder: str, device: str) -> list[str]:
     return ["fit", "--config", str(CONFIG), *(f"--{name}={value}" for name, value in options.items())]
 
 
-def _start(words: list[str]) -> dict[str, float]:
+def _start(words: list[str], environment: dict[str, str]) -> dict[str, float]:
     command = [sys.executable, "-m", __name__, repr(time.time()), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
     last = (done.stdout.strip().splitlines() or [""])[-1]
     if done.returncode or not last.startswith("{"):
         raise RuntimeError(f"fit did not start: {(done.stderr.strip().splitlines() or [last or 'no word'])[-1]}")
@@ -69,6 +80,8 @@ def _start(words: list[str]) -> dict[str, float]:
 def main(begun: float, words: list[str]) -> None:
     """Run the command until its first step is done."""
     # only now: loading them is what is timed
+    import torch
+
     from lightning_llm.data import datamodule
     from lightning_llm.training.module import LanguageModel
 
@@ -91,6 +104,8 @@ def main(begun: float, words: list[str]) -> None:
         return run_timed
 
     def first_step_done(self: LanguageModel, *args: Any, **kwargs: Any) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
         print("\n" + json.dumps({**spent, "rest": time.time() - begun - sum(spent.values())}), flush=True)
         os._exit(0)  # the other steps are not asked for
 

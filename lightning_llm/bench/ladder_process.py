@@ -72,8 +72,7 @@ class Training:
         model = Transformer(ModelConfig(**{**config.to_dict(), "mlp": settings.mlp}))
         use_plain_operators(model, settings.operators)
         if settings.compiled:
-            for layer in model.layers:
-                layer.compile()
+            model.compile_blocks()
         self.model = model.to(device).train()
         self.loss: nn.Module = Loss(model, settings)
         if dist.is_initialized():
@@ -128,11 +127,13 @@ class Training:
         state = [item for entry in self.optimizer.state.values() for item in entry.values() if torch.is_tensor(item)]
         held = [*self.model.parameters(), *state, self.ids, self.targets, *self._initial]
         if self.device == "cuda":
+            self._graph = None  # to play one allocates nothing: what counts is allocated where it is recorded
+            self.optimizer.zero_grad()
             torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()  # libraries' buffers too, which are no part of a step
             torch.cuda.reset_peak_memory_stats()
             self.step()
-            weights = sum(tensor.untyped_storage().nbytes() for tensor in held if tensor.is_cuda)
-            return int(torch.cuda.max_memory_allocated() - weights)
+            return int(torch.cuda.max_memory_allocated() - before)
         if self.settings.compiled or dist.is_initialized():  # the compiler's buffers and DDP's are out of sight
             return None
         with MemoryMeter(exclude=held) as meter:
@@ -212,7 +213,8 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         if device == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-    found |= {"median_s": statistics.median(seconds), "resident_bytes": high_water_bytes() - before}
+    resident = torch.cuda.max_memory_reserved() if device == "cuda" else high_water_bytes() - before
+    found |= {"median_s": statistics.median(seconds), "resident_bytes": resident}
     found["peak_bytes"] = training.peak_bytes()
     return found
 

@@ -3,7 +3,8 @@
     python -m lightning_llm.bench.peer_process '{"side": "ours", "shape": "6x6x384x1024x256x64x65", …}'
 
 Ours runs through the Trainer with all its defaults, on a token store; the others in the plain loop of their users: the
-model's own loss, autocast, clipping at 1, torch's AdamW as their trainers set it up.
+model's own loss, autocast, clipping at 1, torch's AdamW as their trainers set it up (litgpt's also compiles the model:
+``litgpt (compiled)``).
 """
 
 import contextlib
@@ -28,8 +29,11 @@ from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.measure.resident import high_water_bytes, resident_bytes, restart_high_water
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.allocator import keep_freed_memory
+from lightning_llm.training.callbacks.memory import GIB, MemoryProfiler
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
+
+Found = tuple[list[float], int | None]  # seconds of each step; the peak by CUDA's allocator, on CUDA
 
 WARM_UP = 2  # steps
 NAMES = ("layers", "heads", "hidden", "intermediate", "context", "rows", "vocab")
@@ -77,19 +81,19 @@ class Shape:
         )
 
 
-def ours(shape: Shape, dtype: str, device: str, steps: int) -> list[float]:
-    """Seconds of each step of ``fit``, whatever happens between two ends of a step included."""
+def ours(shape: Shape, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+    """Each step of ``fit``, whatever happens between two ends of a step included."""
     with tempfile.TemporaryDirectory(prefix="bench-peers-") as name, open(os.devnull, "w") as nowhere:
         _make_store(Path(name, "store"), shape)
         data = TokenDataModule(
             store=str(Path(name, "store")), context_length=shape.context, global_batch_size=shape.rows
         )
-        ends = _Ends()
+        ends, profiler = _Ends(), MemoryProfiler()
         with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
             trainer = Trainer(
                 precision=PRECISIONS[dtype],
                 default_root_dir=name,
-                callbacks=[ends],
+                callbacks=[ends, profiler],
                 max_steps=WARM_UP + steps,
                 accelerator=device,
                 devices=1,
@@ -97,8 +101,12 @@ def ours(shape: Shape, dtype: str, device: str, steps: int) -> list[float]:
                 limit_val_batches=0,
                 gradient_clip_val=1.0,
             )
-            trainer.fit(LanguageModel(shape.model_config()), datamodule=data)
-    return [end - start for start, end in zip(ends.times[WARM_UP - 1 :], ends.times[WARM_UP:], strict=False)]
+            trainer.fit(
+                LanguageModel(shape.model_config(), compile_mode="default" if compiled else None), datamodule=data
+            )
+    seconds = [end - start for start, end in zip(ends.times[WARM_UP - 1 :], ends.times[WARM_UP:], strict=False)]
+    # the profiler begins CUDA's own high-water anew at each phase, and knows the highest
+    return seconds, int(profiler.highest_gib * GIB) if device == "cuda" else None
 
 
 class _Ends(Callback):
@@ -123,7 +131,7 @@ def _make_store(path: Path, shape: Shape) -> None:
             writer.write(split, part, text_bytes=len(part), documents=1)
 
 
-def transformers(shape: Shape, dtype: str, device: str, steps: int) -> list[float]:
+def transformers(shape: Shape, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
     """``LlamaForCausalLM`` of the installed transformers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -137,15 +145,16 @@ def transformers(shape: Shape, dtype: str, device: str, steps: int) -> list[floa
         use_cache=False,
     )
     model = LlamaForCausalLM(config)
+    run = torch.compile(model) if compiled else model
 
     def loss(ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = model(input_ids=ids, labels=ids).loss  # it shifts the labels itself
+        found: torch.Tensor = run(input_ids=ids, labels=ids).loss  # it shifts the labels itself
         return found
 
     return _plain_loop(model, loss, shape, dtype, device, steps, fused=True)
 
 
-def litgpt(shape: Shape, dtype: str, device: str, steps: int) -> list[float]:
+def litgpt(shape: Shape, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
     """The model and the loss of litgpt, as its ``pretrain`` puts them together."""
     from litgpt.config import Config
     from litgpt.model import GPT
@@ -166,12 +175,13 @@ def litgpt(shape: Shape, dtype: str, device: str, steps: int) -> list[float]:
         bias=False,
     )
     model = GPT(config)
+    run = torch.compile(model) if compiled else model
 
     def loss(ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = chunked_cross_entropy(model(ids), targets, chunk_size=0)
+        found: torch.Tensor = chunked_cross_entropy(run(ids), targets, chunk_size=0)
         return found
 
-    return _plain_loop(model, loss, shape, dtype, device, steps, fused=False)
+    return _plain_loop(model, loss, shape, dtype, device, steps, fused=device == "cuda")
 
 
 def _plain_loop(
@@ -183,7 +193,7 @@ def _plain_loop(
     steps: int,
     *,
     fused: bool,
-) -> list[float]:
+) -> Found:
     model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
     taken = []
@@ -198,7 +208,7 @@ def _plain_loop(
         optimizer.zero_grad()
         value.item()
         taken.append(time.perf_counter() - start)
-    return taken[WARM_UP:]
+    return taken[WARM_UP:], torch.cuda.max_memory_allocated() if device == "cuda" else None
 
 
 SIDES = {"ours": ours, "transformers": transformers, "litgpt": litgpt}
@@ -213,8 +223,10 @@ def main(words: str) -> None:
     torch.manual_seed(0)
     restart_high_water()
     before = resident_bytes()
-    seconds = SIDES[job["side"]](Shape.of(job["shape"]), job["dtype"], device, job["steps"])
-    peak = torch.cuda.max_memory_allocated() if device == "cuda" else high_water_bytes() - before
+    shape = Shape.of(job["shape"])
+    seconds, peak = SIDES[job["side"]](shape, job["dtype"], device, job["steps"], compiled=job["compiled"])
+    if peak is None:
+        peak = high_water_bytes() - before
     print(json.dumps({"median_s": statistics.median(seconds), "peak_bytes": peak}))
 
 

@@ -3,6 +3,8 @@
 Every side has a process of its own and they take turns, round by round: same shape, same precision, same number of
 threads. ``ours`` goes through `fit`'s Trainer with all its defaults, freed memory kept; the others run as their users
 run them. With ``(kept)`` behind its name a side runs with freed memory kept as well, ``ours (given back)`` without.
+``(compiled)`` is by ``torch.compile``: the blocks of ours, the whole model of the others as litgpt's trainer does; what
+compiling takes is not counted.
 """
 
 import importlib.util
@@ -13,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -28,22 +31,35 @@ SHAPES = {
 }
 DEFAULT_SHAPES = ["shakespeare"]
 STEPS = {"cpu": 3, "cuda": 30}  # of each round, after the warm-up
+
+
+class Variant(NamedTuple):
+    """How a side runs."""
+
+    side: str
+    keep_freed_memory: bool = False
+    compiled: bool = False
+
+
 VARIANTS = {
-    "transformers": ("transformers", False),
-    "litgpt": ("litgpt", False),
-    "ours": ("ours", True),
-    "transformers (kept)": ("transformers", True),
-    "litgpt (kept)": ("litgpt", True),
-    "ours (given back)": ("ours", False),
+    "transformers": Variant("transformers"),
+    "litgpt": Variant("litgpt"),
+    "ours": Variant("ours", keep_freed_memory=True),
+    "transformers (kept)": Variant("transformers", keep_freed_memory=True),
+    "litgpt (kept)": Variant("litgpt", keep_freed_memory=True),
+    "ours (given back)": Variant("ours"),
+    "transformers (compiled)": Variant("transformers", compiled=True),
+    "litgpt (compiled)": Variant("litgpt", compiled=True),
+    "ours (compiled)": Variant("ours", keep_freed_memory=True, compiled=True),
 }
 
 
 def run(asked: Request) -> Iterator[Row]:
     """A row for each side, shape and dtype; ``ratio`` is its time over ours."""
-    here = [name for name, (side, _) in VARIANTS.items() if side == "ours" or importlib.util.find_spec(side)]
+    here = [name for name, how in VARIANTS.items() if how.side == "ours" or importlib.util.find_spec(how.side)]
     for name in asked.variants or ():
         if name in VARIANTS and name not in here:
-            side = VARIANTS[name][0]
+            side = VARIANTS[name].side
             raise ValueError(
                 f"variants {name!r}: {side} is not installed; python -m pip install {side}, or leave it out"
             )
@@ -84,9 +100,8 @@ def _measure(variants: Sequence[str], shape: str, sizes: Shape, dtype: str, aske
 
 
 def _run_side(name: str, shape: str, dtype: str, device: str) -> dict[str, float]:
-    side, kept = VARIANTS[name]
-    job = {"side": side, "shape": shape, "dtype": dtype, "device": device, "steps": STEPS[device]}
-    command = [sys.executable, "-m", "lightning_llm.bench.peer_process", json.dumps({**job, "keep_freed_memory": kept})]
+    job = {"shape": shape, "dtype": dtype, "device": device, "steps": STEPS[device], **VARIANTS[name]._asdict()}
+    command = [sys.executable, "-m", "lightning_llm.bench.peer_process", json.dumps(job)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{name} failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")

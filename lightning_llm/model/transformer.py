@@ -35,6 +35,7 @@ class Block(nn.Module):
         self.norm_in_mlp = config.checkpoint_levels[layer] == 2
         self.recompute = config.recompute
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+        self._compiled: Callable[..., Tensor] | None = None
 
     def forward(
         self,
@@ -45,6 +46,24 @@ class Block(nn.Module):
         mask: Tensor | None = None,
     ) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, hidden). The rest as for :class:`CausalSelfAttention`."""
+        # a cache grows with every call, for each length of which there would be other code
+        run = Block._run if self._compiled is None or cache is not None else self._compiled
+        return run(self, x, rotation, cache, mask)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile what is done without a cache, in place. Arguments as for ``torch.compile``.
+
+        Unlike that of ``nn.Module`` it leaves hooks out, by which FSDP2 gathers the weights, and takes the block as an
+        argument: blocks of the same settings, and copies of one, share the code that was made for the first.
+        """
+        self._compiled = torch.compile(Block._run, *args, **kwargs)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether :meth:`compile` was called."""
+        return self._compiled is not None
+
+    def _run(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None, mask: Tensor | None) -> Tensor:
         if self.recompute == "block" and self._keeps_activations():
             out: Tensor = checkpoint(self._whole, x, rotation, cache, mask, use_reentrant=False)
             return out
@@ -104,6 +123,15 @@ class Transformer(nn.Module):
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
 
+    def compile_blocks(self, mode: str = "default") -> None:
+        """Let ``torch.compile`` make code for the blocks, in place, at their first call; generation goes without.
+
+        Args:
+            mode: As for ``torch.compile``.
+        """
+        for layer in self.layers:
+            layer.compile(mode=mode)
+
     def forward(
         self,
         input_ids: Tensor,
@@ -144,7 +172,6 @@ class Transformer(nn.Module):
                     f"documents must have the shape {tuple(input_ids.shape)} of input_ids and no cache beside them, "
                     f"got {tuple(documents.shape)}{'' if cache is None else ' and a cache'}"
                 )
-            mask = document_mask(documents)
             positions = positions_in_documents(documents) if positions is None else positions
         if positions is None:
             positions = torch.arange(seq, device=input_ids.device) if cache is None else cache.positions(seq)
@@ -153,6 +180,8 @@ class Transformer(nn.Module):
             x = x + self.embed_positions(positions)
         x = self.dropout(x)
         turn = self._rotation(positions, x)
+        if documents is not None:
+            mask = document_mask(documents, _product_dtype(x))
         for layer in self.layers:
             x = layer(x, rotation=turn, cache=cache, mask=mask)
         if cache is not None:
@@ -169,6 +198,11 @@ class Transformer(nn.Module):
         if self.config.position != "rope":
             return None
         assert self.config.head_dim is not None
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        dtype = _product_dtype(x)
         return rotation(positions, self.config.head_dim, self.config.rope_theta, dtype, self.config.rope_scaling)
+
+
+def _product_dtype(x: Tensor) -> torch.dtype:
+    """In which queries, keys and values come out of their projections."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype

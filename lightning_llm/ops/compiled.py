@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_llm.ops.attention_blocks import attention_backward, attention_forward, kept_shapes
 from lightning_llm.ops.loss_chunks import Head, LossOptions, loss_and_gradients
 from lightning_llm.ops.swiglu_tiles import Options, Weights, swiglu_backward, swiglu_forward
 
@@ -179,3 +180,48 @@ def _backward_of_loss(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
 
 
 _loss.register_autograd(_backward_of_loss, setup_context=_save_for_loss)
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """As ``attention_blocks.attention_forward``, differentiable."""
+    out: Tensor = _attention(query, key, value)[0]
+    return out
+
+
+@torch.library.custom_op(_named("causal_attention"), mutates_args=())
+def _attention(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+    """The result, and the probabilities of each block of queries."""
+    out, probabilities = attention_forward(query, key, value)
+    return [out, *probabilities]
+
+
+@_attention.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+    return [torch.empty_like(query), *(query.new_empty(shape) for shape in kept_shapes(query))]
+
+
+def _save_for_attention(ctx: Any, inputs: tuple[Tensor, ...], output: list[Tensor]) -> None:
+    ctx.save_for_backward(*inputs, *output[1:])
+
+
+def _backward_of_attention(ctx: Any, grads: list[Tensor]) -> tuple[Tensor, ...]:
+    query, key, value, *probabilities = ctx.saved_tensors
+    d_query, d_key, d_value = _attention_backward(grads[0], query, key, value, probabilities)
+    return d_query, d_key, d_value
+
+
+_attention.register_autograd(_backward_of_attention, setup_context=_save_for_attention)
+
+
+@torch.library.custom_op(_named("causal_attention_backward"), mutates_args=())
+def _attention_backward(
+    d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, probabilities: list[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    return attention_backward(d_out, query, key, value, probabilities)
+
+
+@_attention_backward.register_fake
+def _(
+    d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, probabilities: list[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)

@@ -34,6 +34,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    if torch.compiler.is_compiling():  # written out, it is merged with what stands around it
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(dtype)
     if device != "cpu":
         normalized: Tensor = F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
         return normalized.to(dtype)

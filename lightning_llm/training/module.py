@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -37,6 +37,7 @@ from lightning_llm.training.sharding import build_for
 Batch = dict[str, Tensor]
 
 PREDICTED_TOKENS = 100
+CompileMode = Literal["default", "max-autotune-no-cudagraphs"]  # torch's, but for those with CUDA graphs
 IGNORED = -100  # a target that does not count: padding of the last batches with several processes
 
 # What may differ between a checkpoint and the model that loads it: the parameters and their meaning stay the same.
@@ -64,6 +65,10 @@ class LanguageModel(LightningModule):
         init_from: Begin with these weights instead of random ones: a folder that ``lightning-llm export`` or
             transformers has written, a checkpoint, or a run directory. Step, optimiser and schedule begin anew; a run
             that goes on from a checkpoint does not read it.
+        compile_mode: Let ``torch.compile`` make code for the blocks of the transformer, with this mode of its:
+            ``default``, or ``max-autotune-no-cudagraphs``, which tries more kernels. The first step then takes longer,
+            by tens of seconds. Null: none. The modes that record CUDA graphs are not offered: a graph for each block
+            gives its memory to the next one.
 
     Attributes:
         transformer: The model; made in ``configure_model``, when the vocabulary is known.
@@ -79,6 +84,7 @@ class LanguageModel(LightningModule):
         loss_chunks: int | None = None,
         memory_budget: str | None = None,
         init_from: str | None = None,
+        compile_mode: CompileMode | None = None,
     ) -> None:
         super().__init__()
         if isinstance(architecture, dict):  # read back from a checkpoint
@@ -96,6 +102,7 @@ class LanguageModel(LightningModule):
         self.make_optimizer = optimizer
         self.schedule = schedule
         self.loss_chunks = loss_chunks
+        self.compile_mode = compile_mode
         self.transformer: Transformer
         self.grad_norm: Tensor | None = None
         self.evaluation: Evaluation | None = None
@@ -146,6 +153,8 @@ class LanguageModel(LightningModule):
             self.architecture = ModelConfig(**{**self.architecture.to_dict(), "vocab_size": vocab_size})
             self._save_plain_hyperparameters()
         self.transformer = Transformer(self.architecture) if self.device_mesh is None else self._sharded_transformer()
+        if self.compile_mode is not None:
+            self.transformer.compile_blocks(self.compile_mode)
 
     def on_fit_start(self) -> None:
         """Take the weights of ``init_from``, unless a checkpoint has brought others.

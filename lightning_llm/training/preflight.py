@@ -1,8 +1,10 @@
 """What can be known to be wrong before the first step. All faults are found before any is reported."""
 
 import dataclasses
+import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,7 @@ def check_run(model: Any, data: TokenDataModule, trainer: Any, folder: Path) -> 
         Check("data", f"{store.path}, {store.dtype}", _store_fault(store)),
         *_fit_together(architecture, data),
         *_initial_weights(model, data),
+        *_compiler(model, trainer),
         *(_length(store, split, data.context_length) for split in ("train", "val")),
         *checks,
         *_steps(data, trainer),
@@ -97,6 +100,22 @@ def _initial_weights(model: Any, data: TokenDataModule) -> Iterator[Check]:
     given = getattr(model, "init_from", None)
     if given is not None and Path(given).exists():
         yield Check("weights", f"those of {given}", "; ".join(model.initial_faults(data)))
+
+
+def _compiler(model: Any, trainer: Any) -> Iterator[Check]:
+    """What ``torch.compile`` needs at the first step."""
+    mode, device = getattr(model, "compile_mode", None), trainer.strategy.root_device.type
+    if mode is None:
+        return
+    given = f"model.compile_mode {mode}"
+    if device == "cuda":
+        fault = f"{given} needs the package triton: python -m pip install triton, or leave the option at null"
+        yield Check("compiler", "triton", "" if importlib.util.find_spec("triton") else fault)
+    else:
+        name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # as torch looks for it
+        path = shutil.which(name)
+        fault = f"{given} needs a C++ compiler and finds no {name}: install it, name another in CXX, or take null"
+        yield Check("compiler", path or f"no {name}", "" if path else fault)
 
 
 def _store_fault(store: TokenStore) -> str:

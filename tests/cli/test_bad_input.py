@@ -109,6 +109,8 @@ OTHER = [
     ("model.optimizer", "torch.optim.Magic", "Magic"),
     ("model.optimizer.lr", "fast", "lr"),
     ("model.schedule", "lightning_llm.optim.Zigzag", "Zigzag"),
+    ("model.compile_mode", "fast", "compile_mode"),
+    ("model.compile_mode", "reduce-overhead", "compile_mode"),
     ("model.loss_chunks", -1, "loss_chunks must be at least 0 or null, got -1"),
     ("seed_everything", "x", "seed_everything"),
     ("keep_freed_memory", "maybe", "keep_freed_memory"),
@@ -215,6 +217,12 @@ def test_all_faults_are_said_at_once(refused):
     )
     for part in ("context_length 40", "data.micro_batch_size 3", "vocab_size 3"):
         assert part in error
+
+
+def test_what_compiling_needs_is_named(refused, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    said = refused("fit", **{"model.compile_mode": "default"})
+    assert "model.compile_mode default needs a C++ compiler and finds no no-such-compiler: install it" in said
 
 
 def test_too_small_a_disk_is_named(refused, monkeypatch):

@@ -15,6 +15,7 @@ import yaml
 from lightning_llm.cli.train import _resume_command, cli_main
 from lightning_llm.training.callbacks import StopOnSignal
 from lightning_llm.training.checkpointing import read_checkpoint
+from lightning_llm.training.trainer import choose_precision
 
 
 def summary(cli):
@@ -108,6 +109,22 @@ def test_same_seed_same_bits_and_another_seed_others(tiny):
     assert_same_weights(first, second)
     other = weights(tiny("fit", seed_everything=7))
     assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # what torch.compile says of itself
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_compiled_blocks_learn_the_same_and_resume_to_the_same_bits(tiny, dropout):
+    options = {"model.architecture.dropout": dropout, "model.schedule.class_path": "lightning_llm.optim.Constant"}
+    compiled = {**options, "model.compile_mode": "default", "trainer.default_root_dir": "compiled"}
+    whole = tiny("fit", **compiled)
+    assert all(layer.is_compiled for layer in whole.model.transformer.layers)
+    if not dropout:  # the compiler draws what is dropped in its own way
+        assert summary(whole)["val_loss"] == pytest.approx(summary(tiny("fit", **options))["val_loss"], abs=1e-4)
+    changed = {**compiled, "trainer.default_root_dir": "other"}
+    tiny("fit", **{**changed, "trainer.max_steps": 3})
+    rest = tiny("fit", "--ckpt_path=last", **changed)
+    assert_same_weights(weights(whole), weights(rest))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
@@ -349,3 +366,13 @@ def test_help_answers_without_torch():
     assert done.returncode == 0
     for word in ("fit", "validate", "test", "predict", "prepare", "generate"):
         assert word in done.stdout
+
+
+def test_a_notebook_does_not_touch_the_gpus_that_its_processes_will_use(monkeypatch):
+    def touched():
+        raise AssertionError("a process that is forked from this one could not use CUDA")
+
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", touched)
+    assert choose_precision("auto")[0] == "bf16-mixed"

@@ -1,11 +1,33 @@
-"""The whole model and its loss in one compiled graph, as a user would compile them."""
+"""Compiled: the whole model and its loss in one graph, as a user would do it; the blocks in place, as `fit` does."""
+
+import copy
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
-from lightning_llm import LanguageModel, ModelConfig
+from lightning_llm import LanguageModel, ModelConfig, Transformer
+from lightning_llm.generation import generate
+
+pytestmark = [  # what torch.compile of torch 2.13 says of itself
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
+    pytest.mark.filterwarnings("ignore:.*Function.. should not be instantiated"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
 
 SIZES = {"vocab_size": 101, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
+
+
+@pytest.fixture(autouse=True)
+def _compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def a_batch():
+    ids = torch.randint(0, 101, (4, 33))
+    return {"input_ids": ids[:, :-1], "targets": ids[:, 1:]}
 
 
 def step(model, loss_of, batch):
@@ -16,18 +38,85 @@ def step(model, loss_of, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch.compile of torch 2.13
-@pytest.mark.filterwarnings("ignore:.*Function.. should not be instantiated")  # by the same
 @pytest.mark.parametrize("autocast", [False, True])
 def test_one_compiled_graph_gives_the_same_loss_and_gradients(autocast):
-    torch.compiler.reset()
     torch.manual_seed(0)
     model = LanguageModel(ModelConfig(**SIZES, checkpoint_level=[0, 1, 2]))
     model.configure_model()
-    ids = torch.randint(0, 101, (4, 33))
-    batch = {"input_ids": ids[:, :-1], "targets": ids[:, 1:]}
+    batch = a_batch()
     compiled = torch.compile(model.loss, fullgraph=True)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         results = [step(model, loss_of, batch) for loss_of in (model.loss, compiled)]
     tolerance = {"rtol": 0.05, "atol": 0.002} if autocast else {}  # bf16 sums in another order
     torch.testing.assert_close(*results, **tolerance)
+
+
+def with_compiled_blocks(config, **options):
+    """A model, and one of the same weights with compiled blocks."""
+    torch.manual_seed(0)
+    models = [LanguageModel(config) for _ in range(2)]
+    for model in models:
+        model.configure_model()
+    models[1].load_state_dict(models[0].state_dict())
+    for layer in models[1].transformer.layers:
+        layer.compile(**options)
+    return models
+
+
+@pytest.mark.parametrize(
+    ("kind", "recompute"),
+    [*(("optimised", part) for part in ("none", "attention", "mlp", "block")), ("gpt", "none"), ("grouped", "none")],
+)
+def test_compiled_blocks_give_the_same_loss_and_gradients(kind, recompute):
+    changes = {
+        "optimised": {"mlp": "memory_optimized_swiglu", "checkpoint_level": [0, 1, 2]},
+        "gpt": {"norm": "layernorm", "position": "learned", "mlp": "gelu", "attention_bias": True},
+        "grouped": {"num_attention_heads": 4, "num_key_value_heads": 2, "qk_norm": True},
+    }[kind]
+    config = ModelConfig(**{**SIZES, "num_attention_heads": 4, **changes}, recompute=recompute)
+    eager, compiled = with_compiled_blocks(config, backend="aot_eager")
+    batch = a_batch()
+    torch.testing.assert_close(step(compiled, compiled.loss, batch), step(eager, eager.loss, batch))
+    assert compiled.state_dict().keys() == eager.state_dict().keys()
+
+
+def test_blocks_of_one_kind_share_their_code_whatever_their_number():
+    counter = CompileCounterWithBackend("aot_eager")
+    _, model = with_compiled_blocks(ModelConfig(**{**SIZES, "num_hidden_layers": 12}), backend=counter)
+    for _ in range(2):
+        step(model, model.loss, a_batch())
+    assert counter.frame_count == 1
+    model.eval()
+    with torch.no_grad():
+        for _ in range(2):
+            model.loss(a_batch())
+    assert counter.frame_count == 2
+
+
+def test_generation_goes_without_the_compiler():
+    counter = CompileCounterWithBackend("aot_eager")
+    eager, compiled = with_compiled_blocks(ModelConfig(**SIZES), backend=counter)
+    prompt = torch.tensor([[1, 2, 3]])
+    texts = [generate(one.transformer.eval(), prompt, max_new_tokens=9, temperature=0) for one in (eager, compiled)]
+    assert torch.equal(*texts)
+    assert counter.frame_count == 0
+
+
+def test_a_copy_computes_with_its_own_weights():
+    _, model = with_compiled_blocks(ModelConfig(**SIZES), backend="aot_eager")
+    ids = a_batch()["input_ids"]
+    before = model(ids)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.transformer.layers.parameters():
+            parameter.mul_(1.5)
+    assert torch.equal(model(ids), before)
+    assert not torch.allclose(other(ids), before)
+
+
+def test_the_option_compiles_every_block():
+    model = LanguageModel(ModelConfig(**SIZES), compile_mode="default")
+    model.configure_model()
+    assert all(layer.is_compiled for layer in model.transformer.layers)
+    plain = Transformer(ModelConfig(**SIZES))
+    assert not any(layer.is_compiled for layer in plain.layers)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
@@ -128,6 +129,43 @@ def in_two_processes(rank, folder):
 
 def test_two_processes_have_and_train_the_weights_of_one(tmp_path):
     torch.multiprocessing.spawn(in_two_processes, (str(tmp_path),), nprocs=2)
+
+
+def compiled_in_two_processes(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+    shape = config(mlp="memory_optimized_swiglu", recompute="block")
+
+    def build(make):
+        torch.manual_seed(3)
+        return make()
+
+    plain = build(lambda: Transformer(shape))
+    sharded = build(lambda: build_sharded(shape, init_device_mesh("cpu", (2,)), torch.device("cpu")))
+    replicated = build(lambda: Transformer(shape))
+    for model in (sharded, replicated):
+        model.compile_blocks()
+        for layer in model.layers:  # as that does, but for the backend: inductor takes ten times as long
+            layer.compile(backend="aot_eager")
+    wrapped = DistributedDataParallel(replicated)
+    optimizers = [AdamW(param_groups(model), lr=0.01) for model in (plain, sharded, replicated)]
+    for turn in range(3):
+        step(plain, optimizers[0], [batch(0, turn), batch(1, turn)], 0.1)
+        step(sharded, optimizers[1], [batch(rank, turn)], 0.1)
+        optimizers[2].zero_grad()
+        ids, targets = batch(rank, turn)
+        nn.functional.cross_entropy(replicated.lm_head(wrapped(ids)).flatten(0, 1), targets.flatten()).backward()
+        clip_grad_norm_(replicated.parameters(), 0.1)
+        optimizers[2].step()
+    for key, value in plain.state_dict().items():
+        for model in (sharded, replicated):
+            torch.testing.assert_close(whole(model.state_dict()[key]), value, msg=f"{key} differs")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_compiled_blocks_in_two_processes_train_the_weights_of_one(tmp_path):
+    torch.multiprocessing.spawn(compiled_in_two_processes, (str(tmp_path),), nprocs=2)
 
 
 def test_no_process_holds_two_whole_blocks_while_the_model_is_made(monkeypatch):

@@ -264,7 +264,10 @@ def is_compiled(module: nn.Module) -> bool:
     if getattr(module, "_compiler_ctx", None) is not None:  # Lightning's record of torch.compile(LightningModule)
         return True
     return any(
-        part._compiled_call_impl is not None or type(part).__name__ == "OptimizedModule" for part in module.modules()
+        part._compiled_call_impl is not None
+        or type(part).__name__ == "OptimizedModule"
+        or getattr(part, "is_compiled", False)  # a block
+        for part in module.modules()
     )
 
 

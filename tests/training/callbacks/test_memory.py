@@ -206,12 +206,17 @@ def test_hooks_and_mode_are_gone_after_a_sample(text_file, tmp_path):
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
-def test_a_compiled_model_is_not_metered(text_file, tmp_path):
+@pytest.mark.parametrize("part", ["the model", "a block"])
+def test_what_is_compiled_is_not_metered(text_file, tmp_path, part):
     class Compiled(Callback):
         """Says what torch.compile would say of a module, without compiling for a minute."""
 
         def on_fit_start(self, trainer, pl_module):
-            pl_module.transformer._compiled_call_impl = pl_module.transformer._call_impl
+            model = pl_module.transformer
+            if part == "the model":
+                model._compiled_call_impl = model._call_impl
+            else:
+                model.layers[1]._compiled = type(model.layers[1])._run
 
     fit(text_file, tmp_path, [Compiled(), MemoryProfiler(every_n_steps=2)])
     report = report_of(tmp_path, 2)
