@@ -52,9 +52,11 @@ def run(asked: Request) -> Iterator[Row]:
     """A row for each shape and number of processes; ``variants`` are those numbers, by default powers of two."""
     most = torch.cuda.device_count() if asked.device == "cuda" else (os.cpu_count() or 1)
     counts = _counts(asked.variants, most)
+    if len(asked.dtypes) != 1:
+        raise ValueError("dtype: scaling is measured in one at a time")
     for shape in asked.shapes:
         found = _launch(_sizes(shape), counts, asked)
-        yield from _rows(found, counts, shape, asked.device)
+        yield from _rows(found, counts, shape, asked.device, str(asked.dtypes[0]).removeprefix("torch."))
 
 
 def _counts(variants: Sequence[str] | None, most: int) -> list[int]:
@@ -229,7 +231,7 @@ def link_of(processes: int, small_s: float, large_s: float) -> tuple[float, floa
     return latency, 2 * (processes - 1) / processes * (LARGE - SMALL) / max(large_s - small_s, 1e-9)
 
 
-def _rows(found: Found, counts: list[int], shape: str, device: str) -> Iterator[Row]:
+def _rows(found: Found, counts: list[int], shape: str, device: str, dtype: str) -> Iterator[Row]:
     _, _, context, rows = _sizes(shape)
     medians = {count: statistics.median(found["taken"][str(count)]) for count in counts}
 
@@ -238,7 +240,7 @@ def _rows(found: Found, counts: list[int], shape: str, device: str) -> Iterator[
             bench="scaling",
             variant=variant,
             shape=shape,
-            dtype="float32",
+            dtype=dtype,
             device=device,
             machine=describe_machine(device).partition(",")[0],
             total_s=seconds,

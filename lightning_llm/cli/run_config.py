@@ -110,6 +110,8 @@ def read_run(options: argparse.Namespace) -> RunConfig:
             raise ValueError(f"config {file} must hold options by name, such as 'trainer:', got {content!r}")
         raw = merged(raw, content)
     model, data, trainer = (_section(raw, name) for name in ("model", "data", "trainer"))
+    if data.get("document_mask"):
+        raise ValueError("data.document_mask is not covered: its masks are not counted; leave it out")
     config = _architecture(_section(model, "architecture"), data, options.vocab_size)
     device = None if options.device is None else find_device(options.device)
     precision = options.precision or str(trainer.get("precision", "auto"))

@@ -73,6 +73,7 @@ def score(model: nn.Module, ids: Iterable[int], *, stride: int | None = None) ->
 
     Raises:
         ValueError: ``stride`` is below 1, or not below the context: then some token would have nothing before it.
+        IndexError: An id is beyond the model's vocabulary.
     """
     transformer = cast(Transformer, getattr(model, "transformer", model))
     context = transformer.config.max_position_embeddings
@@ -105,6 +106,8 @@ def _score_windows(model: Transformer, windows: list[list[int]], scored: int) ->
     """Windows of one length, each with ``scored`` predicted tokens at its end."""
     if not scored:
         return Score()
+    if max(map(max, windows)) >= model.embed_tokens.num_embeddings:  # said here, since a GPU would say it too late
+        raise IndexError(f"a token id is beyond the vocabulary of {model.embed_tokens.num_embeddings}")
     ids = torch.tensor(windows, device=model.embed_tokens.weight.device)
     hidden, targets = model(ids)[:, -scored - 1 : -1].flatten(0, 1), ids[:, -scored:].flatten()
     nats = 0.0

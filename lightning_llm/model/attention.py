@@ -1,14 +1,19 @@
 """Causal self-attention with grouped-query heads (Vaswani et al. 2017; Ainslie et al. 2023)."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.norm import build_head_norm
 from lightning_llm.model.rope import Rotation, rotate
 from lightning_llm.ops.attention import causal_attention, is_worth_it
+
+WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class CausalSelfAttention(nn.Module):
@@ -46,8 +51,8 @@ class CausalSelfAttention(nn.Module):
             x: (batch, seq, hidden).
             rotation: Of these positions; ``None`` leaves queries and keys as they are.
             cache: Keys and values of the positions before; the new ones are added to it.
-            mask: (batch, 1, seq, seq), true where a position may look; with a cache (batch, 1, 1, its length + 1).
-                ``None``: everything before.
+            mask: (batch, 1, seq, seq), added to the scores in their dtype, or true where a position may look; with a
+                cache (batch, 1, 1, its length + 1). ``None``: everything before.
 
         Returns:
             (batch, seq, hidden).
@@ -98,20 +103,25 @@ def attend_once(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) 
     """
     batch, heads, _, head_dim = query.shape
     rows = query.reshape(batch, key.shape[1], -1, head_dim)
-    mixed = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask)
+    # on a GPU not by cuDNN, which makes a plan of its own for every length that the cache comes to (pytorch#155958)
+    with sdpa_kernel(WITHOUT_CUDNN) if query.is_cuda else nullcontext():
+        mixed = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask)
     return mixed.reshape(batch, heads, 1, head_dim)
 
 
-def document_mask(documents: Tensor) -> Tensor:
+def document_mask(documents: Tensor, dtype: torch.dtype) -> Tensor:
     """Which positions may look where: at what is not after them and of the same document.
 
     Args:
         documents: (batch, seq), the number of each token's document.
+        dtype: Of the scores. A mask of truth values would be turned into one of this dtype by every layer, each of
+            which would keep its own for backward.
 
     Returns:
-        (batch, 1, seq, seq), bool.
+        (batch, 1, seq, seq): 0 where a position may look, minus infinity elsewhere.
     """
-    return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
+    seen = (documents[:, None, :, None] == documents[:, None, None, :]).tril()
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, float("-inf"))
 
 
 def positions_in_documents(documents: Tensor) -> Tensor:

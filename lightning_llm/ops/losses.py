@@ -126,7 +126,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             needed, d_losses = ctx.needs_input_grad[:3], d_loss if ctx.options.reduction == "none" else None
             _, held = loss_and_gradients(hidden, Head(weight, bias), targets, ctx.options, needed, d_losses)
         if ctx.options.reduction != "none" and not (d_loss.device.type == "cpu" and d_loss.item() == 1):
-            held = [None if grad is None else grad.mul_(d_loss) for grad in held]
+            # a number without dimensions would be rounded to the gradient's dtype before it is multiplied on a GPU
+            factor = d_loss if d_loss.device.type == "cpu" else d_loss.view(1)
+            held = [None if grad is None else grad.mul_(factor) for grad in held]
         tensors = (hidden, weight, bias)
         return *(None if g is None else g.to(t.dtype) for g, t in zip(held, tensors, strict=True)), None, None
 
@@ -158,7 +160,7 @@ def _check_targets(targets: Tensor, other: Tensor, vocab: int, ignore_index: int
     if targets.device != other.device:
         raise ValueError(f"targets are on {targets.device}, the other arguments on {other.device}: move one of them")
     if targets.device.type != "cpu" or torch.compiler.is_compiling():
-        return  # looking would wait for the device; there the operators themselves refuse
+        return  # looking would wait for the device; there the loss is no number, or the operator refuses
     wrong = (targets < 0) | (targets >= vocab)
     if ignore_index is not None:
         wrong &= targets != ignore_index

@@ -29,8 +29,10 @@ def task_of(model: Any, data: TokenDataModule, trainer: Any) -> Task:
         trainer: Lightning's trainer.
 
     Raises:
-        ValueError: A kind of device that the accounting does not know.
+        ValueError: A kind of device, or an option, that the accounting does not know.
     """
+    if data.document_mask:
+        raise ValueError("memory_budget does not count the masks of data.document_mask: leave one of them out")
     architecture: ModelConfig = model.architecture
     architecture = dataclasses.replace(
         architecture, vocab_size=architecture.vocab_size or data.vocab_size, checkpoint_level=0, recompute="none"

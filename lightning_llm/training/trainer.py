@@ -1,5 +1,6 @@
 """Lightning's Trainer with this project's defaults where nothing was given."""
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -7,6 +8,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.plugins import LayerSync, Precision
@@ -135,7 +137,9 @@ class StepUnits(pl.Callback):
 
 def choose_precision(accelerator: Any) -> tuple[Literal["bf16-mixed", "32-true"], str]:
     """The precision that ``auto`` stands for, and why."""
-    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+    if accelerator in ("auto", "gpu", "cuda") and CUDAAccelerator.is_available():
+        if hasattr(sys, "ps1") and torch.cuda.device_count() > 1:
+            return "bf16-mixed", "the GPUs were not asked: a notebook that has used one cannot start processes"
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return "bf16-mixed", f"{torch.cuda.get_device_name()} multiplies bf16 in hardware"
         return "32-true", f"{torch.cuda.get_device_name()} has no bf16 in hardware"
@@ -155,7 +159,7 @@ _CANDIDATES = {"float32": torch.float32, "bf16": torch.bfloat16}
 def _has_gpu(accelerator: Any) -> bool:
     if accelerator == "cpu":
         return False
-    return torch.cuda.is_available() or torch.backends.mps.is_available()
+    return CUDAAccelerator.is_available() or torch.backends.mps.is_available()
 
 
 def _listed(given: Any) -> list[Any]:

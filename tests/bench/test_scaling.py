@@ -36,7 +36,7 @@ def test_a_ring_moves_twice_the_bytes_once_there_are_many():
 
 
 def test_what_was_exposed_with_two_is_exposed_with_more():
-    rows = {row.variant: row for row in _rows(found(), COUNTS, "4x256x128x2", "cpu")}
+    rows = {row.variant: row for row in _rows(found(), COUNTS, "4x256x128x2", "cpu", "float32")}
     assert rows["1"].ratio == 1
     assert rows["2"].ratio == pytest.approx(1 / 1.5)
     assert rows["2"].tokens_per_s == pytest.approx(2 * 2 * 128 / 1.5)
@@ -48,7 +48,7 @@ def test_what_was_exposed_with_two_is_exposed_with_more():
 
 
 def test_backward_hides_what_it_hid_with_two():
-    rows = {row.variant: row for row in _rows(found(two=1.0), COUNTS, "4x256x128x2", "cpu")}
+    rows = {row.variant: row for row in _rows(found(two=1.0), COUNTS, "4x256x128x2", "cpu", "float32")}
     exchange = ring_seconds(64, 4e8, 1e-4, 1e9)
     hidden = ring_seconds(2, 4e8, 1e-4, 1e9)  # all of it, and no more is known to fit
     assert rows["64 (predicted)"].total_s == pytest.approx(1 + exchange - min(hidden, 0.4), rel=1e-6)

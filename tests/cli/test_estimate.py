@@ -121,6 +121,7 @@ def test_no_torch_is_imported():
         (["--device", "H200", "--utilisation", "50"], {}, "--utilisation must be above 0 and at most 1, got 50.0"),
         ([], {"model": {"architecture": {}}}, "vocab_size is null: give the number of token ids (--vocab-size)"),
         ([], {"model": {"architecture": {**ARCHITECTURE, "dropout": 0.1}}}, "dropout on a CPU is not covered"),
+        ([], {"data": {"document_mask": True}}, "data.document_mask is not covered: its masks are not counted"),
         ([], {"model": {"architecture": ARCHITECTURE, "optimizer": "my.Own"}}, "optimizer my.Own is not known"),
         (
             ["--state-dtype", "bfloat16"],

@@ -160,3 +160,9 @@ def test_windows_and_logits_may_be_taken_by_any_number_at_once(monkeypatch):
     assert expected.tokens == 42
     assert all(other.tokens == 42 for other in found.values())
     assert [other.nats for other in found.values()] == pytest.approx([expected.nats] * 3, rel=1e-12)
+
+
+def test_an_id_beyond_the_vocabulary_is_said_before_a_device_sees_it():
+    model = Transformer(ModelConfig(vocab_size=9, hidden_size=8, num_attention_heads=2, max_position_embeddings=4))
+    with pytest.raises(IndexError, match="a token id is beyond the vocabulary of 9"):
+        score(model.eval(), [1, 2, 9], stride=2)

@@ -82,3 +82,10 @@ def test_a_mistake_is_one_line(tiny, error_line, budget, expected):
     with pytest.raises(SystemExit, match="2"):
         tiny("fit", **{"model.memory_budget": budget})
     assert expected in error_line()
+
+
+def test_document_masks_are_refused_since_they_are_not_counted(tiny, error_line):
+    changes = {"data.tokenizer": "bpe", "data.vocab_size": 300, "data.document_mask": True}
+    with pytest.raises(SystemExit, match="2"):
+        tiny("fit", **{**changes, "model.memory_budget": "1GB"})
+    assert "memory_budget does not count the masks of data.document_mask" in error_line()

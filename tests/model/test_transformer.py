@@ -272,6 +272,24 @@ def test_documents_in_one_row_are_as_if_each_were_run_alone(position, recompute)
         torch.testing.assert_close(got, parameter.grad)
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_layers_keep_one_mask_of_documents_for_all(autocast):
+    model = build(num_hidden_layers=4)
+    kept = {}
+
+    def note(tensor):
+        if tensor.shape[-2:] == (15, 15):
+            kept[tensor.untyped_storage().data_ptr()] = tensor  # held: an address is not used twice meanwhile
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+    ):
+        model(torch.randint(0, 31, (2, 15)), documents=torch.zeros(2, 15, dtype=torch.long))
+    assert len(kept) == 1
+
+
 def test_documents_of_another_shape_or_with_a_cache_are_refused():
     model, ids = build(), torch.zeros(2, 5, dtype=torch.long)
     with pytest.raises(ValueError, match=r"documents must have the shape \(2, 5\) .*got \(2, 4\)$"):

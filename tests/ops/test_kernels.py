@@ -32,6 +32,11 @@ inputs, targets = loss_inputs((4, 8, 5), torch.float32)  # vocabulary below a bl
 inputs = [t.detach() * 30 for t in inputs]
 torch.testing.assert_close(ours(*inputs, targets), plain(*inputs, targets))
 torch.testing.assert_close(ours(*inputs[:2], None, targets), plain(*inputs[:2], None, targets))
+for wrong in (-1, 5, 99):
+    z, losses = torch.zeros(3, 8)[:, :5], torch.empty(3)
+    z.untyped_storage().fill_(0)
+    cross_entropy.losses_of_rows(z, None, torch.tensor([0, wrong, 4]), None, 0.0, losses)
+    assert losses.isnan().tolist() == [False, True, False], (wrong, losses)
 print("kernels agree")
 """
 

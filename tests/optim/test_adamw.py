@@ -330,8 +330,8 @@ def test_no_step_waits_for_the_device(fused):
     for param in params:
         param.grad = torch.randn_like(param)
     optimizer = AdamW(params, fused=fused)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         optimizer.step()
         optimizer.step()
     finally:

@@ -101,8 +101,8 @@ def test_nothing_waits_for_the_device(max_norm):
     params = [nn.Parameter(param.detach().cuda()) for param in with_gradients()]
     for param in params:
         param.grad = torch.ones_like(param)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         norm = clip_grad_norm_(params, max_norm)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -30,9 +30,10 @@ def _rows(  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     z_ptr += row * z_row
     target = tl.load(index_ptr + row)
-    target_logit = tl.load(z_ptr + target).to(tl.float32)
+    known = (target >= 0) & (target < vocab)  # where it is not, the loss is no number rather than a wrong one
+    target_logit = tl.load(z_ptr + target, mask=known, other=float("nan")).to(tl.float32)
     if HAS_BIAS:
-        target_logit += tl.load(bias_ptr + target)
+        target_logit += tl.load(bias_ptr + target, mask=known, other=0.0)
 
     columns = tl.arange(0, BLOCK)
     largest = float("-inf")
