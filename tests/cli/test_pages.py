@@ -34,6 +34,7 @@ MISTAKES = [  # one for each page at the least, as a user makes it
     (["fit", "--model.architecture.hidden_size", "33"], "docs/reference/model.md"),
     (["fit", "--model.architecture.checkpoint_level", "7"], "docs/memory-optimised.md"),
     (["fit", "--model.loss_chunks", "-1"], "docs/memory-optimised.md"),
+    (["fit", "--model.compile_mode", "fast"], "docs/speed.md"),
 ]
 PAGES = {FIRST, *COMMANDS.values(), *OPTIONS}
 
