@@ -1,6 +1,7 @@
 """A progress bar in bytes, with the time that is left."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 
 from lightning_llm.data.formats import Advance, ignore_progress
@@ -14,9 +15,9 @@ def progress_bar(total: int, show: bool) -> Iterator[Phase]:
 
     Args:
         total: Bytes.
-        show: Whether to draw it, where the terminal can.
+        show: Whether to draw it, where there is a terminal: elsewhere some versions of rich leave an empty line.
     """
-    if not show:
+    if not (show and sys.stderr.isatty()):
         yield lambda description: ignore_progress
         return
     from rich import progress  # where no bar is shown, it need not be loaded
@@ -30,7 +31,7 @@ def progress_bar(total: int, show: bool) -> Iterator[Phase]:
         progress.TransferSpeedColumn(),
         progress.TimeRemainingColumn(),
     )
-    with progress.Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+    with progress.Progress(*columns, console=console, transient=True) as bar:
 
         def phase(description: str) -> Advance:
             task = bar.add_task(description, total=total)
