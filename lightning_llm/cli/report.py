@@ -24,6 +24,8 @@ from lightning_llm.training.sharding import is_sharded
 
 SAMPLE_TOKENS = 200
 
+COMPILES = "the first step and the first validation wait until the blocks are compiled (mode {})"
+
 
 class RunReport(Callback):
     """Prints model, data and steps before the first step, and knows what to say at the end."""
@@ -49,6 +51,7 @@ class RunReport(Callback):
             ("device", _describe_device(trainer)),
             ("mfu", _describe_peak(trainer)),
             *((("plan", pl_module.plan_summary),) if getattr(pl_module, "plan", None) else ()),
+            *((("compiler", COMPILES.format(mode)),) if (mode := getattr(pl_module, "compile_mode", None)) else ()),
             ("run", run or "no logger: nothing but checkpoints is written"),
         ):
             table.add_row(f"[bold]{name}", escape(str(value)))

@@ -114,11 +114,12 @@ def test_same_seed_same_bits_and_another_seed_others(tiny):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # what torch.compile says of itself
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_compiled_blocks_learn_the_same_and_resume_to_the_same_bits(tiny, dropout):
+def test_compiled_blocks_learn_the_same_and_resume_to_the_same_bits(tiny, dropout, capsys):
     options = {"model.architecture.dropout": dropout, "model.schedule.class_path": "lightning_llm.optim.Constant"}
     compiled = {**options, "model.compile_mode": "default", "trainer.default_root_dir": "compiled"}
     whole = tiny("fit", **compiled)
     assert all(layer.is_compiled for layer in whole.model.transformer.layers)
+    assert "wait until the blocks are compiled (mode default)" in " ".join(capsys.readouterr().out.split())
     if not dropout:  # the compiler draws what is dropped in its own way
         assert summary(whole)["val_loss"] == pytest.approx(summary(tiny("fit", **options))["val_loss"], abs=1e-4)
     changed = {**compiled, "trainer.default_root_dir": "other"}
