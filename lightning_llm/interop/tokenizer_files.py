@@ -57,6 +57,7 @@ def settings(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, dict[str, A
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config.max_position_embeddings,
         "clean_up_tokenization_spaces": False,  # what is decoded is what was written
+        "model_input_names": ["input_ids", "attention_mask"],  # else transformers 4 gives generate() a third one
         **special,
     }
     return {"tokenizer_config.json": beside, "special_tokens_map.json": special}

@@ -58,11 +58,19 @@ def backward_rows(tokens: int, device: str, weight_itemsize: int) -> int:
 
 
 def chunk_columns(rows: int, width: int, itemsize: int, device: str, num_chunks: int | None = None) -> int:
-    """Columns of a tile of SwiGLU in backward."""
+    """Columns of a tile of SwiGLU in backward; the last one may have fewer, but none has one only.
+
+    A single column of a bf16 matrix, as factor or result, is read at the wrong places by torch 2.9's products on a CPU.
+    """
     if num_chunks is not None:
-        return -(-width // num_chunks)
-    columns = even(width, max(NARROWEST_CHUNK, _tile_elements(itemsize, device) // rows))
-    return min(width, 64 * -(-columns // 64))  # products like such widths
+        columns = -(-width // num_chunks)
+    else:
+        columns = even(width, max(NARROWEST_CHUNK, _tile_elements(itemsize, device) // rows))
+        columns = 64 * -(-columns // 64)  # products like such widths
+    columns = min(width, max(2, columns))
+    while width % columns == 1:
+        columns += 1
+    return columns
 
 
 def loss_rows(tokens: int, vocab: int, itemsize: int, device: str, num_chunks: int | None = None) -> int:
