@@ -153,7 +153,7 @@ def test_windows_and_logits_may_be_taken_by_any_number_at_once(monkeypatch):
     ids = torch.randint(9, (43,)).tolist()
     found = {}
     for at_once in ((1, 1), (9, 20), (12, 9 * 5), (4096, 2**23)):
-        monkeypatch.setattr(scoring, "TOKENS_AT_ONCE", at_once[0])
+        monkeypatch.setattr(scoring, "TOKENS_AT_ONCE", {"cpu": at_once[0]})
         monkeypatch.setattr(scoring, "LOGITS_AT_ONCE", at_once[1])
         found[at_once] = score(model, ids, stride=3)
     expected = found.pop((1, 1))
