@@ -124,8 +124,6 @@ class Training:
 
     def peak_bytes(self) -> int | None:
         """The most that a step holds beyond weights, optimiser state and batch; ``None`` where it cannot be seen."""
-        state = [item for entry in self.optimizer.state.values() for item in entry.values() if torch.is_tensor(item)]
-        held = [*self.model.parameters(), *state, self.ids, self.targets, *self._initial]
         if self.device == "cuda":
             self._graph = None  # to play one allocates nothing: what counts is allocated where it is recorded
             self.optimizer.zero_grad()
@@ -136,6 +134,8 @@ class Training:
             return int(torch.cuda.max_memory_allocated() - before)
         if self.settings.compiled or dist.is_initialized():  # the compiler's buffers and DDP's are out of sight
             return None
+        state = [item for entry in self.optimizer.state.values() for item in entry.values() if torch.is_tensor(item)]
+        held = [*self.model.parameters(), *state, self.ids, self.targets, *self._initial]
         with MemoryMeter(exclude=held) as meter:
             self.step()
         return int(meter.peak_bytes)

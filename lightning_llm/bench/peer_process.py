@@ -64,21 +64,24 @@ class Shape:
             raise ValueError(f"shapes {text!r} must be {' x '.join(NAMES)}, such as 6x6x384x1024x256x64x65")
         return Shape(*map(int, parts))
 
+    def fields(self) -> dict[str, Any]:
+        """The sizes of the model by the names that its config has here and in transformers."""
+        return {
+            "vocab_size": self.vocab,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "max_position_embeddings": self.context,
+        }
+
     def model_config(self, **fields: Any) -> ModelConfig:
         """The model; ``fields`` are those beside its sizes.
 
         Raises:
             ValueError: The sizes do not fit together.
         """
-        return ModelConfig(
-            vocab_size=self.vocab,
-            hidden_size=self.hidden,
-            intermediate_size=self.intermediate,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            max_position_embeddings=self.context,
-            **fields,
-        )
+        return ModelConfig(**{**self.fields(), **fields})
 
 
 def ours(shape: Shape, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
@@ -135,16 +138,7 @@ def transformers(shape: Shape, dtype: str, device: str, steps: int, *, compiled:
     """``LlamaForCausalLM`` of the installed transformers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        max_position_embeddings=shape.context,
-        use_cache=False,
-    )
-    model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM(LlamaConfig(**shape.fields(), use_cache=False))
     run = torch.compile(model) if compiled else model
 
     def loss(ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

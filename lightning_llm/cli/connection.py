@@ -52,7 +52,7 @@ def leave_groups() -> None:
     """End the process groups while Python still runs, and with them gloo's threads.
 
     A thread that lets go of its last tensor while Python ends asks for Python's lock then, and the process aborts after
-    all was done (pytorch#179291; seen once in some hundred runs of two processes, on a loaded machine).
+    all was done (pytorch#179291; seen once, with two processes on a loaded machine).
     """
     if dist.is_initialized():
         gc.collect()  # a group ends with the last object that holds it: the Trainer, its callbacks

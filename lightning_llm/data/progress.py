@@ -1,7 +1,6 @@
 """A progress bar in bytes, with the time that is left."""
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 
 from lightning_llm.data.formats import Advance, ignore_progress
@@ -17,13 +16,16 @@ def progress_bar(total: int, show: bool) -> Iterator[Phase]:
         total: Bytes.
         show: Whether to draw it, where there is a terminal: elsewhere some versions of rich leave an empty line.
     """
-    if not (show and sys.stderr.isatty()):
+    if not show:
         yield lambda description: ignore_progress
         return
     from rich import progress  # where no bar is shown, it need not be loaded
     from rich.console import Console
 
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda description: ignore_progress
+        return
     columns = (
         progress.TextColumn("{task.description}"),
         progress.BarColumn(),

@@ -9,7 +9,7 @@ P is kept for backward, but for what lies behind the mask of a whole block of qu
 which is why this is for short sequences. Scores exist for some heads and one block of queries at a time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -36,7 +36,7 @@ def attention_forward(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor
     out = torch.empty_like(query)
     tile = _tile(query)
     with torch.autocast(query.device.type, enabled=False):
-        for some in _slices(heads, tile.shape[0]):
+        for some in sizes.slices(heads, tile.shape[0]):
             for (start, end), kept in zip(blocks, probabilities, strict=True):
                 p, here = kept[some], slice(start, end)
                 scores, unseen = _part(tile, p.shape), mask[:, here, :end].expand(p.shape)
@@ -60,7 +60,7 @@ def attention_backward(
     d_query, d_key, d_value = (torch.empty_like(x) for x in (query, key, value))
     tile = _tile(query)
     blocks = [*zip(sizes.attention_blocks(seq), probabilities, strict=True)][::-1]  # the last one has all the keys
-    for some in _slices(heads, tile.shape[0]):
+    for some in sizes.slices(heads, tile.shape[0]):
         for (start, end), kept in blocks:
             p, q, d = kept[some], query[some, start:end], d_out[some, start:end]
             k, v, here = key[some, :end], value[some, :end], slice(start, end)
@@ -86,11 +86,6 @@ def _tile(query: Tensor) -> Tensor:
 
 def _part(tile: Tensor, shape: torch.Size) -> Tensor:
     return tile.view(-1)[: shape.numel()].view(shape)
-
-
-def _slices(total: int, size: int) -> Iterator[slice]:
-    for start in range(0, total, size):
-        yield slice(start, min(start + size, total))
 
 
 @lru_cache(maxsize=8)

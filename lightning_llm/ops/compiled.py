@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 
 from lightning_llm.ops.attention_blocks import attention_backward, attention_forward, kept_shapes
 from lightning_llm.ops.loss_chunks import Head, LossOptions, loss_and_gradients
@@ -25,7 +26,7 @@ def swiglu(x: Tensor, weights: Weights, options: Options, *, keep: bool) -> Tens
     return y
 
 
-@torch.library.custom_op(_named("swiglu"), mutates_args=())
+@custom_op(_named("swiglu"), mutates_args=())
 def _swiglu(
     x: Tensor,
     gate: Tensor,
@@ -72,7 +73,7 @@ def _backward_of_swiglu(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, .
 _swiglu.register_autograd(_backward_of_swiglu, setup_context=_save_for_swiglu)
 
 
-@torch.library.custom_op(_named("swiglu_backward"), mutates_args=())
+@custom_op(_named("swiglu_backward"), mutates_args=())
 def _swiglu_backward(
     dy: Tensor,
     x: Tensor,
@@ -117,7 +118,7 @@ def linear_cross_entropy(
     return loss
 
 
-@torch.library.custom_op(_named("linear_cross_entropy"), mutates_args=())
+@custom_op(_named("linear_cross_entropy"), mutates_args=())
 def _loss(
     hidden: Tensor,
     weight: Tensor,
@@ -188,7 +189,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return out
 
 
-@torch.library.custom_op(_named("causal_attention"), mutates_args=())
+@custom_op(_named("causal_attention"), mutates_args=())
 def _attention(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
     """The result, and the probabilities of each block of queries."""
     out, probabilities = attention_forward(query, key, value)
@@ -213,7 +214,7 @@ def _backward_of_attention(ctx: Any, grads: list[Tensor]) -> tuple[Tensor, ...]:
 _attention.register_autograd(_backward_of_attention, setup_context=_save_for_attention)
 
 
-@torch.library.custom_op(_named("causal_attention_backward"), mutates_args=())
+@custom_op(_named("causal_attention_backward"), mutates_args=())
 def _attention_backward(
     d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, probabilities: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -75,7 +75,7 @@ def loss_and_gradients(
     # In float16 dz of a mean would underflow as well. Then it is that of the sum, and the gradients are divided later.
     divide_late = options.reduction == "mean" and options.dtype == torch.float16
     index = flat_targets.where(counted, 0).long()
-    for rows in _slices(targets.numel(), work.rows):
+    for rows in sizes.slices(targets.numel(), work.rows):
         flat_losses[rows] = work.add(rows, index[rows], (counted if divide_late else weights)[rows])
     gradients = work.gradients(weights.amax() if divide_late else None)
     flat_losses.masked_fill_(~counted, 0)
@@ -148,9 +148,4 @@ class _Chunks:
         return [None if grad is None else grad.to(d) for grad, d in zip(gradients, self.dtypes, strict=True)]
 
     def _columns(self) -> Iterator[slice]:
-        return _slices(self.weight.shape[0], self.block)
-
-
-def _slices(total: int, size: int) -> Iterator[slice]:
-    for start in range(0, total, size):
-        yield slice(start, min(start + size, total))
+        return sizes.slices(self.weight.shape[0], self.block)

@@ -8,7 +8,6 @@ gradients become sums over blocks. All these sums are taken in float32 at least,
 Buffers are made once for all tiles, so that their size does not grow with the number of tokens.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -56,7 +55,7 @@ def swiglu_forward(x: Tensor, weights: Weights, options: Options, *, keep: bool)
     rows = sizes.forward_rows(tokens, width, options.dtype.itemsize, x.device.type)
     g, u = (x.new_empty(tokens if keep else rows, width, dtype=options.dtype) for _ in range(2))
     a = x.new_empty(rows, width, dtype=options.dtype) if keep else g  # what is not kept is overwritten
-    for block in _slices(tokens, rows):
+    for block in sizes.slices(tokens, rows):
         here, size = (block if keep else slice(0, block.stop - block.start)), block.stop - block.start
         h = _normalized(x[block], weights.norm, options)
         torch.mm(h, gate.t(), out=g[here])
@@ -84,7 +83,7 @@ def swiglu_backward(
     dx = x.new_empty(x.shape) if needed[0] else None
     work = _Backward(_flat(x), weights, kept, options, needed, None if dx is None else _flat(dx))
     dy = _flat(dy.to(options.dtype))
-    for block in _slices(dy.shape[0], work.rows):
+    for block in sizes.slices(dy.shape[0], work.rows):
         work.add_block(block, dy[block].contiguous())
     return dx, *work.weight_gradients()
 
@@ -128,7 +127,7 @@ class _Backward:
         """Adds what one block of tokens contributes. ``dy`` is its part: (rows, hidden)."""
         h = _normalized(self.x[block], self.weights.norm, self.options)
         dh = self._dh(block) if self.need_input else None
-        for chunk in _slices(self.weights.gate.shape[0], self.columns):
+        for chunk in sizes.slices(self.weights.gate.shape[0], self.columns):
             gate, up = (w[chunk].to(h.dtype) for w in self.weights[:2])
             a, dg, du = self._gated(block, chunk, h, dy, gate, up)
             pairs = ((dg.t(), h), (du.t(), h), (dy.t(), a))
@@ -203,8 +202,3 @@ def _add(out: Tensor, left: Tensor, right: Tensor, *, is_first: bool) -> None:
 def _flat(tensor: Tensor) -> Tensor:
     """(…, hidden) -> (tokens, hidden), a view where the strides allow it."""
     return tensor.reshape(-1, tensor.shape[-1])
-
-
-def _slices(total: int, size: int) -> Iterator[slice]:
-    for start in range(0, total, size):
-        yield slice(start, min(start + size, total))
