@@ -16,6 +16,7 @@ from lightning_llm.training.sharded_files import is_folder
 
 CONFIG, CHECKPOINTS, SUMMARY, JOB = "config.yaml", "checkpoints", "summary.json", "job"
 TURN, EVENTS = "turn", "events.out.tfevents."
+EXAMPLE = "runs/quickstart/version_0"
 
 
 def run_of(checkpoint: Path) -> Path | None:
@@ -113,7 +114,7 @@ def _in_run(run: Path, say: Callable[[str], object], *, prefer_best: bool) -> Pa
     if prefer_best and best.exists():
         return best
     if not steps:
-        raise ValueError(f"{run} holds no checkpoint")
+        raise ValueError(f"{run} holds no checkpoint: give a run directory, such as {newest_run(run) or EXAMPLE}")
     damaged: list[Path] = []
     for path in reversed(steps):
         if is_whole(path):

@@ -180,7 +180,15 @@ def test_wrong_words_are_named(refused, words, says):
 
 def test_a_directory_without_checkpoints_is_named(refused, tmp_path):
     (tmp_path / "empty").mkdir()
-    assert "empty holds no checkpoint" in refused("fit", ckpt_path="empty")
+    said = refused("fit", ckpt_path="empty")
+    assert "empty holds no checkpoint: give a run directory, such as runs/quickstart/version_0" in said
+
+
+def test_the_folder_above_a_run_is_answered_with_the_run(tiny, error_line):
+    tiny("fit")
+    with pytest.raises(SystemExit, match="2"):
+        tiny("validate", ckpt_path="runs/run")
+    assert "runs/run holds no checkpoint: give a run directory, such as runs/run/version_0" in error_line()
 
 
 @pytest.mark.parametrize("content", ["empty", "text", "a tensor", "a strange archive", "no state"])

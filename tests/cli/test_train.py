@@ -13,6 +13,8 @@ import torch
 import yaml
 
 from lightning_llm.cli.train import _resume_command, cli_main
+from lightning_llm.measure import Timing
+from lightning_llm.training import trainer
 from lightning_llm.training.callbacks import StopOnSignal
 from lightning_llm.training.checkpointing import read_checkpoint
 from lightning_llm.training.trainer import choose_precision
@@ -367,6 +369,12 @@ def test_help_answers_without_torch():
     assert done.returncode == 0
     for word in ("fit", "validate", "test", "predict", "prepare", "generate"):
         assert word in done.stdout
+
+
+def test_other_work_on_the_machine_does_not_change_the_precision(monkeypatch):
+    disturbed = {"float32": Timing((4.0, 5.0, 4.0)), "bf16": Timing((20.0, 1.0, 30.0))}
+    monkeypatch.setattr(trainer, "interleave", lambda products, **options: disturbed)
+    assert choose_precision("cpu") == ("bf16-mixed", "bf16 products measured 4.0 times as fast as float32")
 
 
 def test_a_notebook_does_not_touch_the_gpus_that_its_processes_will_use(monkeypatch):
