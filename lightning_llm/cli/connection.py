@@ -9,6 +9,8 @@ import torch.distributed as dist
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 GLOO = re.compile(r"third_party/gloo/\S+\] (.+?)(?:\. This is typically| ?\[|$)", re.DOTALL)
+# what gloo says, naming no source, to all else that waits when one exchange has timed out (tcp/unbound_buffer.cc)
+TIMED_OUT_BESIDE = "Application timeout caused pair closure"
 
 
 def lost_contact(error: BaseException) -> str | None:
@@ -16,10 +18,15 @@ def lost_contact(error: BaseException) -> str | None:
 
     torch raises a plain ``RuntimeError`` for what gloo finds, and a ``DistError`` for what its store and NCCL find.
     """
-    found = GLOO.search(str(error))
-    if found is None and not isinstance(error, dist.DistError):
+    message = str(error)
+    if found := GLOO.search(message):
+        reason = found[1]
+    elif message == TIMED_OUT_BESIDE:
+        reason = "Timed out waiting in another exchange with them"
+    elif isinstance(error, dist.DistError):
+        reason = message
+    else:
         return None
-    reason = found[1] if found else str(error)
     rank = getattr(rank_zero_only, "rank", 0)  # the environment's, Lightning has torn down by now
     master = f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{os.environ.get('MASTER_PORT', '?')}"
     if dist.is_initialized():
