@@ -34,6 +34,18 @@ def test_the_parts_of_a_step_add_up_to_it(tiny):
     assert "throughput/mfu_percent" not in found  # no peak is known for a CPU
 
 
+def test_what_is_logged_is_there_for_callbacks_of_lightning(tiny):
+    stop = {
+        "class_path": "lightning.pytorch.callbacks.EarlyStopping",
+        "init_args": {"monitor": "train_loss", "stopping_threshold": 100},
+    }
+    cli = tiny("fit", **{"trainer.callbacks": [stop]})
+    assert cli.trainer.global_step == 3  # the first validation, after which Lightning lets it look
+    metrics, found = cli.trainer.callback_metrics, curves(cli)
+    for name in ("train_loss", "learning_rate", "grad_norm", "throughput/tokens_per_second"):
+        assert metrics[name].item() == found[name][-1], name
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """A clock for those who read it here: each reading takes a second, and a test adds what it likes."""

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from lightning.pytorch.profilers import SimpleProfiler
 
 from lightning_llm.cli.train import _resume_command, cli_main
 from lightning_llm.measure import Timing
 from lightning_llm.training import trainer
 from lightning_llm.training.callbacks import StopOnSignal
 from lightning_llm.training.checkpointing import read_checkpoint
-from lightning_llm.training.trainer import choose_precision
+from lightning_llm.training.trainer import NoProfiler, choose_precision
 
 
 def summary(cli):
@@ -369,6 +370,16 @@ def test_help_answers_without_torch():
     assert done.returncode == 0
     for word in ("fit", "validate", "test", "predict", "prepare", "generate"):
         assert word in done.stdout
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, NoProfiler), ("simple", SimpleProfiler)])
+def test_a_profiler_is_used_if_asked_for(tiny, given, used):
+    run = tiny("fit", **{"trainer.max_steps": 2, "trainer.profiler": given})
+    assert type(run.trainer.profiler) is used
+    if given:
+        timed = run.trainer.profiler.recorded_durations
+        assert len(timed["run_training_batch"]) == 2
+        assert len(timed["[Callback]TrainingLog.on_train_batch_end"]) == 2
 
 
 def test_other_work_on_the_machine_does_not_change_the_precision(monkeypatch):

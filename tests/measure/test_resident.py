@@ -1,5 +1,6 @@
 """The system's numbers for a process: not those of its parent."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,19 @@ def test_what_is_held_is_seen_and_what_was_held_is_remembered_until_restarted():
     del held
     assert resident.high_water_bytes() - before > 60 * MIB
     assert resident.restart_high_water() - before < 30 * MIB
+
+
+@linux
+def test_the_open_file_tells_what_is_resident_now_and_is_closed_with_its_reader():
+    opened = set(os.listdir("/proc/self/fd"))
+    reader = resident.ResidentSet()
+    before = reader.read()
+    held = np.ones(64 * MIB, dtype=np.uint8)
+    assert reader.read() - before > 60 * MIB
+    assert reader.read() == pytest.approx(resident.resident_bytes(), abs=MIB)
+    assert held.any()
+    del reader
+    assert set(os.listdir("/proc/self/fd")) <= opened
 
 
 @linux

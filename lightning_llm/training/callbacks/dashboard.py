@@ -104,8 +104,8 @@ class Dashboard(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Histograms of the gradients, before clipping."""
-        step = trainer.global_step + 1  # the one that is about to be done
-        if self._is_due(step):
+        if self._is_due(trainer, ahead=1):
+            step = trainer.global_step + 1
             for writer in tensorboard_writers(trainer):
                 for name, parameter in pl_module.named_parameters():
                     if parameter.grad is not None:
@@ -115,13 +115,14 @@ class Dashboard(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Histograms of the weights, after the step."""
-        if step_is_complete(trainer) and self._is_due(trainer.global_step):
+        if self._is_due(trainer) and step_is_complete(trainer):
             for writer in tensorboard_writers(trainer):
                 for name, parameter in pl_module.named_parameters():
                     _add_histogram(writer, WEIGHTS + name, parameter, trainer.global_step)
 
-    def _is_due(self, step: int) -> bool:
-        return self.histograms_every_n_steps is not None and step % self.histograms_every_n_steps == 0
+    def _is_due(self, trainer: Trainer, ahead: int = 0) -> bool:
+        every = self.histograms_every_n_steps  # first: the number of the step takes Lightning 5 µs
+        return every is not None and (trainer.global_step + ahead) % every == 0
 
 
 def _hyperparameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:

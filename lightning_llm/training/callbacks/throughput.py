@@ -126,8 +126,9 @@ class TrainingLog(Callback):
             metrics[GRAD_NORM] = grad_norm.item()
         speed = self._speed(trainer)
         self._loss, self._tokens, self._steps, self._timed_steps = None, 0, 0, 0
-        # to Lightning, which takes 0.2 ms for each, what the bar shows and what a callback may wait for
-        pl_module.log_dict({**metrics, TOKENS_PER_SECOND: speed[TOKENS_PER_SECOND]}, logger=False)
+        # What the bar shows and what a callback may wait for. `log_dict` would end in the same dict, 1.8 ms later.
+        watched = {**metrics, TOKENS_PER_SECOND: speed[TOKENS_PER_SECOND]}
+        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in watched.items()})
         metrics |= speed
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step)
