@@ -23,6 +23,7 @@ from rich.table import Column, Table
 from torch import Tensor
 
 from lightning_llm.bench.harness import Request, Row, chosen_names, describe_machine, draw_bars
+from lightning_llm.cli.report import RunReport
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.sampling import sample_batch
 from lightning_llm.data.token_store import TokenStore
@@ -31,6 +32,8 @@ from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
+from lightning_llm.training.callbacks.agreement import SameEverywhere
+from lightning_llm.training.callbacks.resume import HonestResume
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
 
@@ -130,7 +133,9 @@ def _trainer(variant: str, folder: Path, options: dict[str, Any]) -> pl.Trainer:
         return pl.Trainer(**plain, logger=False, enable_progress_bar=False, enable_checkpointing=False)
     if variant == "Lightning, bar and log":
         return pl.Trainer(**plain, enable_checkpointing=False)
-    return Trainer(**{**plain, "default_root_dir": str(folder), "precision": "32-true"})
+    # as the command adds them; the last one stands for the one that writes config.yaml
+    added = [SameEverywhere(), HonestResume({}), RunReport(), pl.Callback()]
+    return Trainer(**{**plain, "default_root_dir": str(folder), "precision": "32-true", "callbacks": added})
 
 
 def _make_store(path: Path) -> None:

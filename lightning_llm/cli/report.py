@@ -125,8 +125,10 @@ class RunReport(Callback):
         tokenizer = data.tokenizer
         generator = torch.Generator(model.device).manual_seed(0)
         prompt = torch.tensor([tokenizer.encode("\n")], device=model.device)
+        was_training = model.training
         model.eval()
         ids = generate(model, prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.8, top_k=50, generator=generator)
+        model.train(was_training)  # a notebook may train on: Lightning leaves the mode as it finds it
         self.console.print("\n[bold]a sample[/]")
         known = [
             number for number in ids[0].tolist() if number < tokenizer.vocab_size

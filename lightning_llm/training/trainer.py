@@ -104,6 +104,18 @@ class Trainer(pl.Trainer):
         if isinstance(self.profiler, PassThroughProfiler):  # type: ignore[has-type]
             self.profiler = NoProfiler()
 
+    @property
+    def val_check_batch(self) -> int | float | None:
+        """Micro-batches between two validations, as Lightning counts them."""
+        return self._val_check_batch
+
+    @val_check_batch.setter
+    def val_check_batch(self, value: int | float | None) -> None:
+        """From the option, which is given in optimiser steps; Lightning sets it when it has loaded the data."""
+        if value is not None and isinstance(self.val_check_interval, int):
+            value *= self.accumulate_grad_batches
+        self._val_check_batch = value
+
     def check(
         self,
         model: pl.LightningModule,
@@ -136,15 +148,6 @@ class NoProfiler(PassThroughProfiler):
     def profile(self, action_name: str) -> Any:
         """A context that does nothing."""
         return _NOTHING
-
-
-class StepUnits(pl.Callback):
-    """Lightning counts ``val_check_interval`` in micro-batches; here it is given in optimiser steps."""
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Once the accumulation is known, turn steps into micro-batches."""
-        if stage == "fit" and isinstance(trainer.val_check_interval, int):
-            trainer.val_check_interval *= trainer.accumulate_grad_batches
 
 
 def choose_precision(accelerator: Any) -> tuple[Literal["bf16-mixed", "32-true"], str]:
@@ -183,7 +186,7 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _with_own(given: list[Any], progress: bool) -> list[Any]:
-    own: list[pl.Callback] = [StepUnits(), StopOnNonFinite()]
+    own: list[pl.Callback] = [StopOnNonFinite()]
     if not any(isinstance(callback, TrainingLog) for callback in given):
         own.append(TrainingLog())
     if not any(isinstance(callback, MemoryProfiler) for callback in given):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.profilers import SimpleProfiler
 
 from lightning_llm.cli.train import _resume_command, cli_main
@@ -370,6 +371,15 @@ def test_help_answers_without_torch():
     assert done.returncode == 0
     for word in ("fit", "validate", "test", "predict", "prepare", "generate"):
         assert word in done.stdout
+
+
+def test_steps_between_validations_stay_steps_when_the_trainer_trains_again(tiny):
+    cli = tiny("fit", **{"data.micro_batch_size": 2, "trainer.max_steps": 4, "trainer.val_check_interval": 2})
+    trainer, validated = cli.trainer, []
+    trainer.callbacks.append(LambdaCallback(on_validation_start=lambda *of: validated.append(trainer.global_step)))
+    trainer.fit_loop.epoch_loop.max_steps = 10
+    trainer.fit(cli.model, datamodule=cli.datamodule)
+    assert validated == [6, 8, 10]
 
 
 @pytest.mark.parametrize(("given", "used"), [(None, NoProfiler), ("simple", SimpleProfiler)])
