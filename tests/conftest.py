@@ -3,9 +3,11 @@
 import ctypes
 import os
 import random
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 
 torch.set_num_threads(1)  # tests run side by side: two processes of two threads each on two cores take 20 times as long
 
@@ -48,6 +50,22 @@ def obeying_permissions():
     yield
     data[0] = before
     assert libc.capset(header, data) == 0, os.strerror(ctypes.get_errno())
+
+
+def _in_group(rank, folder, work, *args):
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(minutes=2))
+    work(rank, *args)
+    dist.barrier()  # a process that leaves early takes the connection from the other
+    # torch's caches keep groups of sharded models alive; Python's ending may abort at their threads (pytorch#179291)
+    os._exit(0)
+
+
+@pytest.fixture
+def two_processes(tmp_path):
+    """``two_processes(work, …)`` runs ``work(rank, …)`` in two processes of a gloo group."""
+    return lambda work, *args: torch.multiprocessing.spawn(_in_group, (str(tmp_path), work, *args), nprocs=2)
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.grouping import param_groups
 from lightning_llm.training.allocator import keep_freed_memory
+from lightning_llm.training.groups import leave_groups
 
 CURVE = 6  # steps whose losses are compared
 WARM_UP = 2
@@ -239,7 +240,7 @@ def main(words: str) -> None:
     found = measure(job)
     if world > 1:
         dist.barrier()
-        dist.destroy_process_group()
+        leave_groups()
     if rank == 0:
         print(json.dumps(found))
 

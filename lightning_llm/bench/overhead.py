@@ -23,7 +23,6 @@ from rich.table import Column, Table
 from torch import Tensor
 
 from lightning_llm.bench.harness import Request, Row, chosen_names, describe_machine, draw_bars
-from lightning_llm.cli.report import RunReport
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.sampling import sample_batch
 from lightning_llm.data.token_store import TokenStore
@@ -133,8 +132,8 @@ def _trainer(variant: str, folder: Path, options: dict[str, Any]) -> pl.Trainer:
         return pl.Trainer(**plain, logger=False, enable_progress_bar=False, enable_checkpointing=False)
     if variant == "Lightning, bar and log":
         return pl.Trainer(**plain, enable_checkpointing=False)
-    # as the command adds them; the last one stands for the one that writes config.yaml
-    added = [SameEverywhere(), HonestResume({}), RunReport(), pl.Callback()]
+    # as the command adds them; the last two stand for those that report and write config.yaml, neither in a step
+    added = [SameEverywhere(), HonestResume({}), pl.Callback(), pl.Callback()]
     return Trainer(**{**plain, "default_root_dir": str(folder), "precision": "32-true", "callbacks": added})
 
 

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,33 @@ def litgpt(shape: Shape, dtype: str, device: str, steps: int, *, compiled: bool 
     return _plain_loop(model, loss, shape, dtype, device, steps, fused=device == "cuda")
 
 
+def products(shape: Shape, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+    """Only the products with weights, forward and both of backward: no attention, nothing between them, no optimiser.
+
+    What a step takes that has nothing else to do: no program that multiplies by ``torch.mm`` is faster.
+    """
+    assert not compiled, "there is nothing to compile"
+    tokens, hidden, wide = shape.rows * shape.context, shape.hidden, shape.intermediate
+    layer = [(hidden, 3 * hidden), (hidden, hidden), (hidden, 2 * wide), (wide, hidden)]
+    pairs = layer * shape.layers + [(hidden, shape.vocab)]
+    made = partial(torch.randn, device=device, dtype=getattr(torch, dtype))
+    inputs = {width: made(tokens, width) for width, _ in set(pairs)}
+    outputs = {width: made(tokens, width) for _, width in set(pairs)}
+    weights = [made(after, before) for before, after in pairs]
+    taken = []
+    for _ in range(WARM_UP + steps):
+        start = time.perf_counter()
+        for weight in weights:
+            x, dy = inputs[weight.shape[1]], outputs[weight.shape[0]]
+            torch.mm(x, weight.T)
+            torch.mm(dy, weight)
+            torch.mm(dy.T, x)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - start)
+    return taken[WARM_UP:], torch.cuda.max_memory_allocated() if device == "cuda" else None
+
+
 def _plain_loop(
     model: torch.nn.Module,
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
@@ -205,7 +233,7 @@ def _plain_loop(
     return taken[WARM_UP:], torch.cuda.max_memory_allocated() if device == "cuda" else None
 
 
-SIDES = {"ours": ours, "transformers": transformers, "litgpt": litgpt}
+SIDES = {"ours": ours, "transformers": transformers, "litgpt": litgpt, "products": products}
 
 
 def main(words: str) -> None:

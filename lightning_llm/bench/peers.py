@@ -4,7 +4,8 @@ Every side has a process of its own and they take turns, round by round: same sh
 threads. ``ours`` goes through `fit`'s Trainer with all its defaults, freed memory kept; the others run as their users
 run them. With ``(kept)`` behind its name a side runs with freed memory kept as well, ``ours (given back)`` without.
 ``(compiled)`` is by ``torch.compile``: the blocks of ours, the whole model of the others as litgpt's trainer does; what
-compiling takes is not counted.
+compiling takes is not counted. ``products alone`` is no model: a step's products with weights and nothing else, which
+no program can undercut that makes them with torch.
 """
 
 import importlib.util
@@ -51,12 +52,14 @@ VARIANTS = {
     "transformers (compiled)": Variant("transformers", compiled=True),
     "litgpt (compiled)": Variant("litgpt", compiled=True),
     "ours (compiled)": Variant("ours", keep_freed_memory=True, compiled=True),
+    "products alone": Variant("products", keep_freed_memory=True),
 }
 
 
 def run(asked: Request) -> Iterator[Row]:
     """A row for each side, shape and dtype; ``ratio`` is its time over ours."""
-    here = [name for name, how in VARIANTS.items() if how.side == "ours" or importlib.util.find_spec(how.side)]
+    own = ("ours", "products")
+    here = [name for name, how in VARIANTS.items() if how.side in own or importlib.util.find_spec(how.side)]
     for name in asked.variants or ():
         if name in VARIANTS and name not in here:
             side = VARIANTS[name].side

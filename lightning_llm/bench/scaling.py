@@ -35,6 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_llm.bench.harness import Request, Row, describe_machine
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.training.groups import leave_groups
 from lightning_llm.training.module import LanguageModel
 
 SHAPES: dict[str, list[str]] = {}
@@ -97,6 +98,14 @@ def _process(
     backend = "nccl" if device == "cuda" else "gloo"
     store: Any = dist.TCPStore("127.0.0.1", port, counts[-1], is_master=rank == 0)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=counts[-1], timeout=timedelta(minutes=10))
+    _take_part(rank, sizes, counts, device, dtype, rounds, result)
+    dist.barrier()
+    leave_groups()
+
+
+def _take_part(
+    rank: int, sizes: list[int], counts: list[int], device: str, dtype: str, rounds: int, result: str
+) -> None:
     groups = {count: dist.new_group(list(range(count))) for count in counts}
     steps = {n: _steps(sizes, groups[n] if n > 1 else None, device, dtype) for n in counts if rank < n}
     apart = _steps(sizes, None, device, dtype)
@@ -124,8 +133,6 @@ def _process(
         backward = _backward_seconds(sizes, device, dtype)
         found = {"taken": taken, "wire": wire, "links": links, "gradient_bytes": 4 * parameters, "backward": backward}
         Path(result).write_text(json.dumps(found), encoding="utf-8")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def _model(sizes: list[int]) -> LanguageModel:

@@ -1,6 +1,5 @@
-"""What a process says when it cannot reach the others, or has lost them; how it leaves them in the end."""
+"""What a process says when it cannot reach the others, or has lost them."""
 
-import gc
 import os
 import re
 import socket
@@ -53,14 +52,3 @@ def check_address() -> None:
             f"MASTER_ADDR {address!r}, where process 0 runs, is not known on {socket.gethostname()}: {error.strerror}; "
             "give its name or address"
         ) from error
-
-
-def leave_groups() -> None:
-    """End the process groups while Python still runs, and with them gloo's threads.
-
-    A thread that lets go of its last tensor while Python ends asks for Python's lock then, and the process aborts after
-    all was done (pytorch#179291; seen once, with two processes on a loaded machine).
-    """
-    if dist.is_initialized():
-        gc.collect()  # a group ends with the last object that holds it: the Trainer, its callbacks
-        dist.destroy_process_group()

@@ -26,7 +26,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_llm.cli.check import report
-from lightning_llm.cli.connection import check_address, leave_groups, lost_contact
+from lightning_llm.cli.connection import check_address, lost_contact
 from lightning_llm.cli.jobs import check_restarts, may_have_run_before, restarts, this_job
 from lightning_llm.cli.pages import ABOUT, COMMANDS, SYNTAX, with_page
 from lightning_llm.cli.plan_record import record_plan
@@ -50,6 +50,7 @@ from lightning_llm.training.callbacks.finite import NonFinite
 from lightning_llm.training.callbacks.resume import HonestResume
 from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
 from lightning_llm.training.checkpointing import check_run_checkpoint
+from lightning_llm.training.groups import leave_groups
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.preflight import refuse
 from lightning_llm.training.trainer import Trainer

@@ -5,7 +5,6 @@ import weakref
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -88,14 +87,9 @@ class Weigher(TorchDispatchMode):
         return out
 
 
-def sharded_steps(rank, rendezvous, results):
+def sharded_steps(rank, results):
     """The peaks of a second step on one of two processes, by precision."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    try:
-        results[rank] = {precision: sharded_step(precision) for precision in PRECISIONS}
-    finally:
-        dist.destroy_process_group()
+    results[rank] = {precision: sharded_step(precision) for precision in PRECISIONS}
 
 
 def sharded_step(precision):
@@ -121,9 +115,9 @@ def sharded_step(precision):
     return weigher.peak
 
 
-def test_fsdp2_on_two_processes(tmp_path):
+def test_fsdp2_on_two_processes(two_processes):
     results = mp.Manager().dict()
-    mp.spawn(sharded_steps, args=(tmp_path / "rendezvous", results), nprocs=2)
+    two_processes(sharded_steps, results)
     assert len(results) == 2
     for measured, precision in itertools.product(results.values(), PRECISIONS):
         assert measured[precision] == pytest.approx(predicted(precision)[1].peak, rel=TOLERANCE)

@@ -3,10 +3,12 @@
 import json
 
 import pytest
+import torch
 
 from lightning_llm.bench import peers
-from lightning_llm.bench.peer_process import Shape, ours, transformers
+from lightning_llm.bench.peer_process import WARM_UP, Shape, ours, products, transformers
 from lightning_llm.cli import bench
+from lightning_llm.model import Transformer
 
 TINY = "1x2x32x64x32x2x65"
 
@@ -24,6 +26,22 @@ def test_each_side_times_as_many_steps_as_asked(side):
     assert peak is None  # the resident set tells, of the whole process
     assert len(seconds) == 3
     assert all(0 < second < 10 for second in seconds)
+
+
+def test_products_alone_are_those_with_weights(monkeypatch):
+    made, multiply = [], torch.mm
+
+    def counted(a, b):
+        made.append(2 * a.shape[0] * a.shape[1] * b.shape[1])
+        return multiply(a, b)
+
+    monkeypatch.setattr(torch, "mm", counted)
+    shape = Shape.of(TINY)
+    seconds, _ = products(shape, "float32", "cpu", 1)
+    assert len(seconds) == 1
+    model = Transformer(shape.model_config())
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    assert sum(made) == (WARM_UP + 1) * 6 * 64 * sum(p.numel() for p in matrices)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_the_run_is_what_was_planned_and_says_so(tiny, capsys):
     assert plan["memory"]["peak"] <= 720_000
     assert plan["accumulation"] > 1  # else nothing is shown of what follows from it
     assert cli.trainer.global_step == 6
-    assert cli.trainer.val_check_interval == 3 * plan["accumulation"]
+    assert cli.trainer.val_check_batch == 3 * plan["accumulation"]
     saved = yaml.safe_load((RUN / "config.yaml").read_text())
     assert saved["data"]["micro_batch_size"] == plan["micro_batch_size"]
     assert saved["model"]["architecture"]["recompute"] == plan["recompute"]

@@ -4,7 +4,6 @@ import re
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from lightning_llm.measure import MemoryMeter
@@ -228,13 +227,11 @@ def test_closure_runs_with_gradients_and_its_loss_is_returned():
     assert optimizer.step() is None
 
 
-def sharded_and_whole(rank, folder):
+def sharded_and_whole(rank):
     """One of two processes: updates a whole tensor and a sharded one, whose gradients are placed in three ways."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    store = dist.FileStore(f"{folder}/store", 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     for fused, state_dtype in ((False, None), (None, None), (None, "bfloat16")):
         whole = start(shapes=[(7, 16)])  # rows of whole vectors: torch's fused kernel rounds its last few otherwise
@@ -253,11 +250,10 @@ def sharded_and_whole(rank, folder):
         )
         for average in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(theirs[average].full_tensor(), ours[average])
-    dist.destroy_process_group()
 
 
-def test_sharded_parameters_are_updated_in_their_shards(tmp_path):
-    torch.multiprocessing.spawn(sharded_and_whole, (str(tmp_path),), nprocs=2)
+def test_sharded_parameters_are_updated_in_their_shards(two_processes):
+    two_processes(sharded_and_whole)
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,6 @@ def whole(content):
 
 
 def in_two_processes(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     group = dist.new_group(backend="gloo")
 
@@ -123,17 +121,13 @@ def in_two_processes(rank, folder):
         if shape.tie_word_embeddings:
             weights = read["state_dict"]
             assert weights["lm_head.weight"].data_ptr() == weights["embed_tokens.weight"].data_ptr()
-    dist.barrier()  # a process that leaves early takes the connection from the other
-    dist.destroy_process_group()
 
 
-def test_two_processes_have_and_train_the_weights_of_one(tmp_path):
-    torch.multiprocessing.spawn(in_two_processes, (str(tmp_path),), nprocs=2)
+def test_two_processes_have_and_train_the_weights_of_one(two_processes, tmp_path):
+    two_processes(in_two_processes, str(tmp_path))
 
 
-def compiled_in_two_processes(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+def compiled_in_two_processes(rank):
     shape = config(mlp="memory_optimized_swiglu", recompute="block")
 
     def build(make):
@@ -160,12 +154,10 @@ def compiled_in_two_processes(rank, folder):
     for key, value in plain.state_dict().items():
         for model in (sharded, replicated):
             torch.testing.assert_close(whole(model.state_dict()[key]), value, msg=f"{key} differs")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
-def test_compiled_blocks_in_two_processes_train_the_weights_of_one(tmp_path):
-    torch.multiprocessing.spawn(compiled_in_two_processes, (str(tmp_path),), nprocs=2)
+def test_compiled_blocks_in_two_processes_train_the_weights_of_one(two_processes):
+    two_processes(compiled_in_two_processes)
 
 
 def test_no_process_holds_two_whole_blocks_while_the_model_is_made(monkeypatch):

@@ -1,7 +1,5 @@
 """Processes that do not run the same."""
 
-import datetime
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -43,17 +41,13 @@ def test_what_is_compared():
     assert found["version of torch"] == torch.__version__
 
 
-def gather_in(rank, store_path):
-    store, timeout = dist.FileStore(store_path, 2), datetime.timedelta(seconds=60)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timeout)
+def gather_in(rank):
     everything = gather({"rank": rank, "text": "é" * (rank * 100)}, dist.group.WORLD)
     assert everything == [{"rank": 0, "text": ""}, {"rank": 1, "text": "é" * 100}]
-    dist.barrier()  # a process that leaves early takes the connection from the other
-    dist.destroy_process_group()
 
 
-def test_facts_of_all_processes_in_their_order(tmp_path):
-    torch.multiprocessing.spawn(gather_in, (str(tmp_path / "store"),), nprocs=2)
+def test_facts_of_all_processes_in_their_order(two_processes):
+    two_processes(gather_in)
 
 
 @pytest.mark.parametrize("change", ["text", "name"])
