@@ -7,8 +7,7 @@ the memory would be back. The kernels inside are the same as in eager mode.
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.library import custom_op
+from torch import Tensor, library
 
 from lightning_llm.ops.attention_blocks import attention_backward, attention_forward, kept_shapes
 from lightning_llm.ops.loss_chunks import Head, LossOptions, loss_and_gradients
@@ -26,7 +25,7 @@ def swiglu(x: Tensor, weights: Weights, options: Options, *, keep: bool) -> Tens
     return y
 
 
-@custom_op(_named("swiglu"), mutates_args=())
+@library.custom_op(_named("swiglu"), mutates_args=())
 def _swiglu(
     x: Tensor,
     gate: Tensor,
@@ -73,7 +72,7 @@ def _backward_of_swiglu(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, .
 _swiglu.register_autograd(_backward_of_swiglu, setup_context=_save_for_swiglu)
 
 
-@custom_op(_named("swiglu_backward"), mutates_args=())
+@library.custom_op(_named("swiglu_backward"), mutates_args=())
 def _swiglu_backward(
     dy: Tensor,
     x: Tensor,
@@ -118,7 +117,7 @@ def linear_cross_entropy(
     return loss
 
 
-@custom_op(_named("linear_cross_entropy"), mutates_args=())
+@library.custom_op(_named("linear_cross_entropy"), mutates_args=())
 def _loss(
     hidden: Tensor,
     weight: Tensor,
@@ -189,7 +188,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return out
 
 
-@custom_op(_named("causal_attention"), mutates_args=())
+@library.custom_op(_named("causal_attention"), mutates_args=())
 def _attention(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
     """The result, and the probabilities of each block of queries."""
     out, probabilities = attention_forward(query, key, value)
@@ -214,7 +213,7 @@ def _backward_of_attention(ctx: Any, grads: list[Tensor]) -> tuple[Tensor, ...]:
 _attention.register_autograd(_backward_of_attention, setup_context=_save_for_attention)
 
 
-@custom_op(_named("causal_attention_backward"), mutates_args=())
+@library.custom_op(_named("causal_attention_backward"), mutates_args=())
 def _attention_backward(
     d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, probabilities: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:

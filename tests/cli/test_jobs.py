@@ -1,7 +1,6 @@
 """Which job a process belongs to, and what is refused before waiting for others."""
 
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -96,12 +95,16 @@ def test_gloo_says_that_a_process_is_gone(monkeypatch, found, reason):
 
 def test_what_waits_beside_an_exchange_that_timed_out_has_lost_the_others_too(tmp_path):
     store = dist.FileStore(str(tmp_path / "store"), 2)
-    connect = partial(dist.ProcessGroupGloo, store, size=2, timeout=timedelta(seconds=2))
+    connect = partial(dist.ProcessGroupGloo, store, size=2, timeout=timedelta(minutes=1))
     with ThreadPoolExecutor(2) as pool:
         group, silent = pool.map(lambda rank: connect(rank=rank), range(2))
-    first = group.allreduce(torch.ones(1))
-    time.sleep(1)  # half the timeout: the second is still waiting when the first gives up
-    second = group.allreduce(torch.ones(1))
+
+    def exchange_within(seconds):
+        options = dist.AllreduceOptions()
+        options.timeout = timedelta(seconds=seconds)
+        return group.allreduce([torch.ones(1)], options)
+
+    first, second = exchange_within(1), exchange_within(60)  # the first to give up closes what the second waits for
     for exchange, prefix in ((first, "["), (second, "Application timeout")):
         with pytest.raises(RuntimeError, match="^" + re.escape(prefix)) as failed:
             exchange.wait()
