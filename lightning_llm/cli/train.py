@@ -10,7 +10,6 @@ import errno
 import json
 import logging
 import os
-import shlex
 import sys
 import threading
 import time
@@ -19,20 +18,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import ArgumentError
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_llm.cli.check import report
+from lightning_llm.cli.command_line import (
+    check_config,
+    experiment_of,
+    option_values,
+    resume_command,
+    with_config_of_run,
+)
 from lightning_llm.cli.connection import check_address, lost_contact
 from lightning_llm.cli.jobs import check_restarts, may_have_run_before, restarts, this_job
 from lightning_llm.cli.pages import ABOUT, COMMANDS, SYNTAX, with_page
 from lightning_llm.cli.plan_record import record_plan
 from lightning_llm.cli.report import RunReport
 from lightning_llm.cli.runs import (
-    CONFIG,
     JOB,
     find_checkpoint,
     last_of,
@@ -57,8 +61,6 @@ from lightning_llm.training.trainer import Trainer
 
 DIVERGED, OUT_OF_MEMORY, LOST_CONTACT, USER_ERROR = 1, 1, 1, 2
 ENDED_TOGETHER = (0, 130, 143)  # all processes at the same step: none waits for another any more
-SECTIONS = ("model", "data", "trainer")
-SINGLE_OPTIONS = ("seed_everything", "keep_freed_memory", "ckpt_path", "weights_only", "return_predictions", "verbose")
 
 
 class SaveConfig(SaveConfigCallback):
@@ -100,10 +102,10 @@ class TrainingCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, and take ``ckpt_path`` aside: Lightning would let the checkpoint overrule the options given."""
-        words = _with_config_of_run(list(args))
-        for file in _option_values(words, "--config", "-c"):
-            _check_config(Path(file))
-        self.experiment = _experiment(words)
+        words = with_config_of_run(list(args))
+        for file in option_values(words, "--config", "-c"):
+            check_config(Path(file))
+        self.experiment = experiment_of(words)
         self.config = parser.parse_args(words)
         self._options = self.config[self.config.subcommand]
         self._ckpt_path = self._options.pop("ckpt_path", None)
@@ -225,7 +227,7 @@ def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
             args=words,
         )
     except Interrupted as interruption:
-        _say(f"{interruption}; nothing is lost. Go on with\n  {_resume_command(words)}")
+        _say(f"{interruption}; nothing is lost. Go on with\n  {resume_command(words)}")
         if interruption.requeue and _is_first_process():
             _requeue()
         raise SystemExit(interruption.exit_status) from None
@@ -269,72 +271,6 @@ def _help_of(word: str) -> dict[str, Any]:
         "description": f"{ABOUT[word]} {SYNTAX}",
         "epilog": f"More: {COMMANDS[word]}",
     }
-
-
-def _experiment(words: Sequence[str]) -> str:
-    """The name of a run: that of its last config file, or of the folder that a run's own config lies in.
-
-    One that only says how to train, such as ``configs/ddp.yaml`` over another, gives no name.
-    """
-    given = [Path(file) for file in _option_values(words, "--config", "-c")]
-    if not given:
-        return "run"
-    path = next((file for file in reversed(given) if _says_what_is_trained(file)), given[-1])
-    return path.resolve().parent.parent.name if path.name == CONFIG else path.stem
-
-
-def _says_what_is_trained(config: Path) -> bool:
-    if not config.is_file():
-        return False
-    content = yaml.safe_load(config.read_text(encoding="utf-8"))
-    return isinstance(content, dict) and ("model" in content or "data" in content)
-
-
-def _with_config_of_run(words: list[str]) -> list[str]:
-    """Without ``--config``, a checkpoint of a run brings that run's own config: evaluating needs no second look-up."""
-    given = _option_values(words, "--ckpt_path")
-    if not words or not given or _option_values(words, "--config", "-c"):
-        return words
-    root = Path((_option_values(words, "--trainer.default_root_dir") or ["runs"])[-1])
-    run = newest_run(root) if given[-1] in ("last", "best") else run_of(find_checkpoint(given[-1], root))
-    return words if run is None else [words[0], "--config", str(run / CONFIG), *words[1:]]
-
-
-def _check_config(file: Path) -> None:
-    """Name the file of a config that cannot be one: the parser's messages do not, and it drops what is empty."""
-    if not file.is_file():
-        return
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"config {file} is not YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"config {file} must hold options by name, such as 'trainer:', got {content!r}")
-    for name, value in content.items():
-        if name not in (*SECTIONS, *SINGLE_OPTIONS):
-            known = ", ".join((*SECTIONS, *SINGLE_OPTIONS))
-            raise ValueError(f"config {file}: {name!r} is unknown; at the top there may be {known}")
-        if name in SECTIONS and not isinstance(value, dict):
-            raise ValueError(f"config {file}: {name} must hold options by name, got {value!r}")
-
-
-def _option_values(words: Sequence[str], *names: str) -> list[str]:
-    values = []
-    for position, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name in names:
-            values += [value] if equals else list(words[position + 1 : position + 2])
-    return values
-
-
-def _resume_command(words: Sequence[str]) -> str:
-    """The command at hand, going on from its newest checkpoint instead of what it was given."""
-    kept, is_value = [], False
-    for word in words:
-        if not is_value and not word.startswith("--ckpt_path"):
-            kept.append(word)
-        is_value = word == "--ckpt_path"
-    return shlex.join(["lightning-llm", *kept, "--ckpt_path", "last"])
 
 
 def _of_thread(failure: threading.ExceptHookArgs) -> None:

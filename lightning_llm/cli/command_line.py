@@ -1,0 +1,79 @@
+"""The words of a training command, looked at before LightningCLI parses them."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from lightning_llm.cli.runs import CONFIG, find_checkpoint, newest_run, run_of
+
+SECTIONS = ("model", "data", "trainer")
+SINGLE_OPTIONS = ("seed_everything", "keep_freed_memory", "ckpt_path", "weights_only", "return_predictions", "verbose")
+
+
+def experiment_of(words: Sequence[str]) -> str:
+    """The name of a run: that of its last config file, or of the folder that a run's own config lies in.
+
+    One that only says how to train, such as ``configs/ddp.yaml`` over another, gives no name.
+    """
+    given = [Path(file) for file in option_values(words, "--config", "-c")]
+    if not given:
+        return "run"
+    path = next((file for file in reversed(given) if _says_what_is_trained(file)), given[-1])
+    return path.resolve().parent.parent.name if path.name == CONFIG else path.stem
+
+
+def with_config_of_run(words: list[str]) -> list[str]:
+    """Without ``--config``, a checkpoint of a run brings that run's own config: evaluating needs no second look-up."""
+    given = option_values(words, "--ckpt_path")
+    if not words or not given or option_values(words, "--config", "-c"):
+        return words
+    root = Path((option_values(words, "--trainer.default_root_dir") or ["runs"])[-1])
+    run = newest_run(root) if given[-1] in ("last", "best") else run_of(find_checkpoint(given[-1], root))
+    return words if run is None else [words[0], "--config", str(run / CONFIG), *words[1:]]
+
+
+def check_config(file: Path) -> None:
+    """Name the file of a config that cannot be one: the parser's messages do not, and it drops what is empty."""
+    if not file.is_file():
+        return
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"config {file} is not YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"config {file} must hold options by name, such as 'trainer:', got {content!r}")
+    for name, value in content.items():
+        if name not in (*SECTIONS, *SINGLE_OPTIONS):
+            known = ", ".join((*SECTIONS, *SINGLE_OPTIONS))
+            raise ValueError(f"config {file}: {name!r} is unknown; at the top there may be {known}")
+        if name in SECTIONS and not isinstance(value, dict):
+            raise ValueError(f"config {file}: {name} must hold options by name, got {value!r}")
+
+
+def resume_command(words: Sequence[str]) -> str:
+    """The command at hand, going on from its newest checkpoint instead of what it was given."""
+    kept, is_value = [], False
+    for word in words:
+        if not is_value and not word.startswith("--ckpt_path"):
+            kept.append(word)
+        is_value = word == "--ckpt_path"
+    return shlex.join(["lightning-llm", *kept, "--ckpt_path", "last"])
+
+
+def option_values(words: Sequence[str], *names: str) -> list[str]:
+    """The values given to an option, in their order."""
+    values = []
+    for position, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in names:
+            values += [value] if equals else list(words[position + 1 : position + 2])
+    return values
+
+
+def _says_what_is_trained(config: Path) -> bool:
+    if not config.is_file():
+        return False
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
+    return isinstance(content, dict) and ("model" in content or "data" in content)
