@@ -20,6 +20,7 @@ from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.memory import MemoryProfiler
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import BEST
+from lightning_llm.training.execution import record
 from lightning_llm.training.sharding import is_sharded
 
 SAMPLE_TOKENS = 200
@@ -90,6 +91,7 @@ class RunReport(Callback):
             "steps": steps,
             "tokens": steps * data.tokens_per_step,
             "seconds": round(seconds, 3),
+            **record(trainer),
             "peak_memory_gib": None if profiler is None else profiler.highest_gib,
             "checkpoint": None if newest is None else str(newest),
         }

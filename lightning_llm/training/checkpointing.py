@@ -20,6 +20,7 @@ from lightning_llm.training.archives import Source
 
 FORMAT = "lightning_llm"  # the key of a checkpoint's own part
 FORMAT_VERSION = 1
+EXECUTION = "execution"  # there: see training.execution
 BEST = "best.ckpt"
 _STEP = re.compile(r"step-(\d+)\.ckpt")
 
@@ -45,8 +46,11 @@ def read_checkpoint(source: Source, map_location: Any | None = None, *, mmap: bo
     return archives.read_archive(path, map_location, mmap=mmap)
 
 
-def check_run_checkpoint(path: str | os.PathLike[str]) -> None:
+def check_run_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Refuse a file that a run cannot go on from, without reading its tensors.
+
+    Returns:
+        What this project noted in it: the part under ``FORMAT``.
 
     Raises:
         ValueError: As :func:`read_checkpoint`, or the file is no checkpoint of a run.
@@ -59,6 +63,7 @@ def check_run_checkpoint(path: str | os.PathLike[str]) -> None:
         raise ValueError(
             f"checkpoint {path} has format {own['format_version']}, this version reads up to {FORMAT_VERSION}: upgrade"
         )
+    return own
 
 
 def load_transformer(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> tuple[Transformer, str]:

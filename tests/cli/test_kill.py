@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lightning_llm.training.checkpointing import read_checkpoint, step_files
 
 STEPS, DEADLINE_S = 64, 240
+OPENMP = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 CONFIG = f"""
 model:
   architecture: {{hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, max_position_embeddings: 16,
@@ -23,7 +24,6 @@ model:
 data: {{path: text.txt, tokenizer: char, context_length: 16, global_batch_size: 8, micro_batch_size: 4}}
 trainer:
   accelerator: cpu
-  precision: 32-true
   max_steps: {STEPS}
   val_check_interval: 4
   limit_val_batches: 2
@@ -37,7 +37,8 @@ trainer:
 
 
 def start(folder, *words):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {name: value for name, value in os.environ.items() if name not in OPENMP}  # as a user's shell has it
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     command = [sys.executable, "-m", "lightning_llm", "fit", "--config", "tiny.yaml", *words]
     out = (folder / "out.txt").open("a")
     with out:
