@@ -4,6 +4,7 @@ How files are written and read is in ``training.archives``, the folder in ``trai
 imported here: a trained model is read back without it.
 """
 
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -101,6 +102,21 @@ def is_whole(path: Path) -> bool:
     return sharded_files.is_whole_folder(path) if sharded_files.is_folder(path) else archives.is_whole_file(path)
 
 
+def digest(path: str | os.PathLike[str]) -> str:
+    """The sha256 of a checkpoint's weights and optimizer state: two runs with the same digest have the same bits.
+
+    Args:
+        path: A checkpoint that ``lightning-llm fit`` has written.
+
+    Raises:
+        ValueError: As :func:`read_checkpoint`.
+    """
+    content, total = read_checkpoint(path), hashlib.sha256()
+    for part in ("state_dict", "optimizer_states"):
+        _add(total, content[part])
+    return total.hexdigest()
+
+
 def save_checkpoint(model: nn.Module, optimizer: Optimizer, iteration: int, out: Source) -> None:
     """Save the state of a plain training loop.
 
@@ -152,3 +168,19 @@ def step_of(path: Path) -> int:
 def step_files(folder: Path) -> list[Path]:
     """The numbered checkpoints in a folder, files or folders, oldest first."""
     return sorted((path for path in folder.glob("step-*.ckpt") if step_of(path) >= 0), key=step_of)
+
+
+def _add(total: Any, value: Any) -> None:
+    """Add a nested value to a sha256: names in their order, shapes and bytes of tensors."""
+    if isinstance(value, dict):
+        for name in sorted(value, key=str):
+            total.update(f"{name}\0".encode())
+            _add(total, value[name])
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _add(total, each)
+    elif isinstance(value, torch.Tensor):
+        total.update(f"{value.dtype} {tuple(value.shape)}\0".encode())
+        total.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    else:
+        total.update(f"{value!r}\0".encode())

@@ -1,6 +1,5 @@
 """What decides a run's bits besides its options is resolved once, recorded, and compared when the run is resumed."""
 
-import hashlib
 import json
 import os
 import subprocess
@@ -13,7 +12,7 @@ import yaml
 
 from lightning_llm.__main__ import main
 from lightning_llm.accounting import precision
-from lightning_llm.training.checkpointing import read_checkpoint, step_files
+from lightning_llm.training.checkpointing import digest, read_checkpoint, step_files
 
 RUN = Path("runs/run/version_0")
 MODEL = {"model.schedule.class_path": "lightning_llm.optim.Constant"}
@@ -79,27 +78,6 @@ def test_a_resumed_run_says_what_was_changed(tiny, machine, monkeypatch, capsys)
     assert f"threads: {threads} -> {threads + 1}" in said
 
 
-def digest(run):
-    """As docs/resume.md defines the same bits: of weights and the optimizer's state."""
-    content = read_checkpoint(step_files(run / "checkpoints")[-1])
-    total = hashlib.sha256()
-    for part in ("state_dict", "optimizer_states"):
-        add(total, content[part])
-    return total.hexdigest()
-
-
-def add(total, value):
-    if isinstance(value, dict):
-        for name in sorted(value, key=str):
-            total.update(str(name).encode())
-            add(total, value[name])
-    elif isinstance(value, list | tuple):
-        for each in value:
-            add(total, each)
-    else:
-        total.update(value.numpy().tobytes() if torch.is_tensor(value) else repr(value).encode())
-
-
 def fit_in_a_process(flags, root, **environment):
     """The digest of a run with default threads and precision."""
     words = flags(**{"trainer.default_root_dir": root, "keep_freed_memory": True})
@@ -110,7 +88,7 @@ def fit_in_a_process(flags, root, **environment):
         [sys.executable, "-m", "lightning_llm", "fit", *words], env=more, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    return digest(Path(root, "run/version_0"))
+    return digest(step_files(Path(root, "run/version_0/checkpoints"))[-1])
 
 
 def test_the_bits_do_not_depend_on_how_idle_threads_wait(flags, tmp_path, monkeypatch):
@@ -118,6 +96,21 @@ def test_the_bits_do_not_depend_on_how_idle_threads_wait(flags, tmp_path, monkey
     bits = fit_in_a_process(flags, "default")
     assert fit_in_a_process(flags, "spinning", OMP_WAIT_POLICY="ACTIVE") == bits
     assert fit_in_a_process(flags, "seed", PL_GLOBAL_SEED="1") == bits  # the option says more than the environment
+
+
+def test_the_digest_sees_every_bit(tiny):
+    tiny("fit")
+    path = step_files(RUN / "checkpoints")[-1]
+    content, whole = read_checkpoint(path), digest(path)
+    weight, state = content["state_dict"]["transformer.norm.weight"], content["optimizer_states"][0]["state"]
+    for tensor in (weight, state[0]["exp_avg"]):
+        flat = tensor.view(-1)
+        flat[-1] = torch.nextafter(flat[-1], torch.tensor(torch.inf))
+        torch.save(content, "changed.ckpt")
+        assert digest("changed.ckpt") != whole
+        flat[-1] = torch.nextafter(flat[-1], torch.tensor(-torch.inf))
+    torch.save(content, "changed.ckpt")
+    assert digest("changed.ckpt") == whole
 
 
 SPIN = """

@@ -153,7 +153,9 @@ def test_one_process_goes_on_as_two_and_sigterm_ends_both(tmp_path, text_file):
     """The same tokens in each step whatever the processes and micro-batches: the curve agrees up to rounding."""
     shutil.copy(text_file, tmp_path / "text.txt")
     (tmp_path / "tiny.yaml").write_text(
-        CONFIG.replace("dropout: 0.1}", "dropout: 0.0}\n  schedule: {class_path: lightning_llm.optim.Constant}")
+        CONFIG.replace(
+            "dropout: 0.1}", "dropout: 0.0}\n  schedule: {class_path: lightning_llm.optim.Constant}"
+        ).replace("  accelerator: cpu\n", "  accelerator: cpu\n  precision: 32-true\n")
     )
     assert start(tmp_path).wait() == 0
     whole, run = (Path(tmp_path / "runs/tiny" / f"version_{n}") for n in (0, 1))
