@@ -17,12 +17,12 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from lightning_llm.data.corpora import Corpus
+from lightning_llm.data.cuts import PIECE_CHARACTERS, cut_at_newlines
 from lightning_llm.data.formats import Advance, Document
 from lightning_llm.data.progress import Phase
-from lightning_llm.data.tokenizers import Tokenizer, cut_at_newlines
+from lightning_llm.data.tokenizers import Tokenizer
 
 VALIDATION_FRACTION = 0.1
-PIECE_CHARACTERS = 1 << 17  # the library takes a fifth less time than for 1 << 15; a batch has 16 of them
 WHOLE_CHARACTERS = 1 << 18  # of a foreign tokenizer, which may look further than a line
 
 _HASHED_CHARACTERS = 1 << 16  # of a document's beginning: tells documents apart, and comes with the first piece
