@@ -137,21 +137,9 @@ class Tokenizer:
             special_tokens: Beside the end of text: each is one id wherever it stands, and nothing is learnt from it.
 
         Raises:
-            ValueError: If ``vocab_size`` has no room for the bytes and the special tokens, or one of these is empty or
-                given twice or has white space, where text is cut.
+            ValueError: As :func:`check_bpe`.
         """
-        special = [END_OF_TEXT, *(token for token in special_tokens if token != END_OF_TEXT)]
-        if not all(special) or len(set(special)) < len(special) or any(map(str.isspace, "".join(special))):
-            raise ValueError(
-                "special tokens must differ from each other, have a character at least and no white space, "
-                f"got {', '.join(map(repr, special_tokens))}"
-            )
-        smallest = SMALLEST_BPE_VOCABULARY - 1 + len(special)
-        if vocab_size < smallest:
-            what = "the end of text" if len(special) == 1 else f"{len(special)} special tokens"
-            raise ValueError(
-                f"vocab_size must be at least {smallest} with tokenizer 'bpe' (256 bytes and {what}), got {vocab_size}"
-            )
+        special = check_bpe(vocab_size, special_tokens)
         backend = Backend(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
@@ -277,6 +265,30 @@ class Tokenizer:
                     f"{self.vocab_size} characters of the tokenizer"
                 )
         return np.empty(0, dtype=self.dtype)
+
+
+def check_bpe(vocab_size: int, special_tokens: Sequence[str] = ()) -> list[str]:
+    """Refuses what ``Tokenizer.train_bpe`` cannot make, before any text is read; returns all its special tokens.
+
+    Raises:
+        ValueError: If ``vocab_size`` is above :data:`LARGEST_VOCABULARY` or has no room for the bytes and the special
+            tokens, or one of these is empty or given twice or has white space, where text is cut.
+    """
+    special = [END_OF_TEXT, *(token for token in special_tokens if token != END_OF_TEXT)]
+    if not all(special) or len(set(special)) < len(special) or any(map(str.isspace, "".join(special))):
+        raise ValueError(
+            "special tokens must differ from each other, have a character at least and no white space, "
+            f"got {', '.join(map(repr, special_tokens))}"
+        )
+    smallest = SMALLEST_BPE_VOCABULARY - 1 + len(special)
+    if vocab_size < smallest:
+        what = "the end of text" if len(special) == 1 else f"{len(special)} special tokens"
+        raise ValueError(
+            f"vocab_size must be at least {smallest} with tokenizer 'bpe' (256 bytes and {what}), got {vocab_size}"
+        )
+    if vocab_size > LARGEST_VOCABULARY:
+        raise ValueError(f"vocab_size must be at most {LARGEST_VOCABULARY} with tokenizer 'bpe', got {vocab_size}")
+    return special
 
 
 class TextStream:
