@@ -65,8 +65,10 @@ def check_store(data: Mapping[str, Any], words: Sequence[str]) -> None:
         ValueError: If the store is missing and neither ``data.path`` nor, in the words, ``data.corpus`` is given.
     """
     if data.get("mixture") is None and data.get("raw_dtype") is None:
-        corpus = data.get("corpus") if option_values(words, "--data.corpus") else None
-        check_named_store(data.get("store"), corpus, data.get("path"))
+        sections = [yaml.safe_load(section) for section in option_values(words, "--data")]  # files among them are words
+        named = {name for section in sections if isinstance(section, dict) for name in section}
+        is_given = "corpus" in named or option_values(words, "--data.corpus")
+        check_named_store(data.get("store"), data.get("corpus") if is_given else None, data.get("path"))
 
 
 def resume_command(words: Sequence[str]) -> str:

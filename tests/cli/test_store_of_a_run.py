@@ -45,7 +45,9 @@ def test_a_misspelled_store_is_one_line(tiny, config, command, words, error_line
         assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("words", [["--data.corpus", "stdlib"], ["--data.corpus=stdlib"]])
+@pytest.mark.parametrize(
+    "words", [["--data.corpus", "stdlib"], ["--data.corpus=stdlib"], ["--data", '{"corpus": "stdlib"}']]
+)
 def test_a_corpus_on_the_command_line_is_what_a_missing_store_is_made_of(tiny, config, words, capsys):
     tiny("fit", config, *words, **{"data.path": None, "data.store": "new"})
     out = capsys.readouterr().out
