@@ -26,6 +26,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning_llm.cli.check import report
 from lightning_llm.cli.command_line import (
     check_config,
+    check_store,
     experiment_of,
     option_values,
     resume_command,
@@ -106,7 +107,7 @@ class TrainingCLI(LightningCLI):
         words = with_config_of_run(list(args))
         for file in option_values(words, "--config", "-c"):
             check_config(Path(file))
-        self.experiment = experiment_of(words)
+        self.experiment, self._words = experiment_of(words), words
         self.config = parser.parse_args(words)
         self._options = self.config[self.config.subcommand]
         self._ckpt_path = self._options.pop("ckpt_path", None)
@@ -117,6 +118,7 @@ class TrainingCLI(LightningCLI):
         check_address()
         if self._options.get("weights_only") is False:
             raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
+        check_store(self._options.data, self._words)
         folder = Path(self._options.trainer.default_root_dir) / self.experiment
         if self._ckpt_path is not None:
             self.checkpoint = find_checkpoint(self._ckpt_path, folder, _say)
