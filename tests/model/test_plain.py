@@ -155,7 +155,7 @@ def test_bias_device_and_dtype_are_those_of_linear(mlp):
     made = mlp(HIDDEN, WIDTH, bias=True, device="meta", dtype=torch.bfloat16)
     kinds = {(p.device.type, p.dtype) for p in made.parameters()}
     assert kinds == {("meta", torch.bfloat16)}
-    assert {name for name, _ in made.named_parameters()} == {f"{p}.{n}" for p in PROJECTIONS for n in ("weight", "bias")}
+    assert dict(made.named_parameters()).keys() == {f"{p}.{n}" for p in PROJECTIONS for n in ("weight", "bias")}
     assert all(p.bias is None for p in mlp(HIDDEN, WIDTH).children())
 
 
