@@ -40,6 +40,7 @@ def whole_swiglu(x: Tensor, weights: Weights, options: Options, *, keep: bool) -
     h: Tensor = x.to(dtype) if norm is None else _Normalize.apply(x, norm, options)  # type: ignore[no-untyped-call]
     g = _Project.apply(h, gate.to(dtype), x, gate, norm, options)  # type: ignore[no-untyped-call]
     u = _Project.apply(h, up.to(dtype), x, up, norm, options)  # type: ignore[no-untyped-call]
+    del h
     y: Tensor = _GateAndDown.apply(g, u, down.to(dtype), x, weights, options, keep)  # type: ignore[no-untyped-call]
     return y
 
