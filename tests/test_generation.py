@@ -357,6 +357,18 @@ def test_texts_of_a_batch_are_those_of_each_alone(model):
     assert len(set(map(len, together))) > 1
 
 
+def test_a_prompt_that_is_a_str_is_one_text(model):
+    tokenizer = Tokenizer.train_char(["abcdefghijklmnopqrstuvwxyz .,!?"])
+
+    def text(prompts, stop):
+        generator = torch.Generator().manual_seed(3)
+        return generate_text(model, tokenizer, prompts, max_new_tokens=30, stop=stop, generator=generator)
+
+    found = text("hello", "xy")
+    assert isinstance(found, str)
+    assert [found] == text(["hello"], ["xy"])
+
+
 @pytest.mark.parametrize(
     ("prompt", "options", "says"),
     [
@@ -377,6 +389,9 @@ def test_what_cannot_be_continued_is_refused(model, prompt, options, says):
         ({"temperature": -0.1}, "temperature must be at least 0"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_k": 0}, "top_k must be at least 1"),
+        ({"top_p": float("nan")}, "top_p must be above 0 and at most 1, got nan"),
+        ({"min_p": float("nan")}, "min_p must be at least 0 and at most 1, got nan"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty must be above 0 and finite"),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1"),
         ({"min_p": -0.1}, "min_p must be at least 0 and at most 1"),
         ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),

@@ -86,7 +86,17 @@ def causal_attention(
 def swiglu(
     ops: Operators, x: Shadow, weights: Weights, *, tokens: Count, hidden: Count, width: Count, keep: bool
 ) -> Shadow:
-    """``ops/swiglu_tiles.py``. ``weights``: gate, up, down, and the norm's where it is taken in."""
+    """``ops/swiglu.py``. ``weights``: gate, up, down, and the norm's where it is taken in."""
+    itemsizes = ops.product_size, weights[0].itemsize
+    if sizes.are_few(tokens, hidden, width, *itemsizes, ops.device, keep=keep, has_norm=weights[3] is not None):
+        return _swiglu_whole(ops, x, weights, tokens, hidden, width, keep=keep)
+    return _swiglu_tiles(ops, x, weights, tokens, hidden, width, keep=keep)
+
+
+def _swiglu_tiles(
+    ops: Operators, x: Shadow, weights: Weights, tokens: Count, hidden: Count, width: Count, *, keep: bool
+) -> Shadow:
+    """``ops/swiglu_tiles.py``."""
     size = ops.product_size
     y = ops.new(tokens * hidden, size)
     casts = [ops.like(w, size) for w in weights[:3] if w.itemsize != size and w is not None]
@@ -168,6 +178,82 @@ def _swiglu_backward(
         d_norm = ops.new(*own_norm)
     del out, tiles
     return [dx, *last, d_norm]
+
+
+def _swiglu_whole(
+    ops: Operators, x: Shadow, weights: Weights, tokens: Count, hidden: Count, width: Count, *, keep: bool
+) -> Shadow:
+    """``ops/swiglu_whole.py``."""
+    size, (gate, up, down, norm) = ops.product_size, weights
+    has_norm = norm is not None
+    matrix, wide = hidden * width, tokens * width
+    is_cast = gate.itemsize != size
+
+    def matrix_cast() -> Shadow | None:
+        return ops.new(matrix, size) if is_cast else None
+
+    def project(h: Shadow, weight: Shadow) -> Shadow:
+        cast = ops.cast(weight, size)
+        out, kept = ops.new(wide, size), ops.keep(x)
+
+        def run(_: list[Any]) -> list[Shadow | None]:
+            x, cast = kept(), matrix_cast()
+            dh = ops.new(tokens * hidden, size)
+            del cast
+            again = _normalized(ops, x, tokens, hidden, has_norm)
+            d_weight = ops.new(matrix, size)
+            del again
+            return [dh, d_weight]
+
+        return ops.record(out, run, [h, cast])
+
+    h = ops.cast(x, size) if norm is None else _normalize(ops, x, norm, tokens)
+    g, u = project(h, gate), project(h, up)
+    del h
+    cast, y = ops.cast(down, size), ops.new(tokens * hidden, size)
+    a = ops.new(wide, size)
+    kept = [ops.keep(tensor) for tensor in ((g, u) if keep else (x,))]
+
+    def run(gradients: list[Any]) -> list[Shadow | None]:
+        held = [get() for get in kept]
+        dy = gradients[0] if gradients[0].itemsize == size else ops.like(gradients[0], size)
+        if not keep:
+            h = _normalized(ops, held.pop(), tokens, hidden, has_norm)
+            for _ in range(2):
+                cast = matrix_cast()
+                held.append(ops.new(wide, size))
+                del cast
+            del h
+        cast = matrix_cast()
+        du = ops.new(wide, size)
+        del cast
+        a, dg = ops.new(wide, size), ops.new(wide, size)
+        del held
+        d_down = ops.new(matrix, size)
+        del a, dy
+        return [dg, du, d_down]
+
+    made = ops.record(y, run, [g, u, cast])
+    del a, g, u, cast
+    return made
+
+
+def _normalize(ops: Operators, x: Shadow, weight: Shadow, rows: Count) -> Shadow:
+    """A norm that keeps its input alone."""
+    width = Count(weight.elements)
+    out, scale, kept = ops.like(x, ops.product_size), ops.new(rows, FLOAT32), ops.keep(x)
+    buffer = _block_of_rows(ops, rows, width) if ops.product_size != FLOAT32 else None
+    del scale, buffer
+    shape = weight.elements, weight.itemsize
+
+    def run(g: list[Any]) -> list[Shadow]:
+        x = kept()
+        scale, dx = ops.new(rows, FLOAT32), ops.like(x)
+        d_weight = _norm_backward(ops, g[0].itemsize, rows, width)
+        del scale
+        return [dx, d_weight if shape[1] == FLOAT32 else ops.new(*shape)]
+
+    return ops.record(out, run, [x, weight])
 
 
 def linear_cross_entropy(

@@ -65,9 +65,10 @@ def _import(options: argparse.Namespace) -> None:
 
 def _checkpoint(folder: "ModelFolder") -> dict[str, Any]:
     """What ``fit`` would have written, without what training has beside weights."""
+    from lightning_llm.model.finite import only_finite
     from lightning_llm.training.checkpointing import FORMAT, FORMAT_VERSION
 
-    state = {f"transformer.{name}": tensor for name, tensor in folder.tensors()}
+    state = {f"transformer.{name}": tensor for name, tensor in only_finite(folder.tensors(), folder.path)}
     if folder.config.tie_word_embeddings:
         state["transformer.lm_head.weight"] = state["transformer.embed_tokens.weight"]
     return {

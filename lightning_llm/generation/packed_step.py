@@ -9,7 +9,7 @@ The copies (of the projections to query, key and value, of gate and up, and of t
 being generated. Rounding is another than that of the modules; the function is the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
@@ -20,6 +20,7 @@ from lightning_llm.model.attention import CausalSelfAttention
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.mlp import MLP, MemoryOptimizedSwiGLU, SwiGLU
 from lightning_llm.model.norm import RMSNorm
+from lightning_llm.model.plain import is_hooked, is_plain
 from lightning_llm.model.rope import rotation
 from lightning_llm.model.transformer import Block, Transformer
 
@@ -34,10 +35,24 @@ def can_pack(model: Transformer) -> bool:
         return False
     if model.training and model.config.dropout:
         return False
-    projections = [module for name, module in model.named_modules() if name.endswith("_proj") or name == "lm_head"]
-    # a class of the user's own, a hook or a parametrisation may do something else
-    hooked = (module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    return not any(hooked) and all(type(module) is nn.Linear for module in projections)
+    # a class of the user's own, or a hook, may do something else
+    if any(is_hooked(module) or "forward" in module.__dict__ for module in model.modules()):
+        return False
+    blocks = cast(Sequence[Block], model.layers)
+    known = [(model, Transformer), *((block, Block) for block in blocks)]
+    known += [(block.self_attn, CausalSelfAttention) for block in blocks]
+    if any(type(module) is not kind for module, kind in known):
+        return False
+    return all(is_plain(module, kind) for module, kind in _read(model))
+
+
+def _read(model: Transformer) -> Iterator[tuple[nn.Module, type[nn.Module]]]:
+    """The modules whose weights are read, and what they have to be."""
+    for name, module in model.named_modules():
+        if name.endswith("_proj") or name == "lm_head":
+            yield module, nn.Linear
+        elif name in ("embed_tokens", "embed_positions"):
+            yield module, nn.Embedding
 
 
 class PackedStep:
@@ -122,8 +137,11 @@ class _Product:
             torch.cat([weight.t() for weight in weights], dim=1, out=self._matrix)
         else:
             self._matrix = weights[0].t() if len(weights) == 1 else torch.cat(weights).t()
-        biases: list[Tensor] = [layer.bias for layer in layers]
-        self._bias = None if biases[0] is None else torch.cat(biases)
+        biases: list[Tensor | None] = [layer.bias for layer in layers]
+        self._bias = None
+        if any(bias is not None for bias in biases):
+            pairs = zip(biases, weights, strict=True)
+            self._bias = torch.cat([weight.new_zeros(len(weight)) if bias is None else bias for bias, weight in pairs])
 
     def __call__(self, x: Tensor) -> Tensor:
         return x.mm(self._matrix) if self._bias is None else torch.addmm(self._bias, x, self._matrix)

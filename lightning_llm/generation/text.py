@@ -4,7 +4,7 @@ Held back is what may still change: the bytes of an unfinished character, and an
 """
 
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import cast, overload
 
 import torch
 from torch import nn
@@ -62,11 +62,11 @@ class StopStrings:
 def stream_text(
     model: nn.Module,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    prompts: str | Sequence[str],
     *,
     max_new_tokens: int,
     sampling: Sampling | None = None,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
     stop_token_ids: Sequence[int] = (),
     generator: torch.Generator | None = None,
 ) -> Iterator[list[str]]:
@@ -75,10 +75,10 @@ def stream_text(
     Args:
         model: As for :func:`~lightning_llm.generation.generate`.
         tokenizer: Of the model.
-        prompts: Texts, of any lengths.
+        prompts: Texts, of any lengths; a ``str`` is one text.
         max_new_tokens: Tokens to add at most to each.
         sampling: How tokens are chosen.
-        stop: A text ends before the first of these strings, wherever tokens and bytes are cut.
+        stop: A text ends before the first of these strings, wherever tokens and bytes are cut; a ``str`` is one.
         stop_token_ids: Tokens that end a text, beside the tokenizer's end of text. They are not part of it.
         generator: Source of randomness.
 
@@ -89,6 +89,7 @@ def stream_text(
         ValueError: A prompt that is empty, or that the tokenizer cannot express, or longer than the model's context;
             an option out of range.
     """
+    prompts, stop = _listed(prompts), _listed(stop)
     ids = [tokenizer.encode(prompt) for prompt in prompts]
     longest = cast(Transformer, getattr(model, "transformer", model)).config.max_position_embeddings
     for prompt, row in zip(prompts, ids, strict=True):
@@ -107,6 +108,19 @@ def stream_text(
     return _pieces(decoder, rows, ends)
 
 
+@overload
+def generate_text(  # type: ignore[overload-overlap]  # a str is a sequence of str, but one text here
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    prompts: str,
+    *,
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    stop: str | Sequence[str] = (),
+    stop_token_ids: Sequence[int] = (),
+    generator: torch.Generator | None = None,
+) -> str: ...
+@overload
 def generate_text(
     model: nn.Module,
     tokenizer: Tokenizer,
@@ -114,12 +128,23 @@ def generate_text(
     *,
     max_new_tokens: int,
     sampling: Sampling | None = None,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
     stop_token_ids: Sequence[int] = (),
     generator: torch.Generator | None = None,
-) -> list[str]:
-    """What :func:`stream_text` adds to each text in all."""
-    texts = [""] * len(prompts)
+) -> list[str]: ...
+def generate_text(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    prompts: str | Sequence[str],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    stop: str | Sequence[str] = (),
+    stop_token_ids: Sequence[int] = (),
+    generator: torch.Generator | None = None,
+) -> str | list[str]:
+    """What :func:`stream_text` adds to each text in all: a list, or one ``str`` for a prompt that is a ``str``."""
+    texts = [""] * len(_listed(prompts))
     for pieces in stream_text(
         model,
         tokenizer,
@@ -131,7 +156,11 @@ def generate_text(
         generator=generator,
     ):
         texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
-    return texts
+    return texts[0] if isinstance(prompts, str) else texts
+
+
+def _listed(given: str | Sequence[str]) -> Sequence[str]:
+    return [given] if isinstance(given, str) else given
 
 
 class _Row:

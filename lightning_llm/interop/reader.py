@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from lightning_llm.interop.family import Family, Place
 from lightning_llm.interop.fields import Fields
 from lightning_llm.interop.weights import DTYPES, Weights
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.finite import only_finite
 from lightning_llm.model.transformer import Transformer
 
 CONFIG = "config.json"
@@ -62,7 +64,7 @@ def is_model_folder(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
-def read_folder(path: Path) -> ModelFolder:
+def read_folder(path: str | os.PathLike[str]) -> ModelFolder:
     """Check a folder; of its tensors only names and shapes are read.
 
     Args:
@@ -73,6 +75,7 @@ def read_folder(path: Path) -> ModelFolder:
             honoured (all such fields at once), or tensors are missing, unexpected, of a wrong shape or dtype, or a file
             is cut short, or the tokenizer has more ids than the embedding.
     """
+    path = Path(path)
     content = _read_config(path)
     try:
         family = family_of(content)
@@ -96,7 +99,7 @@ def read_folder(path: Path) -> ModelFolder:
     return ModelFolder(path, config, tokenizer, fields.notes, places, shapes, weights)
 
 
-def load_model(path: Path, device: str | torch.device = "cpu") -> tuple[Transformer, str | None]:
+def load_model(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> tuple[Transformer, str | None]:
     """The model in a folder, in evaluation mode, and its tokenizer.
 
     Args:
@@ -107,12 +110,14 @@ def load_model(path: Path, device: str | torch.device = "cpu") -> tuple[Transfor
         The model, and the content of its ``tokenizer.json``.
 
     Raises:
-        ValueError: As :func:`read_folder`.
+        ValueError: As :func:`read_folder`, or weights are NaN or infinite.
     """
     folder = read_folder(path)
     with torch.device("meta"):
         model = Transformer(folder.config)
-    model.load_state_dict(dict(folder.tensors()), assign=True, strict=not folder.config.tie_word_embeddings)
+    model.load_state_dict(
+        dict(only_finite(folder.tensors(), path)), assign=True, strict=not folder.config.tie_word_embeddings
+    )
     model.tie_weights()
     return model.to(device).eval(), folder.tokenizer
 

@@ -26,7 +26,7 @@ MAX_SHARD_BYTES = 5 * 10**9
 def export_model(
     model: Transformer,
     tokenizer: str | None,
-    out: Path,
+    out: str | os.PathLike[str],
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     record: RunRecord | None = None,
@@ -50,7 +50,7 @@ def export_model(
             something.
         OSError: It could not be written.
     """
-    config = model.config
+    config, out = model.config, Path(out)
     family = home_of(config)
     parsed = None if tokenizer is None else Tokenizer.from_str(tokenizer)
     if parsed is not None:

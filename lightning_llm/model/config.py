@@ -165,11 +165,12 @@ class ModelConfig:
         faults += self._level_faults() + self._scaling_faults()
         if self.mlp_bias and self.mlp == "memory_optimized_swiglu":
             faults.append("mlp_bias is not supported by mlp 'memory_optimized_swiglu': use 'swiglu'")
-        if not 0 <= self.dropout < 1:
-            faults.append(f"dropout must be at least 0 and below 1, got {self.dropout}")
+        if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
+            faults.append(f"dropout must be at least 0 and below 1, got {self.dropout!r}")
         for name in ("rms_norm_eps", "rope_theta", "initializer_range"):
-            if not getattr(self, name) > 0:
-                faults.append(f"{name} must be above 0, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 < value < math.inf:
+                faults.append(f"{name} must be above 0 and finite, got {value!r}")
         return faults
 
     def _scaling_faults(self) -> list[str]:
@@ -186,7 +187,7 @@ class ModelConfig:
         faults += [f"rope_scaling.{name} is unknown to type {kind}" for name in sorted(given - needed)]
         for name in sorted(given & needed):
             value = scaling[name]
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            if not _is_number(value) or not 0 < value < math.inf:
                 faults.append(f"rope_scaling.{name} must be a number above 0, got {value!r}")
         if not faults and kind == "llama3" and not scaling["low_freq_factor"] < scaling["high_freq_factor"]:
             faults.append(
@@ -212,3 +213,7 @@ class ModelConfig:
         if 2 in levels and self.norm != "rmsnorm":
             faults.append(f"checkpoint_level 2 takes the norm in: it needs norm 'rmsnorm', got {self.norm!r}")
         return faults
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

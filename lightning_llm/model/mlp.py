@@ -8,10 +8,13 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
+from lightning_llm.model.norm import RMSNorm
+from lightning_llm.model.plain import is_plain
 from lightning_llm.ops.swiglu import memory_optimized_swiglu
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -28,13 +31,24 @@ class SwiGLU(nn.Module):
         hidden_size: Width of input and output.
         intermediate_size: Width between.
         bias: Biases in all three projections.
+        device: Of the parameters, as in ``nn.Linear``.
+        dtype: Of the parameters, as in ``nn.Linear``.
     """
 
-    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        bias: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
+        linear = partial(nn.Linear, bias=bias, device=device, dtype=dtype)
+        self.gate_proj = linear(hidden_size, intermediate_size)
+        self.up_proj = linear(hidden_size, intermediate_size)
+        self.down_proj = linear(intermediate_size, hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, hidden) -> (…, hidden)."""
@@ -45,32 +59,60 @@ class SwiGLU(nn.Module):
 class MemoryOptimizedSwiGLU(SwiGLU):
     """The same function and the same parameters as :class:`SwiGLU`, keeping less for backward.
 
+    The operator reads the weights of the three projections. Where a call of a projection is more than that (a bias, an
+    adapter, a quantized or any other class in its place, a hook), the projections are called as in :class:`SwiGLU`,
+    which takes that class's memory.
+
     Args:
         hidden_size: Width of input and output.
         intermediate_size: Width between.
         checkpoint_level: What is kept, see :func:`lightning_llm.ops.memory_optimized_swiglu`.
+        bias: Biases in all three projections. With them it computes, and keeps, what :class:`SwiGLU` does.
+        device: Of the parameters, as in ``nn.Linear``.
+        dtype: Of the parameters, as in ``nn.Linear``.
     """
 
-    def __init__(self, hidden_size: int, intermediate_size: int, checkpoint_level: int = 0) -> None:
-        super().__init__(hidden_size, intermediate_size)
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        checkpoint_level: int = 0,
+        *,
+        bias: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(hidden_size, intermediate_size, bias=bias, device=device, dtype=dtype)
         self.checkpoint_level = checkpoint_level
 
-    def forward(self, x: Tensor, norm: nn.RMSNorm | None = None) -> Tensor:
+    def forward(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
         """(…, hidden) -> (…, hidden).
 
         Args:
             x: The input.
-            norm: Applied to ``x`` first. At level 2 it is part of the operator, which then keeps ``x`` alone.
+            norm: Applied to ``x`` first. At level 2 an RMSNorm is part of the operator, which then keeps ``x`` alone;
+                any other module, or one with hooks, is called, and its output kept, as at level 1.
         """
+        level, norm_weight, norm_eps = self.checkpoint_level, None, 1e-6
+        if not self._has_plain_projections():
+            return super().forward(x if norm is None else norm(x))
+        if isinstance(norm, nn.RMSNorm) and _is_usual(norm):
+            norm_weight, norm_eps = norm.weight, norm.eps or 0.0
+        elif norm is not None:
+            x, level = norm(x), min(level, 1)
         return memory_optimized_swiglu(
             x,
             self.gate_proj.weight,
             self.up_proj.weight,
             self.down_proj.weight,
-            checkpoint_level=self.checkpoint_level,
-            norm_weight=None if norm is None else norm.weight,
-            norm_eps=1e-6 if norm is None or norm.eps is None else norm.eps,
+            checkpoint_level=level,
+            norm_weight=norm_weight,
+            norm_eps=norm_eps,
         )
+
+    def _has_plain_projections(self) -> bool:
+        projections = (self.gate_proj, self.up_proj, self.down_proj)
+        return all(is_plain(projection, nn.Linear) and projection.bias is None for projection in projections)
 
     def extra_repr(self) -> str:
         """Shown by ``print(model)``."""
@@ -98,6 +140,11 @@ class MLP(nn.Module):
         """(…, hidden) -> (…, hidden)."""
         out: Tensor = self.down_proj(self.activation(self.up_proj(x)))
         return out
+
+
+def _is_usual(norm: nn.RMSNorm) -> bool:
+    """With a weight and an epsilon, which is what the operator takes of it."""
+    return is_plain(norm, RMSNorm, nn.RMSNorm) and norm.elementwise_affine and norm.eps is not None
 
 
 def build_mlp(config: ModelConfig, layer: int = 0) -> nn.Module:

@@ -75,6 +75,43 @@ def chunk_columns(rows: int, width: int, itemsize: int, device: str, num_chunks:
     return columns
 
 
+def are_few(
+    tokens: int,
+    hidden: int,
+    width: int,
+    itemsize: int,
+    weight_itemsize: int,
+    device: str,
+    *,
+    keep: bool,
+    has_norm: bool,
+) -> bool:
+    """Whether so few tokens go through SwiGLU that its tiles could need more memory than plain linear layers.
+
+    These hold six matrices (tokens, intermediate) where gating goes backward, or five and a weight gradient. Tiles hold
+    three weight gradients, dx and their buffers, and these may come on top of gradients that are there.
+
+    Args:
+        tokens: Of a call.
+        hidden: Width of the input.
+        width: The intermediate width.
+        itemsize: Bytes of a factor of the products.
+        weight_itemsize: Bytes of a weight.
+        device: Type of the device.
+        keep: Whether g and u are kept for backward.
+        has_norm: Whether the norm is part of it.
+    """
+    rows = backward_rows(tokens, device, weight_itemsize)
+    columns = chunk_columns(rows, width, itemsize, device)
+    plain = max(6 * tokens * width * itemsize, 5 * tokens * width * itemsize + hidden * width * weight_itemsize)
+    sums = 3 * hidden * width * (weight_itemsize if rows >= tokens else max(4, weight_itemsize))
+    tiles = ((3 if keep else 5) * rows * columns + (2 * tokens * width if keep else 0)) * itemsize
+    casts = 4 * columns * hidden * itemsize if weight_itemsize != itemsize else 0
+    wide = 2 * rows * hidden * 4  # a block of dx in float32, and that of one chunk
+    norm = rows * hidden * itemsize + 3 * min(rows, norm_rows(hidden, device)) * hidden * 4 if has_norm else 0
+    return plain < sums + tokens * hidden * weight_itemsize + tiles + casts + wide + norm
+
+
 def loss_rows(tokens: int, vocab: int, itemsize: int, device: str, num_chunks: int | None = None) -> int:
     """Tokens of a chunk of logits."""
     tokens = max(1, tokens)

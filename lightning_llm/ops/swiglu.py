@@ -26,6 +26,7 @@ derivatives follow from g and u elementwise. Autograd keeps SiLU(g) and a as wel
     0: x, g, u        1: x; g and u are computed again        2: the same, with x before its RMSNorm
 
 ``swiglu_tiles.py`` says how the work is cut so that no buffer of the full intermediate width exists for all tokens.
+With few tokens such buffers are smaller than the weight gradients; ``swiglu_whole.py`` is the form for these.
 In the code the weights are (out, in), as in ``nn.Linear``: ``gate_weight`` is Wᵀ, ``up_weight`` Vᵀ, ``down_weight`` Uᵀ.
 """
 
@@ -35,9 +36,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_llm.ops import checks, compiled
+from lightning_llm.ops import checks, compiled, sizes
 from lightning_llm.ops.norm import rms_norm
 from lightning_llm.ops.swiglu_tiles import Options, Weights, swiglu_backward, swiglu_forward
+from lightning_llm.ops.swiglu_whole import whole_swiglu
 
 CHECKPOINT_LEVELS = (0, 1, 2)
 
@@ -112,6 +114,11 @@ def _apply(x: Tensor, weights: Weights, options: Options, *, keep: bool) -> Tens
         return compiled.swiglu(x, weights, options, keep=keep and needs_grad)
     if not needs_grad:
         return swiglu_forward(x, weights, options, keep=False)[0]
+    hidden, width = x.shape[-1], weights.gate.shape[0]
+    shape = x.numel() // hidden, hidden, width, options.dtype.itemsize, weights.gate.dtype.itemsize, x.device.type
+    has_norm = weights.norm is not None
+    if options.num_chunks is None and sizes.are_few(*shape, keep=keep, has_norm=has_norm):
+        return whole_swiglu(x, weights, options, keep=keep)
     y: Tensor = _SwiGLU.apply(x, *weights, options, keep)  # type: ignore[no-untyped-call]
     return y
 

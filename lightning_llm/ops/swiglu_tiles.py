@@ -49,7 +49,7 @@ def swiglu_forward(x: Tensor, weights: Weights, options: Options, *, keep: bool)
         no view: FSDP2 hangs its hooks on what a module returns, and a view would lose them under ``y += x``.
     """
     y = x.new_empty(x.shape, dtype=options.dtype)
-    x, flat_y = _flat(x), _flat(y)
+    x, flat_y = flat(x), flat(y)
     tokens, width = x.shape[0], weights.gate.shape[0]
     gate, up, down = (weight.to(options.dtype) for weight in weights[:3])
     rows = sizes.forward_rows(tokens, width, options.dtype.itemsize, x.device.type)
@@ -57,7 +57,7 @@ def swiglu_forward(x: Tensor, weights: Weights, options: Options, *, keep: bool)
     a = x.new_empty(rows, width, dtype=options.dtype) if keep else g  # what is not kept is overwritten
     for block in sizes.slices(tokens, rows):
         here, size = (block if keep else slice(0, block.stop - block.start)), block.stop - block.start
-        h = _normalized(x[block], weights.norm, options)
+        h = normalized(x[block], weights.norm, options)
         torch.mm(h, gate.t(), out=g[here])
         torch.mm(h, up.t(), out=u[here])
         torch.mm(gate_forward(g[here], u[here], a[:size]), down.t(), out=flat_y[block])
@@ -81,8 +81,8 @@ def swiglu_backward(
         Five gradients, ``None`` where not wanted.
     """
     dx = x.new_empty(x.shape) if needed[0] else None
-    work = _Backward(_flat(x), weights, kept, options, needed, None if dx is None else _flat(dx))
-    dy = _flat(dy.to(options.dtype))
+    work = _Backward(flat(x), weights, kept, options, needed, None if dx is None else flat(dx))
+    dy = flat(dy.to(options.dtype))
     for block in sizes.slices(dy.shape[0], work.rows):
         work.add_block(block, dy[block].contiguous())
     return dx, *work.weight_gradients()
@@ -125,7 +125,7 @@ class _Backward:
 
     def add_block(self, block: slice, dy: Tensor) -> None:
         """Adds what one block of tokens contributes. ``dy`` is its part: (rows, hidden)."""
-        h = _normalized(self.x[block], self.weights.norm, self.options)
+        h = normalized(self.x[block], self.weights.norm, self.options)
         dh = self._dh(block) if self.need_input else None
         for chunk in sizes.slices(self.weights.gate.shape[0], self.columns):
             gate, up = (w[chunk].to(h.dtype) for w in self.weights[:2])
@@ -185,7 +185,7 @@ class _Backward:
         normalize_backward(dh, x, norm, scale, None if self.dx is None else self.dx[block], self.d_norm)
 
 
-def _normalized(x: Tensor, norm: Tensor | None, options: Options) -> Tensor:
+def normalized(x: Tensor, norm: Tensor | None, options: Options) -> Tensor:
     """(rows, hidden): what enters the products."""
     return x.to(options.dtype) if norm is None else normalize(x, norm, options.norm_eps, options.dtype)[0]
 
@@ -199,6 +199,6 @@ def _add(out: Tensor, left: Tensor, right: Tensor, *, is_first: bool) -> None:
         out.copy_(product) if is_first else out.add_(product)
 
 
-def _flat(tensor: Tensor) -> Tensor:
+def flat(tensor: Tensor) -> Tensor:
     """(…, hidden) -> (tokens, hidden), a view where the strides allow it."""
     return tensor.reshape(-1, tensor.shape[-1])

@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.finite import only_finite
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.training import archives, sharded_files
 from lightning_llm.training.archives import Source
@@ -78,7 +79,8 @@ def load_transformer(path: str | os.PathLike[str], device: str | torch.device = 
         The model, and the content of its ``tokenizer.json``.
 
     Raises:
-        ValueError: As :func:`read_checkpoint`, or the file is no checkpoint of a run, or of a newer format.
+        ValueError: As :func:`read_checkpoint`, or the file is no checkpoint of a run, or of a newer format, or weights
+            are NaN or infinite.
     """
     content = read_checkpoint(path)
     own = content.get(FORMAT)
@@ -92,7 +94,7 @@ def load_transformer(path: str | os.PathLike[str], device: str | torch.device = 
     weights = {name[len(prefix) :]: value for name, value in content["state_dict"].items() if name.startswith(prefix)}
     with torch.device("meta"):
         model = Transformer(ModelConfig(**content["hyper_parameters"]["architecture"]))
-    model.load_state_dict(weights, assign=True)
+    model.load_state_dict(dict(only_finite(weights.items(), path)), assign=True)
     model.tie_weights()
     return model.to(device).eval(), own["tokenizer"]
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lightning_llm.interop.reader import is_model_folder, read_folder
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.finite import only_finite
 from lightning_llm.training.checkpointing import BEST, FORMAT, read_checkpoint, step_files
 from lightning_llm.training.sharded_files import Rows, is_folder, local_rows
 
@@ -43,13 +44,13 @@ class InitialWeights:
         """Give every parameter its value, in place; of sharded ones each process takes its rows.
 
         Raises:
-            ValueError: Names do not agree.
+            ValueError: Names do not agree, or weights are NaN or infinite.
         """
         parameters = dict(transformer.named_parameters(remove_duplicate=False))
         # a head that is the embedding may be saved with it or not
         missing = {name for name, parameter in transformer.named_parameters()}
         with torch.no_grad():
-            for name, tensor in self.tensors():
+            for name, tensor in only_finite(self.tensors(), f"init_from {self.path}"):
                 if name not in parameters:
                     raise ValueError(f"init_from {self.path}: unexpected tensor {name}")
                 start, rows = 0, parameters[name].detach()

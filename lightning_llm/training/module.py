@@ -21,6 +21,7 @@ from lightning_llm.data.datamodule import TokenDataModule, rescale_batch_progres
 from lightning_llm.data.sources import Source
 from lightning_llm.generation import generate
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.plain import is_plain
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim.adamw import AdamW
@@ -197,7 +198,7 @@ class LanguageModel(LightningModule):
         """
         hidden = self.transformer(batch["input_ids"], documents=batch.get("documents"))
         head, targets = self.transformer.lm_head, batch["targets"]
-        if self.loss_chunks == 0:
+        if self.loss_chunks == 0 or not is_plain(head, torch.nn.Linear):  # an adapter on the head has to be called
             return F.cross_entropy(head(hidden).flatten(0, -2).float(), targets.flatten())
         return linear_cross_entropy(hidden, head.weight, targets, bias=head.bias, num_chunks=self.loss_chunks)
 

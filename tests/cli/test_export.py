@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_llm import ModelConfig
 from lightning_llm.__main__ import main
 from lightning_llm.cli.train import cli_main
 from lightning_llm.interop.families import home_of
-from lightning_llm.training.checkpointing import load_transformer
+from lightning_llm.training.archives import write_atomically
+from lightning_llm.training.checkpointing import load_transformer, read_checkpoint
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = {
@@ -182,3 +184,39 @@ def test_such_mistakes_are_found_before_there_is_a_run(exported, text_file, tmp_
         fit(tmp_path / "runs", text_file, config, **options)
     assert "head_dim is 16 there and 8 here" in error_line()
     assert not list((tmp_path / "runs").rglob("config.yaml"))
+
+
+@pytest.fixture
+def spoiled(exported, runs, tmp_path):
+    """A checkpoint and an exported folder with a NaN and an infinite weight."""
+    content = read_checkpoint(runs["shakespeare-char"] / "checkpoints" / "best.ckpt")
+    content["state_dict"]["transformer.layers.1.mlp.up_proj.weight"][3, 5] = float("nan")
+    write_atomically(content, tmp_path / "spoiled.ckpt")
+    file = exported / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"][2] = float("inf")
+    save_file(tensors, file, metadata={"format": "pt"})
+    return {"spoiled.ckpt": "layers.1.mlp.up_proj.weight", "out": "norm.weight"}
+
+
+@pytest.mark.parametrize("source", ["spoiled.ckpt", "out"])
+@pytest.mark.parametrize("command", ["generate", "evaluate", "export", "import"])
+def test_weights_that_are_nan_or_infinite_are_refused_in_one_line(spoiled, text_file, capsys, command, source):
+    if (command, source) in (("export", "out"), ("import", "spoiled.ckpt")):
+        return  # not what that command takes
+    words = {"evaluate": ["--data", str(text_file)], "export": ["exported"], "import": ["--out", "imported.ckpt"]}
+    assert main([command, source, *words.get(command, [])]) == 2
+    error = capsys.readouterr().err.strip()
+    assert f"{source}: the weights are NaN or infinite, {spoiled[source]} for one" in error
+    assert len(error.splitlines()) == 1
+    assert not Path("exported").exists()
+    assert not Path("imported.ckpt").exists()
+
+
+@pytest.mark.parametrize("source", ["spoiled.ckpt", "out"])
+def test_training_does_not_begin_with_such_weights(spoiled, text_file, tmp_path, error_line, source):
+    config = f"--config={CONFIGS / 'shakespeare-char.yaml'}"
+    with pytest.raises(SystemExit) as leaving:
+        fit(tmp_path / "runs", text_file, config, **{"model.init_from": source})
+    assert leaving.value.code == 2
+    assert f"init_from {source}: the weights are NaN or infinite, {spoiled[source]} for one" in error_line()

@@ -290,6 +290,13 @@ def test_pickled_weights_are_read_without_code_or_not_at_all(exported, tmp_path)
         read_folder(folder)
 
 
+def test_a_folder_is_a_str_or_a_path(exported, tmp_path):
+    model, tokenizer = load_model(str(exported("llama")[1]))
+    assert export_model(model, tokenizer, str(tmp_path / "again")) == "LlamaForCausalLM"
+    again = load_model(tmp_path / "again")[0].state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in model.state_dict().items())
+
+
 def test_what_is_no_model_is_said(tmp_path):
     with pytest.raises(ValueError, match="nowhere is no folder"):
         read_folder(tmp_path / "nowhere")

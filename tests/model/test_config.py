@@ -1,5 +1,6 @@
 """The config checks itself and reports every fault at once."""
 
+import math
 import subprocess
 import sys
 
@@ -42,6 +43,12 @@ LLAMA3 = {
         ({"hidden_size": 12.5}, "hidden_size must be a whole number, got 12.5"),
         ({"vocab_size": -1}, "vocab_size must be at least 1"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps must be above 0"),
+        ({"rms_norm_eps": math.inf}, "rms_norm_eps must be above 0 and finite, got inf"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps must be above 0 and finite, got '1e-5'"),
+        ({"rope_theta": math.nan}, "rope_theta must be above 0 and finite, got nan"),
+        ({"initializer_range": math.inf}, "initializer_range must be above 0 and finite, got inf"),
+        ({"dropout": math.nan}, "dropout must be at least 0 and below 1, got nan"),
+        ({"hidden_size": math.inf}, "hidden_size must be a whole number, got inf"),
         (
             {"rope_scaling": {"factor": 2.0}},
             "rope_type None is not supported: choose one of linear, llama3",

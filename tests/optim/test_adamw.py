@@ -266,6 +266,11 @@ def test_sharded_parameters_are_updated_in_their_shards(two_processes):
             "betas must be two numbers of at least 0 and below 1, got (0.9, 1.0)",
         ),
         ({"lr": torch.tensor(0.1)}, "lr must be a number of at least 0, got tensor(0.1000)"),
+        (
+            {"lr": math.nan, "eps": math.inf, "betas": (math.nan, math.inf)},
+            "lr must be a number of at least 0, got nan; eps must be a number of at least 0, got inf; "
+            "betas must be two numbers of at least 0 and below 1, got (nan, inf)",
+        ),
         ({"betas": (0.9,)}, "betas must be two numbers of at least 0 and below 1, got (0.9,)"),
     ],
 )

@@ -134,6 +134,10 @@ def test_faults_are_reported_at_once():
         "decay_fraction must be between 0 and 1, got 1.5",
         "shape 'cubic' is unknown: choose one of linear, sqrt",
     ]
+    for schedule in (WarmupCosine, WarmupLinear, WarmupStableDecay):
+        for wrong in (math.nan, math.inf):
+            with pytest.raises(ValueError, match=f"min_lr_ratio must be between 0 and 1, got {wrong}"):
+                schedule(min_lr_ratio=wrong)
     for schedule in (WarmupCosine, WarmupLinear):
         with pytest.raises(ValueError, match="decay_steps 5 must not lie before warmup_steps 6"):
             schedule(warmup_steps=6, decay_steps=5)

@@ -11,6 +11,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.mlp import SwiGLU
+from lightning_llm.model.plain import is_plain
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim import AdamW, MuonAdamW, clip_grad_norm_, param_groups
@@ -60,6 +62,7 @@ def step(model, optimizer, batches, max_norm):
     optimizer.zero_grad()
     for ids, targets in batches:
         hidden = model(ids)
+        assert is_plain(model.lm_head, nn.Linear)  # LanguageModel.loss reads its weight
         loss = linear_cross_entropy(hidden, model.lm_head.weight, targets, bias=model.lm_head.bias, num_chunks=3)
         (loss / len(batches)).backward()
     norm = clip_grad_norm_(model.parameters(), max_norm)
@@ -71,7 +74,12 @@ def whole(content):
     return content.full_tensor() if hasattr(content, "full_tensor") else content
 
 
+def refuse(*_):
+    raise AssertionError("the standard path")
+
+
 def in_two_processes(rank, folder):
+    SwiGLU.forward = refuse  # in a process of its own
     mesh = init_device_mesh("cpu", (2,))
     group = dist.new_group(backend="gloo")
 
@@ -128,6 +136,7 @@ def test_two_processes_have_and_train_the_weights_of_one(two_processes, tmp_path
 
 
 def compiled_in_two_processes(rank):
+    SwiGLU.forward = refuse  # in a process of its own
     shape = config(mlp="memory_optimized_swiglu", recompute="block")
 
     def build(make):
