@@ -68,7 +68,7 @@ class SaveConfig(SaveConfigCallback):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """As Lightning's, for ``fit`` only: evaluating a run leaves its record alone."""
-        if stage == "fit":
+        if stage == "fit" and not trainer.barebones:
             self.config["ckpt_path"] = None
             if getattr(pl_module, "plan", None) is not None:
                 record_plan(self.config, trainer, pl_module)
@@ -134,7 +134,7 @@ class TrainingCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, logging into the run directory: a new one, or that of the run that goes on."""
         options = self._get(self.config_init, "trainer")
-        if options.get("logger") in (None, True):
+        if options.get("logger") in (None, True) and not options.get("barebones"):
             kwargs["logger"] = self._logger(Path(options["default_root_dir"])) if self.subcommand == "fit" else False
         try:
             trainer: Trainer = super().instantiate_trainer(**kwargs)  # type: ignore[assignment]
@@ -227,7 +227,8 @@ def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
             args=words,
         )
     except Interrupted as interruption:
-        _say(f"{interruption}; nothing is lost. Go on with\n  {resume_command(words)}")
+        saved = f"nothing is lost. Go on with\n  {resume_command(words)}"
+        _say(f"{interruption}; {saved if interruption.is_saved else 'no checkpoint was saved: the run has none'}")
         if interruption.requeue and _is_first_process():
             _requeue()
         raise SystemExit(interruption.exit_status) from None
@@ -320,6 +321,7 @@ def _quieten() -> None:
     """Lightning's notes on devices, seeds and services it would like to sell; our own report says what matters."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # what --trainer.profiler found
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*Experiment logs directory .* not empty")  # our config.yaml is there
     warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # what is logged is the same in every process

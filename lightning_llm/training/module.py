@@ -249,6 +249,8 @@ class LanguageModel(LightningModule):
     def _log_evaluation(self) -> None:
         assert self.evaluation is not None
         metrics = self.evaluation.results()
+        if self.trainer.barebones:  # logs nothing
+            return
         self.log_dict(metrics, logger=False)
         self._write(metrics)
 

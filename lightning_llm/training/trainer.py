@@ -42,9 +42,9 @@ class Trainer(pl.Trainer):
             finds out by timing a matrix product. Others as in Lightning: ``32-true``, ``bf16-true``, ….
         default_root_dir: Where run directories are made.
         logger: Null or true: TensorBoard, in the run directory. False: none, and files go to ``default_root_dir``.
-        callbacks: Added to the project's own: checkpoints (unless another checkpoint callback is given), the progress
-            bar, the training log, the memory profiler and the dashboard (likewise), and the clean stop on Ctrl-C and
-            SIGTERM.
+        callbacks: Added to the project's own: checkpoints (unless another checkpoint callback is given, or
+            ``enable_checkpointing`` is false), the progress bar, the training log, the memory profiler and the
+            dashboard (likewise), and the clean stop on Ctrl-C and SIGTERM. With ``barebones`` none of them is added.
         plugins: As in Lightning.
         strategy: As in Lightning; also ``fsdp2``: parameters, gradients and optimiser spread over all processes.
         max_steps: Optimiser steps in all; -1: as many as ``max_epochs`` gives.
@@ -77,7 +77,8 @@ class Trainer(pl.Trainer):
             precision, self.precision_reason = choose_precision(kwargs.get("accelerator", "auto"))
         if str(precision) in FLOAT16 and not _has_gpu(kwargs.get("accelerator", "auto")):
             raise ValueError(f"trainer.precision {precision} needs a GPU: take bf16-mixed, bf16-true or 32-true")
-        if logger in (None, True):
+        barebones = bool(kwargs.get("barebones"))  # Lightning then refuses what would cost time, and says what
+        if logger in (None, True) and not barebones:
             logger = TensorBoardLogger(default_root_dir, name="", default_hp_metric=False)
         if isinstance(val_check_interval, int):  # counted over the whole run, not within an epoch
             kwargs["check_val_every_n_epoch"] = None
@@ -91,7 +92,11 @@ class Trainer(pl.Trainer):
             precision=precision,  # type: ignore[arg-type]
             default_root_dir=default_root_dir,
             logger=logger,
-            callbacks=_with_own(_listed(callbacks), enable_progress_bar is not False),
+            callbacks=_listed(callbacks)
+            if barebones
+            else _with_own(
+                _listed(callbacks), enable_progress_bar is not False, kwargs.get("enable_checkpointing") is not False
+            ),
             plugins=own_plugins,
             strategy=strategy,
             max_steps=max_steps,
@@ -185,7 +190,7 @@ def _listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else [given]
 
 
-def _with_own(given: list[Any], progress: bool) -> list[Any]:
+def _with_own(given: list[Any], progress: bool, checkpoints: bool) -> list[Any]:
     own: list[pl.Callback] = [StopOnNonFinite()]
     if not any(isinstance(callback, TrainingLog) for callback in given):
         own.append(TrainingLog())
@@ -193,7 +198,7 @@ def _with_own(given: list[Any], progress: bool) -> list[Any]:
         own.append(MemoryProfiler())
     if not any(isinstance(callback, Dashboard) for callback in given):
         own.append(Dashboard())
-    if not any(isinstance(callback, Checkpoint) for callback in given):
+    if checkpoints and not any(isinstance(callback, Checkpoint) for callback in given):
         own.append(RunCheckpoints())
     if progress and not any(isinstance(callback, ProgressBar) for callback in given):
         own.append(StepProgressBar())

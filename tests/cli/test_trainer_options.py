@@ -1,0 +1,70 @@
+"""Options of Lightning's Trainer on the command line: those that leave our own parts out, and values that cannot be."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from lightning.pytorch.callbacks import LambdaCallback
+
+from lightning_llm.training.callbacks import RunCheckpoints
+from lightning_llm.training.trainer import Trainer
+
+BAREBONES = {"trainer.barebones": True, "trainer.log_every_n_steps": None}
+
+
+def summary(cli):
+    return json.loads((Path(cli.trainer.log_dir) / "summary.json").read_text())
+
+
+def test_without_checkpointing_a_run_reports_and_saves_none(tiny):
+    validated = []
+    count = LambdaCallback(on_validation_end=lambda trainer, module: validated.append(trainer.global_step))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "preflight", lambda trainer, *_: trainer.callbacks.append(count) or [])
+        cli = tiny("fit", **{"trainer.enable_checkpointing": False})
+    assert not any(isinstance(callback, RunCheckpoints) for callback in cli.trainer.callbacks)
+    assert not list(Path().rglob("*.ckpt"))
+    assert summary(cli)["checkpoint"] is None
+    assert summary(cli)["val_loss"] == pytest.approx(float(cli.trainer.callback_metrics["val_loss"]))
+    assert validated == [3, 6]  # not again at the end
+
+
+def test_an_interrupted_run_without_checkpoints_says_so(tiny, capsys, monkeypatch):
+    stop = LambdaCallback(on_train_batch_start=lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(Trainer, "preflight", lambda trainer, *_: trainer.callbacks.insert(0, stop) or [])
+    with pytest.raises(SystemExit) as leaving:
+        tiny("fit", **{"trainer.enable_checkpointing": False})
+    assert leaving.value.code == 143
+    error = capsys.readouterr().err
+    assert "no checkpoint was saved" in error
+    assert "nothing is lost" not in error
+
+
+def test_barebones_adds_nothing_of_ours_and_writes_nothing(tiny, capsys):
+    cli = tiny("fit", **BAREBONES)
+    assert cli.trainer.global_step == 6
+    names = {type(callback).__name__ for callback in cli.trainer.callbacks}
+    assert names == {"SameEverywhere", "HonestResume", "RunReport", "SaveConfig"}  # none works in a step
+    assert cli.trainer.loggers == []
+    assert not Path("runs").exists()
+    said = capsys.readouterr()
+    assert "result  6 steps in" in said.out
+    assert "self.log" not in said.err
+
+
+def test_barebones_trainer_has_no_callback():
+    assert Trainer(barebones=True, accelerator="cpu", precision="32-true").callbacks == []
+
+
+def test_what_barebones_refuses_is_one_line(tiny, error_line):
+    with pytest.raises(SystemExit) as leaving:
+        tiny("fit", **{"trainer.barebones": True})
+    assert leaving.value.code == 2
+    assert "log_every_n_steps=1" in error_line()
+
+
+def test_a_profiler_prints_what_it_found(tiny, caplog):
+    tiny("fit", **{"trainer.max_steps": 2, "trainer.profiler": "simple"})
+    assert "run_training_batch" in caplog.text
