@@ -20,6 +20,7 @@ from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.memory import MemoryProfiler
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import BEST
+from lightning_llm.training.length import total_steps
 from lightning_llm.training.sharding import is_sharded
 
 SAMPLE_TOKENS = 200
@@ -174,12 +175,12 @@ def _describe_data(data: Any) -> str:
 
 def _describe_steps(trainer: Trainer) -> str:
     data = trainer.datamodule  # type: ignore[attr-defined]
-    steps = trainer.max_steps if trainer.max_steps > 0 else data.steps_per_epoch * (trainer.max_epochs or 0)
     accumulation = f" in {n} micro-batches" if (n := trainer.accumulate_grad_batches) > 1 else ""
-    return (
-        f"{steps:,} of {data.tokens_per_step:,} tokens ({data.global_batch_size} × {data.context_length}{accumulation})"
-        f": {steps / data.steps_per_epoch:.2f} epochs"
-    )
+    size = f"of {data.tokens_per_step:,} tokens ({data.global_batch_size} × {data.context_length}{accumulation})"
+    steps = total_steps(trainer)
+    if steps is None:
+        return f"{size}, until max_time or a signal ends the run"
+    return f"{steps:,} {size}: {steps / data.steps_per_epoch:.2f} epochs"
 
 
 def _describe_device(trainer: Trainer) -> str:

@@ -1,12 +1,13 @@
 """Options of Lightning's Trainer on the command line: those that leave our own parts out, and values that cannot be."""
 
+import itertools
 import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import LambdaCallback, Timer
 
 from lightning_llm.training.callbacks import RunCheckpoints
 from lightning_llm.training.trainer import Trainer
@@ -68,3 +69,12 @@ def test_what_barebones_refuses_is_one_line(tiny, error_line):
 def test_a_profiler_prints_what_it_found(tiny, caplog):
     tiny("fit", **{"trainer.max_steps": 2, "trainer.profiler": "simple"})
     assert "run_training_batch" in caplog.text
+
+
+def test_a_time_alone_ends_a_run(tiny, capsys, monkeypatch):
+    seconds = itertools.count()  # one for each look at the clock
+    monkeypatch.setattr(Timer, "time_elapsed", lambda *_: next(seconds))
+    cli = tiny("fit", **{"trainer.max_steps": None, "trainer.max_time": "00:00:00:10"})
+    assert 3 <= cli.trainer.global_step <= 10
+    assert summary(cli)["steps"] == cli.trainer.global_step
+    assert "of 128 tokens (8 × 16), until max_time" in capsys.readouterr().out
