@@ -79,8 +79,8 @@ class RunReport(Callback):
         if not self._has_trained:  # it went on from its last step, where Lightning starts nothing
             self._first_step = steps
             if trainer.is_global_zero:
-                path = escape(str(trainer.ckpt_path))
-                self.console.print(f"Resumed from step {steps}: {path}; no step is left to do")
+                resumed = f"Resumed from step {steps}: {escape(str(trainer.ckpt_path))}; " if trainer.ckpt_path else ""
+                self.console.print(f"{resumed}no step is left to do")
         if not is_validated or not self._has_trained:
             loggers = trainer.loggers
             trainer.loggers = [] if is_validated else loggers  # it is in the curve already

@@ -31,7 +31,7 @@ from lightning_llm.cli.command_line import (
     resume_command,
     with_config_of_run,
 )
-from lightning_llm.cli.connection import check_address, lost_contact
+from lightning_llm.cli.connection import check_address, lost_contact, waiting_line
 from lightning_llm.cli.jobs import check_restarts, may_have_run_before, restarts, this_job
 from lightning_llm.cli.pages import ABOUT, COMMANDS, SYNTAX, with_page
 from lightning_llm.cli.plan_record import record_plan
@@ -162,6 +162,8 @@ class TrainingCLI(LightningCLI):
         trainer: Any = self.trainer
         if trainer.is_global_zero:
             refuse(check.fault for check in trainer.preflight(self.model, self.datamodule) if check.fault)
+        if trainer.num_nodes > 1 and trainer.local_rank == 0:
+            print(waiting_line(trainer), file=sys.stderr)
 
     def after_fit(self) -> None:
         """Make sure that the last step was validated, then report."""

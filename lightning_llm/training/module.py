@@ -34,6 +34,7 @@ from lightning_llm.training.initial_weights import InitialWeights, read_initial_
 from lightning_llm.training.length import is_waiting_for_data, total_steps
 from lightning_llm.training.preflight import data_faults, refuse
 from lightning_llm.training.sharding import build_for
+from lightning_llm.training.trainer_options import accumulation_faults
 
 Batch = dict[str, Tensor]
 
@@ -120,9 +121,10 @@ class LanguageModel(LightningModule):
         Raises:
             ValueError: With every fault that is known before the first step.
         """
-        data = getattr(self._trainer, "datamodule", None)
+        trainer: Any = self._trainer
+        data = getattr(trainer, "datamodule", None)
         if isinstance(data, TokenDataModule):
-            refuse(data_faults(self.architecture, data))
+            refuse([*data_faults(self.architecture, data), *accumulation_faults(trainer.callbacks)])
 
     def keep_to_budget(self, data: TokenDataModule, trainer: Any) -> None:
         """Plan for ``memory_budget``, and set model and data accordingly. Data ask for it in their own ``setup``.

@@ -28,6 +28,7 @@ from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 from lightning_llm.training.checkpointing import read_checkpoint
 from lightning_llm.training.preflight import Check, check_run
 from lightning_llm.training.sharded_strategy import strategy_for
+from lightning_llm.training.trainer_options import check_nodes, check_options
 
 Plugin = Precision | ClusterEnvironment | CheckpointIO | LayerSync  # as in Lightning
 FLOAT16 = ("16", "16-mixed", "16-true", "transformer-engine", "transformer-engine-float16")
@@ -71,6 +72,10 @@ class Trainer(pl.Trainer):
         num_sanity_val_steps: int = 0,
         **kwargs: Any,
     ) -> None:
+        check_options(
+            {**kwargs, "val_check_interval": val_check_interval, "num_sanity_val_steps": num_sanity_val_steps},
+            _listed(callbacks),
+        )
         self.checks: list[Check] = []
         self.precision_reason = "as asked for"
         if precision in ("auto", None):
@@ -106,6 +111,7 @@ class Trainer(pl.Trainer):
             num_sanity_val_steps=num_sanity_val_steps,
             **kwargs,
         )
+        check_nodes(self._accelerator_connector.cluster_environment, self.num_nodes)
         if type(self.profiler) is PassThroughProfiler:  # type: ignore[has-type]
             self.profiler = NoProfiler()
 
