@@ -3,6 +3,7 @@
 Written by hand because importing torch and Lightning takes seconds, and ``--help`` should not.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -29,6 +30,9 @@ TOOLS = {
     "plan": "the fastest setting of a run that fits a memory, and a config for it",
     "bench": "measure memory and time on this machine",
 }
+
+# These build models, so they import parts of the user's own by their paths, such as my_parts.MyMLP.
+IMPORT_PARTS = {*TRAINER_WORDS, "generate", "evaluate", "export", "consolidate", "estimate", "plan", "bench"}
 
 MODULES = {"import": "import_model"}  # a word of Python's own names no module
 
@@ -63,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"lightning-llm {__version__}")
         return 0
+    if argv is None and words[0] in IMPORT_PARTS:
+        _look_in_current_folder()
     if words[0] in TRAINER_WORDS:
         from lightning_llm.cli.train import run
 
@@ -75,6 +81,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     line = f"lightning-llm: error: unknown command {words[0]!r}; the commands are {known}"
     print(with_page(words[0], line), file=sys.stderr)
     return 2
+
+
+def _look_in_current_folder() -> None:
+    """Find modules beside the user, last of all: a file there cannot replace an installed module."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:  # it was deleted
+        return
+    if folder not in sys.path:
+        sys.path.append(folder)
 
 
 if __name__ == "__main__":
