@@ -105,6 +105,8 @@ class TrainingCLI(LightningCLI):
         words = with_config_of_run(list(args))
         for file in option_values(words, "--config", "-c"):
             check_config(Path(file))
+        for word in ("validate", "test"):  # our own lines print the metrics
+            self._parser(word).set_defaults(verbose=False)
         self.experiment = experiment_of(words)
         self.config = parser.parse_args(words)
         self._options = self.config[self.config.subcommand]

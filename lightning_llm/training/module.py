@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -28,6 +28,7 @@ from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.grouping import param_groups
 from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine
 from lightning_llm.training.budget import plan_for, task_of
+from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import FORMAT, FORMAT_VERSION
 from lightning_llm.training.evaluation import Evaluation
 from lightning_llm.training.initial_weights import InitialWeights, read_initial_weights
@@ -211,6 +212,12 @@ class LanguageModel(LightningModule):
         strategy = cast(ModelParallelStrategy, self.trainer.strategy)
         return build_for(strategy, self.architecture, self.device_mesh["data_parallel"], str(self.trainer.precision))
 
+    def configure_callbacks(self) -> list[Callback]:
+        """The training log, where the trainer has none: any trainer logs ``train_loss``, and each logs it once."""
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        is_logged = self.trainer.barebones or any(isinstance(callback, TrainingLog) for callback in callbacks)
+        return [] if is_logged else [TrainingLog()]
+
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -257,12 +264,10 @@ class LanguageModel(LightningModule):
         metrics = self.evaluation.results()
         if self.trainer.barebones:  # logs nothing
             return
-        self.log_dict(metrics, logger=False)
-        self._write(metrics)
-
-    def _write(self, metrics: dict[str, float]) -> None:
-        """To the loggers, at the number of optimiser steps: Lightning's own counter is one behind."""
-        if not self.trainer.sanity_checking:
+        # what Lightning logs is what validate() and test() return; within fit its count of steps is one behind
+        is_fitting = self.trainer.state.fn == "fit"
+        self.log_dict(metrics, logger=False if is_fitting else None)  # True would warn where there is no logger
+        if is_fitting and not self.trainer.sanity_checking:
             for logger in self.loggers:
                 logger.log_metrics(metrics, step=self.global_step)
 

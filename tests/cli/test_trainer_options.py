@@ -168,3 +168,12 @@ def test_nodes_that_the_environment_names_are_waited_for_with_a_limit(tiny, caps
     error = capsys.readouterr().err
     assert "process 1 on" in error
     assert "waits for the 2 processes of 2 nodes at 127.0.0.1:29500, at most 0:30:00" in error
+
+
+def test_validate_prints_each_metric_once(tiny, capsys):
+    tiny("fit", **{"trainer.max_steps": 1})
+    capsys.readouterr()
+    tiny("validate", "--ckpt_path=last")
+    said = capsys.readouterr().out
+    for metric in ("val_loss", "val_perplexity", "val_bits_per_byte", "train_loss_eval"):
+        assert said.count(metric) == 1, said
