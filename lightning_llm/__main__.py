@@ -31,6 +31,9 @@ TOOLS = {
     "bench": "measure memory and time on this machine",
 }
 
+# These build models, so they import parts of the user's own by their paths, such as my_parts.MyMLP.
+IMPORT_PARTS = {*TRAINER_WORDS, "generate", "evaluate", "export", "consolidate", "estimate", "plan", "bench"}
+
 MODULES = {"import": "import_model"}  # a word of Python's own names no module
 
 
@@ -66,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"lightning-llm {__version__}")
         return 0
+    if argv is None and words[0] in IMPORT_PARTS:
+        _look_in_current_folder()
     if words[0] in TRAINER_WORDS:
         from lightning_llm.cli.train import run
 
@@ -89,6 +94,16 @@ def _bound_spinning() -> None:
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "2000"
+
+
+def _look_in_current_folder() -> None:
+    """Find modules beside the user, last of all: a file there cannot replace an installed module."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:  # it was deleted
+        return
+    if folder not in sys.path:
+        sys.path.append(folder)
 
 
 if __name__ == "__main__":

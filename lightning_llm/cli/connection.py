@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+from typing import Any
 
 import torch.distributed as dist
 from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -52,3 +53,13 @@ def check_address() -> None:
             f"MASTER_ADDR {address!r}, where process 0 runs, is not known on {socket.gethostname()}: {error.strerror}; "
             "give its name or address"
         ) from error
+
+
+def waiting_line(trainer: Any) -> str:
+    """What a run on several nodes says before it waits for them."""
+    environment, timeout = trainer.strategy.cluster_environment, getattr(trainer.strategy, "_timeout", None)
+    limit = "" if timeout is None else f", at most {timeout} (hours:minutes:seconds; the strategy's timeout)"
+    return (
+        f"process {trainer.global_rank} on {socket.gethostname()} waits for the {trainer.world_size} processes of "
+        f"{trainer.num_nodes} nodes at {environment.main_address}:{environment.main_port}{limit}"
+    )

@@ -21,6 +21,7 @@ from lightning_llm.training.callbacks.memory import MemoryProfiler
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import BEST
 from lightning_llm.training.execution import record
+from lightning_llm.training.length import total_steps
 from lightning_llm.training.sharding import is_sharded
 
 COMPILES = "the first step and the first validation wait until the blocks are compiled (mode {})"
@@ -34,6 +35,7 @@ class RunReport(Callback):
         self._started = time.perf_counter()
         self._first_step = 0
         self._has_trained = False
+        self._validated_step = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The summary at the start."""
@@ -51,24 +53,33 @@ class RunReport(Callback):
             ("mfu", _describe_peak(trainer)),
             *((("plan", pl_module.plan_summary),) if getattr(pl_module, "plan", None) else ()),
             *((("compiler", COMPILES.format(mode)),) if (mode := getattr(pl_module, "compile_mode", None)) else ()),
-            ("run", run or "no logger: nothing but checkpoints is written"),
+            ("run", "barebones: nothing is written" if trainer.barebones else run),
         ):
             table.add_row(f"[bold]{name}", escape(str(value)))
         self.console.print(table)
         if self._first_step:
             self.console.print(f"Resumed from step {self._first_step}: {escape(str(trainer.ckpt_path))}")
 
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the step: at the end of a run it is not validated twice."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._validated_step = trainer.global_step
+
     def finish(self, trainer: Trainer, model: LightningModule, data: Any) -> None:
         """The results: printed, and written as ``summary.json`` into the run directory."""
         seconds = time.perf_counter() - self._started
+        if trainer.barebones:  # no metrics and no run directory
+            self.console.print(f"\n[bold]result[/]  {trainer.global_step - self._first_step} steps in {seconds:.1f} s")
+            return
         checkpoints = next((c for c in trainer.callbacks if isinstance(c, RunCheckpoints)), None)  # type: ignore[attr-defined]
         steps = trainer.global_step
-        is_validated = checkpoints is not None and checkpoints.validated_step == steps
+        known = -1 if checkpoints is None else checkpoints.validated_step  # also of a run that this one resumed
+        is_validated = steps in (self._validated_step, known)
         if not self._has_trained:  # it went on from its last step, where Lightning starts nothing
             self._first_step = steps
             if trainer.is_global_zero:
-                path = escape(str(trainer.ckpt_path))
-                self.console.print(f"Resumed from step {steps}: {path}; no step is left to do")
+                resumed = f"Resumed from step {steps}: {escape(str(trainer.ckpt_path))}; " if trainer.ckpt_path else ""
+                self.console.print(f"{resumed}no step is left to do")
         if not is_validated or not self._has_trained:
             loggers = trainer.loggers
             trainer.loggers = [] if is_validated else loggers  # it is in the curve already
@@ -150,12 +161,12 @@ def _describe_data(data: Any) -> str:
 
 def _describe_steps(trainer: Trainer) -> str:
     data = trainer.datamodule  # type: ignore[attr-defined]
-    steps = trainer.max_steps if trainer.max_steps > 0 else data.steps_per_epoch * (trainer.max_epochs or 0)
     accumulation = f" in {n} micro-batches" if (n := trainer.accumulate_grad_batches) > 1 else ""
-    return (
-        f"{steps:,} of {data.tokens_per_step:,} tokens ({data.global_batch_size} × {data.context_length}{accumulation})"
-        f": {steps / data.steps_per_epoch:.2f} epochs"
-    )
+    size = f"of {data.tokens_per_step:,} tokens ({data.global_batch_size} × {data.context_length}{accumulation})"
+    steps = total_steps(trainer)
+    if steps is None:
+        return f"{size}, until max_time or a signal ends the run"
+    return f"{steps:,} {size}: {steps / data.steps_per_epoch:.2f} epochs"
 
 
 def _describe_device(trainer: Trainer) -> str:

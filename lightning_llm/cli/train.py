@@ -32,7 +32,7 @@ from lightning_llm.cli.command_line import (
     resume_command,
     with_config_of_run,
 )
-from lightning_llm.cli.connection import check_address, lost_contact
+from lightning_llm.cli.connection import check_address, lost_contact, waiting_line
 from lightning_llm.cli.jobs import check_restarts, may_have_run_before, restarts, this_job
 from lightning_llm.cli.pages import ABOUT, COMMANDS, SYNTAX, with_page
 from lightning_llm.cli.plan_record import record_plan
@@ -70,7 +70,7 @@ class SaveConfig(SaveConfigCallback):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """As Lightning's, for ``fit`` only: evaluating a run leaves its record alone."""
-        if stage == "fit":
+        if stage == "fit" and not trainer.barebones:
             self.config["ckpt_path"] = None
             if getattr(pl_module, "plan", None) is not None:
                 record_plan(self.config, trainer, pl_module)
@@ -107,6 +107,8 @@ class TrainingCLI(LightningCLI):
         words = with_config_of_run(list(args))
         for file in option_values(words, "--config", "-c"):
             check_config(Path(file))
+        for word in ("validate", "test"):  # our own lines print the metrics
+            self._parser(word).set_defaults(verbose=False)
         self.experiment, self._words = experiment_of(words), words
         self.config = parser.parse_args(words)
         self._options = self.config[self.config.subcommand]
@@ -149,7 +151,7 @@ class TrainingCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, logging into the run directory: a new one, or that of the run that goes on."""
         options = self._get(self.config_init, "trainer")
-        if options.get("logger") in (None, True):
+        if options.get("logger") in (None, True) and not options.get("barebones"):
             kwargs["logger"] = self._logger(Path(options["default_root_dir"])) if self.subcommand == "fit" else False
         try:
             trainer: Trainer = super().instantiate_trainer(**kwargs)  # type: ignore[assignment]
@@ -178,6 +180,8 @@ class TrainingCLI(LightningCLI):
         trainer: Any = self.trainer
         if trainer.is_global_zero:
             refuse(check.fault for check in trainer.preflight(self.model, self.datamodule) if check.fault)
+        if trainer.num_nodes > 1 and trainer.local_rank == 0:
+            print(waiting_line(trainer), file=sys.stderr)
 
     def after_fit(self) -> None:
         """Make sure that the last step was validated, then report."""
@@ -243,7 +247,8 @@ def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
             args=words,
         )
     except Interrupted as interruption:
-        _say(f"{interruption}; nothing is lost. Go on with\n  {resume_command(words)}")
+        saved = f"nothing is lost. Go on with\n  {resume_command(words)}"
+        _say(f"{interruption}; {saved if interruption.is_saved else 'no checkpoint was saved: the run has none'}")
         if interruption.requeue and _is_first_process():
             _requeue()
         raise SystemExit(interruption.exit_status) from None
@@ -336,6 +341,7 @@ def _quieten() -> None:
     """Lightning's notes on devices, seeds and services it would like to sell; our own report says what matters."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # what --trainer.profiler found
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*Experiment logs directory .* not empty")  # our config.yaml is there
     warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # what is logged is the same in every process

@@ -209,7 +209,7 @@ class TokenDataModule(LightningDataModule):
         if trainer is not None:
             if trainer.max_steps > 0 and trainer.max_epochs in (None, -1):
                 length = trainer.max_steps * self.accumulation
-            limited = _limited(length, trainer.limit_train_batches)
+            limited = limited_batches(length, trainer.limit_train_batches)
             if limited % self.accumulation:
                 raise ValueError(
                     f"trainer.limit_train_batches leaves {limited} micro-batches, which is no multiple of the "
@@ -243,7 +243,7 @@ class TokenDataModule(LightningDataModule):
             validation.append(every_target_once(reader, size, **share))
             rows, used = rows_per_batch(reader, size), None
             if self.trainer is not None:
-                used = _limited(len(validation[-1]), self.trainer.limit_val_batches) * share["world_size"]
+                used = limited_batches(len(validation[-1]), self.trainer.limit_val_batches) * share["world_size"]
             training.append(evenly_spaced(self._reader(source, "train"), rows, used=used, **share))
         return validation + training
 
@@ -390,6 +390,6 @@ def rescale_batch_progress(checkpoint: dict[str, Any], new_accumulation: int) ->
         progress[scope].update(ready=batches, started=batches, processed=batches, completed=batches - at_end)
 
 
-def _limited(length: int, limit: int | float) -> int:
+def limited_batches(length: int, limit: int | float) -> int:
     """Batches that Lightning takes under one of its ``limit_*_batches``: an int counts, a float is a share."""
     return min(length, limit) if isinstance(limit, int) else int(length * limit)

@@ -212,7 +212,8 @@ def _end(schedule: WarmupCosine | WarmupLinear | WarmupStableDecay, total_steps:
     end = schedule.decay_steps if schedule.decay_steps is not None else total_steps
     if end is None or end < 1:
         raise ValueError(
-            f"{type(schedule).__name__} does not know where the run ends: give it decay_steps, or set trainer.max_steps"
+            f"{type(schedule).__name__} does not know at which step the run ends: give it decay_steps, or set "
+            "trainer.max_steps or trainer.max_epochs"
         )
     return end
 

@@ -1,11 +1,11 @@
 """The LightningModule: steps, optimiser, schedule, clipping. What is logged and saved is the callbacks' business."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal, cast
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -27,18 +27,22 @@ from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.grouping import param_groups
-from lightning_llm.optim.schedules import Schedule, WarmupCosine
+from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine
 from lightning_llm.training.budget import plan_for, task_of
+from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import EXECUTION, FORMAT, FORMAT_VERSION
 from lightning_llm.training.evaluation import Evaluation
 from lightning_llm.training.execution import changes, record
 from lightning_llm.training.initial_weights import InitialWeights, read_initial_weights
+from lightning_llm.training.length import is_waiting_for_data, total_steps
 from lightning_llm.training.preflight import data_faults, refuse
 from lightning_llm.training.sharding import build_for
+from lightning_llm.training.trainer_options import accumulation_faults
 
 Batch = dict[str, Tensor]
 
 PREDICTED_TOKENS = 100
+DEFAULT_WARMUP = 100  # steps
 CompileMode = Literal["default", "max-autotune-no-cudagraphs"]  # torch's, but for those with CUDA graphs
 IGNORED = -100  # a target that does not count: padding of the last batches with several processes
 
@@ -58,7 +62,9 @@ class LanguageModel(LightningModule):
         schedule: The learning rate over the run, as a factor of the optimiser's own, one of
             ``lightning_llm.optim.WarmupCosine``, ``WarmupStableDecay``, ``WarmupLinear``, ``Constant``; or a
             scheduler of torch by its class path, stepped once per optimiser step. Null: ``WarmupCosine`` over the run,
-            with a warm-up of 100 steps or a tenth of the run, whichever is shorter.
+            with a warm-up of 100 steps or a tenth of the run, whichever is shorter. The run ends where the first of
+            ``trainer.max_steps`` and ``max_epochs`` ends it. If neither does (``max_time`` alone), null is
+            ``Constant`` after a warm-up of 100 steps, and a schedule that decays needs its own ``decay_steps``.
         loss_chunks: Into how many parts the tokens of a micro-batch are cut to compute logits and loss, so that the
             logits of all tokens never exist at once. Null chooses; 0 computes them all at once.
         memory_budget: Such as ``80GiB``: choose micro-batch, ``checkpoint_level``, ``recompute`` and ``loss_chunks``
@@ -118,9 +124,10 @@ class LanguageModel(LightningModule):
         Raises:
             ValueError: With every fault that is known before the first step.
         """
-        data = getattr(self._trainer, "datamodule", None)
+        trainer: Any = self._trainer
+        data = getattr(trainer, "datamodule", None)
         if isinstance(data, TokenDataModule):
-            refuse(data_faults(self.architecture, data))
+            refuse([*data_faults(self.architecture, data), *accumulation_faults(trainer.callbacks)])
 
     def keep_to_budget(self, data: TokenDataModule, trainer: Any) -> None:
         """Plan for ``memory_budget``, and set model and data accordingly. Data ask for it in their own ``setup``.
@@ -207,6 +214,12 @@ class LanguageModel(LightningModule):
         strategy = cast(ModelParallelStrategy, self.trainer.strategy)
         return build_for(strategy, self.architecture, self.device_mesh["data_parallel"], str(self.trainer.precision))
 
+    def configure_callbacks(self) -> list[Callback]:
+        """The training log, where the trainer has none: any trainer logs ``train_loss``, and each logs it once."""
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        is_logged = self.trainer.barebones or any(isinstance(callback, TrainingLog) for callback in callbacks)
+        return [] if is_logged else [TrainingLog()]
+
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -251,12 +264,12 @@ class LanguageModel(LightningModule):
     def _log_evaluation(self) -> None:
         assert self.evaluation is not None
         metrics = self.evaluation.results()
-        self.log_dict(metrics, logger=False)
-        self._write(metrics)
-
-    def _write(self, metrics: dict[str, float]) -> None:
-        """To the loggers, at the number of optimiser steps: Lightning's own counter is one behind."""
-        if not self.trainer.sanity_checking:
+        if self.trainer.barebones:  # logs nothing
+            return
+        # what Lightning logs is what validate() and test() return; within fit its count of steps is one behind
+        is_fitting = self.trainer.state.fn == "fit"
+        self.log_dict(metrics, logger=False if is_fitting else None)  # True would warn where there is no logger
+        if is_fitting and not self.trainer.sanity_checking:
             for logger in self.loggers:
                 logger.log_metrics(metrics, step=self.global_step)
 
@@ -265,14 +278,11 @@ class LanguageModel(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One optimiser over the parameter groups, and the schedule, stepped once per optimiser step."""
         optimizer = self.make_optimizer(cast(Iterable[torch.nn.Parameter], param_groups(self)))
-        total_steps, schedule = self._total_steps(), self.schedule
-        if schedule is None:
-            schedule = WarmupCosine(warmup_steps=min(100, (total_steps or 1000) // 10))
-        if isinstance(schedule, Schedule):
-            # factor(0) is 0 where there is a warm-up: counting from 1, every update moves something
-            scheduler: Any = LambdaLR(optimizer, partial(_factor, schedule, total_steps))
+        if self.schedule is None or isinstance(self.schedule, Schedule):
+            waits = is_waiting_for_data(self.trainer)
+            scheduler: Any = LambdaLR(optimizer, _not_yet if waits else self._factor_of_step())
         else:
-            scheduler = schedule(optimizer)
+            scheduler = self.schedule(optimizer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 1}}
 
     def configure_gradient_clipping(
@@ -289,14 +299,22 @@ class LanguageModel(LightningModule):
         else:
             self.grad_norm = clip_grad_norm_(parameters, gradient_clip_val or float("inf"))
 
-    def _total_steps(self) -> int | None:
-        """From the trainer's limits, never from ``estimated_stepping_batches``, which disturbs a resumed loader."""
-        if self.trainer.max_steps > 0:
-            return self.trainer.max_steps
-        per_epoch = getattr(getattr(self.trainer, "datamodule", None), "steps_per_epoch", None)
-        if per_epoch is None or self.trainer.max_epochs is None or self.trainer.max_epochs < 1:
-            return None
-        return int(per_epoch) * self.trainer.max_epochs
+    def on_train_start(self) -> None:
+        """A schedule that had to wait for the user's own data loader: the length of the run is known now."""
+        for config in self.trainer.lr_scheduler_configs:
+            waiting = config.scheduler
+            if isinstance(waiting, LambdaLR) and waiting.lr_lambdas[0] is _not_yet:
+                position = waiting.last_epoch - 1  # making a scheduler takes its first step
+                config.scheduler = LambdaLR(waiting.optimizer, self._factor_of_step(), position)
+
+    def _factor_of_step(self) -> Callable[[int], float]:
+        """The factor of the optimizer's learning rate at the step after a number of steps."""
+        total, schedule = total_steps(self.trainer), self.schedule
+        if schedule is None:
+            warmup = DEFAULT_WARMUP if total is None else min(DEFAULT_WARMUP, total // 10)
+            schedule = Constant(warmup_steps=warmup) if total is None else WarmupCosine(warmup_steps=warmup)
+        # factor(0) is 0 where there is a warm-up: counting from 1, every update moves something
+        return partial(_factor, cast(Schedule, schedule), None if total is None else max(1, total))
 
     def _seed_dropout(self) -> None:
         """Dropout as a function of the seed, the position and the process: a resumed run drops what it would have."""
@@ -370,6 +388,11 @@ def architecture_differences(
             continue
         differences.append(f"{name} is {theirs} there and {ours} here")
     return differences
+
+
+def _not_yet(step: int) -> float:
+    """Until the length of the run is known; no step is taken with it."""
+    return 0.0
 
 
 def _factor(schedule: Schedule, total_steps: int | None, step: int) -> float:

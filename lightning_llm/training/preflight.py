@@ -16,6 +16,7 @@ from lightning_llm.data.token_store import TokenStore, dtype_for
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.training.budget import optimizer_state_bytes
+from lightning_llm.training.length import total_steps
 
 MANY_EPOCHS = 40  # Muennighoff et al. 2023, arXiv:2305.16264, section 6: further passes are worth almost nothing
 
@@ -164,7 +165,7 @@ def _batch(data: TokenDataModule, trainer: Any) -> Check:
     found = f"{whole} sequences a step on {by}"
     if whole % (devices * (micro or 1)):
         return Check("batch", found, f"data.global_batch_size {whole} cannot be divided by {by}: change one")
-    accumulation = whole // (devices * (micro or whole // devices))
+    accumulation = _accumulation(data, trainer)
     given = trainer.accumulate_grad_batches
     if given not in (1, accumulation):
         return Check(
@@ -174,6 +175,13 @@ def _batch(data: TokenDataModule, trainer: Any) -> Check:
             "data.global_batch_size: leave it out",
         )
     return Check("batch", f"{found}: {accumulation} micro-batch{'es' if accumulation > 1 else ''}")
+
+
+def _accumulation(data: TokenDataModule, trainer: Any) -> int:
+    """Micro-batches of a step, as the data module will find; 1 where the batch cannot be divided."""
+    devices: int = trainer.world_size
+    whole = data.global_batch_size
+    return max(1, whole // (devices * (data.micro_batch_size or max(1, whole // devices))))
 
 
 def _devices(trainer: Any) -> Iterator[Check]:
@@ -195,7 +203,10 @@ def _precision(trainer: Any) -> Check:
 def _steps(data: TokenDataModule, trainer: Any) -> Iterator[Check]:
     if data.store.splits["train"].tokens <= data.context_length:
         return
-    steps = trainer.max_steps if trainer.max_steps > 0 else data.steps_per_epoch * (trainer.max_epochs or 0)
+    steps = total_steps(trainer, data, _accumulation(data, trainer))
+    if steps is None:
+        yield Check("steps", f"of {data.tokens_per_step:,} tokens, until max_time or a signal ends the run")
+        return
     epochs = steps / data.steps_per_epoch
     note = ", more than repeated text is worth" if epochs > MANY_EPOCHS else ""
     yield Check("steps", f"{steps:,} steps of {data.tokens_per_step:,} tokens: {epochs:.2f} epochs{note}")

@@ -26,6 +26,7 @@ from lightning_llm.training.checkpointing import read_checkpoint
 from lightning_llm.training.execution import choose_precision
 from lightning_llm.training.preflight import Check, check_run
 from lightning_llm.training.sharded_strategy import strategy_for
+from lightning_llm.training.trainer_options import check_nodes, check_options
 
 Plugin = Precision | ClusterEnvironment | CheckpointIO | LayerSync  # as in Lightning
 FLOAT16 = ("16", "16-mixed", "16-true", "transformer-engine", "transformer-engine-float16")
@@ -39,9 +40,9 @@ class Trainer(pl.Trainer):
             ``accounting.precision``. Others as in Lightning: ``32-true``, ``bf16-true``, ….
         default_root_dir: Where run directories are made.
         logger: Null or true: TensorBoard, in the run directory. False: none, and files go to ``default_root_dir``.
-        callbacks: Added to the project's own: checkpoints (unless another checkpoint callback is given), the progress
-            bar, the training log, the memory profiler and the dashboard (likewise), and the clean stop on Ctrl-C and
-            SIGTERM.
+        callbacks: Added to the project's own: checkpoints (unless another checkpoint callback is given, or
+            ``enable_checkpointing`` is false), the progress bar, the training log, the memory profiler and the
+            dashboard (likewise), and the clean stop on Ctrl-C and SIGTERM. With ``barebones`` none of them is added.
         plugins: As in Lightning.
         strategy: As in Lightning; also ``fsdp2``: parameters, gradients and optimiser spread over all processes.
         max_steps: Optimiser steps in all; -1: as many as ``max_epochs`` gives.
@@ -68,13 +69,18 @@ class Trainer(pl.Trainer):
         num_sanity_val_steps: int = 0,
         **kwargs: Any,
     ) -> None:
+        check_options(
+            {**kwargs, "val_check_interval": val_check_interval, "num_sanity_val_steps": num_sanity_val_steps},
+            _listed(callbacks),
+        )
         self.checks: list[Check] = []
         self.precision_reason = "as asked for"
         if precision in ("auto", None):
             precision, self.precision_reason = choose_precision(kwargs.get("accelerator", "auto"))
         if str(precision) in FLOAT16 and not _has_gpu(kwargs.get("accelerator", "auto")):
             raise ValueError(f"trainer.precision {precision} needs a GPU: take bf16-mixed, bf16-true or 32-true")
-        if logger in (None, True):
+        barebones = bool(kwargs.get("barebones"))  # Lightning then refuses what would cost time, and says what
+        if logger in (None, True) and not barebones:
             logger = TensorBoardLogger(default_root_dir, name="", default_hp_metric=False)
         if isinstance(val_check_interval, int):  # counted over the whole run, not within an epoch
             kwargs["check_val_every_n_epoch"] = None
@@ -88,7 +94,11 @@ class Trainer(pl.Trainer):
             precision=precision,  # type: ignore[arg-type]
             default_root_dir=default_root_dir,
             logger=logger,
-            callbacks=_with_own(_listed(callbacks), enable_progress_bar is not False),
+            callbacks=_listed(callbacks)
+            if barebones
+            else _with_own(
+                _listed(callbacks), enable_progress_bar is not False, kwargs.get("enable_checkpointing") is not False
+            ),
             plugins=own_plugins,
             strategy=strategy,
             max_steps=max_steps,
@@ -98,6 +108,7 @@ class Trainer(pl.Trainer):
             num_sanity_val_steps=num_sanity_val_steps,
             **kwargs,
         )
+        check_nodes(self._accelerator_connector.cluster_environment, self.num_nodes)
         if type(self.profiler) is PassThroughProfiler:  # type: ignore[has-type]
             self.profiler = NoProfiler()
 
@@ -162,7 +173,7 @@ def _listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else [given]
 
 
-def _with_own(given: list[Any], progress: bool) -> list[Any]:
+def _with_own(given: list[Any], progress: bool, checkpoints: bool) -> list[Any]:
     own: list[pl.Callback] = [StopOnNonFinite()]
     if not any(isinstance(callback, TrainingLog) for callback in given):
         own.append(TrainingLog())
@@ -170,7 +181,7 @@ def _with_own(given: list[Any], progress: bool) -> list[Any]:
         own.append(MemoryProfiler())
     if not any(isinstance(callback, Dashboard) for callback in given):
         own.append(Dashboard())
-    if not any(isinstance(callback, Checkpoint) for callback in given):
+    if checkpoints and not any(isinstance(callback, Checkpoint) for callback in given):
         own.append(RunCheckpoints())
     if progress and not any(isinstance(callback, ProgressBar) for callback in given):
         own.append(StepProgressBar())

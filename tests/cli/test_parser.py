@@ -42,3 +42,27 @@ def test_a_reader_that_leaves_is_no_error():
     done = subprocess.run([*command, "9"], cwd=root, stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+PART = """
+from torch import nn
+
+
+class Part(nn.Linear):
+    def __init__(self, config):
+        super().__init__(config.hidden_size, config.hidden_size)
+"""
+
+
+def test_a_part_in_the_current_folder_is_found_by_the_script(tmp_path, monkeypatch, flags):
+    monkeypatch.chdir(tmp_path)
+    Path("part_of_my_own.py").write_text(PART)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    monkeypatch.setattr(sys, "argv", ["lightning-llm", "prepare", "--help"])
+    assert main() == 0
+    assert str(tmp_path) not in sys.path  # it imports nothing of the user's
+    words = ["check", *flags(**{"model.architecture.mlp": "part_of_my_own.Part"})]
+    monkeypatch.setattr(sys, "argv", ["lightning-llm", *words])
+    assert main() == 0
+    assert sys.path[-1] == str(tmp_path)  # last: nothing installed is replaced
+    monkeypatch.delitem(sys.modules, "part_of_my_own")

@@ -93,7 +93,7 @@ def script(page):
         parts.append(f"cat > {written} <<'END OF BLOCK'\n{block.text}END OF BLOCK")
         if block.language == "yaml":
             configs = f"--config {BASE} --config {written}"
-            parts.append(f"PYTHONPATH=. lightning-llm fit {configs} --print_config > /dev/null")
+            parts.append(f"lightning-llm fit {configs} --print_config > /dev/null")
         elif block.title is None:
             parts.append(f"python {written}")
     return "\n".join(parts)

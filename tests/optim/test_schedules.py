@@ -120,7 +120,7 @@ def test_a_run_shorter_than_the_warmup_is_all_warmup(schedule):
 
 @pytest.mark.parametrize("total", [None, -1])
 def test_the_end_must_be_known(total):
-    with pytest.raises(ValueError, match=r"WarmupCosine does not know where the run ends: .* set trainer\.max_steps"):
+    with pytest.raises(ValueError, match=r"WarmupCosine does not know at which step .* set trainer\.max_steps"):
         WarmupCosine().factor(0, total)
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
+from lightning_llm.training.length import total_steps
 from lightning_llm.training.position import is_log_step
 
 SHOWN = {
@@ -55,8 +56,7 @@ class StepProgressBar(ProgressBar):
             console=self.console,
             auto_refresh=False,
         )
-        total = trainer.max_steps if trainer.max_steps > 0 else None
-        self._task = self._progress.add_task("", total=total, completed=trainer.global_step)
+        self._task = self._progress.add_task("", total=total_steps(trainer), completed=trainer.global_step)
         self._progress.start()
 
     def on_train_batch_end(

@@ -31,10 +31,11 @@ class Interrupted(Exception):
         signal_number: Which signal.
         step: Optimiser steps done.
         requeue: Whether the signal asks for the job to be queued again.
+        is_saved: Whether the run has callbacks that save checkpoints.
     """
 
-    def __init__(self, signal_number: int, step: int, requeue: bool = False) -> None:
-        self.signal_number, self.step, self.requeue = signal_number, step, requeue
+    def __init__(self, signal_number: int, step: int, requeue: bool = False, is_saved: bool = True) -> None:
+        self.signal_number, self.step, self.requeue, self.is_saved = signal_number, step, requeue, is_saved
         super().__init__(f"interrupted by {signal.Signals(signal_number).name} after step {step}")
 
     @property
@@ -100,7 +101,8 @@ class StopOnSignal(Callback):
             vote = torch.tensor(self._received)
             self._vote = dist.all_reduce(vote, op=dist.ReduceOp.MAX, group=self._group, async_op=True), vote
         if number:
-            raise Interrupted(number, trainer.global_step, requeue=number == self._requeue_signal)
+            requeue, is_saved = number == self._requeue_signal, bool(trainer.checkpoint_callbacks)
+            raise Interrupted(number, trainer.global_step, requeue=requeue, is_saved=is_saved)
 
     def _count(self) -> int:
         if self._vote is None:

@@ -1,0 +1,179 @@
+"""Options of Lightning's Trainer on the command line: those that leave our own parts out, and values that cannot be."""
+
+import itertools
+import json
+import os
+import signal
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback, Timer
+
+from lightning_llm import LanguageModel, ModelConfig, TokenDataModule
+from lightning_llm.training.callbacks import RunCheckpoints
+from lightning_llm.training.trainer import Trainer
+
+BAREBONES = {"trainer.barebones": True, "trainer.log_every_n_steps": None}
+
+
+def summary(cli):
+    return json.loads((Path(cli.trainer.log_dir) / "summary.json").read_text())
+
+
+def test_without_checkpointing_a_run_reports_and_saves_none(tiny):
+    validated = []
+    count = LambdaCallback(on_validation_end=lambda trainer, module: validated.append(trainer.global_step))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "preflight", lambda trainer, *_: trainer.callbacks.append(count) or [])
+        cli = tiny("fit", **{"trainer.enable_checkpointing": False})
+    assert not any(isinstance(callback, RunCheckpoints) for callback in cli.trainer.callbacks)
+    assert not list(Path().rglob("*.ckpt"))
+    assert summary(cli)["checkpoint"] is None
+    assert summary(cli)["val_loss"] == pytest.approx(float(cli.trainer.callback_metrics["val_loss"]))
+    assert validated == [3, 6]  # not again at the end
+
+
+def test_an_interrupted_run_without_checkpoints_says_so(tiny, capsys, monkeypatch):
+    stop = LambdaCallback(on_train_batch_start=lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(Trainer, "preflight", lambda trainer, *_: trainer.callbacks.insert(0, stop) or [])
+    with pytest.raises(SystemExit) as leaving:
+        tiny("fit", **{"trainer.enable_checkpointing": False})
+    assert leaving.value.code == 143
+    error = capsys.readouterr().err
+    assert "no checkpoint was saved" in error
+    assert "nothing is lost" not in error
+
+
+def test_barebones_adds_nothing_of_ours_and_writes_nothing(tiny, capsys):
+    cli = tiny("fit", **BAREBONES)
+    assert cli.trainer.global_step == 6
+    names = {type(callback).__name__ for callback in cli.trainer.callbacks}
+    assert names == {"SameEverywhere", "HonestResume", "RunReport", "SaveConfig"}  # none works in a step
+    assert cli.trainer.loggers == []
+    assert not Path("runs").exists()
+    said = capsys.readouterr()
+    assert "result  6 steps in" in said.out
+    assert "self.log" not in said.err
+
+
+def test_barebones_trainer_has_no_callback():
+    assert Trainer(barebones=True, accelerator="cpu", precision="32-true").callbacks == []
+
+
+def test_what_barebones_refuses_is_one_line(tiny, error_line):
+    with pytest.raises(SystemExit) as leaving:
+        tiny("fit", **{"trainer.barebones": True})
+    assert leaving.value.code == 2
+    assert "log_every_n_steps=1" in error_line()
+
+
+def test_a_profiler_prints_what_it_found(tiny, caplog):
+    tiny("fit", **{"trainer.max_steps": 2, "trainer.profiler": "simple"})
+    assert "run_training_batch" in caplog.text
+
+
+def test_a_time_alone_ends_a_run(tiny, capsys, monkeypatch):
+    seconds = itertools.count()  # one for each look at the clock
+    monkeypatch.setattr(Timer, "time_elapsed", lambda *_: next(seconds))
+    cli = tiny("fit", **{"trainer.max_steps": None, "trainer.max_time": "00:00:00:10"})
+    assert 3 <= cli.trainer.global_step <= 10
+    assert summary(cli)["steps"] == cli.trainer.global_step
+    assert "of 128 tokens (8 × 16), until max_time" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "accepted"),
+    [
+        ("val_check_interval", 0, "above 0"),
+        ("val_check_interval", 0.0, "above 0"),
+        ("val_check_interval", -3, "val_check_interval"),
+        ("val_check_interval", 1.5, "val_check_interval"),
+        ("check_val_every_n_epoch", 0, "at least 1"),
+        ("log_every_n_steps", -1, "at least 0"),
+        ("num_sanity_val_steps", -2, "at least -1"),
+        ("gradient_clip_val", -1.0, "at least 0"),
+        ("min_steps", -1, "at least 0"),
+        ("max_steps", -2, "max_steps"),
+        ("max_epochs", -3, "max_epochs"),
+        ("num_nodes", 0, "num_nodes"),
+        ("limit_train_batches", -1, "limit_train_batches"),
+    ],
+)
+def test_a_number_that_cannot_be_is_one_line(tiny, error_line, option, value, accepted):
+    with pytest.raises(SystemExit) as leaving:
+        tiny("fit", **{f"trainer.{option}": value})
+    assert leaving.value.code == 2
+    line = error_line()
+    assert option in line
+    assert accepted in line
+
+
+@pytest.mark.parametrize("limit", ["max_steps", "limit_train_batches"])
+def test_no_steps_at_all_report_the_first_weights(tiny, capsys, limit):
+    cli = tiny("fit", **{f"trainer.{limit}": 0})
+    assert summary(cli)["steps"] == 0
+    said = capsys.readouterr().out
+    assert "no step is left to do" in said
+    assert "None" not in said
+
+
+def test_a_number_that_switches_something_off_works(tiny):
+    cli = tiny("fit", **{"trainer.limit_val_batches": 0, "trainer.log_every_n_steps": 0, "trainer.max_steps": 1})
+    assert summary(cli)["val_loss"] is None
+
+
+def test_an_accumulation_that_changes_is_rejected(tiny, error_line):
+    scheduler = "lightning.pytorch.callbacks.GradientAccumulationScheduler"
+    with pytest.raises(SystemExit) as leaving:
+        tiny("fit", f"--trainer.callbacks+={scheduler}", "--trainer.callbacks.scheduling={0: 1, 1: 2}")
+    assert leaving.value.code == 2
+    assert "set data.global_batch_size" in error_line()
+
+
+def test_an_accumulation_that_changes_is_rejected_by_any_trainer(text_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = TokenDataModule(path=str(text_file), tokenizer="char", context_length=16, global_batch_size=8)
+    model = LanguageModel(ModelConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
+    trainer = pl.Trainer(
+        accelerator="cpu", logger=False, max_steps=1, callbacks=[GradientAccumulationScheduler({0: 1, 1: 2})]
+    )
+    with pytest.raises(ValueError, match=r"set data\.global_batch_size"):
+        trainer.fit(model, data)
+
+
+def test_nodes_that_cannot_find_each_other_are_not_waited_for(tiny, error_line, monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "GROUP_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SystemExit) as leaving:
+        tiny("fit", **{"trainer.num_nodes": 2})
+    assert leaving.value.code == 2
+    line = error_line()
+    assert "trainer.num_nodes 2" in line
+    assert "MASTER_ADDR, MASTER_PORT, NODE_RANK not set" in line
+    assert "torchrun" in line
+
+
+def test_nodes_that_the_environment_names_are_waited_for_with_a_limit(tiny, capsys, monkeypatch):
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "NODE_RANK": "1", "LOCAL_RANK": "0"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    def wait(trainer, *args, **kwargs):
+        raise ValueError("nobody came")
+
+    monkeypatch.setattr(Trainer, "_run", wait)
+    with pytest.raises(SystemExit):
+        tiny("fit", **{"trainer.num_nodes": 2})
+    error = capsys.readouterr().err
+    assert "process 1 on" in error
+    assert "waits for the 2 processes of 2 nodes at 127.0.0.1:29500, at most 0:30:00" in error
+
+
+def test_validate_prints_each_metric_once(tiny, capsys):
+    tiny("fit", **{"trainer.max_steps": 1})
+    capsys.readouterr()
+    tiny("validate", "--ckpt_path=last")
+    said = capsys.readouterr().out
+    for metric in ("val_loss", "val_perplexity", "val_bits_per_byte", "train_loss_eval"):
+        assert said.count(metric) == 1, said
