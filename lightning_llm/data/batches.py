@@ -316,5 +316,10 @@ def rows_per_batch(reader: WindowReader, batch_size: int) -> list[int]:
     return rows + [1] * (over > 0)
 
 
+def limited_batches(length: int, limit: int | float) -> int:
+    """Batches that Lightning takes under one of its ``limit_*_batches``: an int counts, a float is a share."""
+    return min(length, limit) if isinstance(limit, int) else int(length * limit)
+
+
 def _pinned(batch: Batch) -> Batch:
     return {name: ids.pin_memory() for name, ids in batch.items()}

@@ -1,11 +1,10 @@
 """The LightningDataModule: token store in, batches out.
 
 ``prepare_data`` makes a missing store (one process), ``setup`` opens and checks it (every process) and tells the
-trainer how many micro-batches make up an optimiser step. What was opened once is never made again: a store that is
-deleted while a run reads it ends the run, at the latest when it is mapped again. Which windows are in a step is the
-business of ``order.py``, how they become tensors that of ``batches.py``. Where the run is, is asked of Lightning, in
-optimiser steps: a run may be resumed with another number of devices or another micro-batch size and sees the same
-tokens in each step.
+trainer how many micro-batches make up an optimiser step. What was opened is never made again. Which windows are in a
+step is the business of ``order.py``, how they become tensors that of ``batches.py``. Where the run is, is asked of
+Lightning, in optimiser steps: a run may be resumed with another number of devices or another micro-batch size and sees
+the same tokens in each step.
 """
 
 import sys
@@ -22,11 +21,12 @@ from lightning_llm.data.batches import (
     WindowReader,
     evenly_spaced,
     every_target_once,
+    limited_batches,
     rows_per_batch,
 )
-from lightning_llm.data.find_store import find_sources
+from lightning_llm.data.find_store import find_or_prepare
 from lightning_llm.data.prepare import DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE
-from lightning_llm.data.sources import Source, fingerprint, train_order, train_reader
+from lightning_llm.data.sources import Source, fingerprint, open_mixture, train_order, train_reader
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.tokenizers import LARGEST_VOCABULARY, Tokenizer
 
@@ -38,9 +38,8 @@ class TokenDataModule(LightningDataModule):
         corpus: Text where no path is given: ``stdlib`` (the source of Python's standard library, always there) or
             ``shakespeare`` (downloaded once). Default: ``stdlib`` where neither path nor store is given.
         path: Text: a UTF-8 file, a folder, or a glob.
-        store: Folder of the token store. If it does not exist, it is prepared from the path or the corpus that is given
-            with it (on the command line: a corpus in a config does not count). Default: a folder below ``stores`` that
-            is named after the text and the tokenizer.
+        store: Folder of the token store. If it does not exist, it is prepared from the path or corpus given with it; a
+            corpus in a config does not count. Default: a folder below ``stores``, named after text and tokenizer.
         tokenizer: ``char``, ``byte``, ``bpe`` (trained on the text) or the path of a ``tokenizer.json``.
         vocab_size: Number of token ids of ``bpe``, or of the files that ``raw_dtype`` reads.
         context_length: Tokens per window.
@@ -122,10 +121,7 @@ class TokenDataModule(LightningDataModule):
     def sources(self) -> list[Source]:
         """The token stores, opened (and prepared, if need be) when first asked for. Errors as in ``setup``."""
         if not self._sources:
-            # Lightning lets the first process of each machine prepare them before the others come to open them
-            prepare = getattr(self.trainer, "local_rank", 0) == 0
-            options = {"prepare": prepare, "progress": True, "say": self._say}
-            self._sources = find_sources(self.mixture, self.raw_dtype, self._text, **options)
+            self._sources = self._find_sources()
         return self._sources
 
     @property
@@ -297,6 +293,17 @@ class TokenDataModule(LightningDataModule):
 
     # ---- the parts
 
+    def _find_sources(self) -> list[Source]:
+        if self.mixture is not None:
+            return open_mixture(self.mixture)
+        if self.raw_dtype is not None:
+            folder, vocab_size = str(self._text["store"]), int(self._text["vocab_size"] or 0)
+            store = TokenStore.open_raw(folder, vocab_size=vocab_size, dtype=self.raw_dtype)
+        else:
+            prepare = getattr(self.trainer, "local_rank", 0) == 0  # the first of each machine, before the others come
+            store = find_or_prepare(**self._text, prepare=prepare, progress=True, say=self._say)  # type: ignore[arg-type]
+        return [Source(store.path.name, store)]
+
     @rank_zero_only
     def _say(self, line: str) -> None:
         """Beside the summary of a run; of an evaluation the standard output holds the results alone."""
@@ -388,8 +395,3 @@ def rescale_batch_progress(checkpoint: dict[str, Any], new_accumulation: int) ->
     for scope in ("total", "current"):
         batches = steps[scope]["completed"] * new_accumulation
         progress[scope].update(ready=batches, started=batches, processed=batches, completed=batches - at_end)
-
-
-def limited_batches(length: int, limit: int | float) -> int:
-    """Batches that Lightning takes under one of its ``limit_*_batches``: an int counts, a float is a share."""
-    return min(length, limit) if isinstance(limit, int) else int(length * limit)

@@ -1,12 +1,10 @@
 """Which token store the ``data.*`` options of a run mean, and whether it still is what they say."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from lightning_llm.data.corpora import NAMED_CORPORA, open_corpus
 from lightning_llm.data.prepare import BUILT_IN_TOKENIZERS, DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE, prepare_store
-from lightning_llm.data.sources import Source, open_mixture
 from lightning_llm.data.token_store import TokenStore, sha256, shards_of
 from lightning_llm.data.tokenizers import Tokenizer, check_bpe
 
@@ -70,30 +68,6 @@ def find_or_prepare(
         if store is None and out.exists():  # another process was faster
             return TokenStore.open(out)
         raise
-
-
-def find_sources(
-    mixture: Mapping[str, float] | None, raw_dtype: str | None, text: Mapping[str, Any], **options: Any
-) -> list[Source]:
-    """What a run reads: the stores of a mixture, raw files, or the store of :func:`find_or_prepare`.
-
-    Args:
-        mixture: Weights by the folders of prepared stores.
-        raw_dtype: Of raw files in the folder ``text["store"]``.
-        text: ``corpus``, ``path``, ``store``, ``tokenizer`` and ``vocab_size`` of :func:`find_or_prepare`.
-        options: The others.
-
-    Raises:
-        ValueError: As :func:`find_or_prepare`, :func:`~lightning_llm.data.sources.open_mixture` and
-            ``TokenStore.open_raw``.
-    """
-    if mixture is not None:
-        return open_mixture(mixture)
-    if raw_dtype is not None:
-        store = TokenStore.open_raw(str(text["store"]), vocab_size=int(text["vocab_size"] or 0), dtype=raw_dtype)
-    else:
-        store = find_or_prepare(**text, **options)
-    return [Source(store.path.name, store)]
 
 
 def check_named_store(store: str | None, corpus: str | None, path: str | None) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Timer
 
-from lightning_llm.data.datamodule import TokenDataModule, limited_batches
+from lightning_llm.data.batches import limited_batches
+from lightning_llm.data.datamodule import TokenDataModule
 
 LIGHTNINGS_EPOCHS = 1000  # of a run without any limit
 
