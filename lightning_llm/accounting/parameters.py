@@ -59,3 +59,13 @@ def parameter_terms(config: ModelConfig) -> dict[str, dict[str, int]]:
         ],
     }
     return {part: {count.formula: int(count) for count in counts} for part, counts in terms.items()}
+
+
+def hidden_matrix_parameters(config: ModelConfig) -> int:
+    """Parameters of the matrices of attention and MLP: the group ``hidden_matrices`` of ``optim.param_groups``."""
+    assert config.num_key_value_heads is not None
+    assert config.head_dim is not None
+    assert config.intermediate_size is not None
+    attention = 2 * (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
+    mlp = (3 if config.is_gated else 2) * config.intermediate_size
+    return config.num_hidden_layers * config.hidden_size * (attention + mlp)

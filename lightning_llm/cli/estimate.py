@@ -73,6 +73,7 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
 
     def needed(rows: int) -> tuple[StepMemory, SharedMemory]:
         walked = {**settings, "precision": walk_precision(run.precision, "fsdp2" if is_sharded else "ddp")}
+        walked["state_per_parameter"] = 0  # the state is there all the time: shared_memory adds it
         memory = step_memory(run.config, rows=rows, **walked)
         return memory, shared_memory(
             run.config,

@@ -14,12 +14,13 @@ from typing import Any
 import yaml
 
 from lightning_llm.accounting.hardware import Device, byte_size, find_device
+from lightning_llm.accounting.parameters import hidden_matrix_parameters, parameters_by_part
 from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.accounting.precision import auto_precision, cpu_features
 from lightning_llm.accounting.sharding import STRATEGIES
 from lightning_llm.model.config import ModelConfig
 
-# Tensors of a parameter's size that an optimiser keeps for each parameter; Muon's matrices have one, the rest two.
+# Tensors of a parameter's size that an optimiser keeps for each parameter; Muon's matrices have one instead.
 STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop": 1, "Adagrad": 1, "Lion": 1}
 OWN = "lightning_llm.optim."
 DATA_DEFAULTS = {"context_length": 256, "global_batch_size": 32}  # those of TokenDataModule
@@ -46,8 +47,8 @@ class RunConfig:
         strategy: ``ddp`` or ``fsdp2``.
         optimizer: Name of its class.
         is_own_adamw: Whether it is this project's, whose state may be bfloat16.
-        state_per_parameter: Tensors of state for each parameter.
-        state_dtype: Of the state; ``None``: the parameter's.
+        state_per_parameter: Tensors of state for each parameter, in its dtype; for MuonAdamW the mean over all.
+        state_dtype: Of the state; ``None``: the parameter's, or ``state_per_parameter`` has counted another.
     """
 
     raw: Section
@@ -63,7 +64,7 @@ class RunConfig:
     strategy: str
     optimizer: str
     is_own_adamw: bool
-    state_per_parameter: int
+    state_per_parameter: float
     state_dtype: str | None
 
     @property
@@ -124,10 +125,10 @@ def read_run(options: argparse.Namespace) -> RunConfig:
     state_dtype = options.state_dtype or arguments.get("state_dtype")
     if state_dtype not in STATE_BYTES:
         raise ValueError(f"state_dtype {state_dtype!r} is not covered: write bfloat16, or leave it out")
-    if state_dtype is not None and not is_own:
-        raise ValueError(
-            f"state_dtype is an option of {OWN}AdamW, the optimizer is {optimizer}: leave it out, or change that"
-        )
+    is_muon = optimizer == "MuonAdamW"
+    if state_dtype is not None and not is_own and not (is_muon and options.state_dtype is None):
+        instead = "give it in the config's init_args" if is_muon else "leave it out, or change that"
+        raise ValueError(f"state_dtype is an option of {OWN}AdamW, the optimizer is {optimizer}: {instead}")
     world_size = _world_size(trainer) if options.world_size is None else options.world_size
     if world_size < 1:
         raise ValueError(f"--world-size must be at least 1, got {world_size}")
@@ -145,8 +146,10 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         strategy=options.strategy or _strategy(trainer),
         optimizer=optimizer,
         is_own_adamw=is_own,
-        state_per_parameter=state_per_parameter(optimizer, arguments),
-        state_dtype=state_dtype if is_own else None,  # of MuonAdamW few parameters have such a state
+        state_per_parameter=_muon_state(config, precision, state_dtype)
+        if is_muon
+        else state_per_parameter(optimizer, arguments),
+        state_dtype=state_dtype if is_own else None,
     )
 
 
@@ -193,6 +196,14 @@ def state_per_parameter(class_path: str, arguments: Section) -> int:
         known = ", ".join(STATE_PER_PARAMETER)
         raise ValueError(f"optimizer {class_path} is not known: its state can be told for {known}")
     return STATE_PER_PARAMETER[name] + (1 if name == "SGD" and arguments.get("momentum") else 0)
+
+
+def _muon_state(config: ModelConfig, precision: str, state_dtype: str | None) -> float:
+    """Numbers of the parameters' dtype per parameter: one for Muon's matrices, two of ``state_dtype`` for the rest."""
+    parameters, itemsize = sum(parameters_by_part(config).values()), 2 if precision == "bf16-true" else 4
+    matrices = hidden_matrix_parameters(config)
+    others = 2 * (parameters - matrices) * (STATE_BYTES[state_dtype] or itemsize)
+    return (matrices * itemsize + others) / (parameters * itemsize)
 
 
 def _section(raw: Section, name: str) -> Section:

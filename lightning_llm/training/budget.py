@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 from lightning_llm.accounting.hardware import Device, byte_size, find_device
+from lightning_llm.accounting.plan_report import chosen_options
 from lightning_llm.accounting.planner import Plan, Planner, Task, choose
 from lightning_llm.accounting.step_time import GENERIC, Pace
 from lightning_llm.data.datamodule import TokenDataModule
@@ -63,6 +64,19 @@ def plan_for(task: Task, memory_budget: str) -> Plan:
         return choose(Planner(task), byte_size(memory_budget))
     except ValueError as error:
         raise ValueError(f"model.memory_budget {memory_budget}: {error}") from error
+
+
+def overridden(model: Any, data: TokenDataModule, plan: Plan) -> list[str]:
+    """The options that are not at their defaults and that a plan sets to something else, with their values."""
+    architecture: ModelConfig = model.architecture
+    given = {
+        "data.micro_batch_size": data.micro_batch_size,
+        "model.architecture.checkpoint_level": architecture.checkpoint_level or None,
+        "model.architecture.recompute": None if architecture.recompute == "none" else architecture.recompute,
+        "model.loss_chunks": model.loss_chunks,
+    }
+    chosen = chosen_options(plan)
+    return [f"{name} {value}" for name, value in given.items() if value is not None and value != chosen[name]]
 
 
 def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:

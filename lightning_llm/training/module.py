@@ -28,7 +28,8 @@ from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.grouping import param_groups
 from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine
-from lightning_llm.training.budget import plan_for, task_of
+from lightning_llm.training.architectures import architecture_differences, free_fields
+from lightning_llm.training.budget import overridden, plan_for, task_of
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import EXECUTION, FORMAT, FORMAT_VERSION
 from lightning_llm.training.evaluation import Evaluation
@@ -45,10 +46,6 @@ PREDICTED_TOKENS = 100
 DEFAULT_WARMUP = 100  # steps
 CompileMode = Literal["default", "max-autotune-no-cudagraphs"]  # torch's, but for those with CUDA graphs
 IGNORED = -100  # a target that does not count: padding of the last batches with several processes
-
-# What may differ between a checkpoint and the model that loads it: the parameters and their meaning stay the same.
-EXECUTION_FIELDS = frozenset({"checkpoint_level", "recompute", "dropout"})
-SAME_PARAMETERS = ({"swiglu", "memory_optimized_swiglu"},)
 
 
 class LanguageModel(LightningModule):
@@ -68,8 +65,8 @@ class LanguageModel(LightningModule):
         loss_chunks: Into how many parts the tokens of a micro-batch are cut to compute logits and loss, so that the
             logits of all tokens never exist at once. Null chooses; 0 computes them all at once.
         memory_budget: Such as ``80GiB``: choose micro-batch, ``checkpoint_level``, ``recompute`` and ``loss_chunks``
-            before the model is built, for the fastest step whose predicted peak on a device fits. They replace what
-            the config says of them.
+            before the model is built, for the fastest step whose predicted peak on a device fits. They override what
+            the config says of them; the line ``plan`` of the summary and of ``check`` names each option.
         init_from: Begin with these weights instead of random ones: a folder that ``lightning-llm export`` or
             transformers has written, a checkpoint, or a run directory. Step, optimiser and schedule begin anew; a run
             that goes on from a checkpoint does not read it.
@@ -104,6 +101,7 @@ class LanguageModel(LightningModule):
         self.memory_budget = memory_budget
         self.plan: Plan | None = None
         self._planned: Task | None = None
+        self._overridden: list[str] = []
         self.init_from = init_from
         self._has_weights = init_from is None
         self.architecture = architecture
@@ -139,7 +137,9 @@ class LanguageModel(LightningModule):
             return
         task = task_of(self, data, trainer)
         if task != self._planned and not hasattr(self, "transformer"):  # a built model keeps its plan
+            first = self.plan is None  # later, what is there is an earlier plan's
             self.plan, self._planned = plan_for(task, self.memory_budget), task
+            self._overridden = overridden(self, data, self.plan) if first else self._overridden
             setting = self.plan.setting
             self.architecture, self.loss_chunks = configured(self.architecture, setting), setting.loss_chunks
             self._save_plain_hyperparameters()
@@ -148,8 +148,9 @@ class LanguageModel(LightningModule):
 
     @property
     def plan_summary(self) -> str:
-        """The plan in one line; empty without one."""
-        return "" if self.plan is None else summary(self.plan, str(self.memory_budget))
+        """The plan in one line, with the options that it overrides; empty without one."""
+        overrides = f"; memory_budget overrides {', '.join(self._overridden)}" if self._overridden else ""
+        return "" if self.plan is None else summary(self.plan, str(self.memory_budget)) + overrides
 
     def configure_model(self) -> None:
         """Make the transformer, once; the data have been set up by now, so the vocabulary is known."""
@@ -366,28 +367,6 @@ def _check_budget(words: str) -> None:
         byte_size(words)
     except ValueError as error:
         raise ValueError(f"model.memory_budget {error}") from error
-
-
-def free_fields(architecture: ModelConfig) -> frozenset[str]:
-    """What may differ between a model and the one whose weights it begins with."""
-    # a rotation has no parameters: it goes on as far as it is asked to
-    length = {"max_position_embeddings"} if architecture.position == "rope" else set()
-    return EXECUTION_FIELDS | {"initializer_range"} | length
-
-
-def architecture_differences(
-    saved: ModelConfig, wanted: ModelConfig, *, ignored: frozenset[str] = EXECUTION_FIELDS
-) -> list[str]:
-    """The fields that make two models' parameters differ in number, shape or meaning, as ``name saved -> wanted``."""
-    differences = []
-    for name, ours in wanted.to_dict().items():
-        theirs = getattr(saved, name)
-        if name in ignored or ours == theirs or (name == "vocab_size" and ours is None):
-            continue
-        if name == "mlp" and any({ours, theirs} <= same for same in SAME_PARAMETERS):
-            continue
-        differences.append(f"{name} is {theirs} there and {ours} here")
-    return differences
 
 
 def _not_yet(step: int) -> float:

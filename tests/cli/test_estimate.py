@@ -6,11 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from lightning_llm.__main__ import main
 from lightning_llm.accounting import precision, step_memory
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.transformer import Transformer
+from lightning_llm.optim import MuonAdamW, param_groups
 
 ROOT = Path(__file__).parents[2]
 ARCHITECTURE = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -71,6 +74,36 @@ def test_buckets_of_ddp_are_as_large_as_the_gradients(config, tmp_path):
     alone = run(tmp_path, "--config", config())["memory"]
     assert run(tmp_path, *words)["memory"]["ddp_buckets"] == alone["gradients"]
     assert run(tmp_path, *words, "--gradient-views")["memory"]["ddp_buckets"] == alone["ddp_buckets"] == 0
+
+
+@pytest.mark.parametrize("state_dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": True, "num_key_value_heads": 1, "qk_norm": True},
+        {"mlp": "gelu", "mlp_bias": True, "attention_bias": True, "norm": "layernorm", "position": "learned"},
+    ],
+)
+def test_state_of_muon_is_that_of_the_real_optimizer(config, tmp_path, state_dtype, precision, changes):
+    arguments = {} if state_dtype is None else {"state_dtype": state_dtype}
+    optimizer = {"class_path": "lightning_llm.optim.MuonAdamW", "init_args": arguments}
+    file = config(model={"architecture": {**ARCHITECTURE, **changes}, "optimizer": optimizer})
+    memory = run(tmp_path, "--config", file, "--precision", precision)["memory"]
+    model = Transformer(ModelConfig(**ARCHITECTURE, **changes))
+    model.to(torch.bfloat16 if precision == "bf16-true" else torch.float32)
+    real = MuonAdamW(param_groups(model), **arguments)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    real.step()
+    saved = [value for own in real.state_dict()["state"].values() for value in own.values() if torch.is_tensor(value)]
+    assert memory["optimizer_state"] == sum(tensor.nbytes for tensor in saved)
+    alone = run(
+        tmp_path, "--config", config(model={"architecture": {**ARCHITECTURE, **changes}}), "--precision", precision
+    )
+    saving = alone["memory"]["optimizer_state"] - memory["optimizer_state"]
+    assert alone["memory"]["peak"] - memory["peak"] == saving > 0
 
 
 def test_state_in_bfloat16_and_shards(config, tmp_path):

@@ -37,6 +37,7 @@ def test_the_run_is_what_was_planned_and_says_so(tiny, capsys):
     assert saved["model"]["memory_budget"] == "720KB"
     out = " ".join(capsys.readouterr().out.split())
     assert f"micro-batches of {plan['micro_batch_size']}, " in out
+    assert "overrides" not in out
     assert f"({8} × 16 in {plan['accumulation']} micro-batches)" in out
 
 
@@ -44,6 +45,15 @@ def test_more_memory_takes_the_whole_batch_at_once(tiny):
     cli = tiny("fit", **{**BUDGET, "model.memory_budget": "1GB", "data.micro_batch_size": 2})
     assert chosen(cli)["micro_batch_size"] == 8
     assert chosen(cli)["accumulation"] == 1
+
+
+@pytest.mark.parametrize("command", ["fit", "check"])
+def test_options_that_the_plan_overrides_are_named_in_its_line(tiny, capsys, command):
+    changes = {"data.micro_batch_size": 2, "model.architecture.checkpoint_level": 2, "model.loss_chunks": 3}
+    tiny(command, **{**BUDGET, "model.memory_budget": "1GB", **changes})
+    out = " ".join(capsys.readouterr().out.split())
+    given = "data.micro_batch_size 2, model.architecture.checkpoint_level 2, model.loss_chunks 3"
+    assert f"; memory_budget overrides {given}" in out
 
 
 @pytest.mark.parametrize("own_config", [False, True])
@@ -59,6 +69,7 @@ def test_a_resumed_run_plans_the_same_and_sees_no_change(tiny, capsys, own_confi
     assert chosen(rest) == chosen(first)
     out = capsys.readouterr().out
     assert "Resumed from step 3" in out
+    assert "overrides" not in out  # the plan that the config records is no wish
     changes = [line.split(":")[0].strip() for line in out.splitlines() if " -> " in line]
     assert changes == ["trainer.max_steps"]
 
