@@ -22,6 +22,7 @@ from lightning_llm.cli.parser import OneLineParser, run_tool
 from lightning_llm.cli.run_table import EVENTS, SUMMARY, Run, descriptions, differences, find_runs
 from lightning_llm.training.run_options import SEEDS, shown
 from lightning_llm.training.scalar_names import MEMORY, PEAK
+from lightning_llm.training.text_files import write_json
 
 PEAK_MEMORY = "peak_memory_gib"
 METRICS = {  # key in summary.json: what it is, its unit, digits
@@ -223,7 +224,7 @@ def _write(groups: Sequence[Group], path: Path) -> None:
     for group in groups:
         found = effects(group, groups[0]) if rows else []
         rows.append({**dataclasses.asdict(group), "effects": [dataclasses.asdict(each) for each in found]})
-    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write_json(path, rows)
 
 
 def _say(line: str) -> None:

@@ -2,13 +2,13 @@
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_llm.cli.models import KINDS, open_model
 from lightning_llm.cli.parser import OneLineParser, run_tool
+from lightning_llm.training.text_files import write_json
 
 if TYPE_CHECKING:
     from lightning_llm.data.formats import Document
@@ -71,7 +71,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         content: dict[str, Any] = {"context": context, "stride": stride, **_numbers(total)}
         if options.per_document:
             content["documents"] = rows
-        options.json.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(options.json, content)
 
 
 def _score(model: "Transformer", tokenizer: "Tokenizer", document: "Document", stride: int | None) -> "Score":

@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from lightning_llm.cli.yaml_files import read_config
 from lightning_llm.training.run_options import SEEDS, short_options, shown
 
 CONFIG, SUMMARY = "config.yaml", "summary.json"  # as in cli.runs; to import that would cost an import of torch
@@ -119,15 +118,7 @@ def _is_run(folder: Path) -> bool:
 
 def _options(run: Path) -> dict[str, Any]:
     path = run / CONFIG
-    if not path.is_file():
-        return {}
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold options by name, got {content!r}")
-    return short_options(content)
+    return short_options(read_config(path)) if path.is_file() else {}
 
 
 def _section(name: str) -> int:

@@ -25,7 +25,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_llm.cli.check import report
 from lightning_llm.cli.command_line import (
+    STRICT_YAML,
     check_config,
+    check_section_files,
     experiment_of,
     option_values,
     resume_command,
@@ -105,6 +107,7 @@ class TrainingCLI(LightningCLI):
         words = with_config_of_run(list(args))
         for file in option_values(words, "--config", "-c"):
             check_config(Path(file))
+        check_section_files(words)
         self.experiment = experiment_of(words)
         self.config = parser.parse_args(words)
         self._options = self.config[self.config.subcommand]
@@ -181,7 +184,11 @@ class TrainingCLI(LightningCLI):
         """Print a JSON line for each prompt."""
         tokenizer = self.datamodule.tokenizer
         for prompt, ids in zip(self.datamodule.predict_prompts, self.trainer.predict_loop.predictions, strict=True):
-            print(json.dumps({"prompt": prompt, "text": tokenizer.decode(ids[0].tolist())}, ensure_ascii=False))
+            print(
+                json.dumps(
+                    {"prompt": prompt, "text": tokenizer.decode(ids[0].tolist())}, ensure_ascii=False, allow_nan=False
+                )
+            )
 
     @property
     def report(self) -> RunReport:
@@ -222,6 +229,7 @@ def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
             load_from_checkpoint_support=False,
             parser_kwargs={
                 "exit_on_error": False,
+                "parser_mode": STRICT_YAML,
                 **{word: _help_of(word) for word in TrainingCLI.subcommands()},
             },
             args=words,

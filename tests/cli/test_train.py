@@ -14,7 +14,8 @@ import yaml
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.profilers import SimpleProfiler
 
-from lightning_llm.cli.train import _resume_command, cli_main
+from lightning_llm.cli.command_line import resume_command
+from lightning_llm.cli.train import cli_main
 from lightning_llm.measure import Timing
 from lightning_llm.training import trainer
 from lightning_llm.training.callbacks import StopOnSignal
@@ -64,6 +65,12 @@ def test_fit_leaves_a_complete_run_directory(tiny, capsys):
     said = capsys.readouterr().out
     for word in ("parameters", "6 of 128 tokens (8 × 16)", "precision 32-true", "validation loss", "generate"):
         assert word in said
+
+
+def test_a_run_without_a_validation_leaves_json(tiny):
+    cli = tiny("fit", **{"trainer.limit_val_batches": 0, "trainer.max_steps": 1})
+    text = Path(cli.trainer.log_dir, "summary.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["best_val_loss"] is None
 
 
 def test_the_saved_config_runs_again_to_the_same_bits(tiny):
@@ -360,7 +367,7 @@ def test_a_truncated_checkpoint_is_named(tiny, capsys):
 )
 def test_an_interrupted_run_names_a_command_that_goes_on(given):
     words = ["fit", "--config", "my runs/a.yaml", *given, "--trainer.max_steps", "9"]
-    command = shlex.split(_resume_command(words))
+    command = shlex.split(resume_command(words))
     assert command[-2:] == ["--ckpt_path", "last"]
     assert command[:-2] == ["lightning-llm", "fit", "--config", "my runs/a.yaml", "--trainer.max_steps", "9"]
 
