@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from lightning_llm.generation.scoring import Score
     from lightning_llm.model.transformer import Transformer
 
-EXIT_INTERRUPTED = 130
-
 
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
@@ -37,11 +35,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit status, 130 when interrupted."""
-    try:
-        return run_tool(build_parser(), argv, _evaluate, RuntimeError)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    """Run the command; returns the exit status."""
+    return run_tool(build_parser(), argv, _evaluate, RuntimeError)
 
 
 def _evaluate(options: argparse.Namespace) -> None:

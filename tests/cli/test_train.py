@@ -311,7 +311,8 @@ def test_a_users_mistake_is_one_line(tiny, capsys, changes, says):
     assert not list(Path("runs").glob("**/*.ckpt"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("default_signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("while_validating", [False, True])
 def test_a_signal_leaves_a_checkpoint_that_goes_on_to_the_same_bits(
     tiny, number, while_validating, monkeypatch, capsys
