@@ -18,6 +18,7 @@ from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.memory import MemoryProfiler
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import BEST
+from lightning_llm.training.run_status import FINISHED, write_status
 from lightning_llm.training.sharding import is_sharded
 from lightning_llm.training.text_files import write_json
 
@@ -93,6 +94,7 @@ class RunReport(Callback):
             "checkpoint": None if newest is None else str(newest),
         }
         write_json(run / SUMMARY, summary)
+        write_status(run, FINISHED, step=steps, val_loss=summary["val_loss"])
         self._print_results(run, newest, summary)
         if not is_sharded(model):  # no process could generate alone
             self._print_sample(model, data)

@@ -58,6 +58,7 @@ from lightning_llm.training.callbacks.agreement import SameEverywhere
 from lightning_llm.training.callbacks.finite import NonFinite
 from lightning_llm.training.callbacks.resume import HonestResume
 from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
+from lightning_llm.training.callbacks.status import StatusFile
 from lightning_llm.training.checkpointing import check_run_checkpoint
 from lightning_llm.training.groups import leave_groups
 from lightning_llm.training.module import LanguageModel
@@ -150,7 +151,7 @@ class TrainingCLI(LightningCLI):
             ) from error
         plain = self._parser(self.subcommand).dump(self._options, format="json")
         own = [SameEverywhere(json.loads(plain), self.checkpoint), HonestResume(json.loads(plain))]
-        trainer.callbacks[:0] = own  # type: ignore[attr-defined]
+        trainer.callbacks[:0] = [*own, StatusFile()]  # type: ignore[attr-defined]
         return trainer
 
     def _logger(self, root: Path) -> TensorBoardLogger:
