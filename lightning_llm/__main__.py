@@ -7,7 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from signal import SIGINT
 
+from lightning_llm.cli.interrupts import interrupts
+from lightning_llm.cli.streams import drop_output, lasting, open_closed_streams
+
+BROKEN_PIPE = 128 + 13  # as a shell has it of a program that SIGPIPE ended
 TRAINER_WORDS = {
     "fit": "train a model",
     "check": "what fit looks at before its first step, alone",
@@ -53,14 +58,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: The words after ``lightning-llm``; ``None`` takes them from the shell.
+        argv: The words after ``lightning-llm``; ``None`` takes them from the shell, and the process for the command's.
 
     Returns:
         The exit status: 0, or 2 for a user's mistake, or 128 and the signal's number for an interrupted run.
     """
-    if argv is None:  # a process of its own
-        _bound_spinning()
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:  # a process of its own
+        interrupts.own_process(words[0] if words else "")
+        _bound_spinning()
+        if words and words[0] in IMPORT_PARTS:
+            _look_in_current_folder()
+    try:
+        if argv is None:
+            open_closed_streams()
+            sys.stderr = lasting(sys.stderr)
+            if words and words[0] in TRAINER_WORDS:  # what trains goes on; what only prints ends
+                sys.stdout = lasting(sys.stdout)
+        status = _run(words)
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit) as leaving:  # whoever read it, `head` say, has had enough
+        if not isinstance(leaving, BrokenPipeError) and not isinstance(leaving.__context__, BrokenPipeError):
+            raise  # else it is rich's own answer
+        drop_output()
+        status = BROKEN_PIPE
+    except KeyboardInterrupt:
+        status = interrupts.say(interrupts.number or SIGINT)
+    if argv is None:
+        interrupts.settle(status)
+    return status
+
+
+def _run(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(help_text())
         return 0
@@ -69,8 +98,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"lightning-llm {__version__}")
         return 0
-    if argv is None and words[0] in IMPORT_PARTS:
-        _look_in_current_folder()
     if words[0] in TRAINER_WORDS:
         from lightning_llm.cli.train import run
 

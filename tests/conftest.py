@@ -3,6 +3,7 @@
 import ctypes
 import os
 import random
+import signal
 from datetime import timedelta
 
 import pytest
@@ -32,6 +33,18 @@ def _no_leaks():
     assert not (torch.distributed.is_available() and torch.distributed.is_initialized()), "left a process group"
     assert not torch.are_deterministic_algorithms_enabled(), "left deterministic algorithms on"
     assert torch.is_grad_enabled(), "left gradients off"
+
+
+@pytest.fixture
+def default_signals():
+    """As at a terminal: jobs that a script starts in the background ignore Ctrl-C, those of nohup SIGHUP."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

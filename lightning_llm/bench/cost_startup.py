@@ -106,7 +106,9 @@ def main(begun: float, words: list[str]) -> None:
     def first_step_done(self: LanguageModel, *args: Any, **kwargs: Any) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        print("\n" + json.dumps({**spent, "rest": time.time() - begun - sum(spent.values())}), flush=True)
+        print(
+            "\n" + json.dumps({**spent, "rest": time.time() - begun - sum(spent.values())}, allow_nan=False), flush=True
+        )
         os._exit(0)  # the other steps are not asked for
 
     for owner, name, part in (

@@ -77,7 +77,9 @@ class Forker:
         assert self._parent.stdin is not None
         assert self._parent.stdout is not None
         try:
-            self._parent.stdin.write(json.dumps({"children": list(children), "time_limit_s": time_limit_s}) + "\n")
+            self._parent.stdin.write(
+                json.dumps({"children": list(children), "time_limit_s": time_limit_s}, allow_nan=False) + "\n"
+            )
             self._parent.stdin.flush()
             reply = json.loads(self._parent.stdout.readline())
         except (OSError, ValueError) as error:
@@ -110,7 +112,7 @@ def main() -> None:
                 os.close(writes)
             running.append(_Child(process, [reads for reads, _ in pipes], child["kill_after_s"]))
         reply = _wait(running, asked["time_limit_s"])
-        sent = memoryview((json.dumps(reply) + "\n").encode())
+        sent = memoryview((json.dumps(reply, allow_nan=False) + "\n").encode())
         while sent:
             sent = sent[os.write(replies, sent) :]
 

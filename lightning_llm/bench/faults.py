@@ -7,7 +7,6 @@ differs from an undisturbed run, never an end without a message.
 
 import contextlib
 import dataclasses
-import json
 import logging
 import random
 import shutil
@@ -25,6 +24,7 @@ from lightning_llm.bench.fault_process import Forker
 from lightning_llm.bench.fault_rounds import ROUNDS
 from lightning_llm.bench.fault_stage import Stage, Truth
 from lightning_llm.bench.harness import chosen_names, describe_machine
+from lightning_llm.training.text_files import write_json
 
 _KEPT = 20  # words of made-up text in a line
 
@@ -115,8 +115,7 @@ def measure(
     print_table(rows, console)
     console.print(f"{rows[0].machine}, torch {rows[0].torch}, seed {seed}")
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+        write_json(json_path, [dataclasses.asdict(row) for row in rows], indent=1)
         console.print(f"written: {json_path}")
     if failed := [outcome for outcome in outcomes if outcome.problems]:
         seeds = ", ".join(f"{each.fault} {each.seed}" for each in failed[:20])

@@ -7,7 +7,6 @@ CUDA, without parameters and inputs, gradients included.
 
 import dataclasses
 import gc
-import json
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.measure.timer import interleave
+from lightning_llm.training.text_files import write_json
 
 MIB = 2**20
 
@@ -228,8 +228,7 @@ def describe_machine(device: str) -> str:
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:
     """One JSON array of objects."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+    write_json(path, [dataclasses.asdict(row) for row in rows], indent=1)
 
 
 def print_table(rows: Sequence[Row], console: Console) -> None:

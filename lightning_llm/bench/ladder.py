@@ -218,7 +218,7 @@ def run_processes(name: str, jobs: Sequence[Found]) -> Found:
         growing = job["device"] == "cuda" and job["settings"]["allocator"]
         started.append(
             subprocess.Popen(
-                [sys.executable, "-m", "lightning_llm.bench.ladder_process", json.dumps(job)],
+                [sys.executable, "-m", "lightning_llm.bench.ladder_process", json.dumps(job, allow_nan=False)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -242,7 +242,7 @@ def main(words: str) -> None:
         dist.barrier()
         leave_groups()
     if rank == 0:
-        print(json.dumps(found))
+        print(json.dumps(found, allow_nan=False))
 
 
 if __name__ == "__main__":

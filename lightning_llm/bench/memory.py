@@ -25,6 +25,7 @@ from lightning_llm.bench.harness import Row, describe_machine
 from lightning_llm.measure.timeline import KINDS
 from lightning_llm.training.callbacks.memory_picture import draw, save
 from lightning_llm.training.callbacks.memory_report import NAMES, Report, mib
+from lightning_llm.training.text_files import write_json
 
 STEPS = 3  # the optimiser's state is there from the second on
 MOST_MODULES = 20
@@ -62,8 +63,7 @@ def compare(configs: Sequence[str], fit_options: Sequence[str], *, json_path: Pa
             {**dataclasses.asdict(_row(n, r, machine)), "peak": r["peak"], "kept": r["kept"]}
             for n, r in reports.items()
         ]
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        write_json(json_path, rows, indent=1)
         picture = json_path.with_suffix(".png")
         save(draw(reports, f"bench memory: step {STEPS}, {machine}"), picture)
         console.print(f"written: {json_path}, {picture}")
@@ -82,7 +82,7 @@ def measure(config: str, fit_options: Sequence[str]) -> Report:
             f"--trainer.val_check_interval={STEPS}",
             "--trainer.limit_val_batches=1",
             f"--trainer.default_root_dir={folder}",
-            f"--trainer.callbacks+={json.dumps(profiler)}",
+            f"--trainer.callbacks+={json.dumps(profiler, allow_nan=False)}",
         ]
         done = subprocess.run([sys.executable, "-m", "lightning_llm", *words], capture_output=True, text=True)
         found = sorted(Path(folder).rglob(f"memory/step-{STEPS}.json"))

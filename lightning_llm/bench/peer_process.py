@@ -249,7 +249,7 @@ def main(words: str) -> None:
     seconds, peak = SIDES[job["side"]](shape, job["dtype"], device, job["steps"], compiled=job["compiled"])
     if peak is None:
         peak = high_water_bytes() - before
-    print(json.dumps({"median_s": statistics.median(seconds), "peak_bytes": peak}))
+    print(json.dumps({"median_s": statistics.median(seconds), "peak_bytes": peak}, allow_nan=False))
 
 
 if __name__ == "__main__":

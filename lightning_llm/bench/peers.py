@@ -104,7 +104,7 @@ def _measure(variants: Sequence[str], shape: str, sizes: Shape, dtype: str, aske
 
 def _run_side(name: str, shape: str, dtype: str, device: str) -> dict[str, float]:
     job = {"shape": shape, "dtype": dtype, "device": device, "steps": STEPS[device], **VARIANTS[name]._asdict()}
-    command = [sys.executable, "-m", "lightning_llm.bench.peer_process", json.dumps(job)]
+    command = [sys.executable, "-m", "lightning_llm.bench.peer_process", json.dumps(job, allow_nan=False)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{name} failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")

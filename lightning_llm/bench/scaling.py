@@ -132,7 +132,7 @@ def _take_part(
         parameters = sum(p.numel() for p in _model(sizes).parameters())
         backward = _backward_seconds(sizes, device, dtype)
         found = {"taken": taken, "wire": wire, "links": links, "gradient_bytes": 4 * parameters, "backward": backward}
-        Path(result).write_text(json.dumps(found), encoding="utf-8")
+        Path(result).write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
 
 
 def _model(sizes: list[int]) -> LanguageModel:

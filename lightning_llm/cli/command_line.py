@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import get_loader, set_loader
 
 from lightning_llm.cli.runs import CONFIG, find_checkpoint, newest_run, run_of
+from lightning_llm.cli.yaml_files import check_keys, read_config
 from lightning_llm.data.find_store import check_named_store
 
 SECTIONS = ("model", "data", "trainer")
+STRICT_YAML = "strict_yaml"  # the parser's own mode, but for keys that are given twice
 SINGLE_OPTIONS = ("seed_everything", "keep_freed_memory", "ckpt_path", "weights_only", "return_predictions", "verbose")
 
 
@@ -40,13 +43,7 @@ def check_config(file: Path) -> None:
     """Name the file of a config that cannot be one: the parser's messages do not, and it drops what is empty."""
     if not file.is_file():
         return
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"config {file} is not YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"config {file} must hold options by name, such as 'trainer:', got {content!r}")
-    for name, value in content.items():
+    for name, value in read_config(file).items():
         if name not in (*SECTIONS, *SINGLE_OPTIONS):
             known = ", ".join((*SECTIONS, *SINGLE_OPTIONS))
             raise ValueError(f"config {file}: {name!r} is unknown; at the top there may be {known}")
@@ -71,6 +68,15 @@ def check_store(data: Mapping[str, Any], words: Sequence[str]) -> None:
         check_named_store(data.get("store"), data.get("corpus") if is_given else None, data.get("path"))
 
 
+def check_section_files(words: Sequence[str]) -> None:
+    """Read the files that sections, or classes in them, are taken from: ``--trainer FILE``, ``--model.mlp FILE``."""
+    for name in dict.fromkeys(word.partition("=")[0].removesuffix("+") for word in words):
+        if name == "--data" or name.startswith(("--model", "--trainer")):
+            for value in option_values(words, name, f"{name}+"):
+                if value.endswith((".yaml", ".yml")) and Path(value).is_file():
+                    read_config(Path(value))
+
+
 def resume_command(words: Sequence[str]) -> str:
     """The command at hand, going on from its newest checkpoint instead of what it was given."""
     kept, is_value = [], False
@@ -91,8 +97,15 @@ def option_values(words: Sequence[str], *names: str) -> list[str]:
     return values
 
 
+def _load_strictly(text: str) -> Any:
+    content = get_loader("yaml")(text)
+    if isinstance(content, dict | list):
+        check_keys(text)
+    return content
+
+
+set_loader(STRICT_YAML, _load_strictly, (yaml.YAMLError,))
+
+
 def _says_what_is_trained(config: Path) -> bool:
-    if not config.is_file():
-        return False
-    content = yaml.safe_load(config.read_text(encoding="utf-8"))
-    return isinstance(content, dict) and ("model" in content or "data" in content)
+    return config.is_file() and not {"model", "data"}.isdisjoint(read_config(config))

@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_llm.cli.parser import OneLineParser, run_tool
-from lightning_llm.cli.run_table import EVENTS, SUMMARY, Run, descriptions, differences, find_runs
-from lightning_llm.training.run_options import SEEDS, shown
+from lightning_llm.cli.run_table import (
+    EVENTS,
+    SUMMARY,
+    THREADS,
+    Run,
+    descriptions,
+    differences,
+    find_runs,
+    made_different,
+)
+from lightning_llm.training.run_options import ABSENT, SEEDS, labels
+from lightning_llm.training.run_status import unfinished
 from lightning_llm.training.scalar_names import MEMORY, PEAK
+from lightning_llm.training.text_files import write_json
 
 PEAK_MEMORY = "peak_memory_gib"
 METRICS = {  # key in summary.json: what it is, its unit, digits
@@ -29,6 +40,7 @@ METRICS = {  # key in summary.json: what it is, its unit, digits
     "seconds": ("time", "s", 1),
     PEAK_MEMORY: ("peak memory", "GiB", 3),
 }
+THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."
 MOST_COLUMNS = 5  # of options; more are told in one
 SMALLER, LARGER, UNKNOWN = "smaller than the spread", "larger than the spread", "spread unknown: one seed each"
 
@@ -75,7 +87,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         "lightning-llm compare",
         "Compare finished runs: loss, time and peak memory, grouped by what their configs differ in, mean and spread "
-        "over seeds. The first run's group is what the others are compared with.",
+        "over seeds. The first run's group is what the others are compared with. Runs that failed, were killed or "
+        "still train are named.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders that hold some")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the groups and effects to this file too")
@@ -88,14 +101,31 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    runs = find_runs(options.runs, SUMMARY, f"no {SUMMARY} in it: the run has not ended yet", _say)
-    groups = group_runs([(run, read_results(run.path)) for run in runs])
+    runs = find_runs(options.runs)
+    standing = {run.path: unfinished(run.path) for run in runs}
+    left_out = [f"{path}: {words}" for path, words in standing.items() if words]
+    finished = [with_threads(run) for run in runs if not standing[run.path]]
+    if not finished:
+        raise ValueError(f"no run has finished: {', '.join(left_out)}")
+    groups = group_runs([(run, read_results(run.path)) for run in finished])
     if options.json is not None:
         _write(groups, options.json)
     # into a file or a pipe as wide as it takes
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     print_table(groups, console)
     print_effects(groups, console)
+    if len({run.options.get(THREADS) for run in finished} - {None}) > 1:
+        console.print(f"\n{THREADS_DIFFER}", soft_wrap=True)
+    if left_out:
+        console.print()
+    for line in left_out:
+        console.print(f"not compared: {escape(line)}", soft_wrap=True)
+
+
+def with_threads(run: Run) -> Run:
+    """The run, and the number of threads as an option where its summary notes one: it changes bits and time."""
+    threads = _summary(run.path).get(THREADS)
+    return dataclasses.replace(run, options={**run.options, THREADS: threads}) if run.options and threads else run
 
 
 def read_results(run: Path) -> dict[str, float]:
@@ -104,12 +134,12 @@ def read_results(run: Path) -> dict[str, float]:
     Raises:
         ValueError: It is damaged.
     """
-    path = run / SUMMARY
+    summary = _summary(run)
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
         results = {key: float(summary[key]) for key in METRICS if summary.get(key) is not None}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{run / SUMMARY} is damaged: {error}") from error
+    results = {key: value for key, value in results.items() if math.isfinite(value)}  # older ones say Infinity
     if PEAK_MEMORY not in results and (peak := _peak_in_curves(run)) is not None:
         results[PEAK_MEMORY] = peak
     return results
@@ -118,22 +148,24 @@ def read_results(run: Path) -> dict[str, float]:
 def group_runs(results: Sequence[tuple[Run, Mapping[str, float]]]) -> list[Group]:
     """Groups in the order in which their first runs come."""
     runs = [run for run, _ in results]
-    told = dict(zip((run.path for run in runs), descriptions(runs, leave_out=SEEDS), strict=True))
     names = [name for name in differences(runs) if name not in SEEDS]
-    gathered: dict[tuple[str, ...], list[tuple[Run, Mapping[str, float]]]] = {}
-    for run, values in results:
+    columns = {name: labels([run.options.get(name, ABSENT) for run in runs]) for name in names}
+    gathered: dict[Hashable, list[int]] = {}
+    for number, run in enumerate(runs):
         # without a config nothing is known to be the same
-        key = tuple(shown(run.options.get(name, "–")) for name in names) if run.options else (run.place,)
-        gathered.setdefault(key, []).append((run, values))
+        key = tuple(column[number] for column in columns.values()) if run.options else run.path
+        gathered.setdefault(key, []).append(number)
+    told = descriptions(runs, leave_out=SEEDS)
+    firsts = [numbers[0] for numbers in gathered.values()]
+    titles = made_different([told[first] for first in firsts], [runs[first] for first in firsts])
     groups = []
-    for key, members in gathered.items():
-        first = members[0][0]
-        options = dict(zip(names, key, strict=True)) if first.options else {}
+    for title, numbers in zip(titles, gathered.values(), strict=True):
+        members, first = [results[number] for number in numbers], numbers[0]
         seeds = len({run.seed for run, _ in members})
         groups.append(
             Group(
-                name=told[first.path],
-                options=options,
+                name=title,
+                options={name: column[first] for name, column in columns.items()} if runs[first].options else {},
                 runs=[str(run.path) for run, _ in members],
                 seeds=seeds,
                 measures=_measures([values for _, values in members], seeds),
@@ -187,6 +219,17 @@ def print_effects(groups: Sequence[Group], console: Console) -> None:
             console.print(f"  {title} {change}: {effect.verdict}{spread}", soft_wrap=True)
 
 
+def _summary(run: Path) -> dict[str, Any]:
+    path = run / SUMMARY
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(summary, dict):
+        raise ValueError(f"{path} is damaged: it holds {summary!r}")
+    return summary
+
+
 def _measures(values: Sequence[Mapping[str, float]], seeds: int) -> dict[str, Measure]:
     measures = {}
     for metric in METRICS:
@@ -223,8 +266,4 @@ def _write(groups: Sequence[Group], path: Path) -> None:
     for group in groups:
         found = effects(group, groups[0]) if rows else []
         rows.append({**dataclasses.asdict(group), "effects": [dataclasses.asdict(each) for each in found]})
-    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-
-
-def _say(line: str) -> None:
-    print(f"lightning-llm compare: {line}", file=sys.stderr)
+    write_json(path, rows)

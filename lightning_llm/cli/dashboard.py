@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lightning_llm.cli.interrupts import ENDING
 from lightning_llm.cli.parser import OneLineParser, run_tool
 from lightning_llm.cli.run_table import EVENTS, Run, find_runs, run_names
 
@@ -91,8 +92,8 @@ def _serve(folder: Path, port: int, count: int) -> None:
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise ``KeyboardInterrupt``, once: a second one must not disturb the clearing up."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    """They raise ``KeyboardInterrupt``, once: a second one must not disturb the clearing up. Ignored ones stay so."""
+    numbers = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
 
     def stop(received: int, frame: Any) -> None:
         for number in numbers:

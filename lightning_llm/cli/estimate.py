@@ -7,8 +7,6 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
-
 from lightning_llm.accounting.flops import step_flops
 from lightning_llm.accounting.layered import StepMoments
 from lightning_llm.accounting.memory import StepMemory, most_rows, step_memory
@@ -16,7 +14,8 @@ from lightning_llm.accounting.parameters import parameter_terms, parameters_by_p
 from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.accounting.sharding import SharedMemory, shared_memory, walk_precision
 from lightning_llm.cli.parser import OneLineParser, run_tool
-from lightning_llm.cli.run_config import RunConfig, add_options, read_run, size_option, write_json
+from lightning_llm.cli.run_config import RunConfig, add_options, read_run, size_option
+from lightning_llm.training.text_files import write_json
 
 ADAMW_FLOPS = 12  # per parameter: decay 1, first average 3, second average 4, root, sum, quotient and update 4
 ASSUMED_UTILISATION = 0.4
@@ -24,7 +23,7 @@ ASSUMED_UTILISATION = 0.4
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    return run_tool(build_parser(), argv, _estimate, TypeError, yaml.YAMLError)
+    return run_tool(build_parser(), argv, _estimate, TypeError)
 
 
 def _estimate(options: argparse.Namespace) -> None:

@@ -2,21 +2,19 @@
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_llm.cli.models import KINDS, open_model
 from lightning_llm.cli.parser import OneLineParser, run_tool
+from lightning_llm.training.text_files import write_json
 
 if TYPE_CHECKING:
     from lightning_llm.data.formats import Document
     from lightning_llm.data.tokenizers import Tokenizer
     from lightning_llm.generation.scoring import Score
     from lightning_llm.model.transformer import Transformer
-
-EXIT_INTERRUPTED = 130
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -37,11 +35,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit status, 130 when interrupted."""
-    try:
-        return run_tool(build_parser(), argv, _evaluate, RuntimeError)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    """Run the command; returns the exit status."""
+    return run_tool(build_parser(), argv, _evaluate, RuntimeError)
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -71,7 +66,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         content: dict[str, Any] = {"context": context, "stride": stride, **_numbers(total)}
         if options.per_document:
             content["documents"] = rows
-        options.json.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(options.json, content)
 
 
 def _score(model: "Transformer", tokenizer: "Tokenizer", document: "Document", stride: int | None) -> "Score":

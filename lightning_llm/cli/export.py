@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 from lightning_llm.accounting.hardware import byte_size
 from lightning_llm.cli.parser import OneLineParser, run_tool
+from lightning_llm.cli.yaml_files import read_config
 
 if TYPE_CHECKING:
     from lightning_llm.interop.model_card import RunRecord
@@ -58,7 +57,7 @@ def _record(checkpoint: Path) -> "RunRecord":
         return RunRecord(name, step)
     summary = run / SUMMARY
     metrics = json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else None
-    config = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
+    config = read_config(run / CONFIG)
     return RunRecord(name, step, metrics, config)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.models import KINDS, open_model
 from lightning_llm.cli.parser import OneLineParser, run_tool
 
@@ -43,12 +44,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit status, 130 when interrupted."""
-    try:
-        return run_tool(build_parser(), argv, _generate, RuntimeError)
-    except KeyboardInterrupt:
-        print()
-        return 130
+    """Run the command; returns the exit status."""
+    return run_tool(build_parser(), argv, _generate, RuntimeError)
 
 
 def _generate(options: argparse.Namespace) -> None:
@@ -78,6 +75,7 @@ def _generate(options: argparse.Namespace) -> None:
         try:
             _write(model, tokenizer, line, sampling, options)
         except KeyboardInterrupt:  # of this text; Ctrl-C or Ctrl-D at the next line leaves
+            interrupts.number = 0
             print()
         except ValueError as error:
             print(f"lightning-llm generate: {' '.join(str(error).split())}", file=sys.stderr)

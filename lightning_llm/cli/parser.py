@@ -1,15 +1,15 @@
 """What the tools of the command line have in common: a mistake is answered in one line, with status 2."""
 
 import argparse
-import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.pages import COMMANDS, FIRST, with_page
 
 USER_ERROR = 2
-BROKEN_PIPE = 128 + 13  # as a shell has it of a program that SIGPIPE ended
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -41,6 +41,7 @@ def run_tool(
     words: Sequence[str],
     act: Callable[[argparse.Namespace], object],
     *mistakes: type[Exception],
+    when_interrupted: str = "",
 ) -> int:
     """Run a tool.
 
@@ -49,10 +50,15 @@ def run_tool(
         words: Of the command line, behind the tool's name.
         act: What it does with the options.
         mistakes: Errors that are a user's mistake, beside ``ValueError`` and ``OSError``.
+        when_interrupted: What to say of Ctrl-C besides.
 
     Returns:
-        The exit status: 0; 2 after a line about what is wrong; 141 where the reader of the output has left.
+        The exit status: 0; 2 after a line about what is wrong; 130 after a line about Ctrl-C.
+
+    Raises:
+        BrokenPipeError: The reader of the output has left.
     """
+    interrupts.command = command_of(parser.prog)
     try:
         options = parser.parse_args(words)
     except SystemExit as leaving:  # --help, or a wrong option
@@ -60,10 +66,10 @@ def run_tool(
     kinds: tuple[type[Exception], ...] = (ValueError, OSError, *mistakes)
     try:
         act(options)
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever read it, `head` say, has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's own last flush fails
-        return BROKEN_PIPE
+    except BrokenPipeError:
+        raise
+    except KeyboardInterrupt:
+        return interrupts.say(interrupts.number or signal.SIGINT, when_interrupted)
     except kinds as error:
         line = f"{parser.prog}: error: {' '.join(str(error).split())}"
         print(with_page(command_of(parser.prog), line), file=sys.stderr)

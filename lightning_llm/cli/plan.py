@@ -26,9 +26,8 @@ from lightning_llm.cli.run_config import (
     merged,
     read_run,
     size_option,
-    write_atomically,
-    write_json,
 )
+from lightning_llm.training.text_files import write_json, write_text
 
 PATIENCE = 1.0  # seconds before progress is shown
 VIEWING = {
@@ -40,7 +39,7 @@ WALKS = 400  # about as many memories as a plan with its frontier asks for
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    return run_tool(build_parser(), argv, _plan, TypeError, yaml.YAMLError)
+    return run_tool(build_parser(), argv, _plan, TypeError)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -102,7 +101,7 @@ def _plan(options: argparse.Namespace) -> None:
     if options.out is not None:
         header = f"# Made by lightning-llm plan for {shown_size(options.memory)} on {task.pace.device.name}.\n"
         body = yaml.safe_dump(config_for(run, task, chosen), sort_keys=False, default_flow_style=None, width=120)
-        write_atomically(options.out, header + body)
+        write_text(options.out, header + body)
         print(f"\n  lightning-llm fit --config {options.out}")
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.accounting.plan_report import chosen_options, described
-from lightning_llm.cli.run_config import write_json
 from lightning_llm.training.callbacks.resume import HonestResume
+from lightning_llm.training.text_files import write_json
 
 PLAN = "plan.json"
 

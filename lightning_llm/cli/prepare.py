@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,16 +11,13 @@ from lightning_llm.cli.parser import OneLineParser, run_tool
 if TYPE_CHECKING:
     from lightning_llm.data.token_store import TokenStore
 
-EXIT_INTERRUPTED = 130
-
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns the exit status, 130 when interrupted."""
-    try:
-        return run_tool(_parser(), argv, lambda given: _merge(given) if given.merge else _prepare(given))
-    except KeyboardInterrupt:
-        print("lightning-llm prepare: interrupted; the same command goes on from here", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    """Runs the command; returns the exit status."""
+    again = "; the same command goes on from here"
+    return run_tool(
+        _parser(), argv, lambda given: _merge(given) if given.merge else _prepare(given), when_interrupted=again
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,8 +1,6 @@
 """What a run says for itself: a summary at its start; results, a sample and the next commands at its end."""
 
-import json
 import math
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,9 @@ from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import BEST
 from lightning_llm.training.execution import record
 from lightning_llm.training.length import total_steps
+from lightning_llm.training.run_status import FINISHED, write_status
 from lightning_llm.training.sharding import is_sharded
+from lightning_llm.training.text_files import write_json
 
 COMPILES = "the first step and the first validation wait until the blocks are compiled (mode {})"
 
@@ -104,7 +104,8 @@ class RunReport(Callback):
             "peak_memory_gib": None if profiler is None else profiler.highest_gib,
             "checkpoint": None if newest is None else str(newest),
         }
-        _write_json(run / SUMMARY, summary)
+        write_json(run / SUMMARY, summary)
+        write_status(run, FINISHED, step=steps, val_loss=summary["val_loss"])
         self._print_results(run, newest, summary)
         if not is_sharded(model):  # no process could generate alone
             print_sample(self.console, model, data)
@@ -179,9 +180,3 @@ def _describe_device(trainer: Trainer) -> str:
 def _describe_peak(trainer: Trainer) -> str:
     log = next((c for c in trainer.callbacks if isinstance(c, TrainingLog)), None)  # type: ignore[attr-defined]
     return "not asked for" if log is None or log.utilisation is None else log.utilisation.note
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)

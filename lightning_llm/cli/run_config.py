@@ -6,18 +6,16 @@ Several configs are composed as ``fit`` composes them: later ones win, option by
 import argparse
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from lightning_llm.accounting.hardware import Device, byte_size, find_device
 from lightning_llm.accounting.parameters import hidden_matrix_parameters, parameters_by_part
 from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.accounting.precision import auto_precision, cpu_features
 from lightning_llm.accounting.sharding import STRATEGIES
+from lightning_llm.cli.yaml_files import read_config
 from lightning_llm.model.config import ModelConfig
 
 # Tensors of a parameter's size that an optimiser keeps for each parameter; Muon's matrices have one instead.
@@ -107,10 +105,7 @@ def read_run(options: argparse.Namespace) -> RunConfig:
     """
     raw: Section = {}
     for file in options.config:
-        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-        if not isinstance(content, dict):
-            raise ValueError(f"config {file} must hold options by name, such as 'trainer:', got {content!r}")
-        raw = merged(raw, content)
+        raw = merged(raw, read_config(file))
     model, data, trainer = (_section(raw, name) for name in ("model", "data", "trainer"))
     if data.get("document_mask"):
         raise ValueError("data.document_mask is not covered: its masks are not counted; leave it out")
@@ -167,22 +162,6 @@ def merged(first: Section, second: Section) -> Section:
 
 def _same_class(first: Section, second: Section) -> bool:
     return bool(second.get("class_path", first.get("class_path")) == first.get("class_path"))
-
-
-def write_atomically(path: Path, content: str) -> None:
-    """Write a text file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(content, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_json(path: Path, content: object) -> None:
-    """Write JSON whole or not at all."""
-    write_atomically(path, json.dumps(content, indent=2) + "\n")
 
 
 def state_per_parameter(class_path: str, arguments: Section) -> int:

@@ -2,18 +2,18 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from lightning_llm.training.run_options import SEEDS, short_options, shown
+from lightning_llm.cli.yaml_files import read_config
+from lightning_llm.training.run_options import ABSENT, CALLBACKS, SEEDS, identity, labels, short_options
 
 CONFIG, SUMMARY = "config.yaml", "summary.json"  # as in cli.runs; to import that would cost an import of torch
 EVENTS = "events.out.tfevents*"
+SLASH = "∕"  # looks like one, and makes no folder
 LONGEST_NAME = 120  # characters; a name becomes the name of a folder
-ABSENT = "absent"
+THREADS = "threads"  # noted in the summary; where it is not, nothing is known of it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Run:
 
 
 def find_runs(
-    given: Sequence[str], file: str, without: str, say: Callable[[str], object] = lambda line: None
+    given: Sequence[str], file: str = "", without: str = "", say: Callable[[str], object] = lambda line: None
 ) -> list[Run]:
     """The runs that a command line names.
 
     Args:
         given: Run directories, and folders that hold some, up to two levels down.
-        file: Pattern of a file that a run must hold.
+        file: Pattern of a file that a run must hold; empty: none.
         without: What to say of a run that does not hold it.
         say: Called with a line for each run that was found below a folder and left out for that.
 
@@ -60,12 +60,12 @@ def find_runs(
         if not folder.is_dir():
             raise ValueError(f"{name}: no such directory; give run directories, or a folder that holds some")
         if _is_run(folder):
-            if not any(folder.glob(file)):
+            if not _has(folder, file):
                 raise ValueError(f"{name}: {without}")
             found.setdefault(folder.resolve(), folder)
             continue
         below = sorted((path for path in (*folder.glob("*"), *folder.glob("*/*")) if _is_run(path)), key=_natural)
-        complete = [path for path in below if any(path.glob(file))]
+        complete = [path for path in below if _has(path, file)]
         if not complete:
             raise ValueError(f"{name}: {without if below else 'no run in it, nor two levels below'}")
         for path in below:
@@ -77,11 +77,19 @@ def find_runs(
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
-    """Short names of the options that are not the same in all runs: model, data, trainer, seeds, each as in configs."""
+    """Short names of the options that are not the same in all runs: model, data, trainer, seeds, each as in configs.
+
+    What only some runs can say, threads and the options of a callback, is compared among these.
+    """
     known = [run.options for run in runs if run.options]
+
+    def values(name: str) -> set[Hashable]:
+        if name == THREADS or name.startswith(f"{CALLBACKS}."):
+            return {identity(options[name]) for options in known if name in options}
+        return {identity(options.get(name, ABSENT)) for options in known}
+
     names = dict.fromkeys(name for options in known for name in options)
-    differing = [name for name in names if any(o.get(name, ABSENT) != known[0].get(name, ABSENT) for o in known)]
-    return sorted(differing, key=_section)
+    return sorted((name for name in names if len(values(name)) > 1), key=_section)
 
 
 def descriptions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[str]:
@@ -92,6 +100,9 @@ def descriptions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[s
     Args:
         runs: The runs.
         leave_out: Options that are not to be told.
+
+    Returns:
+        Texts that may be the same for several runs; see :func:`made_different`.
     """
     texts = _told_apart(runs, leave_out)
     if max(map(len, texts), default=0) > LONGEST_NAME:
@@ -99,12 +110,18 @@ def descriptions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[s
             members = [number for number, run in enumerate(runs) if run.path.resolve().parent == folder]
             for number, text in zip(members, _told_apart([runs[n] for n in members], leave_out), strict=True):
                 texts[number] = f"{folder.name}: {text}" if text else folder.name
-    return [_cut(text) or run.place for text, run in zip(texts, runs, strict=True)]
+    return [text or run.place for text, run in zip(texts, runs, strict=True)]
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:
     """As :func:`descriptions`, made different where they are the same, and fit for the name of a folder."""
-    texts = descriptions(runs)
+    told = zip(descriptions(runs), runs, strict=True)
+    return made_different([_cut(text if text == run.place else text.replace("/", SLASH)) for text, run in told], runs)
+
+
+def made_different(texts: Sequence[str], runs: Sequence[Run]) -> list[str]:
+    """Texts about runs, with what tells them apart where they are the same."""
+    texts = list(texts)
     for distinguish in (_with_version, _with_place, _with_number):
         texts = [
             distinguish(text, run, number) if texts.count(text) > 1 else text
@@ -113,27 +130,23 @@ def run_names(runs: Sequence[Run]) -> list[str]:
     return texts
 
 
+def _has(folder: Path, file: str) -> bool:
+    return not file or any(folder.glob(file))
+
+
 def _is_run(folder: Path) -> bool:
     return (folder / CONFIG).is_file() or any(folder.glob(EVENTS))
 
 
 def _options(run: Path) -> dict[str, Any]:
     path = run / CONFIG
-    if not path.is_file():
-        return {}
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold options by name, got {content!r}")
-    return short_options(content)
+    return {CALLBACKS: [], **short_options(read_config(path))} if path.is_file() else {}
 
 
 def _section(name: str) -> int:
     if name in SEEDS:
         return 3
-    return {"data": 1, "trainer": 2, "keep_freed_memory": 2}.get(name.partition(".")[0], 0)
+    return {"data": 1, "trainer": 2, "keep_freed_memory": 2, THREADS: 2}.get(name.partition(".")[0], 0)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
@@ -143,7 +156,11 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 def _told_apart(runs: Sequence[Run], leave_out: Collection[str]) -> list[str]:
     names = [name for name in differences(runs) if name not in leave_out]
-    return [", ".join(f"{name}={shown(run.options[name])}" for name in names if name in run.options) for run in runs]
+    columns = {name: labels([run.options.get(name, ABSENT) for run in runs]) for name in names}
+    return [
+        ", ".join(f"{name}={column[number]}" for name, column in columns.items() if name in run.options)
+        for number, run in enumerate(runs)
+    ]
 
 
 def _cut(text: str) -> str:

@@ -5,6 +5,7 @@ checkpoints/              see training.callbacks.checkpoints
 events.out.tfevents…      TensorBoard
 job                       the SLURM or torchrun job that made it, where one did
 turn                      a number that grows with each start of a run beside others: clocks may jump
+status.json               how the run stands or ended, see training.run_status
 summary.json              the result, once the run has ended
 """
 

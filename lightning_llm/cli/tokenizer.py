@@ -1,13 +1,10 @@
 """``lightning-llm tokenizer train INPUT… --kind bpe --vocab-size N``: learn a tokenizer from text."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_llm.cli.parser import OneLineParser, run_tool
-
-EXIT_INTERRUPTED = 130
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -39,12 +36,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit status, 130 when interrupted."""
-    try:
-        return run_tool(build_parser(), argv, _train)
-    except KeyboardInterrupt:
-        print("lightning-llm tokenizer: interrupted, nothing was written", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    """Run the command; returns the exit status."""
+    return run_tool(build_parser(), argv, _train, when_interrupted="; nothing was written")
 
 
 def _train(options: argparse.Namespace) -> None:

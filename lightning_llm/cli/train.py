@@ -10,6 +10,7 @@ import errno
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from jsonargparse import ArgumentError
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -25,7 +27,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_llm.cli.check import report
 from lightning_llm.cli.command_line import (
+    STRICT_YAML,
     check_config,
+    check_section_files,
     check_store,
     experiment_of,
     option_values,
@@ -33,6 +37,7 @@ from lightning_llm.cli.command_line import (
     with_config_of_run,
 )
 from lightning_llm.cli.connection import check_address, lost_contact, waiting_line
+from lightning_llm.cli.interrupts import interrupts, is_first_process
 from lightning_llm.cli.jobs import check_restarts, may_have_run_before, restarts, this_job
 from lightning_llm.cli.pages import ABOUT, COMMANDS, SYNTAX, with_page
 from lightning_llm.cli.plan_record import record_plan
@@ -54,6 +59,7 @@ from lightning_llm.training.callbacks.agreement import SameEverywhere
 from lightning_llm.training.callbacks.finite import NonFinite
 from lightning_llm.training.callbacks.resume import HonestResume
 from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
+from lightning_llm.training.callbacks.status import StatusFile
 from lightning_llm.training.checkpointing import EXECUTION, check_run_checkpoint
 from lightning_llm.training.execution import choose_precision
 from lightning_llm.training.groups import leave_groups
@@ -62,7 +68,7 @@ from lightning_llm.training.preflight import refuse
 from lightning_llm.training.trainer import Trainer
 
 DIVERGED, OUT_OF_MEMORY, LOST_CONTACT, USER_ERROR = 1, 1, 1, 2
-ENDED_TOGETHER = (0, 130, 143)  # all processes at the same step: none waits for another any more
+ENDED_TOGETHER = (0, 129, 130, 143)  # all processes at the same step: none waits for another any more
 
 
 class SaveConfig(SaveConfigCallback):
@@ -107,6 +113,7 @@ class TrainingCLI(LightningCLI):
         words = with_config_of_run(list(args))
         for file in option_values(words, "--config", "-c"):
             check_config(Path(file))
+        check_section_files(words)
         for word in ("validate", "test"):  # our own lines print the metrics
             self._parser(word).set_defaults(verbose=False)
         self.experiment, self._words = experiment_of(words), words
@@ -162,7 +169,7 @@ class TrainingCLI(LightningCLI):
         trainer.precision_reason = self.precision_reason
         plain = self._parser(self.subcommand).dump(self._options, format="json")
         own = [SameEverywhere(json.loads(plain), self.checkpoint), HonestResume(json.loads(plain))]
-        trainer.callbacks[:0] = own  # type: ignore[attr-defined]
+        trainer.callbacks[:0] = [*own, StatusFile()]  # type: ignore[attr-defined]
         return trainer
 
     def _logger(self, root: Path) -> TensorBoardLogger:
@@ -171,7 +178,7 @@ class TrainingCLI(LightningCLI):
             return TensorBoardLogger(root, name=self.experiment, default_hp_metric=False)
         # what was logged beyond the checkpoint, before a kill, is going to be logged again
         again = step_in(self.checkpoint) + 1
-        if _is_first_process():
+        if is_first_process():
             put_events_before(run, int(time.time()))
         return TensorBoardLogger(run.parent, name="", version=run.name, default_hp_metric=False, purge_step=again)
 
@@ -201,7 +208,11 @@ class TrainingCLI(LightningCLI):
         """Print a JSON line for each prompt."""
         tokenizer = self.datamodule.tokenizer
         for prompt, ids in zip(self.datamodule.predict_prompts, self.trainer.predict_loop.predictions, strict=True):
-            print(json.dumps({"prompt": prompt, "text": tokenizer.decode(ids[0].tolist())}, ensure_ascii=False))
+            print(
+                json.dumps(
+                    {"prompt": prompt, "text": tokenizer.decode(ids[0].tolist())}, ensure_ascii=False, allow_nan=False
+                )
+            )
 
     @property
     def report(self) -> RunReport:
@@ -222,13 +233,28 @@ def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
 
     Raises:
         SystemExit: With status 2 after one line on stderr for a user's mistake or a failure of the system, 1 if the
-            loss is no number any more, memory has run out or another process is lost, 130 or 143 after Ctrl-C or
-            SIGTERM.
+            loss is no number any more, memory has run out or another process is lost, 129, 130 or 143 after
+            SIGHUP, Ctrl-C or SIGTERM.
     """
     _quieten()
     threading.excepthook = _of_thread
     words = list(sys.argv[1:] if args is None else args)
     command = words[0] if words else "fit"
+    with interrupts.taken(command):
+        try:
+            return _run_command(command, words)
+        except (KeyboardInterrupt, SystemExit) as leaving:  # Lightning makes the one the other, of status 1
+            if not isinstance(leaving, KeyboardInterrupt) and not interrupts.number:
+                raise
+            interrupts.hold_off()
+            raise _LeftTheOthers(interrupts.say(interrupts.number or signal.SIGINT)) from None
+
+
+class _LeftTheOthers(SystemExit):
+    """This process ends wherever it was; others may be waiting for it."""
+
+
+def _run_command(command: str, words: list[str]) -> TrainingCLI:
     try:
         return TrainingCLI(
             LanguageModel,
@@ -242,14 +268,17 @@ def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
             load_from_checkpoint_support=False,
             parser_kwargs={
                 "exit_on_error": False,
+                "parser_mode": STRICT_YAML,
                 **{word: _help_of(word) for word in TrainingCLI.subcommands()},
             },
             args=words,
         )
     except Interrupted as interruption:
-        saved = f"nothing is lost. Go on with\n  {resume_command(words)}"
-        _say(f"{interruption}; {saved if interruption.is_saved else 'no checkpoint was saved: the run has none'}")
-        if interruption.requeue and _is_first_process():
+        interrupts.hold_off()
+        saved = f"nothing is lost. Go on with: {resume_command(words)}"
+        outcome = saved if interruption.is_saved else "no checkpoint was saved: the run has none"
+        _say(f"lightning-llm {command}: {interruption}; {outcome}")
+        if interruption.requeue and is_first_process():
             _requeue()
         raise SystemExit(interruption.exit_status) from None
     except NonFinite as finding:
@@ -278,6 +307,11 @@ def run(words: Sequence[str]) -> int:
     status = 0
     try:
         cli_main(words)
+    except _LeftTheOthers as leaving:
+        status = int(leaving.code or 0)
+        if interrupts.is_own_process and dist.is_initialized():  # to end the groups could wait for the others
+            os._exit(status)
+        return status
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else USER_ERROR
     if status in ENDED_TOGETHER:
@@ -309,12 +343,8 @@ def _one_line(error: Exception) -> str:
 
 
 def _say(text: str) -> None:
-    if _is_first_process():
+    if is_first_process():
         print(text, file=sys.stderr)
-
-
-def _is_first_process() -> bool:
-    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
 def _of_earlier_attempt(folder: Path) -> Path | None:

@@ -136,7 +136,7 @@ class TokenStoreWriter:
             file.flush()
         journal = {"key": self._key, "cursor": list(cursor), "splits": self._described()}
         new = self._partial / f"{_JOURNAL}.new"
-        new.write_text(json.dumps(journal), encoding="utf-8")
+        new.write_text(json.dumps(journal, allow_nan=False), encoding="utf-8")
         new.replace(self._partial / _JOURNAL)
 
     def _described(self) -> dict[str, dict[str, Any]]:
@@ -180,7 +180,7 @@ class TokenStoreWriter:
         }
         if self._shard:
             meta |= {"format": f"{FORMAT}, shard", "shard": list(self._shard), "key": self._key}
-        described = json.dumps({**meta, "checksum": meta_checksum(meta)}, indent=2) + "\n"
+        described = json.dumps({**meta, "checksum": meta_checksum(meta)}, indent=2, allow_nan=False) + "\n"
         for name, content in ((TOKENIZER, self._tokenizer), (SHARD if self._shard else META, described)):
             self._files[name] = open(self._partial / name, "wb")  # noqa: SIM115
             self._files[name].write(content.encode())

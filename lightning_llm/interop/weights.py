@@ -70,7 +70,7 @@ def write_weights(tensors: Sequence[Outgoing], folder: Path, max_shard_bytes: in
         "metadata": {"total_size": sum(tensor.size for tensor in tensors)},
         "weight_map": {t.name: path.name for shard, path in zip(shards, paths, strict=True) for t in shard},
     }
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    (folder / INDEX).write_text(json.dumps(index, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     return paths
 
 
@@ -84,7 +84,7 @@ def _write_file(tensors: Sequence[Outgoing], path: Path) -> None:
             "shape": list(tensor.shape),
             "data_offsets": [begin, end],
         }
-    words = json.dumps(header, separators=(",", ":")).encode()
+    words = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     words += b" " * (-len(words) % 8)  # so that tensors begin at a multiple of 8
     with path.open("wb") as file:
         file.write(len(words).to_bytes(8, "little") + words)

@@ -64,7 +64,7 @@ def export_model(
     try:
         write_weights(tensors, temporary, max_shard_bytes)
         for name, content in _json_files(config, family, tensors[0].dtype, parsed).items():
-            (temporary / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            (temporary / name).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         if parsed is not None:
             (temporary / tokenizer_files.FILE).write_text(parsed.to_str(), encoding="utf-8")
         card = model_card(config, family.architecture, parsed, record or RunRecord())

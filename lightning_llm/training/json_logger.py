@@ -1,8 +1,6 @@
 """Metrics as JSON lines: one object for each entry, in the order they were logged."""
 
 import json
-import math
-import os
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +8,8 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
+
+from lightning_llm.training.text_files import json_text, write_text
 
 METRICS = "metrics.jsonl"
 
@@ -58,10 +58,7 @@ class JSONLinesLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Append a line."""
-        entry: dict[str, Any] = {"step": step}
-        for name, value in metrics.items():
-            number = float(value)
-            entry[name] = number if math.isfinite(number) else None
+        entry: dict[str, Any] = {"step": step, **{name: float(value) for name, value in metrics.items()}}
         path = Path(self.log_dir, METRICS)
         if not self._is_open:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +66,7 @@ class JSONLinesLogger(Logger):
                 _cut(path, entry)
             self._is_open = True
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+            file.write(json_text(entry) + "\n")
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
@@ -87,9 +84,7 @@ def _cut(path: Path, entry: Mapping[str, Any]) -> None:
         if not line.endswith("\n") or _is_again(earlier, entry):
             break
         kept.append(line)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    os.replace(temporary, path)
+    write_text(path, "".join(kept))
 
 
 def _is_again(earlier: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:

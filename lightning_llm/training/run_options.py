@@ -1,6 +1,7 @@
 """The options of a run under short names: hyperparameters in TensorBoard, names of runs, columns of a comparison."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 WRAPPERS = ("model", "architecture", "init_args", "class_path")  # say nothing that the rest of a name does not
@@ -14,14 +15,48 @@ UNCOMPARED = (
     "verbose",
     "return_predictions",
     "data.predict_prompts",
-    "trainer.callbacks",
     "trainer.default_root_dir",
-    "trainer.enable_",
+    "trainer.enable_autolog_hparams",
+    "trainer.enable_checkpointing",
+    "trainer.enable_model_summary",
+    "trainer.enable_progress_bar",
     "trainer.log_every_n_steps",
     "trainer.logger",
     "trainer.profiler",
 )
+CALLBACKS = "trainer.callbacks"
+# Callbacks change training or evaluation unless they are known to show, log or save only, as all of this project's do.
+OWN_CALLBACKS = "lightning_llm."
+LIGHTNINGS_CALLBACKS = ("lightning.pytorch.callbacks.", "pytorch_lightning.callbacks.")
+SHOWING = (
+    *("ProgressBar", "RichProgressBar", "TQDMProgressBar", "ModelSummary", "RichModelSummary", "BasePredictionWriter"),
+    *("DeviceStatsMonitor", "LearningRateMonitor", "ThroughputMonitor", "ModelCheckpoint", "OnExceptionCheckpoint"),
+)
 SEEDS = ("seed_everything", "data.seed")
+
+
+class ClassPath(str):
+    """The last word of the import path of a class; two are the same where their paths are.
+
+    Attributes:
+        path: The whole.
+    """
+
+    path: str
+
+    def __new__(cls, path: str) -> "ClassPath":
+        """From the whole path."""
+        made = super().__new__(cls, path.rpartition(".")[2])
+        made.path = path
+        return made
+
+
+class _Absent:
+    def __str__(self) -> str:
+        return "–"
+
+
+ABSENT = _Absent()  # the value of an option that a run does not have
 
 
 def short_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,9 +67,17 @@ def short_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         Flat; ``model.optimizer.init_args.lr`` is ``optimizer.lr``, ``model.architecture.mlp`` is ``mlp``. A class path
-        is its last word.
+        is a ``ClassPath``. Callbacks that may change a result are a list of these, each with its options.
     """
-    return {name: value for name, value in _walk(options, ()) if not name.startswith(UNCOMPARED)}
+    found: dict[str, Any] = {}
+    for names, value in _walk(options, ()):
+        full, short = ".".join(names), ".".join(name for name in names if name not in WRAPPERS)
+        if full == CALLBACKS:
+            found |= _callbacks(value)
+        elif not any(full == name or full.startswith(f"{name}.") for name in UNCOMPARED):
+            is_class = names[-1] == CLASS_PATH and isinstance(value, str)
+            found[full if short in found else short] = ClassPath(value) if is_class else value
+    return found
 
 
 def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -45,27 +88,75 @@ def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def shown(value: Any) -> str:
-    """A value as text without slashes: a file or folder is its last word."""
+def shown(value: Any, detail: int = 0) -> str:
+    """A value as text.
+
+    Args:
+        value: Of an option.
+        detail: How many words of a path, and how many names of a class path, to show before the last one; from 1 on
+            numbers are shown whole.
+    """
     if value is None or isinstance(value, bool):
         return str(value).lower().replace("none", "null")
     if isinstance(value, float):
-        return f"{value:g}"
+        return repr(value) if detail else f"{value:g}"
     if isinstance(value, list | tuple):
-        return f"[{' '.join(shown(each) for each in value)}]"
+        return f"[{' '.join(shown(each, detail) for each in value)}]"
     if isinstance(value, Mapping):
-        return " ".join(f"{name}={shown(each)}" for name, each in value.items())
-    return str(value).rstrip("/").rpartition("/")[2]
+        return " ".join(f"{name}={shown(each, detail)}" for name, each in value.items())
+    text, separator = (value.path, ".") if isinstance(value, ClassPath) else (str(value).rstrip("/"), "/")
+    return separator.join(text.split(separator)[-1 - detail :])
 
 
-def _walk(options: Mapping[str, Any], outer: tuple[str, ...]) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def labels(values: Sequence[Any]) -> list[str]:
+    """Values of one option as texts: different ones for different values, and no longer than that takes."""
+    kinds = {identity(value): value for value in values}
+    longest = max((len(shown(value, 1000)) for value in values), default=0)
+    for detail in range(longest + 1):
+        texts = {kind: shown(value, detail) for kind, value in kinds.items()}
+        if len(set(texts.values())) == len(texts):
+            break
+    else:
+        texts = {k: str(v) if v is ABSENT else json.dumps(v, default=str) for k, v in kinds.items()}
+    return [texts[identity(value)] for value in values]
+
+
+def identity(value: Any) -> Hashable:
+    """Equal for equal values: 1 and 1.0 are, 1 and "1" and true are not."""
+    if isinstance(value, bool) or value is None or value is ABSENT:
+        return (type(value).__name__, value)
+    if isinstance(value, int | float):
+        return ("number", value if value == value else "NaN")
+    if isinstance(value, list | tuple):
+        return ("list", tuple(identity(each) for each in value))
+    if isinstance(value, Mapping):
+        return ("options", frozenset((str(name), identity(each)) for name, each in value.items()))
+    return ("text", value.path if isinstance(value, ClassPath) else str(value))
+
+
+def _walk(options: Mapping[str, Any], outer: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
+    found: list[tuple[tuple[str, ...], Any]] = []
     for key, value in options.items():
         names = (*outer, *key.split("."))
-        if isinstance(value, Mapping):
-            found += _walk(value, names)
-        else:
-            is_class = names[-1] == CLASS_PATH and isinstance(value, str)
-            short = ".".join(name for name in names if name not in WRAPPERS)
-            found.append((short, value.rpartition(".")[2] if is_class else value))
+        found += _walk(value, names) if isinstance(value, Mapping) else [(names, value)]
     return found
+
+
+def _callbacks(given: Any) -> dict[str, Any]:
+    """Those that may change a result: their classes in their order, and the options of each."""
+    listed = given if isinstance(given, list | tuple) else [given]
+    written = [each if isinstance(each, Mapping) else {CLASS_PATH: each} for each in listed if each is not None]
+    kept = [each for each in written if not _only_shows(str(each.get(CLASS_PATH)))]
+    found: dict[str, Any] = {CALLBACKS: [ClassPath(str(each.get(CLASS_PATH))) for each in kept]} if kept else {}
+    for number, each in enumerate(kept):
+        name = f"{CALLBACKS}.{shown(found[CALLBACKS][number])}"
+        again = found[CALLBACKS][:number].count(found[CALLBACKS][number])
+        for option, value in flat(each.get("init_args") or {}).items():
+            found[f"{name}{f'#{again + 1}' if again else ''}.{option}"] = value
+    return found
+
+
+def _only_shows(class_path: str) -> bool:
+    if class_path.startswith(OWN_CALLBACKS):
+        return True
+    return class_path.startswith(LIGHTNINGS_CALLBACKS) and class_path.rpartition(".")[2] in SHOWING

@@ -42,7 +42,8 @@ class Trainer(pl.Trainer):
         logger: Null or true: TensorBoard, in the run directory. False: none, and files go to ``default_root_dir``.
         callbacks: Added to the project's own: checkpoints (unless another checkpoint callback is given, or
             ``enable_checkpointing`` is false), the progress bar, the training log, the memory profiler and the
-            dashboard (likewise), and the clean stop on Ctrl-C and SIGTERM. With ``barebones`` none of them is added.
+            dashboard (likewise), and the clean stop on Ctrl-C, SIGTERM and SIGHUP. With ``barebones`` none of them is
+            added.
         plugins: As in Lightning.
         strategy: As in Lightning; also ``fsdp2``: parameters, gradients and optimiser spread over all processes.
         max_steps: Optimiser steps in all; -1: as many as ``max_epochs`` gives.

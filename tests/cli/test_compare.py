@@ -1,6 +1,11 @@
 """``lightning-llm compare``: groups, means and spreads, and what is called an effect."""
 
 import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +14,11 @@ import yaml
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.__main__ import main
-from lightning_llm.cli.compare import LARGER, SMALLER, UNKNOWN, effects, group_runs, read_results
-from lightning_llm.cli.run_table import Run
+from lightning_llm.cli.compare import LARGER, SMALLER, THREADS_DIFFER, UNKNOWN, effects, group_runs, read_results
+from lightning_llm.cli.report import RunReport
+from lightning_llm.cli.run_table import Run, find_runs
+from lightning_llm.training.callbacks import StopOnSignal
+from lightning_llm.training.run_status import FAILED, FINISHED, INTERRUPTED, RUNNING, unfinished
 
 
 def make(folder, mlp="swiglu", seed=1, **results):
@@ -126,3 +134,163 @@ def test_a_wrong_command_line_is_one_line(words, error_line, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     assert main(["compare", *words]) == 2
     assert error_line()
+
+
+def changed(folder, seed=1, *, trainer=None, **model):
+    make(folder, seed=seed)
+    config = {"seed_everything": seed, "model": model, "trainer": {"max_steps": 10, **(trainer or {})}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+def named(*folders):
+    """What the groups of these runs are called."""
+    return [group.name for group in group_runs([(run, {}) for run in find_runs([str(folder) for folder in folders])])]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "names"),
+    [
+        ({"lr": 0.00012345671}, {"lr": 0.00012345672}, ["lr=0.00012345671", "lr=0.00012345672"]),
+        ({"part": "/a/one/x.txt"}, {"part": "/a/two/x.txt"}, ["part=one/x.txt", "part=two/x.txt"]),
+        ({"mlp": {"class_path": "a.b.C"}}, {"mlp": {"class_path": "a.d.C"}}, ["mlp=b.C", "mlp=d.C"]),
+        ({"part": 1}, {"part": "1"}, ["part=1", 'part="1"']),
+        ({"part": None}, {"part": "null"}, ["part=null", 'part="null"']),
+        ({"part": True}, {"part": 1}, ["part=true", "part=1"]),
+        ({"part": ["a b"]}, {"part": ["a", "b"]}, ['part=["a b"]', 'part=["a", "b"]']),
+        ({"config_of_mine": 1}, {"config_of_mine": 2}, ["config_of_mine=1", "config_of_mine=2"]),
+    ],
+)
+def test_two_values_are_two_groups_with_two_names(tmp_path, first, second, names):
+    assert named(changed(tmp_path / "a", **first), changed(tmp_path / "b", **second)) == names
+
+
+def test_long_values_are_not_cut(tmp_path):
+    names = named(changed(tmp_path / "a", part="x" * 200), changed(tmp_path / "b", part="x" * 199 + "y"))
+    assert [name[-201:] for name in names] == ["=" + "x" * 200, "=" + "x" * 199 + "y"]
+
+
+def test_equal_numbers_are_one_group(tmp_path):
+    assert len(named(changed(tmp_path / "a", clip=1), changed(tmp_path / "b", clip=1.0))) == 1
+
+
+def test_long_descriptions_of_folders_of_one_name_stay_apart(tmp_path):
+    wide = {f"an_option_of_the_model_{n}": n for n in range(20)}
+    names = named(changed(tmp_path / "a" / "x" / "version_0"), changed(tmp_path / "b" / "x" / "version_0", **wide))
+    assert len(set(names)) == 2
+
+
+AVERAGING = "lightning.pytorch.callbacks.EMAWeightAveraging"
+
+
+def averaging(decay, path=AVERAGING):
+    return {"callbacks": [{"class_path": path, "init_args": {"decay": decay, "device": None}}]}
+
+
+def test_callbacks_that_may_change_a_result_are_compared(tmp_path):
+    showing = [
+        {"class_path": "lightning_llm.training.callbacks.SampleText", "init_args": {"every_n_steps": 5}},
+        {"class_path": "lightning.pytorch.callbacks.progress.tqdm_progress.TQDMProgressBar"},
+        {"class_path": "lightning.pytorch.callbacks.LearningRateMonitor"},
+    ]
+    folders = [
+        changed(tmp_path / "a"),
+        changed(tmp_path / "b", trainer={"callbacks": showing}),
+        changed(tmp_path / "c", trainer=averaging(0.9)),
+        changed(tmp_path / "d", trainer=averaging(0.99)),
+        changed(tmp_path / "e", trainer=averaging(0.9, "my.own.LearningRateMonitor")),
+    ]
+    assert named(*folders) == [
+        "trainer.callbacks=[]",
+        "trainer.callbacks=[EMAWeightAveraging], trainer.callbacks.EMAWeightAveraging.decay=0.9",
+        "trainer.callbacks=[EMAWeightAveraging], trainer.callbacks.EMAWeightAveraging.decay=0.99",
+        "trainer.callbacks=[LearningRateMonitor]",
+    ]
+    assert len(named(*folders[:2])) == 1
+
+
+@pytest.mark.filterwarnings("ignore:You're using the WeightAveraging callback")
+def test_averaged_weights_of_a_run_are_compared(tiny, capsys):
+    tiny("fit")
+    tiny("fit", **{"trainer.callbacks": averaging(0.5)["callbacks"]})
+    capsys.readouterr()
+    assert main(["compare", "runs"]) == 0
+    assert "trainer.callbacks=[EMAWeightAveraging] against trainer.callbacks=[]" in capsys.readouterr().out
+
+
+def test_threads_are_groups_and_said(tmp_path, capsys):
+    for number, threads in enumerate((1, 2, 2)):
+        folder = make(tmp_path / "runs" / f"version_{number}", seed=number)
+        (folder / "summary.json").write_text(json.dumps({"val_loss": 2.0, "threads": threads}))
+    assert main(["compare", str(tmp_path / "runs")]) == 0
+    said = capsys.readouterr().out
+    assert "threads=2 against threads=1" in said
+    assert said.count(THREADS_DIFFER) == 1
+
+
+# ---- runs without a result
+
+
+def killed_process():
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    return done.pid
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        (None, "has not ended yet, or was killed; step 40"),
+        ({"status": FAILED, "reason": "step 7: the loss is NaN"}, "failed (step 7: the loss is NaN); step 40"),
+        ({"status": INTERRUPTED, "step": 41, "val_loss": 2.5}, "interrupted; step 41, last validation loss 2.5000"),
+        ({"status": RUNNING, "val_loss": None, "process": os.getpid()}, "still trains; step 40"),
+        ({"status": RUNNING, "val_loss": 2.25, "process": -1}, "killed; step 40, last validation loss 2.2500"),
+        ({"status": RUNNING, "host": "elsewhere"}, "still trains on elsewhere, or was killed; step 40"),
+    ],
+)
+def test_runs_without_a_result_are_named_and_not_averaged(tmp_path, capsys, facts, says):
+    root = tmp_path / "runs"
+    make(root / "version_0", val_loss=2.0)
+    other = make(root / "version_1", val_loss=9.0)
+    (other / "checkpoints").mkdir()
+    (other / "checkpoints" / "step-00000040.ckpt").touch()
+    if facts is None:
+        (other / "summary.json").unlink()
+    else:  # the summary is of an earlier end: the run went on
+        process = killed_process() if facts.get("process") == -1 else facts.get("process")
+        (other / "status.json").write_text(json.dumps({"host": socket.gethostname(), **facts, "process": process}))
+    assert main(["compare", str(root)]) == 0
+    said = capsys.readouterr().out
+    assert f"not compared: {other}: {says}\n" in said
+    assert "9.0" not in said
+    assert "2.0000" in said
+    assert main(["compare", str(other)]) == 2
+    assert f"no run has finished: {other}: {says}" in capsys.readouterr().err
+
+
+def test_a_run_says_how_it_ended(tiny, monkeypatch):
+    def status():
+        return json.loads(Path("runs/run/version_0/status.json").read_text())
+
+    def fail(*args):
+        raise RuntimeError("two\nlines")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StopOnSignal, "on_train_batch_end", fail)
+        with pytest.raises(RuntimeError):
+            tiny("fit", **{"trainer.max_steps": 3})
+    assert unfinished(Path("runs/run/version_0")) == "failed (two lines); step 1"
+    shutil.rmtree("runs")
+    with monkeypatch.context() as patch:
+        patch.setattr(RunReport, "finish", lambda *args: None)  # killed after its last validation
+        tiny("fit")
+    assert (status()["status"], status()["step"]) == (RUNNING, 6)
+    loss = status()["val_loss"]
+    tiny("fit", ckpt_path="last")
+    assert (status()["status"], status()["val_loss"]) == (FINISHED, pytest.approx(loss))
+    assert unfinished(Path("runs/run/version_0")) is None
+
+
+def test_older_summaries_with_infinity_are_read(tmp_path):
+    run = make(tmp_path / "a", val_loss=float("inf"))
+    assert read_results(run) == {"seconds": 10.0}

@@ -98,7 +98,8 @@ def test_the_data_come_over_http(runs):
         assert losses == pytest.approx(sorted(summary["val_loss"] for summary in summaries))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("default_signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_and_nothing_is_left(make_events, number, tmp_path):
     temporary = tmp_path / "temporary"
     temporary.mkdir()

@@ -85,7 +85,7 @@ def test_standard_input(monkeypatch):
     monkeypatch.undo()
 
 
-def test_interrupted(monkeypatch, capsys):
+def test_interrupted(monkeypatch, capsys, default_signals):
     monkeypatch.setattr("lightning_llm.data.prepare._write", lambda *_: signal.raise_signal(signal.SIGINT))
     assert main(["text.txt", "--tokenizer", "char", "--out", "out"]) == 130
     assert capsys.readouterr().err == "lightning-llm prepare: interrupted; the same command goes on from here\n"

@@ -67,6 +67,12 @@ def test_fit_leaves_a_complete_run_directory(tiny, capsys):
         assert word in said
 
 
+def test_a_run_without_a_validation_leaves_json(tiny):
+    cli = tiny("fit", **{"trainer.limit_val_batches": 0, "trainer.max_steps": 1})
+    text = Path(cli.trainer.log_dir, "summary.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["best_val_loss"] is None
+
+
 def test_the_saved_config_runs_again_to_the_same_bits(tiny):
     first = tiny("fit")
     again = cli_main(["fit", "--config", f"{first.trainer.log_dir}/config.yaml"])
@@ -305,7 +311,8 @@ def test_a_users_mistake_is_one_line(tiny, capsys, changes, says):
     assert not list(Path("runs").glob("**/*.ckpt"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("default_signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("while_validating", [False, True])
 def test_a_signal_leaves_a_checkpoint_that_goes_on_to_the_same_bits(
     tiny, number, while_validating, monkeypatch, capsys

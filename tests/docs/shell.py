@@ -119,6 +119,7 @@ def _be_the_command(client: socket.socket) -> NoReturn:
         os.dup2(stream, number)
         os.close(stream)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a script ignores it
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lightning_llm.training.callbacks.resume import HonestResume
     from lightning_llm.training.callbacks.samples import SampleText
     from lightning_llm.training.callbacks.signals import Interrupted, StopOnSignal
+    from lightning_llm.training.callbacks.status import StatusFile
     from lightning_llm.training.callbacks.throughput import TrainingLog
 
 _PUBLIC = {
@@ -24,6 +25,7 @@ _PUBLIC = {
     "RunCheckpoints": "checkpoints",
     "SameEverywhere": "agreement",
     "SampleText": "samples",
+    "StatusFile": "status",
     "StepProgressBar": "progress",
     "StopOnNonFinite": "finite",
     "StopOnSignal": "signals",
@@ -39,6 +41,7 @@ __all__ = [
     "RunCheckpoints",
     "SameEverywhere",
     "SampleText",
+    "StatusFile",
     "StepProgressBar",
     "StopOnNonFinite",
     "StopOnSignal",

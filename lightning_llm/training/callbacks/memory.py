@@ -1,6 +1,5 @@
 """Where the memory of training goes: a few counters in every step, every storage in sampled ones, all on a failure."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from lightning_llm.training.callbacks.memory_report import Report, step_report
 from lightning_llm.training.groups import host_group
 from lightning_llm.training.position import is_log_step
 from lightning_llm.training.preflight import refuse
+from lightning_llm.training.text_files import write_json
 
 GIB = 2**30
 FOLDER = "memory"
@@ -223,7 +223,7 @@ class MemoryProfiler(Callback):
         meter = self._leave_meter()
         if meter is not None:
             report |= step_report(meter.timeline(), self.top)
-        write_json(report, self._folder / f"step-{self._step}.json")
+        write_json(self._folder / f"step-{self._step}.json", report)
         if meter is None:
             return
         self._log(trainer, report["peak"]["by_kind"], "memory/at_peak/{}_gib")
@@ -247,7 +247,7 @@ class MemoryProfiler(Callback):
                 trainer, pl_module, batch, metered=failed, counters=self._of_step, step=self._step, top=self.top
             )
             print(text, file=sys.stderr, flush=True)
-            write_json(report, self._folder / "out-of-memory.json")
+            write_json(self._folder / "out-of-memory.json", report)
             (self._folder / "out-of-memory.txt").write_text(text + "\n", encoding="utf-8")
             if trainer.strategy.root_device.type == "cuda":
                 self._write_snapshot(self._folder / "out-of-memory.pickle")
@@ -269,12 +269,6 @@ def is_compiled(module: nn.Module) -> bool:
         or getattr(part, "is_compiled", False)  # a block
         for part in module.modules()
     )
-
-
-def write_json(report: Report, path: Path) -> None:
-    """One object."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def _is_count(number: Any) -> bool:

@@ -65,7 +65,7 @@ def estimate(run: Run) -> Estimate | None:
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__],
-            input=json.dumps(dataclasses.asdict(run)),
+            input=json.dumps(dataclasses.asdict(run), allow_nan=False),
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
@@ -207,7 +207,8 @@ def _main() -> None:
                 if saved > NOT_WORTH_NAMING * peak:
                     savings.append(Saving(setting, saved, its_work / work - 1, note))
         savings += _muon(run, work)
-    json.dump({"current": current, "savings": [dataclasses.asdict(saving) for saving in savings]}, sys.stdout)
+    found = {"current": current, "savings": [dataclasses.asdict(saving) for saving in savings]}
+    json.dump(found, sys.stdout, allow_nan=False)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,74 @@
+"""How a run stands: ``status.json`` in its directory. Needs no torch.
+
+``fit`` says there that it has begun, and how it ended where it can. A kill leaves what the last validation left.
+"""
+
+import json
+import os
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+from lightning_llm.training.text_files import write_json
+
+STATUS, SUMMARY = "status.json", "summary.json"
+RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"
+
+
+def write_status(run: Path, status: str, *, step: int, val_loss: float | None = None, reason: str = "") -> None:
+    """Say how the run stands.
+
+    Args:
+        run: Its directory.
+        status: One of the four above.
+        step: Optimizer steps done.
+        val_loss: Of the last validation, in nats per token.
+        reason: Why it ended, in one line.
+    """
+    facts: dict[str, Any] = {"status": status, "step": step, "val_loss": val_loss}
+    facts |= {"reason": reason} if reason else {}
+    write_json(run / STATUS, {**facts, "host": socket.gethostname(), "process": os.getpid()})
+
+
+def unfinished(run: Path) -> str | None:
+    """What is known of a run that has no result, in words; ``None`` for one that has finished."""
+    facts = _read(run / STATUS)
+    status = facts.get("status")
+    if (run / SUMMARY).is_file() and status in (None, FINISHED):
+        return None
+    words = _how_it_ended(facts)
+    steps = [int(found[1]) for path in run.glob("checkpoints/step-*.ckpt") if (found := re.search(r"(\d+)", path.name))]
+    steps += [facts["step"]] if isinstance(facts.get("step"), int) else []
+    words += f"; step {max(steps)}" if steps else "; no checkpoint"
+    loss = facts.get("val_loss")
+    return words + (f", last validation loss {loss:.4f}" if isinstance(loss, float) else "")
+
+
+def _how_it_ended(facts: dict[str, Any]) -> str:
+    status, reason = facts.get("status"), facts.get("reason")
+    if status in (INTERRUPTED, FAILED):
+        return f"{status} ({reason})" if reason else str(status)
+    if status != RUNNING:
+        return "has not ended yet, or was killed"
+    if facts.get("host") != socket.gethostname():
+        return f"still trains on {facts.get('host')}, or was killed"
+    return "still trains" if _is_alive(facts.get("process")) else "killed"
+
+
+def _is_alive(process: Any) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except PermissionError:
+        return True
+    except (OSError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
