@@ -92,7 +92,7 @@ def load_transformer(path: str | os.PathLike[str], device: str | torch.device = 
 
 
 def is_whole(path: Path) -> bool:
-    """Whether every part of a checkpoint is there and has its checksum; reads all of it (about 1 s per GB)."""
+    """Whether every part of a checkpoint is there and has its checksum, and torch can open it (about 1 s per GB)."""
     return sharded_files.is_whole_folder(path) if sharded_files.is_folder(path) else archives.is_whole_file(path)
 
 
