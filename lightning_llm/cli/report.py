@@ -20,6 +20,7 @@ from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.memory import MemoryProfiler
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import BEST
+from lightning_llm.training.run_directory import run_dir_of
 from lightning_llm.training.sharding import is_sharded
 
 SAMPLE_TOKENS = 200
@@ -39,7 +40,7 @@ class RunReport(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The summary at the start."""
         self._started, self._first_step, self._has_trained = time.perf_counter(), trainer.global_step, True
-        run = trainer.log_dir  # a broadcast: every process must ask
+        run = run_dir_of(trainer)  # a broadcast: every process must ask
         if not trainer.is_global_zero:
             return
         data = trainer.datamodule  # type: ignore[attr-defined]
@@ -52,7 +53,7 @@ class RunReport(Callback):
             ("mfu", _describe_peak(trainer)),
             *((("plan", pl_module.plan_summary),) if getattr(pl_module, "plan", None) else ()),
             *((("compiler", COMPILES.format(mode)),) if (mode := getattr(pl_module, "compile_mode", None)) else ()),
-            ("run", run or "no logger: nothing but checkpoints is written"),
+            ("run", run or "fast_dev_run: nothing is written"),
         ):
             table.add_row(f"[bold]{name}", escape(str(value)))
         self.console.print(table)
@@ -76,7 +77,7 @@ class RunReport(Callback):
             trainer.validate(model, data, verbose=False)
             trainer.loggers = loggers
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        run = Path(trainer.log_dir or trainer.default_root_dir)  # a broadcast: every process must ask
+        run = run_dir_of(trainer)  # a broadcast: every process must ask
         if not trainer.is_global_zero:
             return
         profiler = next((c for c in trainer.callbacks if isinstance(c, MemoryProfiler)), None)  # type: ignore[attr-defined]
@@ -93,11 +94,13 @@ class RunReport(Callback):
             "peak_memory_gib": None if profiler is None else profiler.highest_gib,
             "checkpoint": None if newest is None else str(newest),
         }
-        _write_json(run / SUMMARY, summary)
+        if run is not None:
+            _write_json(run / SUMMARY, summary)
         self._print_results(run, newest, summary)
         if not is_sharded(model):  # no process could generate alone
             self._print_sample(model, data)
-        self._print_next_commands(run, newest)
+        if run is not None:
+            self._print_next_commands(run, newest)
 
     def print_metrics(self, trainer: Trainer) -> None:
         """What an evaluation found: a line for each metric."""
@@ -105,7 +108,7 @@ class RunReport(Callback):
             for name, value in trainer.callback_metrics.items():
                 self.console.print(f"{name:<24}{float(value):.6f}")
 
-    def _print_results(self, run: Path, newest: Path | None, summary: dict[str, Any]) -> None:
+    def _print_results(self, run: Path | None, newest: Path | None, summary: dict[str, Any]) -> None:
         bits = summary["bits_per_byte"]
         words = ["not validated"]
         if summary["val_loss"] is not None:
@@ -119,7 +122,8 @@ class RunReport(Callback):
             self.console.print(
                 f"[bold]saved[/]   {escape(str(newest))}" + (f" (best: {BEST})" if best.exists() else "")
             )
-        self.console.print(f"[bold]log[/]     {escape(str(run))}")
+        if run is not None:
+            self.console.print(f"[bold]log[/]     {escape(str(run))}")
 
     def _print_sample(self, model: LightningModule, data: Any) -> None:
         tokenizer = data.tokenizer

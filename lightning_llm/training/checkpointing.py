@@ -45,6 +45,12 @@ def read_checkpoint(source: Source, map_location: Any | None = None, *, mmap: bo
     return archives.read_archive(path, map_location, mmap=mmap)
 
 
+def read_outline(path: Path) -> dict[str, Any]:
+    """As :func:`read_checkpoint`, in milliseconds: what a checkpoint says of itself, its tensors not to be used."""
+    path = path / sharded_files.MAIN if sharded_files.is_folder(path) else path
+    return archives.read_archive(path, mmap=True, of_tensors=False)
+
+
 def check_run_checkpoint(path: str | os.PathLike[str]) -> None:
     """Refuse a file that a run cannot go on from, without reading its tensors.
 
@@ -138,10 +144,15 @@ def load_checkpoint(src: Source, model: nn.Module, optimizer: Optimizer) -> int:
     return int(content["iteration"])
 
 
+def step_name(step: int) -> str:
+    """The name that a run gives the checkpoint of an optimiser step."""
+    return f"step-{step:08d}.ckpt"
+
+
 def step_of(path: Path) -> int:
-    """The optimiser step in a checkpoint's name, or -1."""
+    """The optimiser step in the name that a run has given a checkpoint, or -1: it is somebody else's."""
     match = _STEP.fullmatch(path.name)
-    return int(match[1]) if match else -1
+    return int(match[1]) if match and path.name == step_name(int(match[1])) else -1
 
 
 def step_files(folder: Path) -> list[Path]:

@@ -14,7 +14,8 @@ import yaml
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.profilers import SimpleProfiler
 
-from lightning_llm.cli.train import _resume_command, cli_main
+from lightning_llm.cli.command_line import resume_command
+from lightning_llm.cli.train import cli_main
 from lightning_llm.measure import Timing
 from lightning_llm.training import trainer
 from lightning_llm.training.callbacks import StopOnSignal
@@ -360,7 +361,7 @@ def test_a_truncated_checkpoint_is_named(tiny, capsys):
 )
 def test_an_interrupted_run_names_a_command_that_goes_on(given):
     words = ["fit", "--config", "my runs/a.yaml", *given, "--trainer.max_steps", "9"]
-    command = shlex.split(_resume_command(words))
+    command = shlex.split(resume_command(words))
     assert command[-2:] == ["--ckpt_path", "last"]
     assert command[:-2] == ["lightning-llm", "fit", "--config", "my runs/a.yaml", "--trainer.max_steps", "9"]
 
