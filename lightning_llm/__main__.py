@@ -3,6 +3,7 @@
 Written by hand because importing torch and Lightning takes seconds, and ``--help`` should not.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -54,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, or 2 for a user's mistake, or 128 and the signal's number for an interrupted run.
     """
+    if argv is None:  # a process of its own
+        _bound_spinning()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(help_text())
@@ -75,6 +78,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     line = f"lightning-llm: error: unknown command {words[0]!r}; the commands are {known}"
     print(with_page(words[0], line), file=sys.stderr)
     return 2
+
+
+def _bound_spinning() -> None:
+    """Let idle OpenMP threads sleep after 2,000 rounds of waiting, unless the user has said how they wait.
+
+    libgomp reads this once, when torch loads it. With its own default of 300,000, two runs on two cores take 4 to 7
+    times as long as one: the idle threads of each keep the other's from working (docs/benchmarks.md, "Two runs at
+    once").
+    """
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "2000"
 
 
 if __name__ == "__main__":

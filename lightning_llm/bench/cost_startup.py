@@ -110,7 +110,7 @@ def main(begun: float, words: list[str]) -> None:
         os._exit(0)  # the other steps are not asked for
 
     for owner, name, part in (
-        (datamodule, "find_or_prepare", "data"),  # the first who asks for the vocabulary may cause it
+        (datamodule, "find_sources", "data"),  # the first who asks for the vocabulary may cause it
         (datamodule.TokenDataModule, "prepare_data", "data"),
         (datamodule.TokenDataModule, "setup", "data"),
         (datamodule.TokenDataModule, "train_dataloader", "data"),

@@ -66,8 +66,9 @@ class Forker:
         """Run processes at the same time.
 
         Args:
-            children: For each ``folder``, ``words`` of the command line, ``environment`` on top of the parent's,
-                ``effects`` (see ``fault_injection``), and ``kill_after_s`` from the moment in them, or null.
+            children: For each ``folder``, ``words`` of the command line, ``threads`` that compute, ``environment`` on
+                top of the parent's, ``effects`` (see ``fault_injection``), and ``kill_after_s`` from the moment in
+                them, or null.
             time_limit_s: Processes that have not ended by then are killed.
 
         Raises:
@@ -158,11 +159,14 @@ def _check_single_thread() -> None:
 
 def _train(child: Mapping[str, Any], out: int, error: int, notes: int) -> NoReturn:
     """In a child: as in a process of its own, up to the exit handlers at its end."""
+    import torch
+
     os.chdir(child["folder"])
     os.environ.update(child["environment"])
     for source, number in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (error, 2)):
         os.dup2(source, number)
         os.close(source)
+    torch.set_num_threads(child["threads"])
     inject(child["effects"], lambda note: os.write(notes, f"{note}\n".encode()))
     status = _command(child["words"])
     for thread in threading.enumerate():

@@ -30,10 +30,8 @@ model:
     {{hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, max_position_embeddings: 16, dropout: 0.1}}
 data:
   {{path: text.txt, store: store, tokenizer: char, context_length: 16, global_batch_size: 8, micro_batch_size: 4}}
-keep_freed_memory: false
 trainer:
   accelerator: cpu
-  precision: 32-true
   max_steps: {STEPS}
   val_check_interval: 4
   limit_val_batches: 2
@@ -131,6 +129,7 @@ class Stage:
                     "environment": {"COLUMNS": "200", **(_as_torchrun(rank, port) if self.processes > 1 else {})},
                     "effects": {**effects, **({MOMENT: killed} if killed else {})},
                     "kill_after_s": killed["after_s"] if killed else None,
+                    "threads": torch.get_num_threads() if self.processes == 1 else 1,  # as fit, and as torchrun has it
                 }
             )
         ended = self._forker.run(children, TIME_LIMIT_S)

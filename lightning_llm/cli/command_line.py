@@ -1,12 +1,14 @@
 """The words of a training command, looked at before LightningCLI parses them."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from lightning_llm.cli.runs import CONFIG, find_checkpoint, newest_run, run_of
+from lightning_llm.data.find_store import check_named_store
 
 SECTIONS = ("model", "data", "trainer")
 SINGLE_OPTIONS = ("seed_everything", "keep_freed_memory", "ckpt_path", "weights_only", "return_predictions", "verbose")
@@ -54,6 +56,23 @@ def check_config(file: Path) -> None:
             raise ValueError(f"config {file}: {name!r} is unknown; at the top there may be {known}")
         if name in SECTIONS and not isinstance(value, dict):
             raise ValueError(f"config {file}: {name} must hold options by name, got {value!r}")
+
+
+def check_store(data: Mapping[str, Any], words: Sequence[str]) -> None:
+    """Refuse a named store that is missing: a corpus of a config does not say that it is to be made of it.
+
+    Args:
+        data: The options of the data, of configs and command line together.
+        words: Of the command line.
+
+    Raises:
+        ValueError: If the store is missing and neither ``data.path`` nor, in the words, ``data.corpus`` is given.
+    """
+    if data.get("mixture") is None and data.get("raw_dtype") is None:
+        sections = [yaml.safe_load(section) for section in option_values(words, "--data")]  # files among them are words
+        named = {name for section in sections if isinstance(section, dict) for name in section}
+        is_given = "corpus" in named or option_values(words, "--data.corpus")
+        check_named_store(data.get("store"), data.get("corpus") if is_given else None, data.get("path"))
 
 
 def resume_command(words: Sequence[str]) -> str:

@@ -95,7 +95,7 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
             "state_dtype": run.state_dtype,
             "world_size": world_size,
             "strategy": run.strategy if world_size > 1 else None,
-            "precision_is_assumed": run.precision_is_assumed,
+            "precision_reason": run.precision_reason,
             **settings,
         },
         "parameters": {**counts, "all": sum(counts.values())},
@@ -164,9 +164,9 @@ def _time(run: RunConfig, flops: int, options: argparse.Namespace) -> dict[str, 
 def text(report: dict[str, Any], *, explain: bool) -> str:
     """The report as lines for a terminal."""
     settings, memory, flops = report["settings"], report["memory"], report["flops"]
-    lines = [", ".join(f"{name} {value}" for name, value in settings.items() if name != "precision_is_assumed")]
-    if settings["precision_is_assumed"]:
-        lines += [f"precision auto is taken to be {settings['precision']} on this device; fit measures a CPU to decide"]
+    lines = [", ".join(f"{name} {value}" for name, value in settings.items() if name != "precision_reason")]
+    if settings["precision_reason"]:
+        lines += [f"precision auto is {settings['precision']}: {settings['precision_reason']}"]
     lines += ["", "parameters"]
     lines += [_line(name, f"{count:,}") for name, count in report["parameters"].items()]
     if explain:

@@ -236,8 +236,8 @@ def _lines(run: RunConfig, task: Task, chosen: Plan, planner: Planner, options: 
         f"{planner.rows[-1] * task.world_size} rows of {task.context_length} tokens a step, {task.precision}, on "
         f"{task.world_size} × {task.pace.device.name} with {shown_size(options.memory)} each"
     ]
-    if run.precision_is_assumed:
-        lines += [f"precision auto is taken to be {run.precision} on this device; the plan holds for that"]
+    if run.precision_reason:
+        lines += [f"precision auto is {run.precision}: {run.precision_reason}"]
     if task.pace.device.source == "assumed":
         lines += ["peaks of this device are assumed: the order of settings means more than their seconds"]
     if task.pace.kind == "cuda":
@@ -253,7 +253,7 @@ def _lines(run: RunConfig, task: Task, chosen: Plan, planner: Planner, options: 
 
 def _assumed(run: RunConfig, task: Task) -> dict[str, Any]:
     return {
-        "precision": run.precision if run.precision_is_assumed else None,
+        "precision": run.precision if run.precision_reason else None,
         "product_share": task.pace.product_share,
         "link_bandwidth": task.pace.link_bandwidth,
         "device": task.pace.device.name,

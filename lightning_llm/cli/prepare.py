@@ -100,9 +100,11 @@ def _merge(arguments: argparse.Namespace) -> None:
 
 
 def _share(given: str) -> tuple[int, int]:
+    from lightning_llm.data.segments import MOST_SHARES
+
     found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", given)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise ValueError(f"--shard {given!r} is not I/N with I from 1 to N, such as 1/16")
+    if found is None or not 1 <= int(found[1]) <= int(found[2]) <= MOST_SHARES:
+        raise ValueError(f"--shard {given!r} is not I/N with I from 1 to N and N up to {MOST_SHARES}, such as 1/16")
     return int(found[1]), int(found[2])
 
 

@@ -14,16 +14,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_llm.cli.runs import SUMMARY
-from lightning_llm.generation import generate
+from lightning_llm.cli.sample import print_sample
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.memory import MemoryProfiler
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import BEST
+from lightning_llm.training.execution import record
 from lightning_llm.training.run_directory import run_dir_of
 from lightning_llm.training.sharding import is_sharded
-
-SAMPLE_TOKENS = 200
 
 COMPILES = "the first step and the first validation wait until the blocks are compiled (mode {})"
 
@@ -91,6 +90,7 @@ class RunReport(Callback):
             "steps": steps,
             "tokens": steps * data.tokens_per_step,
             "seconds": round(seconds, 3),
+            **record(trainer),
             "peak_memory_gib": None if profiler is None else profiler.highest_gib,
             "checkpoint": None if newest is None else str(newest),
         }
@@ -98,7 +98,7 @@ class RunReport(Callback):
             _write_json(run / SUMMARY, summary)
         self._print_results(run, newest, summary)
         if not is_sharded(model):  # no process could generate alone
-            self._print_sample(model, data)
+            print_sample(self.console, model, data)
         if run is not None:
             self._print_next_commands(run, newest)
 
@@ -124,20 +124,6 @@ class RunReport(Callback):
             )
         if run is not None:
             self.console.print(f"[bold]log[/]     {escape(str(run))}")
-
-    def _print_sample(self, model: LightningModule, data: Any) -> None:
-        tokenizer = data.tokenizer
-        generator = torch.Generator(model.device).manual_seed(0)
-        prompt = torch.tensor([tokenizer.encode("\n")], device=model.device)
-        was_training = model.training
-        model.eval()
-        ids = generate(model, prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.8, top_k=50, generator=generator)
-        model.train(was_training)  # a notebook may train on: Lightning leaves the mode as it finds it
-        self.console.print("\n[bold]a sample[/]")
-        known = [
-            number for number in ids[0].tolist() if number < tokenizer.vocab_size
-        ]  # a vocabulary may be rounded up
-        self.console.print(escape(tokenizer.decode(known).strip("\n")))
 
     def _print_next_commands(self, run: Path, newest: Path | None) -> None:
         self.console.print("\n[bold]next[/]")

@@ -15,6 +15,7 @@ import yaml
 
 from lightning_llm.accounting.hardware import Device, byte_size, find_device
 from lightning_llm.accounting.planner import STATE_BYTES
+from lightning_llm.accounting.precision import auto_precision, cpu_features
 from lightning_llm.accounting.sharding import STRATEGIES
 from lightning_llm.model.config import ModelConfig
 
@@ -36,7 +37,7 @@ class RunConfig:
         config: The model.
         device: Of the table; ``None`` for a CPU.
         precision: ``32-true``, ``bf16-true`` or ``bf16-mixed``.
-        precision_is_assumed: The config leaves it to the machine.
+        precision_reason: Why that one, where the config leaves it to the machine; else empty.
         context_length: Tokens per row.
         global_batch_size: Rows of a step.
         micro_batch_size: Rows of a forward pass; ``None``: as many as there are for a process.
@@ -53,7 +54,7 @@ class RunConfig:
     config: ModelConfig
     device: Device | None
     precision: str
-    precision_is_assumed: bool
+    precision_reason: str
     context_length: int
     global_batch_size: int
     micro_batch_size: int | None
@@ -115,8 +116,10 @@ def read_run(options: argparse.Namespace) -> RunConfig:
     config = _architecture(_section(model, "architecture"), data, options.vocab_size)
     device = None if options.device is None else find_device(options.device)
     precision = options.precision or str(trainer.get("precision", "auto"))
-    if assumed := precision in ("auto", "None"):
-        precision = "32-true" if device is None or "bfloat16" not in device.flops else "bf16-mixed"
+    reason = ""
+    if precision in ("auto", "None"):
+        known = ("the CPU", cpu_features()) if device is None else (device.name, device.flops)
+        precision, reason = auto_precision(*known)
     optimizer, is_own, arguments = _optimizer(model)
     state_dtype = options.state_dtype or arguments.get("state_dtype")
     if state_dtype not in STATE_BYTES:
@@ -133,7 +136,7 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         config=config,
         device=device,
         precision=precision,
-        precision_is_assumed=assumed,
+        precision_reason=reason,
         context_length=_whole(data, "context_length"),
         global_batch_size=_whole(data, "global_batch_size"),
         micro_batch_size=None if data.get("micro_batch_size") is None else _whole(data, "micro_batch_size"),

@@ -24,6 +24,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning_llm.cli.check import report
 from lightning_llm.cli.command_line import (
     check_config,
+    check_store,
     experiment_of,
     option_values,
     resume_command,
@@ -50,7 +51,8 @@ from lightning_llm.training.callbacks.agreement import SameEverywhere
 from lightning_llm.training.callbacks.finite import NonFinite
 from lightning_llm.training.callbacks.resume import HonestResume
 from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
-from lightning_llm.training.checkpointing import check_run_checkpoint
+from lightning_llm.training.checkpointing import EXECUTION, check_run_checkpoint
+from lightning_llm.training.execution import choose_precision
 from lightning_llm.training.groups import leave_groups
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.preflight import refuse
@@ -103,7 +105,7 @@ class TrainingCLI(LightningCLI):
         words = with_config_of_run(list(args))
         for file in option_values(words, "--config", "-c"):
             check_config(Path(file))
-        self.experiment = experiment_of(words)
+        self.experiment, self._words = experiment_of(words), words
         self.config = parser.parse_args(words)
         self._options = self.config[self.config.subcommand]
         self._ckpt_path = self._options.pop("ckpt_path", None)
@@ -114,6 +116,7 @@ class TrainingCLI(LightningCLI):
         check_address()
         if self._options.get("weights_only") is False:
             raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
+        check_store(self._options.data, self._words)
         folder = Path(self._options.trainer.default_root_dir) / self.experiment
         if self._ckpt_path is not None:
             self.checkpoint = find_checkpoint(self._ckpt_path, folder, _say)
@@ -123,11 +126,23 @@ class TrainingCLI(LightningCLI):
             raise ValueError(
                 f"{self.subcommand} needs a trained model: --ckpt_path best, last, a run directory or a file"
             )
+        saved: dict[str, Any] = {}
         if self.checkpoint is not None and self.subcommand in ("fit", "check"):
-            check_run_checkpoint(self.checkpoint)
+            saved = check_run_checkpoint(self.checkpoint).get(EXECUTION, {})
+        self._resolve_precision(saved)
         self._options["ckpt_path"] = None if self.checkpoint is None else str(self.checkpoint)
         if self._options.keep_freed_memory:
             keep_freed_memory()
+
+    def _resolve_precision(self, saved: dict[str, Any]) -> None:
+        """Put what ``auto`` means into the config, so that the run's record, its checkpoints and all ranks name it."""
+        asked = self._options.trainer
+        if asked.precision not in ("auto", None):
+            self.precision_reason = "as asked for"
+        elif "precision" in saved:
+            asked.precision, self.precision_reason = saved["precision"], "as in the checkpoint"
+        else:
+            asked.precision, self.precision_reason = choose_precision(asked.accelerator)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, with its run directory: a new one, or that of the run that goes on."""
@@ -140,6 +155,7 @@ class TrainingCLI(LightningCLI):
             raise ValueError(
                 f"trainer.devices {options.get('devices')!r} or another trainer option: {error}"
             ) from error
+        trainer.precision_reason = self.precision_reason
         plain = self._parser(self.subcommand).dump(self._options, format="json")
         own = [SameEverywhere(json.loads(plain), self.checkpoint), HonestResume(json.loads(plain))]
         trainer.callbacks[:0] = own  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_llm.data.mixture import MixtureOrder, first_tokens, source_slices
 from lightning_llm.data.order import WindowOrder
-from lightning_llm.data.token_store import Tokens, map_tokens
+from lightning_llm.data.token_store import Tokens, check_mapped, map_tokens
 from lightning_llm.data.tokenizers import Tokenizer
 
 Batch = dict[str, Tensor]
@@ -40,18 +40,26 @@ class WindowReader:
         context_length: Targets per window.
         vocab_size: Ids are checked against it in every batch: beyond it, an embedding fails in riddles on a GPU.
         document_start: The id that begins a document. If given, batches also say which document each token belongs to.
+        num_tokens: How many the file must hold when it is mapped. Default: as many as it does.
     """
 
     def __init__(
-        self, file: Path, *, dtype: str, context_length: int, vocab_size: int, document_start: int | None = None
+        self,
+        file: Path,
+        *,
+        dtype: str,
+        context_length: int,
+        vocab_size: int,
+        document_start: int | None = None,
+        num_tokens: int | None = None,
     ) -> None:
-        self._file, self._dtype, self._vocab_size = file, dtype, vocab_size
+        self._file, self._dtype, self._vocab_size, self._num_tokens = file, dtype, vocab_size, num_tokens
         self.context_length, self._document_start = context_length, document_start
 
     @functools.cached_property
     def tokens(self) -> Tokens:
         """The file, memory-mapped."""
-        return map_tokens(self._file, self._dtype)
+        return map_tokens(self._file, self._dtype, self._num_tokens)
 
     @functools.cached_property
     def _windows(self) -> Tokens:
@@ -65,17 +73,19 @@ class WindowReader:
         """The windows that start at these tokens.
 
         Raises:
-            ValueError: If one of their ids is not in the vocabulary.
+            ValueError: If one of their ids is not in the vocabulary, or the file has become shorter.
         """
         return self.batch(self.rows(starts))
 
     def rows(self, starts: Starts) -> Tokens:
         """The raw windows, (rows, context_length + 1)."""
+        check_mapped(self.tokens, self._file)
         rows: Tokens = self._windows[starts]
         return rows
 
     def tail(self, start: int) -> Batch:
         """What follows the last whole window, as a batch of one shorter row."""
+        check_mapped(self.tokens, self._file)
         return self.batch(self.tokens[start:][None])
 
     def batch(self, rows: Tokens) -> Batch:

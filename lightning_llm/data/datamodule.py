@@ -1,16 +1,19 @@
 """The LightningDataModule: token store in, batches out.
 
 ``prepare_data`` makes a missing store (one process), ``setup`` opens and checks it (every process) and tells the
-trainer how many micro-batches make up an optimiser step. Which windows are in a step is the business of ``order.py``,
-how they become tensors that of ``batches.py``. Where the run is, is asked of Lightning, in optimiser steps: a run may
-be resumed with another number of devices or another micro-batch size and sees the same tokens in each step.
+trainer how many micro-batches make up an optimiser step. What was opened once is never made again: a store that is
+deleted while a run reads it ends the run, at the latest when it is mapped again. Which windows are in a step is the
+business of ``order.py``, how they become tensors that of ``batches.py``. Where the run is, is asked of Lightning, in
+optimiser steps: a run may be resumed with another number of devices or another micro-batch size and sees the same
+tokens in each step.
 """
 
+import sys
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
+from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_llm.data.batches import (
     EvalBatches,
@@ -21,11 +24,11 @@ from lightning_llm.data.batches import (
     every_target_once,
     rows_per_batch,
 )
-from lightning_llm.data.find_store import DEFAULT_CORPUS, find_or_prepare
+from lightning_llm.data.find_store import find_sources
 from lightning_llm.data.prepare import DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE
-from lightning_llm.data.sources import Source, fingerprint, open_mixture, train_order, train_reader
+from lightning_llm.data.sources import Source, fingerprint, train_order, train_reader
 from lightning_llm.data.token_store import TokenStore
-from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.data.tokenizers import LARGEST_VOCABULARY, Tokenizer
 
 
 class TokenDataModule(LightningDataModule):
@@ -33,10 +36,11 @@ class TokenDataModule(LightningDataModule):
 
     Args:
         corpus: Text where no path is given: ``stdlib`` (the source of Python's standard library, always there) or
-            ``shakespeare`` (downloaded once).
+            ``shakespeare`` (downloaded once). Default: ``stdlib`` where neither path nor store is given.
         path: Text: a UTF-8 file, a folder, or a glob.
-        store: Folder of the token store; it is prepared from the text if it does not exist. Default: a folder below
-            ``stores`` that is named after the text and the tokenizer.
+        store: Folder of the token store. If it does not exist, it is prepared from the path or the corpus that is given
+            with it (on the command line: a corpus in a config does not count). Default: a folder below ``stores`` that
+            is named after the text and the tokenizer.
         tokenizer: ``char``, ``byte``, ``bpe`` (trained on the text) or the path of a ``tokenizer.json``.
         vocab_size: Number of token ids of ``bpe``, or of the files that ``raw_dtype`` reads.
         context_length: Tokens per window.
@@ -62,7 +66,7 @@ class TokenDataModule(LightningDataModule):
 
     def __init__(
         self,
-        corpus: str | None = DEFAULT_CORPUS,
+        corpus: str | None = None,
         path: str | None = None,
         store: str | None = None,
         tokenizer: str = DEFAULT_TOKENIZER,
@@ -88,6 +92,8 @@ class TokenDataModule(LightningDataModule):
         faults = [f"{name} must be at least 1, got {size}" for name, size in sizes.items() if size is None or size < 1]
         if num_workers < 0:
             faults.append(f"num_workers must be at least 0, got {num_workers}")
+        if not 0 < vocab_size <= LARGEST_VOCABULARY:
+            faults.append(f"vocab_size must be at least 1 and at most {LARGEST_VOCABULARY}, got {vocab_size}")
         if raw_dtype is not None and store is None:
             faults.append("raw_dtype needs store, the folder with train.bin and val.bin")
         if mixture is not None and (path, store, raw_dtype) != (None, None, None):
@@ -116,7 +122,10 @@ class TokenDataModule(LightningDataModule):
     def sources(self) -> list[Source]:
         """The token stores, opened (and prepared, if need be) when first asked for. Errors as in ``setup``."""
         if not self._sources:
-            self._sources = self._find_sources()
+            # Lightning lets the first process of each machine prepare them before the others come to open them
+            prepare = getattr(self.trainer, "local_rank", 0) == 0
+            options = {"prepare": prepare, "progress": True, "say": self._say}
+            self._sources = find_sources(self.mixture, self.raw_dtype, self._text, **options)
         return self._sources
 
     @property
@@ -167,7 +176,7 @@ class TokenDataModule(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Prepares the store if it is missing. Lightning calls it in one process (per node)."""
-        self._find_sources()
+        _ = self.sources
 
     def setup(self, stage: str | None = None) -> None:
         """Opens the store and checks that it fits.
@@ -288,15 +297,11 @@ class TokenDataModule(LightningDataModule):
 
     # ---- the parts
 
-    def _find_sources(self) -> list[Source]:
-        if self.mixture is not None:
-            return open_mixture(self.mixture)
-        if self.raw_dtype is not None:
-            vocab_size = int(self._text["vocab_size"] or 0)
-            store = TokenStore.open_raw(str(self._text["store"]), vocab_size=vocab_size, dtype=self.raw_dtype)
-        else:
-            store = find_or_prepare(**self._text, progress=True, say=rank_zero_info)  # type: ignore[arg-type]
-        return [Source(store.path.name, store)]
+    @rank_zero_only
+    def _say(self, line: str) -> None:
+        """Beside the summary of a run; of an evaluation the standard output holds the results alone."""
+        evaluates = self.trainer is not None and self.trainer.state.fn not in (None, "fit")
+        print(line, file=sys.stderr if evaluates else sys.stdout, flush=True)
 
     def _document_start(self) -> int | None:
         """The end-of-text token, where documents are to be told apart."""

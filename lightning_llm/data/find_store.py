@@ -1,51 +1,60 @@
 """Which token store the ``data.*`` options of a run mean, and whether it still is what they say."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lightning_llm.data.corpora import NAMED_CORPORA, open_corpus
 from lightning_llm.data.prepare import BUILT_IN_TOKENIZERS, DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE, prepare_store
-from lightning_llm.data.token_store import TokenStore, sha256
-from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.data.sources import Source, open_mixture
+from lightning_llm.data.token_store import TokenStore, sha256, shards_of
+from lightning_llm.data.tokenizers import Tokenizer, check_bpe
 
 DEFAULT_CORPUS = "stdlib"
 
 
 def find_or_prepare(
     *,
-    corpus: str | None = DEFAULT_CORPUS,
+    corpus: str | None = None,
     path: str | None = None,
     store: str | None = None,
     tokenizer: str = DEFAULT_TOKENIZER,
     vocab_size: int = DEFAULT_VOCAB_SIZE,
+    prepare: bool = True,
     progress: bool = False,
     say: Callable[[str], object] = lambda line: None,
 ) -> TokenStore:
-    """The store that a run's ``data.*`` options mean, prepared where it is missing.
+    """The store that a run's ``data.*`` options mean, prepared where it is missing and its text is given.
 
     A named store that exists is taken as it is, unless an option that was changed from its default contradicts what it
     was made from. A store without a name is kept in :func:`default_store`, and made again when its text has changed.
+    To find that out, the text is read: where ``path`` is given, or ``store`` is not.
 
     Args:
-        corpus: Name of a corpus.
+        corpus: Name of a corpus. ``None``: ``stdlib`` if there is neither path nor store.
         path: Text: a file, folder or glob, instead of the corpus.
         store: The store's folder.
         tokenizer: As in :func:`prepare_store`.
         vocab_size: As in :func:`prepare_store`.
+        prepare: Whether to look at the text at all. If not, the store must be there and is taken as it is.
         progress: As in :func:`prepare_store`.
         say: Called with a line when a store is going to be prepared.
 
     Raises:
-        ValueError: As :func:`prepare_store` and ``TokenStore.open``; or if the store was made from something else.
+        ValueError: As :func:`prepare_store` and ``TokenStore.open``; if the store was made from something else, or is
+            named, missing and without a text.
     """
-    inputs = _inputs(corpus, path)
-    if store is not None and Path(store).exists():
-        opened = TokenStore.open(store)
+    if tokenizer == "bpe":
+        check_bpe(vocab_size)
+    check_named_store(store, corpus, path)
+    inputs = _inputs(corpus or (DEFAULT_CORPUS if store is None else None), path)
+    out = Path(store) if store is not None else default_store(inputs, tokenizer, vocab_size)
+    if not prepare:
+        return TokenStore.open(out)
+    if store is not None and out.exists():
+        opened = TokenStore.open(out)
         _check_source(opened, corpus, path, tokenizer, vocab_size)
         return opened
-    if not inputs:
-        raise ValueError("no data: give data.corpus, data.path or the folder of a prepared data.store")
-    out = Path(store) if store is not None else default_store(inputs, tokenizer, vocab_size)
     documents = open_corpus(inputs)
     if out.exists():
         opened = TokenStore.open(out)
@@ -61,6 +70,51 @@ def find_or_prepare(
         if store is None and out.exists():  # another process was faster
             return TokenStore.open(out)
         raise
+
+
+def find_sources(
+    mixture: Mapping[str, float] | None, raw_dtype: str | None, text: Mapping[str, Any], **options: Any
+) -> list[Source]:
+    """What a run reads: the stores of a mixture, raw files, or the store of :func:`find_or_prepare`.
+
+    Args:
+        mixture: Weights by the folders of prepared stores.
+        raw_dtype: Of raw files in the folder ``text["store"]``.
+        text: ``corpus``, ``path``, ``store``, ``tokenizer`` and ``vocab_size`` of :func:`find_or_prepare`.
+        options: The others.
+
+    Raises:
+        ValueError: As :func:`find_or_prepare`, :func:`~lightning_llm.data.sources.open_mixture` and
+            ``TokenStore.open_raw``.
+    """
+    if mixture is not None:
+        return open_mixture(mixture)
+    if raw_dtype is not None:
+        store = TokenStore.open_raw(str(text["store"]), vocab_size=int(text["vocab_size"] or 0), dtype=raw_dtype)
+    else:
+        store = find_or_prepare(**text, **options)
+    return [Source(store.path.name, store)]
+
+
+def check_named_store(store: str | None, corpus: str | None, path: str | None) -> None:
+    """Refuses a named store that is missing, unless its text was named with it: the name may be a mistake.
+
+    Args:
+        store: The store's folder.
+        corpus: Name of a corpus that was given with it.
+        path: Text that was given with it.
+
+    Raises:
+        ValueError: If the store is missing and neither was given.
+    """
+    if store is None or Path(store).exists() or corpus is not None or path is not None:
+        return
+    if shards_of(Path(store)):
+        TokenStore.open(store)  # says what to do with them
+    raise ValueError(
+        f"data.store {store!r} does not exist: name a store that does, or give the text to prepare it from, as "
+        "data.path or, on the command line, as data.corpus"
+    )
 
 
 def default_store(inputs: Sequence[str], tokenizer: str, vocab_size: int, root: str | Path = "stores") -> Path:
@@ -96,7 +150,7 @@ def _check_source(store: TokenStore, corpus: str | None, path: str | None, token
     faults = []
     if path is not None:
         if made["fingerprint"] != open_corpus([path]).fingerprint:
-            faults.append(f"data.path {path!r}")
+            faults.append(f"data.path {path!r}{' as it is now' if made['inputs'] == [path] else ''}")
     elif corpus not in (None, DEFAULT_CORPUS) and made["inputs"] != [corpus]:
         faults.append(f"data.corpus {corpus!r}")
     if tokenizer != DEFAULT_TOKENIZER and not _has_tokenizer(store, tokenizer):

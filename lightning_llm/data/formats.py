@@ -18,6 +18,7 @@ import codecs
 import contextlib
 import dataclasses
 import gzip
+import hashlib
 import itertools
 import json
 import zlib
@@ -68,7 +69,7 @@ class TextFile:
         name: What error messages and fingerprints call it; by its suffix the format is known.
         size: Bytes on the disk.
         locate: Returns the file, downloading it where need be.
-        version: Changes when the content does: time of the last change, or a checksum.
+        version: A checksum of the content, where it is known without reading the file; otherwise empty.
         text_key: Key or column of the text in JSON lines and parquet.
         format: ``text``, ``jsonl`` or ``parquet``.
         compression: ``gz``, ``zst`` or empty.
@@ -86,6 +87,16 @@ class TextFile:
     def can_be_cut(self) -> bool:
         """Whether reading can begin at any of its documents."""
         return self.format != "text" and not self.compression
+
+    def checksum(self) -> str:
+        """Of the content on the disk, which is read for it: 1 GB takes about 0.7 s. Errors as in :meth:`documents`."""
+        if self.version:
+            return self.version
+        digest = hashlib.sha256()
+        with self._opened() as file:
+            while block := file.read(PIECE_BYTES):
+                digest.update(block)
+        return digest.hexdigest()
 
     def documents(
         self, advance: Advance = ignore_progress, start: int = 0, stop: int | None = None

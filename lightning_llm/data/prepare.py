@@ -38,7 +38,7 @@ from lightning_llm.data.shards import check_splits, shard_folder
 from lightning_llm.data.token_store import TokenStore, sha256
 from lightning_llm.data.token_store_writer import TokenStoreWriter, unfinished_tokenizer
 from lightning_llm.data.tokenizer_training import train_tokenizer
-from lightning_llm.data.tokenizers import Ids, Tokenizer
+from lightning_llm.data.tokenizers import Ids, Tokenizer, check_bpe
 
 BUILT_IN_TOKENIZERS = ("char", "byte", "bpe")
 DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE = "bpe", 4096
@@ -47,7 +47,7 @@ _BATCH_CHARACTERS = 1 << 21  # encoded at once
 _BATCH_SEGMENTS = 1 << 12
 _COMMITTED_CHARACTERS = 1 << 24
 _AHEAD = 3  # batches that are read before the oldest of them is written
-_CODE_VERSION = 1  # another one where the same input gives other ids: runs killed before are not gone on with
+_CODE_VERSION = 2  # another one where the same input gives other ids: runs killed before are not gone on with
 
 
 def prepare_store(
@@ -139,6 +139,8 @@ def _prepare(
     if not replace and out.exists():  # said before the work, not after it
         raise ValueError(f"{out} exists already: remove it or choose another folder")
     given = _check_tokenizer(tokenizer)
+    if tokenizer == "bpe":
+        check_bpe(vocab_size)
     if not isinstance(inputs, Corpus):
         names = [inputs] if isinstance(inputs, str) else inputs
         if share is not None and STDIN in names:

@@ -17,12 +17,13 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from lightning_llm.data.corpora import Corpus
+from lightning_llm.data.cuts import PIECE_CHARACTERS, cut_at_newlines
 from lightning_llm.data.formats import Advance, Document
 from lightning_llm.data.progress import Phase
-from lightning_llm.data.tokenizers import Tokenizer, cut_at_newlines
+from lightning_llm.data.tokenizers import Tokenizer
 
 VALIDATION_FRACTION = 0.1
-PIECE_CHARACTERS = 1 << 17  # the library takes a fifth less time than for 1 << 15; a batch has 16 of them
+MOST_SHARES = 999_999  # a folder each
 WHOLE_CHARACTERS = 1 << 18  # of a foreign tokenizer, which may look further than a line
 
 _HASHED_CHARACTERS = 1 << 16  # of a document's beginning: tells documents apart, and comes with the first piece
@@ -47,10 +48,21 @@ class Cursor(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """The ``index``-th of ``count`` parts of the input, from 1 on."""
+    """The ``index``-th of ``count`` parts of the input, from 1 on.
+
+    Raises:
+        ValueError: If there are more than :data:`MOST_SHARES`, or the index is not from 1 to the count.
+    """
 
     index: int = 1
     count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.index <= self.count <= MOST_SHARES:
+            raise ValueError(
+                f"shard {self.index} of {self.count}: the first must be at least 1 and at most the second, and the "
+                f"second at most {MOST_SHARES}"
+            )
 
     def spans(self, corpus: Corpus) -> list[tuple[int, int | None] | None]:
         """For each file the bytes within which the share's documents begin, ``None`` for "to the end"; or ``None``."""

@@ -6,6 +6,7 @@ shard after another is the store that one process makes, to the byte.
 """
 
 import hashlib
+import itertools
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ from lightning_llm.data.token_store import (
 from lightning_llm.data.token_store_writer import TokenStoreWriter
 
 _BLOCK = 1 << 22  # tokens that are copied at once
+_LISTED = 8  # missing shards that a message names
 
 
 def shard_folder(out: Path, index: int, count: int) -> Path:
@@ -108,12 +110,13 @@ def _shards(out: Path) -> tuple[list[Path], list[dict[str, Any]]]:
     counts = sorted({meta["shard"][1] for meta in found.values()})
     if len(counts) > 1:
         raise ValueError(f"--merge {out}: its shards are of {' and of '.join(map(str, counts))}: remove the wrong ones")
-    folders = [shard_folder(out, index, counts[0]) for index in range(1, counts[0] + 1)]
-    if missing := [str(index) for index, folder in enumerate(folders, start=1) if folder not in found]:
+    absent = (n for n in range(1, counts[0] + 1) if shard_folder(out, n, counts[0]) not in found)
+    if missing := [str(index) for index in itertools.islice(absent, _LISTED + 1)]:  # a wrong count may be any number
         raise ValueError(
             f"--merge {out}: of {counts[0]} shards {_listed(missing)} {'is' if len(missing) == 1 else 'are'} missing: "
             f"lightning-llm prepare … --out {out} --shard {missing[0]}/{counts[0]}"
         )
+    folders = [shard_folder(out, index, counts[0]) for index in range(1, counts[0] + 1)]
     metas = [found[folder] for folder in folders]
     for folder, meta in zip(folders, metas, strict=True):
         for field, what in (("key", "text, options or versions"), ("tokenizer_sha256", "tokenizer")):
@@ -125,4 +128,4 @@ def _shards(out: Path) -> tuple[list[Path], list[dict[str, Any]]]:
 
 
 def _listed(numbers: list[str]) -> str:
-    return ", ".join(numbers if len(numbers) <= 8 else [*numbers[:8], "…"])
+    return ", ".join(numbers if len(numbers) <= _LISTED else [*numbers[:_LISTED], "…"])

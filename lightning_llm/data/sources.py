@@ -40,6 +40,7 @@ class Source:
             context_length=context_length,
             vocab_size=self.store.vocab_size,
             document_start=document_start,
+            num_tokens=self.store.splits[split].tokens,
         )
 
 

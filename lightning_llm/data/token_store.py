@@ -13,6 +13,8 @@ import dataclasses
 import glob
 import hashlib
 import json
+import mmap
+import os
 from pathlib import Path
 from typing import Any
 
@@ -140,14 +142,14 @@ class TokenStore:
         """The ids of a split, memory-mapped and read-only, shape (tokens,).
 
         Raises:
-            ValueError: If the store has no such split.
+            ValueError: If the store has no such split, or its file has another size than when the store was opened.
         """
         if split not in self.splits:
             raise ValueError(
                 f"token store {self.path} has no {split} split, only {' and '.join(self.splits)}: "
                 "prepare it with a test fraction, or choose another store"
             )
-        return map_tokens(self.path / f"{split}.bin", self.dtype)
+        return map_tokens(self.path / f"{split}.bin", self.dtype, self.splits[split].tokens)
 
     def bytes_per_token(self, split: str) -> float | None:
         """UTF-8 bytes of text per token, for bits per byte; ``None`` for raw files."""
@@ -212,12 +214,54 @@ def read_tokens(file: str | Path, dtype: str, start: int, count: int) -> Tokens:
     return np.fromfile(file, kind, count, offset=start * kind.itemsize)
 
 
-def map_tokens(file: str | Path, dtype: str) -> Tokens:
-    """Maps a raw file of ids into memory, read-only, shape (tokens,)."""
-    if not Path(file).stat().st_size:
-        return np.empty(0, dtype=DTYPES[dtype])  # nothing cannot be mapped
-    # A plain view: slicing numpy's memmap class costs microseconds per batch.
-    return np.asarray(np.memmap(file, dtype=DTYPES[dtype], mode="r"))
+def map_tokens(file: str | Path, dtype: str, expected: int | None = None) -> Tokens:
+    """Maps a raw file of ids into memory, read-only, shape (tokens,).
+
+    Args:
+        file: Raw token ids.
+        dtype: ``uint16`` or ``uint32``.
+        expected: How many there must be. Default: as many as there are.
+
+    Raises:
+        ValueError: If the file cannot be read or holds another number of ids.
+    """
+    kind = np.dtype(DTYPES[dtype])
+    try:
+        with open(file, "rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            if expected is not None and size != expected * kind.itemsize:
+                raise ValueError(
+                    f"{file} has {size} bytes instead of {expected * kind.itemsize} for {expected} tokens of {dtype}: "
+                    "it was changed since the store was opened; prepare the store again"
+                )
+            if size < kind.itemsize:
+                return np.empty(0, dtype=kind)  # nothing cannot be mapped
+            mapped = np.memmap(opened, dtype=kind, mode="r", shape=(size // kind.itemsize,))
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
+    return np.asarray(mapped)  # a plain view: slicing numpy's memmap class costs microseconds per batch
+
+
+def check_mapped(tokens: Tokens, file: str | Path) -> None:
+    """Refuses mapped ids whose file has become shorter: reading behind its end would kill the process (SIGBUS).
+
+    Takes 1 to 2 µs. What becomes shorter in the few µs between this and the reading cannot be known.
+
+    Args:
+        tokens: From :func:`map_tokens`.
+        file: Its file, for the message.
+
+    Raises:
+        ValueError: If it has.
+    """
+    mapping: Any = tokens.base
+    while isinstance(mapping, np.ndarray):
+        mapping = mapping.base
+    if isinstance(mapping, mmap.mmap) and (size := mapping.size()) < tokens.nbytes:
+        raise ValueError(
+            f"{file} has become shorter while it was read: {size} bytes instead of {tokens.nbytes}; "
+            "prepare the store again"
+        )
 
 
 def dtype_for(vocab_size: int) -> str:

@@ -4,10 +4,11 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from lightning_llm.data.corpora import Corpus
+from lightning_llm.data.cuts import PIECE_CHARACTERS, cut_at_newlines
 from lightning_llm.data.formats import Advance, Document
 from lightning_llm.data.progress import Phase
-from lightning_llm.data.segments import PIECE_CHARACTERS, WHOLE_CHARACTERS
-from lightning_llm.data.tokenizers import Tokenizer, cut_at_newlines
+from lightning_llm.data.segments import WHOLE_CHARACTERS
+from lightning_llm.data.tokenizers import Tokenizer, check_bpe
 
 KINDS = ("bpe", "char", "byte")
 BPE_TRAINING_CHARACTERS = 1 << 26  # more text of one kind changes few merges, and the table of words grows with it
@@ -31,6 +32,8 @@ def train_tokenizer(
     """
     if kind == "byte":
         return Tokenizer.train_byte()
+    if kind == "bpe":
+        check_bpe(vocab_size, special_tokens)
     advance = phase(f"training tokenizer {kind}")
     documents = _documents(corpus, advance)
     if kind == "char":

@@ -16,7 +16,7 @@ Reading one back recognises the first three kinds, which have a faster way here 
 import codecs
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
+from lightning_llm.data.cuts import LONGEST_PIECE, PIECE_CHARACTERS, cut_at_newlines, cut_long_words
+
 Kind = Literal["char", "byte", "bpe", "file"]
 Ids = NDArray[np.unsignedinteger[Any]]
 
@@ -32,6 +34,7 @@ END_OF_TEXT = "<|endoftext|>"
 # What a tokenizer.json calls it is not written in it: the names that GPT-2, Llama 3, Llama 2 and Gemma use.
 END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 SMALLEST_BPE_VOCABULARY = 257  # the bytes and the end of text
+LARGEST_VOCABULARY = 1 << 22  # the library reserves memory for each id before it begins
 
 _ONE_CHARACTER = r"[\s\S]"
 
@@ -134,21 +137,9 @@ class Tokenizer:
             special_tokens: Beside the end of text: each is one id wherever it stands, and nothing is learnt from it.
 
         Raises:
-            ValueError: If ``vocab_size`` has no room for the bytes and the special tokens, or one of these is empty or
-                given twice or has white space, where text is cut.
+            ValueError: As :func:`check_bpe`.
         """
-        special = [END_OF_TEXT, *(token for token in special_tokens if token != END_OF_TEXT)]
-        if not all(special) or len(set(special)) < len(special) or any(map(str.isspace, "".join(special))):
-            raise ValueError(
-                "special tokens must differ from each other, have a character at least and no white space, "
-                f"got {', '.join(map(repr, special_tokens))}"
-            )
-        smallest = SMALLEST_BPE_VOCABULARY - 1 + len(special)
-        if vocab_size < smallest:
-            what = "the end of text" if len(special) == 1 else f"{len(special)} special tokens"
-            raise ValueError(
-                f"vocab_size must be at least {smallest} with tokenizer 'bpe' (256 bytes and {what}), got {vocab_size}"
-            )
+        special = check_bpe(vocab_size, special_tokens)
         backend = Backend(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
@@ -160,7 +151,10 @@ class Tokenizer:
         )
         # the trainer does not know them yet: it would learn pairs of their letters
         apart = re.compile("|".join(re.escape(token) for token in sorted(special, key=len, reverse=True)))
-        backend.train_from_iterator((part for text in texts for part in apart.split(text)), trainer)
+        parts = (part for text in texts for part in apart.split(text))
+        splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)  # the backend's own is locked while it learns
+        words = (piece for part in parts for piece in cut_long_words(part, splitter))
+        backend.train_from_iterator(words, trainer)
         return cls(backend.to_str())
 
     @property
@@ -194,6 +188,9 @@ class Tokenizer:
         for text in texts:
             if not text.isascii():
                 _utf8(text)  # raises on what the library would raise a TypeError on
+        if self.kind == "bpe" and any(len(text) > LONGEST_PIECE for text in texts):
+            pieces = (cut_at_newlines([text], PIECE_CHARACTERS, LONGEST_PIECE) for text in texts)  # as `prepare` does
+            return [np.concatenate(self.encode_batch(list(each) or [""])) for each in pieces]
         try:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:  # the library raises plain Exception
@@ -270,6 +267,30 @@ class Tokenizer:
         return np.empty(0, dtype=self.dtype)
 
 
+def check_bpe(vocab_size: int, special_tokens: Sequence[str] = ()) -> list[str]:
+    """Refuses what ``Tokenizer.train_bpe`` cannot make, before any text is read; returns all its special tokens.
+
+    Raises:
+        ValueError: If ``vocab_size`` is above :data:`LARGEST_VOCABULARY` or has no room for the bytes and the special
+            tokens, or one of these is empty or given twice or has white space, where text is cut.
+    """
+    special = [END_OF_TEXT, *(token for token in special_tokens if token != END_OF_TEXT)]
+    if not all(special) or len(set(special)) < len(special) or any(map(str.isspace, "".join(special))):
+        raise ValueError(
+            "special tokens must differ from each other, have a character at least and no white space, "
+            f"got {', '.join(map(repr, special_tokens))}"
+        )
+    smallest = SMALLEST_BPE_VOCABULARY - 1 + len(special)
+    if vocab_size < smallest:
+        what = "the end of text" if len(special) == 1 else f"{len(special)} special tokens"
+        raise ValueError(
+            f"vocab_size must be at least {smallest} with tokenizer 'bpe' (256 bytes and {what}), got {vocab_size}"
+        )
+    if vocab_size > LARGEST_VOCABULARY:
+        raise ValueError(f"vocab_size must be at most {LARGEST_VOCABULARY} with tokenizer 'bpe', got {vocab_size}")
+    return special
+
+
 class TextStream:
     """Turns ids into text as they come; the bytes of an unfinished character are held back.
 
@@ -302,49 +323,6 @@ class TextStream:
     def _rest(self, text: str) -> str:
         rest, self._written = text[self._written :], len(text)
         return rest
-
-
-def cut_at_newlines(texts: Iterable[str], size: int, longest: int = 1 << 20) -> Iterator[str]:
-    """Cuts the pieces of one text again, into about ``size`` characters, where kind ``bpe`` would cut anyway.
-
-    GPT-2's pattern makes a newline between two characters that are not white space a word of its own, and begins a word
-    with a single space, so that the ids of these pieces, one after another, are the ids of the whole. Only where
-    ``longest`` characters hold neither, they are cut as they are. Where the cuts fall does not depend on the pieces.
-
-    Args:
-        texts: Pieces of one document.
-        size: Characters; pieces grow longer only where no such newline comes.
-        longest: Characters.
-    """
-    rest = ""
-    for text in texts:
-        rest += text
-        start = 0
-        while (end := _end_of_cut(rest, start, size, longest)) is not None:
-            yield rest[start:end]
-            start = end
-        rest = rest[start:]
-    if rest:
-        yield rest
-
-
-def _end_of_cut(text: str, start: int, size: int, longest: int) -> int | None:
-    newline = _lone(text, "\n", start + max(size, 1), start + longest)
-    if newline is not None:
-        return newline + 1
-    if len(text) <= start + longest:
-        return None
-    return _lone(text, " ", start + max(size, 1), start + longest) or start + longest
-
-
-def _lone(text: str, sign: str, start: int, stop: int) -> int | None:
-    """Where the sign first stands between two characters that are not white space."""
-    place = text.find(sign, start, stop)
-    while 0 <= place < len(text) - 1:
-        if not text[place - 1].isspace() and not text[place + 1].isspace():
-            return place
-        place = text.find(sign, place + 1, stop)
-    return None
 
 
 def _code_points(text: str) -> NDArray[np.unsignedinteger[Any]]:

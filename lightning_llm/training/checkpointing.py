@@ -4,6 +4,7 @@ How files are written and read is in ``training.archives``, the folder in ``trai
 imported here: a trained model is read back without it.
 """
 
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -20,6 +21,7 @@ from lightning_llm.training.archives import Source
 
 FORMAT = "lightning_llm"  # the key of a checkpoint's own part
 FORMAT_VERSION = 1
+EXECUTION = "execution"  # there: see training.execution
 BEST = "best.ckpt"
 _STEP = re.compile(r"step-(\d+)\.ckpt")
 
@@ -51,8 +53,11 @@ def read_outline(path: Path) -> dict[str, Any]:
     return archives.read_archive(path, mmap=True, of_tensors=False)
 
 
-def check_run_checkpoint(path: str | os.PathLike[str]) -> None:
+def check_run_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Refuse a file that a run cannot go on from, without reading its tensors.
+
+    Returns:
+        What this project noted in it: the part under ``FORMAT``.
 
     Raises:
         ValueError: As :func:`read_checkpoint`, or the file is no checkpoint of a run.
@@ -65,6 +70,7 @@ def check_run_checkpoint(path: str | os.PathLike[str]) -> None:
         raise ValueError(
             f"checkpoint {path} has format {own['format_version']}, this version reads up to {FORMAT_VERSION}: upgrade"
         )
+    return own
 
 
 def load_transformer(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> tuple[Transformer, str]:
@@ -100,6 +106,21 @@ def load_transformer(path: str | os.PathLike[str], device: str | torch.device = 
 def is_whole(path: Path) -> bool:
     """Whether every part of a checkpoint is there and has its checksum, and torch can open it (about 1 s per GB)."""
     return sharded_files.is_whole_folder(path) if sharded_files.is_folder(path) else archives.is_whole_file(path)
+
+
+def digest(path: str | os.PathLike[str]) -> str:
+    """The sha256 of a checkpoint's weights and optimizer state: two runs with the same digest have the same bits.
+
+    Args:
+        path: A checkpoint that ``lightning-llm fit`` has written.
+
+    Raises:
+        ValueError: As :func:`read_checkpoint`.
+    """
+    content, total = read_checkpoint(path), hashlib.sha256()
+    for part in ("state_dict", "optimizer_states"):
+        _add(total, content[part])
+    return total.hexdigest()
 
 
 def save_checkpoint(model: nn.Module, optimizer: Optimizer, iteration: int, out: Source) -> None:
@@ -158,3 +179,19 @@ def step_of(path: Path) -> int:
 def step_files(folder: Path) -> list[Path]:
     """The numbered checkpoints in a folder, files or folders, oldest first."""
     return sorted((path for path in folder.glob("step-*.ckpt") if step_of(path) >= 0), key=step_of)
+
+
+def _add(total: Any, value: Any) -> None:
+    """Add a nested value to a sha256: names in their order, shapes and bytes of tensors."""
+    if isinstance(value, dict):
+        for name in sorted(value, key=str):
+            total.update(f"{name}\0".encode())
+            _add(total, value[name])
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _add(total, each)
+    elif isinstance(value, torch.Tensor):
+        total.update(f"{value.dtype} {tuple(value.shape)}\0".encode())
+        total.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    else:
+        total.update(f"{value!r}\0".encode())

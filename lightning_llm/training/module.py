@@ -28,8 +28,9 @@ from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.grouping import param_groups
 from lightning_llm.optim.schedules import Schedule, WarmupCosine
 from lightning_llm.training.budget import plan_for, task_of
-from lightning_llm.training.checkpointing import FORMAT, FORMAT_VERSION
+from lightning_llm.training.checkpointing import EXECUTION, FORMAT, FORMAT_VERSION
 from lightning_llm.training.evaluation import Evaluation
+from lightning_llm.training.execution import changes, record
 from lightning_llm.training.initial_weights import InitialWeights, read_initial_weights
 from lightning_llm.training.preflight import data_faults, refuse
 from lightning_llm.training.sharding import build_for
@@ -308,7 +309,8 @@ class LanguageModel(LightningModule):
         """Add the tokenizer: a checkpoint alone is enough to generate text."""
         tokenizer = getattr(getattr(self._trainer, "datamodule", None), "tokenizer", None)
         content = None if tokenizer is None else tokenizer.to_str()
-        checkpoint[FORMAT] = {"format_version": FORMAT_VERSION, "tokenizer": content}
+        own = {"format_version": FORMAT_VERSION, "tokenizer": content, EXECUTION: record(self.trainer)}
+        checkpoint[FORMAT] = own
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another architecture.
@@ -324,7 +326,13 @@ class LanguageModel(LightningModule):
             raise ValueError(f"the checkpoint is of another architecture: {'; '.join(differences)}")
         self._has_weights = True
         if self._trainer is not None and self.trainer.state.fn == "fit":
+            self._say_changes(checkpoint.get(FORMAT, {}).get(EXECUTION, {}))
             rescale_batch_progress(checkpoint, self.trainer.accumulate_grad_batches)
+
+    def _say_changes(self, saved: dict[str, Any]) -> None:
+        if (lines := changes(saved, self.trainer)) and self.trainer.is_global_zero:
+            print("Changed since the checkpoint, so that other bits follow:")
+            print("\n".join(f"  {line}" for line in lines))
 
     def _save_plain_hyperparameters(self) -> None:
         # plain values only: a dataclass in a checkpoint could not be read back without running code

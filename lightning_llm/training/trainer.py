@@ -1,10 +1,8 @@
 """Lightning's Trainer with this project's defaults where nothing was given."""
 
-import sys
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -16,7 +14,6 @@ from lightning.pytorch.plugins import LayerSync, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 
-from lightning_llm.measure.timer import interleave
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints, refuse_names_of_ours
 from lightning_llm.training.callbacks.dashboard import Dashboard
 from lightning_llm.training.callbacks.finite import StopOnNonFinite
@@ -26,6 +23,7 @@ from lightning_llm.training.callbacks.signals import StopOnSignal
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 from lightning_llm.training.checkpointing import read_checkpoint
+from lightning_llm.training.execution import choose_precision
 from lightning_llm.training.json_logger import JSONLinesLogger
 from lightning_llm.training.preflight import Check, check_run
 from lightning_llm.training.run_directory import CHECKPOINTS, RunDirectory
@@ -34,15 +32,14 @@ from lightning_llm.training.sharded_strategy import strategy_for
 
 Plugin = Precision | ClusterEnvironment | CheckpointIO | LayerSync  # as in Lightning
 FLOAT16 = ("16", "16-mixed", "16-true", "transformer-engine", "transformer-engine-float16")
-FASTER = 1.5  # products must gain this factor for a whole step to gain: the casts cost something
 
 
 class Trainer(pl.Trainer):
     """Lightning's Trainer, whose checkpoints are written atomically and read without running code.
 
     Args:
-        precision: ``auto`` takes ``bf16-mixed`` where the machine is fast at it and ``32-true`` elsewhere; on a CPU it
-            finds out by timing a matrix product. Others as in Lightning: ``32-true``, ``bf16-true``, ….
+        precision: ``auto`` takes ``bf16-mixed`` on hardware with bf16 and ``32-true`` elsewhere, see
+            ``accounting.precision``. Others as in Lightning: ``32-true``, ``bf16-true``, ….
         default_root_dir: Where run directories are made: ``<default_root_dir>/<experiment>/version_<n>``, one for each
             run, whatever the logger is.
         logger: Null or true: TensorBoard, in the run directory. False: none. Another writes its own files where it is
@@ -215,27 +212,7 @@ class NoProfiler(PassThroughProfiler):
         return _NOTHING
 
 
-def choose_precision(accelerator: Any) -> tuple[Literal["bf16-mixed", "32-true"], str]:
-    """The precision that ``auto`` stands for, and why."""
-    if accelerator in ("auto", "gpu", "cuda") and CUDAAccelerator.is_available():
-        if hasattr(sys, "ps1") and torch.cuda.device_count() > 1:
-            return "bf16-mixed", "the GPUs were not asked: a notebook that has used one cannot start processes"
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            return "bf16-mixed", f"{torch.cuda.get_device_name()} multiplies bf16 in hardware"
-        return "32-true", f"{torch.cuda.get_device_name()} has no bf16 in hardware"
-    if accelerator not in ("auto", "cpu") or torch.backends.mps.is_available():
-        return "32-true", "bf16 was not measured on this kind of device"
-    matrices = {name: torch.ones(384, 384, dtype=dtype) for name, dtype in _CANDIDATES.items()}
-    products = {name: partial(torch.matmul, matrix, matrix) for name, matrix in matrices.items()}
-    times = interleave(products, rounds=30, warmup=2, device="cpu", budget_s=0.3)
-    # the fastest of each: threads that other work keeps waiting say nothing of what the machine is fast at
-    gain = min(times["float32"].samples) / min(times["bf16"].samples)
-    chosen: Literal["bf16-mixed", "32-true"] = "bf16-mixed" if gain >= FASTER else "32-true"
-    return chosen, f"bf16 products measured {gain:.1f} times as fast as float32"
-
-
 _NOTHING = nullcontext()
-_CANDIDATES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
 def _has_gpu(accelerator: Any) -> bool:

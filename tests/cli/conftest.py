@@ -17,7 +17,6 @@ TINY = {
     "trainer.max_steps": 6,
     "trainer.val_check_interval": 3,
     "trainer.log_every_n_steps": 1,
-    "trainer.precision": "32-true",
     "trainer.accelerator": "cpu",
     "keep_freed_memory": False,
 }

@@ -47,7 +47,8 @@ def test_the_layout_puts_training_and_validation_into_one_chart(tiny):
 
 
 def test_hyperparameters_have_results(tiny):
-    events = events_of(tiny("fit", **with_dashboard()))
+    cli = tiny("fit", **with_dashboard())
+    events = events_of(cli)
     announced = [info.name.tag for info in hparams_of(events, "experiment").metric_infos]
     assert tuple(announced) == RESULTS
     assert {"val_loss", "val_perplexity", "val_bits_per_byte", "train_loss_eval"} <= set(events.Tags()["scalars"])
@@ -56,7 +57,7 @@ def test_hyperparameters_have_results(tiny):
     assert values["optimizer"].string_value == "AdamW"
     assert values["optimizer.lr"].number_value == 0.001
     assert values["qk_norm"].string_value == "false"
-    assert values["trainer.precision"].string_value == "32-true"
+    assert values["trainer.precision"].string_value == cli.trainer.precision
     assert "trainer.default_root_dir" not in values
     assert hparams_of(events, "session_end_info").status == 1  # success
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lightning_llm.__main__ import main
-from lightning_llm.accounting import step_memory
+from lightning_llm.accounting import precision, step_memory
 from lightning_llm.model.config import ModelConfig
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def run(tmp_path, *words):
 
 
 def test_figures_are_those_of_the_accounting(config, tmp_path, capsys):
-    report = run(tmp_path, "--config", config(), "--explain")
+    report = run(tmp_path, "--config", config(), "--explain", "--precision", "32-true")
     expected = step_memory(ModelConfig(**ARCHITECTURE), rows=2, context_length=16, accumulation=4)
     memory = report["memory"]
     assert memory["peak"] == expected.peak
@@ -59,7 +59,8 @@ def test_days_of_a_run_at_a_given_utilisation(config, tmp_path):
 
 
 def test_the_largest_batch_fits_and_one_more_row_does_not(config, tmp_path):
-    rows = run(tmp_path, "--config", config(), "--memory", "4MB")["largest_batch"]["rows"]
+    words = ("--memory", "4MB", "--precision", "32-true")
+    rows = run(tmp_path, "--config", config(), *words)["largest_batch"]["rows"]
     settings = {"context_length": 16, "accumulation": 4}
     peaks = [step_memory(ModelConfig(**ARCHITECTURE), rows=n, **settings).peak for n in (rows, rows + 1)]
     assert peaks[0] <= 4_000_000 < peaks[1]
@@ -87,12 +88,13 @@ def test_state_in_bfloat16_and_shards(config, tmp_path):
     assert run(tmp_path, *words, "--strategy", "ddp")["memory"]["gathered"] == 0
 
 
-def test_configs_are_composed_and_the_precision_is_said(config, tmp_path, capsys):
+def test_configs_are_composed_and_the_precision_is_said(config, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(precision, "CPU_INFO", tmp_path / "none")
     first = config()
     Path(tmp_path, "second.yaml").write_text("data: {global_batch_size: 4}\n", encoding="utf-8")
     settings = run(tmp_path, "--config", first, "--config", str(tmp_path / "second.yaml"))["settings"]
     assert (settings["rows"], settings["accumulation"], settings["precision"]) == (2, 2, "32-true")
-    assert "precision auto is taken to be 32-true" in capsys.readouterr().out
+    assert "precision auto is 32-true: the CPU has no bf16 in hardware" in capsys.readouterr().out
     assert run(tmp_path, "--config", first, "--device", "H200")["settings"]["precision"] == "bf16-mixed"
 
 

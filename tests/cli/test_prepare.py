@@ -125,7 +125,7 @@ def test_help(capsys):
         (["text.txt", "--shard", "1/2"], "--shard 1/2 needs --out DIR"),
         *(
             (["text.txt", "--out", "o", "--shard", bad], f"--shard '{bad}' is not I/N")
-            for bad in ("3/2", "0/2", "a", "1/", "1/2/3")
+            for bad in ("3/2", "0/2", "a", "1/", "1/2/3", f"1/{10**12}")
         ),
         (["-", "--out", "o", "--shard", "1/2"], "--shard cannot share the standard input"),
         (["--merge", "o"], "--merge o: there is no shard o.shard-I-of-N beside it"),
@@ -134,6 +134,7 @@ def test_help(capsys):
         (["text.txt", "--vocab-size", "many"], "invalid int value: 'many'"),
         (["text.txt", "--colour"], "unrecognized arguments: --colour"),
         (["text.txt", "--vocab-size", "300", "--tokenizer", "char"], "--vocab-size 300 goes with --tokenizer bpe only"),
+        (["text.txt", "--vocab-size", str(10**11)], "vocab_size must be at most 4194304 with tokenizer 'bpe'"),
         (["text.txt", "--vocab-size", "5"], "vocab_size must be at least 257"),
         (["text.txt", "--tokenizer", "words"], "tokenizer 'words' is unknown"),
         (["text.txt", "--tokenizer", "text.txt"], "tokenizer 'text.txt': not a tokenizer.json"),

@@ -90,9 +90,14 @@ def test_it_generates_in_the_precision_of_the_run(tiny, monkeypatch, precision):
     assert autocast == [precision == "bf16-mixed"]
 
 
-def test_without_tensorboard_nothing_is_generated(tiny, monkeypatch):
-    monkeypatch.setattr(samples_module, "generate", None)
-    tiny("fit", **with_samples(every_n_steps=1), **{"trainer.logger": False})
+@pytest.mark.parametrize("logger", [True, False])
+def test_samples_are_printed_whatever_the_logger(tiny, capsys, logger):
+    tiny("fit", **with_samples(every_n_steps=4, prompt="Abc"), **{"trainer.logger": logger})
+    said = capsys.readouterr().out
+    assert said.count("sample after step") == 1
+    text = said.partition("sample after step 4\n")[2]
+    assert text.startswith("Abc")
+    assert len(text.partition("\n\n")[0]) >= 3
 
 
 def test_text_is_shown_as_it_is():

@@ -23,6 +23,16 @@ STRATEGY = {
 }
 
 
+ON_A_CPU = """
+import sys
+from pathlib import Path
+from lightning_llm.__main__ import main
+from lightning_llm.accounting import precision
+precision.CPU_INFO = Path(sys.argv.pop(1))
+sys.exit(main())
+"""
+
+
 def environment(**more):
     return {
         **os.environ,
@@ -196,14 +206,23 @@ def test_two_processes_have_the_curve_of_one(job_words, mlp, chunks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "named"), [("--data.seed=7", "option data.seed is 7 there and 1"), ("--data.path=other.txt", "data is ")]
+    ("change", "named"),
+    [
+        ("--data.seed=7", "option data.seed is 7 there and 1"),
+        ("--data.path=other.txt", "data is "),
+        ("", "option trainer.precision is 32-true there and bf16-mixed in process 0"),
+    ],
 )
 def test_a_process_that_runs_something_else_is_named(job_words, text_file, change, named):
     Path("other.txt").write_text(text_file.read_text().upper())
+    features = ("avx512_bf16", "avx512_bf16" if change else "avx2")
+    for rank in range(2):
+        Path(f"cpu-{rank}").write_text(f"flags: {features[rank]}\n")
     words = job_words("differs", 5)
     launched = []
     for rank in range(2):
-        command = [sys.executable, "-m", "lightning_llm", "fit", *words, *([change] if rank else [])]
+        given = [*words, change] if change and rank else words
+        command = [sys.executable, "-c", ON_A_CPU, f"cpu-{rank}", "fit", *given]
         ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "NODE_RANK": "0"}
         more = environment(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", **ranks)
         launched.append(subprocess.Popen(command, env=more, stderr=subprocess.PIPE, text=True))

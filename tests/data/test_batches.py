@@ -1,4 +1,6 @@
+import os
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from lightning_llm.data.batches import (
     IGNORED,
+    MixtureReader,
     PromptBatches,
     TrainBatches,
     WindowReader,
@@ -191,3 +194,31 @@ def test_prompt_that_cannot_be_encoded():
         PromptBatches(tokenizer, ["some teXt"])
     with pytest.raises(ValueError, match="an empty prompt needs end of text, which tokenizer 'char' lacks"):
         PromptBatches(tokenizer, [""])
+
+
+@pytest.mark.parametrize("use", ["rows", "tail", "mixture"])
+def test_a_file_that_became_shorter_is_one_line_and_no_signal(tmp_path, use):
+    file = tmp_path / "train.bin"
+    np.arange(50_000, dtype="<u2").tofile(file)
+    reader = WindowReader(file, dtype="uint16", context_length=8, vocab_size=1 << 16, num_tokens=50_000)
+    mixture = MixtureReader([reader, reader], [50_000, 50_000])
+    read = {
+        "rows": lambda: reader(np.array([40_000])),
+        "tail": lambda: reader.tail(49_990),
+        "mixture": lambda: mixture(np.array([40_000, 90_000])),
+    }[use]
+    assert read()["input_ids"].shape[1] in (8, 9)
+    os.truncate(file, 10)
+    message = f"^{re.escape(str(file))} has become shorter while it was read: 10 bytes instead of 100000; prepare"
+    with pytest.raises(ValueError, match=message):
+        read()
+
+
+@pytest.mark.parametrize(("size", "says"), [(10, "has 10 bytes instead of 100000"), (None, "cannot be read: No such")])
+def test_a_file_that_changed_before_it_is_mapped_is_one_line(tmp_path, size, says):
+    file = tmp_path / "train.bin"
+    np.arange(50_000, dtype="<u2").tofile(file)
+    reader = WindowReader(file, dtype="uint16", context_length=8, vocab_size=1 << 16, num_tokens=50_000)
+    file.unlink() if size is None else os.truncate(file, size)
+    with pytest.raises(ValueError, match=says):
+        reader(np.array([0]))

@@ -73,7 +73,7 @@ def test_empty_files_among_others_are_left_out(tmp_path):
     assert texts(tmp_path) == ["text"]
 
 
-def test_fingerprint_changes_with_names_sizes_and_times(tmp_path):
+def test_fingerprint_changes_with_names_and_contents(tmp_path):
     file = tmp_path / "a"
     seen = set()
     for text, changed in (("one", 1), ("two", 2), ("three", 2)):
@@ -244,3 +244,23 @@ def test_shakespeare_is_the_file_that_everybody_uses():
     assert corpora.SHAKESPEARE_SIZE == 1_115_394
     assert corpora.SHAKESPEARE_SHA256 == "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
     assert corpora.SHAKESPEARE_URL.endswith("/karpathy/char-rnn/master/data/tinyshakespeare/input.txt")
+
+
+def test_fingerprint_is_that_of_the_content_whatever_the_times_say(tmp_path):
+    for name, text in (("a", "one"), ("b", "two")):
+        (tmp_path / name).write_text(text)
+        os.utime(tmp_path / name, (1, 1))
+    before = open_corpus([str(tmp_path)]).fingerprint
+    os.utime(tmp_path / "a", (5, 5))
+    assert open_corpus([str(tmp_path)]).fingerprint == before
+    (tmp_path / "a").write_text("eno")
+    os.utime(tmp_path / "a", (5, 5))
+    assert open_corpus([str(tmp_path)]).fingerprint != before
+
+
+def test_fingerprint_of_a_file_that_cannot_be_read(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("text")
+    corpus = open_corpus([str(file)])
+    file.unlink()
+    assert fault(lambda: corpus.fingerprint) == f"cannot read {file}: No such file or directory"

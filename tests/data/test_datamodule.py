@@ -2,16 +2,19 @@
 
 import copy
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerState
 
 from lightning_llm.data.batches import IGNORED
 from lightning_llm.data.datamodule import TokenDataModule, rescale_batch_progress
 from lightning_llm.data.order import window_starts
 from lightning_llm.data.sources import train_order
+from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.token_store_writer import TokenStoreWriter
 from lightning_llm.data.tokenizers import Tokenizer
 
@@ -512,6 +515,26 @@ def test_devices_share_validation(store):
         targets += [batch["targets"].flatten() for batch in validation]
     targets = torch.cat(targets)
     assert sorted(targets[targets != IGNORED].tolist()) == list(range(1, 100))
+
+
+def test_only_the_first_process_of_a_machine_prepares(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("some text to make a store from\n" * 30)
+    processes = []
+    for rank in range(2):
+        processes.append(TokenDataModule(path="text.txt", tokenizer="char", context_length=4))
+        processes[rank].trainer = Devices(rank, 2)
+        processes[rank].trainer.local_rank = rank
+        processes[rank].trainer.state = TrainerState()
+    assert "does not exist: make it with lightning-llm prepare" in fault(lambda: processes[1].setup("fit"))
+    processes[0].prepare_data()
+    Path("text.txt").write_text("changed while the other process was on its way\n" * 30)
+    for process in processes:
+        process.setup("fit")
+    assert processes[0].store == processes[1].store
+    processes[0].prepare_data()  # as a later evaluation does
+    assert TokenStore.open(processes[0].store.path) == processes[0].store
+    assert capsys.readouterr().out.count("Preparing") == 1
 
 
 def test_devices_that_do_not_divide_the_global_batch(store):

@@ -5,7 +5,9 @@ import pytest
 
 from lightning_llm.data import find_store
 from lightning_llm.data.find_store import default_store, find_or_prepare
-from lightning_llm.data.prepare import prepare_store
+from lightning_llm.data.formats import TextFile
+from lightning_llm.data.prepare import prepare_shard, prepare_store
+from lightning_llm.data.segments import Share
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.tokenizers import Tokenizer
 
@@ -106,10 +108,65 @@ def test_unknown_corpus_names_the_known():
     assert message.startswith("corpus 'shakespere' is unknown: choose one of stdlib, shakespeare")
 
 
-def test_no_data_at_all(tmp_path, monkeypatch):
+@pytest.mark.parametrize("options", [{}, {"corpus": None}])
+def test_without_a_name_it_is_the_standard_library(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert fault(lambda: find_or_prepare(corpus=None)).startswith("no data: give data.corpus, data.path or")
-    assert "no data" in fault(lambda: find_or_prepare(corpus=None, store="nowhere"))
+    given = []
+    monkeypatch.setattr(find_store, "prepare_store", lambda documents, out, **_: given.append((documents.inputs, out)))
+    find_or_prepare(**options)
+    assert given == [(("stdlib",), Path("stores/stdlib-bpe-4096"))]
+
+
+@pytest.mark.parametrize("options", [{}, {"corpus": None}, {"tokenizer": "char"}, {"vocab_size": 300}])
+def test_a_named_store_that_is_missing_is_not_made_of_something(options, text):
+    message = fault(lambda: find_or_prepare(store="nowhere", **options))
+    assert message.startswith("data.store 'nowhere' does not exist: name a store that does, or give the text to")
+    assert os.listdir() == ["text.txt"]
+
+
+def test_a_named_store_is_made_of_the_corpus_given_with_it(text, monkeypatch):
+    given = []
+    monkeypatch.setattr(find_store, "prepare_store", lambda documents, out, **_: given.append((documents.inputs, out)))
+    find_or_prepare(store="mine", corpus="stdlib")
+    assert given == [(("stdlib",), Path("mine"))]
+
+
+def test_a_named_store_of_which_there_are_shards_says_so(text):
+    prepare_shard(text, "mine", Share(1, 2), tokenizer="byte")
+    assert "lightning-llm prepare --merge mine" in fault(lambda: find_or_prepare(store="mine"))
+
+
+def test_a_store_is_only_opened_where_it_is_not_to_be_prepared(text):
+    message = fault(lambda: find_or_prepare(path=text, tokenizer="char", prepare=False))
+    assert "does not exist: make it with lightning-llm prepare" in message
+    store = find_or_prepare(path=text, tokenizer="char")
+    Path(text).write_text(TEXT + "more: 0123456789")
+    assert find_or_prepare(path=text, tokenizer="char", prepare=False) == store
+
+
+def test_a_changed_time_is_no_changed_text_and_an_unchanged_one_no_unchanged_text(text):
+    os.utime(text, (1, 1))
+    first, said = find_or_prepare(path=text, tokenizer="char"), []
+    os.utime(text, (5, 5))
+    assert find_or_prepare(path=text, tokenizer="char", say=said.append) == first
+    assert not said
+    Path(text).write_text(TEXT[::-1])
+    os.utime(text, (5, 5))
+    assert find_or_prepare(path=text, tokenizer="char", say=said.append).fingerprint != first.fingerprint
+    assert "has changed since it was prepared" in said[0]
+
+
+def test_a_named_store_is_taken_without_reading_its_text(text, monkeypatch):
+    store = prepare_store(text, "mine", tokenizer="char")
+    monkeypatch.setattr(TextFile, "checksum", lambda file: pytest.fail(f"{file.name} was read"))
+    assert find_or_prepare(store="mine") == store
+
+
+def test_a_text_that_changed_contradicts_the_store_named_with_it(text):
+    prepare_store(text, "mine", tokenizer="char")
+    Path(text).write_text(TEXT[::-1])
+    message = fault(lambda: find_or_prepare(store="mine", path=text))
+    assert "not with data.path 'text.txt' as it is now: drop the option" in message
 
 
 def test_two_processes_at_once_share_what_the_faster_one_made(text, monkeypatch):

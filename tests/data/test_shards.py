@@ -8,7 +8,7 @@ from lightning_llm.data import formats, segments
 from lightning_llm.data.prepare import prepare_shard, prepare_store
 from lightning_llm.data.segments import Share
 from lightning_llm.data.shards import merge_shards
-from lightning_llm.data.token_store import TokenStore
+from lightning_llm.data.token_store import FORMAT, SHARD, TokenStore, meta_checksum, read_meta
 
 
 def fault(call):
@@ -54,6 +54,17 @@ def test_single_document_goes_whole_into_one_shard(tmp_path):
         folder = prepare_shard(str(tmp_path / "text.txt"), tmp_path / "out", Share(index, 2), tokenizer="byte")
         assert ((folder / "train.bin").stat().st_size > 0) == (index == 1)
     assert merge_shards(tmp_path / "out").splits["val"].tokens == 50
+
+
+def test_a_wrong_count_is_one_line_however_large(text, tmp_path):
+    assert "shard 1 of 1000000000000: the first must be" in fault(lambda: Share(1, 10**12))
+    assert "shard 3 of 2: the first must be at least 1 and at most the second" in fault(lambda: Share(3, 2))
+    folder = prepare_shard(text, tmp_path / "out", Share(1, 2), tokenizer="byte")
+    meta = {**read_meta(folder, SHARD, f"{FORMAT}, shard"), "shard": [1, 10**12]}
+    (folder / SHARD).write_text(json.dumps({**meta, "checksum": meta_checksum(meta)}))
+    folder.rename(tmp_path / f"out.shard-1-of-{10**12}")
+    message = fault(lambda: merge_shards(tmp_path / "out"))
+    assert "of 1000000000000 shards 2, 3, 4, 5, 6, 7, 8, 9, … are missing" in message
 
 
 def test_shard_is_no_store(text, tmp_path):

@@ -322,3 +322,10 @@ def test_same_ids_give_the_same_files(make_store):
     first, second = make_store(name="a"), make_store(name="b")
     for name in os.listdir(first.path):
         assert (first.path / name).read_bytes() == (second.path / name).read_bytes()
+
+
+def test_a_split_that_changed_since_the_store_was_opened_is_refused(make_store):
+    store = make_store()
+    os.truncate(store.path / "train.bin", 10)
+    with pytest.raises(ValueError, match=r"train.bin has 10 bytes instead of 2000 for 1000 tokens of uint16"):
+        store.tokens("train")

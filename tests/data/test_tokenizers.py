@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from lightning_llm.data.tokenizers import Tokenizer, byte_alphabet, cut_at_newlines
+from lightning_llm.data import cuts
+from lightning_llm.data import tokenizers as tokenizers_module
+from lightning_llm.data.cuts import cut_at_newlines
+from lightning_llm.data.tokenizers import Tokenizer, byte_alphabet
 
 TEXT = (
     "def f(x):\n    return x + 1\n\n\nclass A:\r\n\t'''It's é, \u20ac and 𝕏 , e\u0301 .'''\n  x = 12345  # they're  \n"
@@ -287,3 +290,54 @@ def test_added_token_that_reaches_over_a_cut_makes_the_kind_file(tokenizers, con
     backend = Backend.from_str(tokenizers["bpe"].to_str())
     backend.add_tokens([AddedToken(content, **options)])
     assert Tokenizer(backend.to_str()).kind == "file"
+
+
+LONG_WORDS = {
+    "letters": "".join(chr(97 + number * number % 23) for number in range(9000)),
+    "one letter": "x" * 9000,
+    "signs": "=" * 9000,
+    "spaces": " " * 9000,
+    "digits": "1234567890" * 900,
+    "separators": "\x1c" * 9000,
+    "behind a space": " " + "y" * 1030,
+}
+
+
+@pytest.mark.parametrize("word", LONG_WORDS.values(), ids=LONG_WORDS)
+def test_bpe_learns_from_words_of_limited_length_and_still_encodes_whole_ones(word, monkeypatch):
+    splitter, learnt_from = pre_tokenizers.ByteLevel(add_prefix_space=False), []
+
+    def recorded(text, splitter):
+        for piece in cuts.cut_long_words(text, splitter):
+            learnt_from.append(piece)
+            yield piece
+
+    text = f"before {word} after\n{word}\n"
+    monkeypatch.setattr(tokenizers_module, "cut_long_words", recorded)
+    tokenizer = Tokenizer.train_bpe([text], 300)
+    lengths = [end - start for piece in learnt_from for _, (start, end) in splitter.pre_tokenize_str(piece)]
+    assert max(lengths) == cuts.LONGEST_WORD
+    assert max(end - start for _, (start, end) in splitter.pre_tokenize_str(text)) > cuts.LONGEST_WORD
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode(text) == Backend.from_str(tokenizer.to_str()).encode(text).ids
+
+
+@given(texts, st.integers(0, 2000))
+def test_text_is_cut_within_long_words_only(text, length):
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    whole = text + "z" * length + text
+    pieces = list(cuts.cut_long_words(whole, splitter))
+    assert "".join(pieces) == whole
+    longest = max((end - start for _, (start, end) in splitter.pre_tokenize_str(whole)), default=0)
+    assert len(pieces) == 1 + max(0, longest - 1) // cuts.LONGEST_WORD
+
+
+def test_pieces_of_a_text_without_a_gap_have_the_ids_that_encoding_it_whole_gives(monkeypatch):
+    for module in (cuts, tokenizers_module):
+        monkeypatch.setattr(module, "LONGEST_PIECE", 1000)
+    tokenizer, text = Tokenizer.train_bpe([TEXT] * 3, 300), "a-text" * 1000
+    pieces = list(cut_at_newlines([text], cuts.PIECE_CHARACTERS, 1000))
+    assert [len(piece) for piece in pieces] == [1000] * 6
+    ids = [number for piece in pieces for number in tokenizer.encode(piece)]
+    assert ids != Backend.from_str(tokenizer.to_str()).encode(text).ids
+    assert [each.tolist() for each in tokenizer.encode_batch([text, "", "a b"])] == [ids, [], tokenizer.encode("a b")]

@@ -29,6 +29,7 @@ UNCOMPARED = (
     "trainer.default_root_dir",
     "trainer.enable_",
     "trainer.logger",
+    "trainer.precision",  # as it was resolved, in training.execution
     "trainer.profiler",
 )
 OPTIMIZER = "model.optimizer.class_path"

@@ -1,4 +1,4 @@
-"""What the model writes while it learns: a sample every N steps, as text in TensorBoard."""
+"""What the model writes while it learns: a sample every N steps, printed and as text in TensorBoard."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from rich.console import Console
+from rich.markup import escape
 from torch import nn
 
 from lightning_llm.generation import generate
@@ -60,6 +62,7 @@ class SampleText(Callback):
         self.temperature, self.top_k, self.seed = temperature, top_k, seed
         self._tokenizer: Any = None
         self._prompt_ids: list[int] = []
+        self._console = Console(soft_wrap=True, highlight=False)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Encode the prompt: what is wrong with it shows before the first step."""
@@ -76,11 +79,8 @@ class SampleText(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Generate and write, in the first process, where TensorBoard is logged to."""
-        if not step_is_complete(trainer) or trainer.global_step % self.every_n_steps:
-            return
-        writers = tensorboard_writers(trainer)
-        if not writers:
+        """Generate, print and write, in the first process."""
+        if not step_is_complete(trainer) or trainer.global_step % self.every_n_steps or not trainer.is_global_zero:
             return
         with _evaluating(pl_module), trainer.precision_plugin.forward_context():
             ids = generate(
@@ -95,7 +95,8 @@ class SampleText(Callback):
             )
         # a vocabulary may be rounded up: a model that has learnt little yet draws ids that stand for nothing
         text = self._tokenizer.decode([number for number in ids[0].tolist() if number < self._tokenizer.vocab_size])
-        for writer in writers:
+        self._console.print(f"[bold]sample after step {trainer.global_step}[/]\n{escape(text)}\n")
+        for writer in tensorboard_writers(trainer):
             writer.add_text(SAMPLES, as_code(text), trainer.global_step)
 
 

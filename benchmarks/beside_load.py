@@ -1,0 +1,195 @@
+"""The default `fit` beside other work: does it take the same bits, and how long do two runs at once take?
+
+    python benchmarks/beside_load.py bits --runs 30 --kills 40 --load 4 --json docs/benchmarks/same-bits-cpu.json
+    python benchmarks/beside_load.py two --rounds 2 --json docs/benchmarks/two-at-once-cpu.json
+
+`bits` starts identical commands, two at a time beside busy processes, without a precision or a number of threads. Then
+it kills runs with SIGKILL at random moments and resumes each with `--ckpt_path last`. It compares the sha256 of weights
+and optimizer state (`lightning_llm.training.checkpointing.digest`). `two` times one run alone, and two at once: with
+the bounded waiting of idle OpenMP threads that the command sets, and with libgomp's own. Take its figures on an idle
+machine.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from lightning_llm.training.checkpointing import digest, step_files
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = ROOT / "configs" / "shakespeare-char.yaml"
+NOT_DEFAULT = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+STEPS, KILLED_STEPS = 20, 40
+WAYS = {"bounded waiting (default)": {}, "libgomp's own": {"GOMP_SPINCOUNT": "300000"}}
+EVERY_STEP = (
+    "--trainer.callbacks+=lightning_llm.training.callbacks.RunCheckpoints",
+    "--trainer.callbacks.every_n_steps=1",
+)
+
+
+def start(folder: Path, name: str, *words: str, **environment: str) -> subprocess.Popen[bytes]:
+    """A run in ``folder/name``, as a user starts it."""
+    clean = {key: value for key, value in os.environ.items() if key not in NOT_DEFAULT}
+    clean |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **environment}
+    command = [sys.executable, "-m", "lightning_llm", "fit", "--config", str(CONFIG)]
+    command += ["--data.path", str(folder / "text.txt"), "--data.store", str(folder / "store")]
+    command += ["--trainer.default_root_dir", str(folder / name), "--trainer.enable_progress_bar", "false", *words]
+    with (folder / f"{name}.txt").open("ab") as out:
+        return subprocess.Popen(command, cwd=folder, env=clean, stdout=out, stderr=out)
+
+
+def fit(folder: Path, name: str, *words: str, **environment: str) -> float:
+    """Seconds of a whole run.
+
+    Raises:
+        RuntimeError: It failed.
+    """
+    begun = time.perf_counter()
+    if status := start(folder, name, *words, **environment).wait():
+        raise RuntimeError(f"{name} ended with {status}: {(folder / f'{name}.txt').read_text()[-2000:]}")
+    return time.perf_counter() - begun
+
+
+def steps(number: int) -> tuple[str, ...]:
+    """The options of a run of so many steps without validation in between."""
+    return ("--trainer.max_steps", str(number), "--trainer.val_check_interval", str(number), *SHORT)
+
+
+SHORT = ("--trainer.limit_val_batches", "4")
+
+
+def checkpoints(folder: Path, name: str) -> list[Path]:
+    """The checkpoints of the one run below ``folder/name``, oldest first."""
+    return step_files(folder / name / CONFIG.stem / "version_0" / "checkpoints")
+
+
+def killed(folder: Path, name: str, kills: int, seed: int) -> int:
+    """Kill a run at random moments and resume it until it ends; returns how often it was killed."""
+    rng, done, words = random.Random(seed), 0, ()
+    while done < kills:
+        before = checkpoints(folder, name)[-1:]
+        process = start(folder, name, *steps(KILLED_STEPS), *EVERY_STEP, *words)
+        wanted = rng.choice(("start", "step", "step", "step"))
+        until = time.monotonic() + rng.uniform(0, 12)
+        while process.poll() is None:
+            found = checkpoints(folder, name)
+            if time.monotonic() > until if wanted == "start" else found[-1:] != before:
+                time.sleep(rng.uniform(0, 0.2))
+                process.send_signal(signal.SIGKILL)
+                break
+            time.sleep(0.01)
+        if (status := process.wait()) == 0:
+            break  # it reached its end
+        if status != -signal.SIGKILL:
+            raise RuntimeError(f"{name} ended with {status}: {(folder / f'{name}.txt').read_text()[-2000:]}")
+        done += 1
+        words = ("--ckpt_path", "last") if checkpoints(folder, name) else ()
+        if not words:
+            shutil.rmtree(folder / name, ignore_errors=True)
+    fit(folder, name, *steps(KILLED_STEPS), *EVERY_STEP, *words)
+    return done
+
+
+@contextlib.contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """So many processes that take whatever the cores give."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def bits(folder: Path, options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
+    """The digests of identical runs, and of killed and resumed ones."""
+    fit(folder, "first", *steps(STEPS))  # alone; it also prepares the store
+    fit(folder, "whole", *steps(KILLED_STEPS), *EVERY_STEP)
+    truth = {name: digest(checkpoints(folder, name)[-1]) for name in ("first", "whole")}
+    with busy(options.load), ThreadPoolExecutor(2) as pool:
+        names = [f"run-{number}" for number in range(options.runs)]
+        jobs = pool.map(lambda name: fit(folder, name, *steps(STEPS)), names)
+        for _ in track(jobs, "identical commands", total=len(names), console=Console(stderr=True)):
+            pass
+        each = 10  # kills of one run
+        runs = [(f"killed-{number}", min(each, options.kills - number)) for number in range(0, options.kills, each)]
+        jobs = pool.map(lambda run: killed(folder, *run, seed=hash(run[1]) + len(run[0])), runs)
+        kills = sum(track(jobs, "killed and resumed runs", total=len(runs), console=Console(stderr=True)))
+    same = Counter(digest(checkpoints(folder, name)[-1]) == truth["first"] for name in names)
+    resumed = Counter(digest(checkpoints(folder, name)[-1]) == truth["whole"] for name, _ in runs)
+    console.print(f"{same[True]} of {len(names)} identical commands have the bits of one alone")
+    console.print(f"{resumed[True]} of {len(runs)} runs have the bits of an undisturbed one, after {kills} kills")
+    if same[False] or resumed[False]:
+        raise RuntimeError(f"other bits; everything is in {folder}")
+    return [
+        {"variant": "identical commands", "runs": len(names), "same_bits": same[True], "load": options.load},
+        {"variant": "killed and resumed", "runs": len(runs), "same_bits": resumed[True], "load": options.load}
+        | {"kills": kills},
+    ]
+
+
+def two(folder: Path, options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
+    """Seconds of one run alone and of two at once, interleaved."""
+    words = (*steps(options.steps), "--trainer.precision", options.precision)
+    fit(folder, "prepares", *steps(1))
+    alone: dict[str, list[float]] = {way: [] for way in WAYS}
+    both: dict[str, list[float]] = {way: [] for way in WAYS}
+    for number in range(options.rounds):
+        for way, environment in WAYS.items():
+            name = f"{number}-{len(environment)}"
+            alone[way].append(fit(folder, f"alone-{name}", *words, **environment))
+            with ThreadPoolExecutor(2) as pool:
+                pair = pool.map(lambda side, n=name, e=environment: fit(folder, f"both-{n}-{side}", *words, **e), "ab")
+                both[way].append(max(pair))
+    rows = []
+    for way in WAYS:
+        one, at_once = statistics.median(alone[way]), statistics.median(both[way])
+        ratio = statistics.median(b / a for a, b in zip(alone[way], both[way], strict=True))
+        console.print(f"{way}: one alone {one:.1f} s, two at once {at_once:.1f} s, {ratio:.2f} times as long")
+        rows.append({"variant": way, "alone_s": alone[way], "at_once_s": both[way], "ratio": round(ratio, 3)})
+    return [{**row, "steps": options.steps, "precision": options.precision} for row in rows]
+
+
+def main() -> None:
+    """Parse the command line, run in a temporary folder, print and write what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("bits", "two"))
+    parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--kills", type=int, default=40)
+    parser.add_argument("--load", type=int, default=4, help="busy processes beside the runs")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=125)
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--json", type=Path)
+    options, console = parser.parse_args(), Console(highlight=False)
+    folder = Path(tempfile.mkdtemp(prefix="beside-load-"))
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefghijklmnop", k=rng.randint(2, 6))) for _ in range(200)]
+    lines = [" ".join(rng.choices(words, k=8)).capitalize() + "." for _ in range(20000)]
+    (folder / "text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows = (bits if options.what == "bits" else two)(folder, options, console)
+    if options.json is not None:
+        options.json.write_text(json.dumps([{"bench": options.what, **row} for row in rows], indent=1) + "\n")
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

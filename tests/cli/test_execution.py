@@ -1,0 +1,134 @@
+"""What decides a run's bits besides its options is resolved once, recorded, and compared when the run is resumed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lightning_llm.__main__ import main
+from lightning_llm.accounting import precision
+from lightning_llm.training.checkpointing import digest, read_checkpoint, step_files
+
+RUN = Path("runs/run/version_0")
+MODEL = {"model.schedule.class_path": "lightning_llm.optim.Constant"}
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """``machine("avx512_bf16")``: the CPU has these features from now on."""
+    monkeypatch.setattr(precision, "CPU_INFO", tmp_path / "cpuinfo")
+
+    def has(features):
+        precision.CPU_INFO.write_text(f"model name\t: CPU with {features}\nflags\t\t: {features}\n", encoding="utf-8")
+
+    return has
+
+
+@pytest.mark.parametrize(("features", "expected"), [("avx512_bf16", "bf16-mixed"), ("avx2", "32-true")])
+def test_what_auto_means_is_in_every_record(tiny, machine, features, expected):
+    machine(features)
+    cli = tiny("fit")
+    assert cli.trainer.precision == expected
+    written = yaml.safe_load((RUN / "config.yaml").read_text())
+    summary = json.loads((RUN / "summary.json").read_text())
+    checkpoint = read_checkpoint(step_files(RUN / "checkpoints")[-1])
+    execution = {"precision": expected, "threads": torch.get_num_threads(), "device": f"CPU with {features}"}
+    assert written["trainer"]["precision"] == expected
+    assert checkpoint["lightning_llm"]["execution"] == execution
+    assert {name: summary[name] for name in execution} == execution
+
+
+@pytest.mark.parametrize("features", ["amx_bf16", "avx2"])
+def test_estimate_and_fit_agree(tiny, machine, tmp_path, features):
+    machine(features)
+    trained = tiny("fit", **{"trainer.max_steps": 1}).trainer.precision
+    Path("auto.yaml").write_text(yaml.safe_dump({"model": {"architecture": {"vocab_size": 16, "hidden_size": 32}}}))
+    assert main(["estimate", "--config", "auto.yaml", "--json", "out.json"]) == 0
+    assert json.loads(Path("out.json").read_text())["settings"]["precision"] == trained
+
+
+def test_a_resumed_run_keeps_the_precision_on_another_machine(tiny, machine, capsys):
+    machine("avx512_bf16")
+    tiny("fit", **MODEL, **{"trainer.max_steps": 3})
+    machine("avx2")
+    capsys.readouterr()
+    cli = tiny("fit", "--ckpt_path=last", **MODEL, **{"trainer.precision": "auto"})
+    assert cli.trainer.precision == "bf16-mixed"
+    said = " ".join(capsys.readouterr().out.split())  # a terminal wraps
+    assert "precision bf16-mixed (as in the checkpoint)" in said
+    assert "device: CPU with avx512_bf16 -> CPU with avx2" in said
+    assert "precision: " not in said
+    assert yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["precision"] == "bf16-mixed"
+
+
+def test_a_resumed_run_says_what_was_changed(tiny, machine, monkeypatch, capsys):
+    machine("avx512_bf16")
+    tiny("fit", **MODEL, **{"trainer.max_steps": 3})
+    capsys.readouterr()
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    tiny("fit", "--ckpt_path=last", **MODEL, **{"trainer.precision": "32-true"})
+    said = capsys.readouterr().out
+    assert said.count("precision: bf16-mixed -> 32-true") == 1
+    assert f"threads: {threads} -> {threads + 1}" in said
+
+
+def fit_in_a_process(flags, root, **environment):
+    """The digest of a run with default threads and precision."""
+    words = flags(**{"trainer.default_root_dir": root, "keep_freed_memory": True})
+    names = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    clean = {name: value for name, value in os.environ.items() if name not in names}
+    more = {**clean, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_llm", "fit", *words], env=more, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return digest(step_files(Path(root, "run/version_0/checkpoints"))[-1])
+
+
+def test_the_bits_do_not_depend_on_how_idle_threads_wait(flags, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bits = fit_in_a_process(flags, "default")
+    assert fit_in_a_process(flags, "spinning", OMP_WAIT_POLICY="ACTIVE") == bits
+    assert fit_in_a_process(flags, "seed", PL_GLOBAL_SEED="1") == bits  # the option says more than the environment
+
+
+def test_the_digest_sees_every_bit(tiny):
+    tiny("fit")
+    path = step_files(RUN / "checkpoints")[-1]
+    content, whole = read_checkpoint(path), digest(path)
+    weight, state = content["state_dict"]["transformer.norm.weight"], content["optimizer_states"][0]["state"]
+    for tensor in (weight, state[0]["exp_avg"]):
+        flat = tensor.view(-1)
+        flat[-1] = torch.nextafter(flat[-1], torch.tensor(torch.inf))
+        torch.save(content, "changed.ckpt")
+        assert digest("changed.ckpt") != whole
+        flat[-1] = torch.nextafter(flat[-1], torch.tensor(-torch.inf))
+    torch.save(content, "changed.ckpt")
+    assert digest("changed.ckpt") == whole
+
+
+SPIN = """
+import os, sys
+from lightning_llm import __main__
+__main__.help_text = lambda: f"{os.environ.get('GOMP_SPINCOUNT')} {'torch' in sys.modules}"
+sys.argv = ["lightning-llm", "--help"]
+__main__.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "None")],
+)
+def test_idle_threads_stop_spinning_unless_the_user_has_said_how_they_wait(given, expected):
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    environment |= {"PYTHONPATH": os.pathsep.join(sys.path), **given}
+    done = subprocess.run([sys.executable, "-c", SPIN], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [expected, "False"]  # before torch loads its runtime, which reads it once

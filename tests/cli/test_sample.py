@@ -1,0 +1,47 @@
+"""The text at the end of a run is an extra: nothing about it decides how the run ends."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_llm.cli import sample
+
+
+def result():
+    return json.loads(Path("runs/run/version_0/summary.json").read_text())
+
+
+def test_raw_files_have_no_sample_and_the_run_succeeds(tiny, tmp_path, capsys):
+    (tmp_path / "raw").mkdir()
+    for split, size in (("train", 4000), ("val", 400)):
+        (np.arange(size) % 50).astype("<u2").tofile(tmp_path / "raw" / f"{split}.bin")
+    options = {"data.path": None, "data.store": "raw", "data.raw_dtype": "uint16", "data.vocab_size": 50}
+    tiny("fit", **options)
+    out = capsys.readouterr().out
+    assert "no sample  the token files are raw, without a tokenizer to write text with" in out
+    assert out.index("no sample") < out.index("next")
+    assert result()["steps"] == 6
+
+
+def test_text_without_a_newline_is_continued_from_its_first_character(tiny, tmp_path, text_file, capsys):
+    (tmp_path / "line.txt").write_text("!" + text_file.read_text().replace("\n", " "))
+    tiny("fit", **{"data.path": "line.txt"})
+    out = capsys.readouterr().out
+    assert "no sample" not in out
+    assert out.split("a sample\n")[1].startswith("!")
+    assert result()["steps"] == 6
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of\n memory [bold]"), IndexError(), MemoryError()])
+def test_what_goes_wrong_in_generating_is_a_line(tiny, monkeypatch, capsys, error):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(sample, "generate", fail)
+    cli = tiny("fit")
+    reason = " ".join(str(error).split()) or type(error).__name__
+    assert f"no sample  {reason}\n" in capsys.readouterr().out
+    assert result()["steps"] == 6
+    assert cli.model.training
