@@ -7,7 +7,6 @@ import pickle
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -15,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from lightning_llm import LanguageModel, TokenDataModule
-from lightning_llm.training import run_lock
+from lightning_llm.training import run_directory, run_lock
 from lightning_llm.training.checkpointing import read_checkpoint
 from lightning_llm.training.run_directory import RunDirectory, claim, turn_of
 from lightning_llm.training.run_lock import LOCK, RunLock
@@ -100,10 +99,11 @@ def test_a_failed_run_gives_its_lock_back(train):
     assert not callback.trainer.run_directory.is_open
 
 
-def test_many_processes_at_once_get_a_folder_each(tmp_path):
-    with ThreadPoolExecutor(8) as pool:
-        folders = list(pool.map(lambda _: claim(tmp_path / "a"), range(40)))
-    assert sorted(int(folder.name.removeprefix("version_")) for folder in folders) == list(range(40))
+def test_processes_that_see_the_same_next_number_get_a_folder_each(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_directory, "next_number", lambda parent: 0)  # all looked before any had made its folder
+    assert [claim(tmp_path / "a").name for _ in range(3)] == ["version_0", "version_1", "version_2"]
+    assert claim(tmp_path / "a", "mine").name == "mine"
+    assert claim(tmp_path / "a", "mine").name == "version_3"
 
 
 def test_other_processes_make_no_folder(tmp_path, monkeypatch):
