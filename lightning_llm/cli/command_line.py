@@ -35,7 +35,11 @@ def with_config_of_run(words: list[str]) -> list[str]:
     if not words or not given or option_values(words, "--config", "-c"):
         return words
     root = Path((option_values(words, "--trainer.default_root_dir") or ["runs"])[-1])
-    run = newest_run(root) if given[-1] in ("last", "best") else run_of(find_checkpoint(given[-1], root))
+    run = (
+        newest_run(root)
+        if given[-1] in ("last", "best")
+        else run_of(find_checkpoint(given[-1], root, lambda line: None))
+    )
     return words if run is None else [words[0], "--config", str(run / CONFIG), *words[1:]]
 
 

@@ -1,6 +1,5 @@
 """What a run chose for its ``memory_budget``, where the run's record is: ``plan.json`` and ``config.yaml``."""
 
-from pathlib import Path
 from typing import Any
 
 from lightning_llm.accounting.plan_report import chosen_options, described
@@ -25,6 +24,6 @@ def record_plan(config: Any, trainer: Any, model: Any) -> None:
     for callback in trainer.callbacks:
         if isinstance(callback, HonestResume):
             callback.options.update(chosen)
-    run = trainer.log_dir  # a broadcast: every process must ask
+    run = trainer.run_dir  # a broadcast: every process must ask
     if trainer.is_global_zero and run is not None:
-        write_json(Path(run, PLAN), {"memory_budget": model.memory_budget, **described(model.plan)})
+        write_json(run / PLAN, {"memory_budget": model.memory_budget, **described(model.plan)})

@@ -20,6 +20,7 @@ from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import BEST
 from lightning_llm.training.execution import record
 from lightning_llm.training.length import total_steps
+from lightning_llm.training.run_directory import run_dir_of
 from lightning_llm.training.run_status import FINISHED, write_status
 from lightning_llm.training.sharding import is_sharded
 from lightning_llm.training.text_files import write_json
@@ -40,7 +41,7 @@ class RunReport(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The summary at the start."""
         self._started, self._first_step, self._has_trained = time.perf_counter(), trainer.global_step, True
-        run = trainer.log_dir  # a broadcast: every process must ask
+        run = run_dir_of(trainer)  # a broadcast: every process must ask
         if not trainer.is_global_zero:
             return
         data = trainer.datamodule  # type: ignore[attr-defined]
@@ -53,7 +54,7 @@ class RunReport(Callback):
             ("mfu", _describe_peak(trainer)),
             *((("plan", pl_module.plan_summary),) if getattr(pl_module, "plan", None) else ()),
             *((("compiler", COMPILES.format(mode)),) if (mode := getattr(pl_module, "compile_mode", None)) else ()),
-            ("run", "barebones: nothing is written" if trainer.barebones else run),
+            ("run", run or f"{'barebones' if trainer.barebones else 'fast_dev_run'}: nothing is written"),
         ):
             table.add_row(f"[bold]{name}", escape(str(value)))
         self.console.print(table)
@@ -86,7 +87,7 @@ class RunReport(Callback):
             trainer.validate(model, data, verbose=False)
             trainer.loggers = loggers
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        run = Path(trainer.log_dir or trainer.default_root_dir)  # a broadcast: every process must ask
+        run = run_dir_of(trainer)  # a broadcast: every process must ask
         if not trainer.is_global_zero:
             return
         profiler = next((c for c in trainer.callbacks if isinstance(c, MemoryProfiler)), None)  # type: ignore[attr-defined]
@@ -104,12 +105,14 @@ class RunReport(Callback):
             "peak_memory_gib": None if profiler is None else profiler.highest_gib,
             "checkpoint": None if newest is None else str(newest),
         }
-        write_json(run / SUMMARY, summary)
-        write_status(run, FINISHED, step=steps, val_loss=summary["val_loss"])
+        if run is not None:
+            write_json(run / SUMMARY, summary)
+            write_status(run, FINISHED, step=steps, val_loss=summary["val_loss"])
         self._print_results(run, newest, summary)
         if not is_sharded(model):  # no process could generate alone
             print_sample(self.console, model, data)
-        self._print_next_commands(run, newest)
+        if run is not None:
+            self._print_next_commands(run, newest)
 
     def print_metrics(self, trainer: Trainer) -> None:
         """What an evaluation found: a line for each metric."""
@@ -117,7 +120,7 @@ class RunReport(Callback):
             for name, value in trainer.callback_metrics.items():
                 self.console.print(f"{name:<24}{float(value):.6f}")
 
-    def _print_results(self, run: Path, newest: Path | None, summary: dict[str, Any]) -> None:
+    def _print_results(self, run: Path | None, newest: Path | None, summary: dict[str, Any]) -> None:
         bits = summary["bits_per_byte"]
         words = ["not validated"]
         if summary["val_loss"] is not None:
@@ -131,7 +134,8 @@ class RunReport(Callback):
             self.console.print(
                 f"[bold]saved[/]   {escape(str(newest))}" + (f" (best: {BEST})" if best.exists() else "")
             )
-        self.console.print(f"[bold]log[/]     {escape(str(run))}")
+        if run is not None:
+            self.console.print(f"[bold]log[/]     {escape(str(run))}")
 
     def _print_next_commands(self, run: Path, newest: Path | None) -> None:
         self.console.print("\n[bold]next[/]")

@@ -59,12 +59,9 @@ def find_runs(
         folder = Path(name)
         if not folder.is_dir():
             raise ValueError(f"{name}: no such directory; give run directories, or a folder that holds some")
-        if _is_run(folder):
-            if not _has(folder, file):
-                raise ValueError(f"{name}: {without}")
-            found.setdefault(folder.resolve(), folder)
-            continue
         below = sorted((path for path in (*folder.glob("*"), *folder.glob("*/*")) if _is_run(path)), key=_natural)
+        if _is_run(folder):  # and does not hide those below
+            below = [folder, *below]
         complete = [path for path in below if _has(path, file)]
         if not complete:
             raise ValueError(f"{name}: {without if below else 'no run in it, nor two levels below'}")

@@ -4,19 +4,25 @@ config.yaml               every option, resolved: `lightning-llm fit --config` t
 checkpoints/              see training.callbacks.checkpoints
 events.out.tfevents…      TensorBoard
 job                       the SLURM or torchrun job that made it, where one did
+lock                      which process writes here, or did last (see training.run_lock)
 turn                      a number that grows with each start of a run beside others: clocks may jump
 status.json               how the run stands or ended, see training.run_status
 summary.json              the result, once the run has ended
 """
 
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from lightning_llm.training.checkpointing import BEST, is_whole, read_checkpoint, step_files, step_of
+from lightning_llm.training.checkpointing import BEST, is_whole, read_outline, step_of
+from lightning_llm.training.run_directory import CHECKPOINTS as CHECKPOINTS
+from lightning_llm.training.run_directory import put_events_before as put_events_before
+from lightning_llm.training.run_directory import take_turn as take_turn
+from lightning_llm.training.run_directory import turn_of
 from lightning_llm.training.sharded_files import is_folder
 
-CONFIG, CHECKPOINTS, SUMMARY, JOB = "config.yaml", "checkpoints", "summary.json", "job"
-TURN, EVENTS = "turn", "events.out.tfevents."
+CONFIG, SUMMARY, JOB = "config.yaml", "summary.json", "job"
 EXAMPLE = "runs/quickstart/version_0"
 
 
@@ -34,7 +40,7 @@ def newest_run(root: Path, job: str | None = None) -> Path | None:
         job: Only runs of this job, as ``jobs.this_job`` names it.
     """
     folders = [root, *root.glob("*"), *root.glob("*/*")]
-    runs = [folder for folder in folders if step_files(folder / CHECKPOINTS)]
+    runs = [folder for folder in folders if _files(folder)]
     if job is not None:
         runs = [run for run in runs if (run / JOB).is_file() and (run / JOB).read_text().strip() == job]
     # within an experiment by turns, which no clock can change; between experiments by the time of the newest file
@@ -42,42 +48,27 @@ def newest_run(root: Path, job: str | None = None) -> Path | None:
     return max(newest.values(), key=_written, default=None)
 
 
-def take_turn(run: Path) -> None:
-    """Note that this run, of those beside it, was started last."""
-    turn = 1 + max((turn_of(other) for other in run.parent.iterdir()), default=0)
-    (run / TURN).write_text(f"{turn}\n", encoding="utf-8")
-
-
-def turn_of(run: Path) -> int:
-    """See :func:`take_turn`; 0 where nothing is noted."""
-    try:
-        return int((run / TURN).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return 0
-
-
-def put_events_before(run: Path, now_s: int) -> None:
-    """TensorBoard reads event files by the time in their names: those from a clock ahead of now get earlier names."""
-    files = sorted(run.glob(f"{EVENTS}*"), key=lambda path: path.name)
-    times = [int(path.name.removeprefix(EVENTS).partition(".")[0]) for path in files]
-    if times and times[-1] > now_s:  # in one second no process ends and another starts; within one, tests do
-        for place, path in enumerate(files):
-            rest = path.name.removeprefix(EVENTS).partition(".")[2]
-            path.rename(path.with_name(f"{EVENTS}{now_s - len(files) + place:010d}.{rest}"))
-
-
 def _written(run: Path) -> int:
-    return step_files(run / CHECKPOINTS)[-1].stat().st_mtime_ns
+    """When the newest of its files was written: of a link the link itself, which may lead nowhere."""
+    times = [0]
+    for path in _files(run):
+        with suppress(FileNotFoundError):  # a run that trains clears its old ones away
+            times.append(path.lstat().st_mtime_ns)
+    return max(times)
 
 
-def find_checkpoint(given: str, root: Path, say: Callable[[str], object] = lambda line: None) -> Path:
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def find_checkpoint(given: str, root: Path, say: Callable[[str], object] = _to_stderr) -> Path:
     """The file that ``--ckpt_path`` means.
 
     Args:
         given: ``last`` or ``best`` (of the newest run at or below ``root``), a run directory (its best, else its
-            newest), or a checkpoint, in a file or a folder.
+            newest), or a checkpoint, in a file or a folder. See :func:`_newest_first` for which is the newest.
         root: Where to look for ``last`` and ``best``.
-        say: Called with a line where the newest is damaged and one before it is taken.
+        say: Called with a line where a damaged one gives way to another.
 
     Raises:
         ValueError: There is no such checkpoint. A fresh start in its place would be a silent loss.
@@ -99,7 +90,7 @@ def find_checkpoint(given: str, root: Path, say: Callable[[str], object] = lambd
     return path
 
 
-def last_of(run: Path, say: Callable[[str], object] = lambda line: None) -> Path:
+def last_of(run: Path, say: Callable[[str], object] = _to_stderr) -> Path:
     """The newest whole checkpoint of a run. Arguments and errors as in :func:`find_checkpoint`."""
     return _in_run(run, say, prefer_best=False)
 
@@ -107,20 +98,48 @@ def last_of(run: Path, say: Callable[[str], object] = lambda line: None) -> Path
 def step_in(checkpoint: Path) -> int:
     """The optimiser step that a checkpoint was written at: by its name, else by what it holds."""
     step = step_of(checkpoint)
-    return step if step >= 0 else int(read_checkpoint(checkpoint, mmap=True).get("global_step", 0))
+    return step if step >= 0 else int(read_outline(checkpoint).get("global_step", 0))
 
 
 def _in_run(run: Path, say: Callable[[str], object], *, prefer_best: bool) -> Path:
-    best, steps = run / CHECKPOINTS / BEST, step_files(run / CHECKPOINTS)
-    if prefer_best and best.exists():
-        return best
-    if not steps:
+    best, files = run / CHECKPOINTS / BEST, _newest_first(run)
+    if not files and not best.exists():
         raise ValueError(f"{run} holds no checkpoint: give a run directory, such as {newest_run(run) or EXAMPLE}")
     damaged: list[Path] = []
-    for path in reversed(steps):
+    for path in [best, *files] if prefer_best and best.exists() else files:
         if is_whole(path):
             for each in damaged:
-                say(f"checkpoint {each} is cut short or damaged: using {path}, the one before it")
+                instead = "in place of the best" if each == best else "the one before it"
+                say(f"checkpoint {each} is cut short or damaged: using {path}, {instead}")
             return path
         damaged.append(path)
-    raise ValueError(f"every checkpoint of {run} is cut short or damaged: {', '.join(path.name for path in steps)}")
+    raise ValueError(f"every checkpoint of {run} is cut short or damaged: {', '.join(path.name for path in damaged)}")
+
+
+def _files(run: Path) -> list[Path]:
+    """All checkpoints of a run: its own, and those that Lightning's ModelCheckpoint has put beside them."""
+    return [path for path in (run / CHECKPOINTS).glob("*.ckpt") if not path.name.startswith(".")]
+
+
+def _newest_first(run: Path) -> list[Path]:
+    """The checkpoints of a run but for its best.
+
+    The newest has the highest step of those written since the run was last started: a run that was sent back to an
+    earlier step leaves later ones behind, of which its own step aside. At the same step the run's own comes first.
+    Those that cannot be opened come before all others, to be reported; those of weights alone, from which no run can
+    go on, come last.
+    """
+    files = [path for path in _files(run) if path.name != BEST]
+    if all(step_of(path) >= 0 for path in files):
+        return sorted(files, key=step_of, reverse=True)
+    return sorted(files, key=_age, reverse=True)
+
+
+def _age(path: Path) -> tuple[int, int, int, bool]:
+    is_own = step_of(path) >= 0
+    try:
+        content = read_outline(path)
+        turn = content.get("callbacks", {}).get("RunCheckpoints", {}).get("turn", 0)
+        return ("optimizer_states" in content), turn, content["global_step"], is_own
+    except (ValueError, KeyError, AttributeError):
+        return 2, 0, step_of(path), is_own

@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ import torch.distributed as dist
 from jsonargparse import ArgumentError
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_llm.cli.check import report
 from lightning_llm.cli.command_line import (
@@ -43,14 +41,13 @@ from lightning_llm.cli.pages import ABOUT, COMMANDS, SYNTAX, with_page
 from lightning_llm.cli.plan_record import record_plan
 from lightning_llm.cli.report import RunReport
 from lightning_llm.cli.runs import (
+    CONFIG,
     JOB,
     find_checkpoint,
     last_of,
     newest_run,
-    put_events_before,
     run_of,
     step_in,
-    take_turn,
 )
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.measure.attribution import is_out_of_memory
@@ -65,6 +62,7 @@ from lightning_llm.training.execution import choose_precision
 from lightning_llm.training.groups import leave_groups
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.preflight import refuse
+from lightning_llm.training.run_logger import RunLogger
 from lightning_llm.training.trainer import Trainer
 
 DIVERGED, OUT_OF_MEMORY, LOST_CONTACT, USER_ERROR = 1, 1, 1, 2
@@ -75,17 +73,17 @@ class SaveConfig(SaveConfigCallback):
     """Writes ``config.yaml`` into the run directory, so that it starts a fresh run of the same kind."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """As Lightning's, for ``fit`` only: evaluating a run leaves its record alone."""
-        if stage == "fit" and not trainer.barebones:
+        """For ``fit`` only: evaluating a run leaves its record alone. Lightning would write where the logger does."""
+        if stage == "fit":
             self.config["ckpt_path"] = None
             if getattr(pl_module, "plan", None) is not None:
                 record_plan(self.config, trainer, pl_module)
-            super().setup(trainer, pl_module, stage)
-            job, run = this_job(), trainer.log_dir
-            if trainer.is_global_zero and run is not None:
-                take_turn(Path(run))
-            if job is not None and trainer.is_global_zero and run is not None:
-                Path(run, JOB).write_text(f"{job}\n", encoding="utf-8")
+            job, run = this_job(), trainer.run_dir  # a broadcast: every process must ask
+            if not trainer.is_global_zero or run is None:
+                return
+            self.parser.save(self.config, run / CONFIG, skip_none=False, overwrite=True, multifile=self.multifile)
+            if job is not None:
+                (run / JOB).write_text(f"{job}\n", encoding="utf-8")
 
 
 class TrainingCLI(LightningCLI):
@@ -156,10 +154,10 @@ class TrainingCLI(LightningCLI):
             asked.precision, self.precision_reason = choose_precision(asked.accelerator)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """The trainer, logging into the run directory: a new one, or that of the run that goes on."""
+        """The trainer, with its run directory: a new one, or that of the run that goes on."""
         options = self._get(self.config_init, "trainer")
-        if options.get("logger") in (None, True) and not options.get("barebones"):
-            kwargs["logger"] = self._logger(Path(options["default_root_dir"])) if self.subcommand == "fit" else False
+        if options.get("logger") in (None, True) and self.subcommand != "fit":
+            kwargs["logger"] = False
         try:
             trainer: Trainer = super().instantiate_trainer(**kwargs)  # type: ignore[assignment]
         except TypeError as error:  # Lightning's answer to devices "many"
@@ -170,29 +168,31 @@ class TrainingCLI(LightningCLI):
         plain = self._parser(self.subcommand).dump(self._options, format="json")
         own = [SameEverywhere(json.loads(plain), self.checkpoint), HonestResume(json.loads(plain))]
         trainer.callbacks[:0] = [*own, StatusFile()]  # type: ignore[attr-defined]
+        if trainer.run_directory.experiment is None:
+            trainer.run_directory.experiment = self.experiment
+        run = None if self.checkpoint is None else run_of(self.checkpoint)
+        if self.checkpoint is not None and run is not None and self.subcommand == "fit":
+            trainer.run_directory.take(run)
+            for logger in trainer.loggers:
+                if isinstance(logger, RunLogger):
+                    logger.go_on_after(step_in(self.checkpoint))
         return trainer
 
-    def _logger(self, root: Path) -> TensorBoardLogger:
-        run = None if self.checkpoint is None else run_of(self.checkpoint)
-        if self.checkpoint is None or run is None:
-            return TensorBoardLogger(root, name=self.experiment, default_hp_metric=False)
-        # what was logged beyond the checkpoint, before a kill, is going to be logged again
-        again = step_in(self.checkpoint) + 1
-        if is_first_process():
-            put_events_before(run, int(time.time()))
-        return TensorBoardLogger(run.parent, name="", version=run.name, default_hp_metric=False, purge_step=again)
-
     def before_fit(self) -> None:
-        """Refuse what cannot go well; in one process, as preparing the data does."""
+        """Refuse what cannot go well, in one process, as preparing the data does; keep others out until the report."""
         trainer: Any = self.trainer
         if trainer.is_global_zero:
             refuse(check.fault for check in trainer.preflight(self.model, self.datamodule) if check.fault)
         if trainer.num_nodes > 1 and trainer.local_rank == 0:
             print(waiting_line(trainer), file=sys.stderr)
+        trainer.open_run()
 
     def after_fit(self) -> None:
         """Make sure that the last step was validated, then report."""
-        self.report.finish(self.trainer, self.model, self.datamodule)
+        try:
+            self.report.finish(self.trainer, self.model, self.datamodule)
+        finally:
+            self.trainer.run_directory.close()  # type: ignore[attr-defined]
 
     def after_check(self) -> None:
         """Print what was found."""
@@ -374,5 +374,6 @@ def _quieten() -> None:
     logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # what --trainer.profiler found
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*Experiment logs directory .* not empty")  # our config.yaml is there
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")  # ours are there
     warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # what is logged is the same in every process
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")  # Lightning 2.6 with torch 2.13

@@ -48,6 +48,12 @@ def read_checkpoint(source: Source, map_location: Any | None = None, *, mmap: bo
     return archives.read_archive(path, map_location, mmap=mmap)
 
 
+def read_outline(path: Path) -> dict[str, Any]:
+    """As :func:`read_checkpoint`, in milliseconds: what a checkpoint says of itself, its tensors not to be used."""
+    path = path / sharded_files.MAIN if sharded_files.is_folder(path) else path
+    return archives.read_archive(path, mmap=True, of_tensors=False)
+
+
 def check_run_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Refuse a file that a run cannot go on from, without reading its tensors.
 
@@ -100,7 +106,7 @@ def load_transformer(path: str | os.PathLike[str], device: str | torch.device = 
 
 
 def is_whole(path: Path) -> bool:
-    """Whether every part of a checkpoint is there and has its checksum; reads all of it (about 1 s per GB)."""
+    """Whether every part of a checkpoint is there and has its checksum, and torch can open it (about 1 s per GB)."""
     return sharded_files.is_whole_folder(path) if sharded_files.is_folder(path) else archives.is_whole_file(path)
 
 
@@ -161,10 +167,15 @@ def load_checkpoint(src: Source, model: nn.Module, optimizer: Optimizer) -> int:
     return int(content["iteration"])
 
 
+def step_name(step: int) -> str:
+    """The name that a run gives the checkpoint of an optimiser step."""
+    return f"step-{step:08d}.ckpt"
+
+
 def step_of(path: Path) -> int:
-    """The optimiser step in a checkpoint's name, or -1."""
+    """The optimiser step in the name that a run has given a checkpoint, or -1: it is somebody else's."""
     match = _STEP.fullmatch(path.name)
-    return int(match[1]) if match else -1
+    return int(match[1]) if match and path.name == step_name(int(match[1])) else -1
 
 
 def step_files(folder: Path) -> list[Path]:

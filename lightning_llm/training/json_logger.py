@@ -9,6 +9,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from lightning_llm.training.run_directory import RunDirectory
 from lightning_llm.training.text_files import json_text, write_text
 
 METRICS = "metrics.jsonl"
@@ -21,15 +22,25 @@ class JSONLinesLogger(Logger):
     directory of an earlier run, it goes on behind that run's entries: what is logged again, and all that came after it,
     is cut first.
 
+    The run directory is this logger's, ``<save_dir>/<name>/version_<n>``: with it, ``default_root_dir`` says nothing.
+
     Args:
         save_dir: Folder that holds the folders of all runs.
         name: Folder in it, for runs of one kind.
-        version: Folder in that, for this run: a number N for ``version_N``, or a name. Null: the next free number.
+        version: Folder in that, for this run: a number N for ``version_N``, or a name. Null: the run directory, which
+            is the next free number, or that of the run that goes on.
+
+    Attributes:
+        run: Where the Trainer makes the run directory. A given ``version`` that is there already is not the run
+            directory of a new run.
     """
 
     def __init__(self, save_dir: str = "runs", name: str = "run", version: int | str | None = None) -> None:
         super().__init__()
-        self._folder, self._version, self._name = Path(save_dir, name), version, name
+        folder = f"version_{version}" if isinstance(version, int) else version
+        self.run = RunDirectory(save_dir, name, folder)
+        self._given = None if folder is None else Path(save_dir, name, folder)
+        self._version, self._name = version, name
         self._is_open = False
 
     @property
@@ -40,19 +51,19 @@ class JSONLinesLogger(Logger):
     @property
     def version(self) -> int | str:
         """The folder of this run, or its number."""
-        if self._version is None:
-            taken = [path.name.removeprefix("version_") for path in self._folder.glob("version_*") if path.is_dir()]
-            self._version = 1 + max((int(number) for number in taken if number.isdigit()), default=-1)
-        return self._version
+        if self._version is not None:
+            return self._version
+        number = self.run.path.name.removeprefix("version_")
+        return int(number) if number.isdigit() else number
 
     @property
     def log_dir(self) -> str:
-        """The run directory."""
-        return str(self._folder / (self.version if isinstance(self.version, str) else f"version_{self.version}"))
+        """The folder that it writes to."""
+        return str(self._given or self.run.path)
 
     @property
     def save_dir(self) -> str:
-        """The run directory: Lightning's ``trainer.log_dir`` asks other loggers than its own for this."""
+        """As :attr:`log_dir`: Lightning asks other loggers than its own for this."""
         return self.log_dir
 
     @rank_zero_only

@@ -184,7 +184,7 @@ def read_folder(path: Path, map_location: Any | None = None, *, mmap: bool = Fal
 
 
 def is_whole_folder(path: Path) -> bool:
-    """Whether every file of a checkpoint is there and every part has its checksum."""
+    """Whether every file of a checkpoint is there and whole."""
     try:
         processes = read_archive(path / MAIN, mmap=True).get(PROCESSES, 1)
     except ValueError:

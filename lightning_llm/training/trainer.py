@@ -8,13 +8,13 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.pytorch.accelerators import CUDAAccelerator
-from lightning.pytorch.callbacks import Checkpoint, ProgressBar
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.plugins import LayerSync, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 
-from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
+from lightning_llm.training.callbacks.checkpoints import RunCheckpoints, refuse_names_of_ours
 from lightning_llm.training.callbacks.dashboard import Dashboard
 from lightning_llm.training.callbacks.finite import StopOnNonFinite
 from lightning_llm.training.callbacks.memory import MemoryProfiler
@@ -24,7 +24,10 @@ from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 from lightning_llm.training.checkpointing import read_checkpoint
 from lightning_llm.training.execution import choose_precision
+from lightning_llm.training.json_logger import JSONLinesLogger
 from lightning_llm.training.preflight import Check, check_run
+from lightning_llm.training.run_directory import CHECKPOINTS, RunDirectory
+from lightning_llm.training.run_logger import RunLogger
 from lightning_llm.training.sharded_strategy import strategy_for
 from lightning_llm.training.trainer_options import check_nodes, check_options
 
@@ -38,12 +41,13 @@ class Trainer(pl.Trainer):
     Args:
         precision: ``auto`` takes ``bf16-mixed`` on hardware with bf16 and ``32-true`` elsewhere, see
             ``accounting.precision``. Others as in Lightning: ``32-true``, ``bf16-true``, ….
-        default_root_dir: Where run directories are made.
-        logger: Null or true: TensorBoard, in the run directory. False: none, and files go to ``default_root_dir``.
-        callbacks: Added to the project's own: checkpoints (unless another checkpoint callback is given, or
-            ``enable_checkpointing`` is false), the progress bar, the training log, the memory profiler and the
-            dashboard (likewise), and the clean stop on Ctrl-C, SIGTERM and SIGHUP. With ``barebones`` none of them is
-            added.
+        default_root_dir: Where run directories are made: ``<default_root_dir>/<experiment>/version_<n>``, one for each
+            run, whatever the logger is.
+        logger: Null or true: TensorBoard, in the run directory. False: none. Another writes its own files where it is
+            told to; the run's own files go to the run directory.
+        callbacks: Added to the project's own: checkpoints (unless ``enable_checkpointing`` is false), the progress bar,
+            the training log, the memory profiler and the dashboard (unless one of the same kind is given), and the
+            clean stop on Ctrl-C, SIGTERM and SIGHUP. With ``barebones`` none of them is added.
         plugins: As in Lightning.
         strategy: As in Lightning; also ``fsdp2``: parameters, gradients and optimiser spread over all processes.
         max_steps: Optimiser steps in all; -1: as many as ``max_epochs`` gives.
@@ -80,9 +84,11 @@ class Trainer(pl.Trainer):
             precision, self.precision_reason = choose_precision(kwargs.get("accelerator", "auto"))
         if str(precision) in FLOAT16 and not _has_gpu(kwargs.get("accelerator", "auto")):
             raise ValueError(f"trainer.precision {precision} needs a GPU: take bf16-mixed, bf16-true or 32-true")
+        self.run_directory = _own_place(logger) or RunDirectory(default_root_dir)
+        self._has_run = self._is_agreed = False
         barebones = bool(kwargs.get("barebones"))  # Lightning then refuses what would cost time, and says what
         if logger in (None, True) and not barebones:
-            logger = TensorBoardLogger(default_root_dir, name="", default_hp_metric=False)
+            logger = RunLogger(self.run_directory)
         if isinstance(val_check_interval, int):  # counted over the whole run, not within an epoch
             kwargs["check_val_every_n_epoch"] = None
         strategy = strategy_for(strategy)
@@ -112,6 +118,65 @@ class Trainer(pl.Trainer):
         check_nodes(self._accelerator_connector.cluster_environment, self.num_nodes)
         if type(self.profiler) is PassThroughProfiler:  # type: ignore[has-type]
             self.profiler = NoProfiler()
+
+    @property
+    def run_dir(self) -> Path | None:
+        """Where the files of this run go; ``None`` before ``fit``, and with ``fast_dev_run`` or ``barebones``.
+
+        The first process decides, and the first time of asking is a broadcast: every process must ask.
+        """
+        if not self._has_run:
+            return None
+        if not self._is_agreed:
+            self.run_directory.take(self.strategy.broadcast(self.run_directory.path))
+            self._is_agreed = True
+        return self.run_directory.path
+
+    @property
+    def log_dir(self) -> str | None:
+        """The run directory; where the first logger has numbered folders of its own, the logger's."""
+        run = self.run_dir
+        if run is None or (self.loggers and isinstance(self.loggers[0], TensorBoardLogger | CSVLogger)):
+            return super().log_dir
+        return str(run)
+
+    def fit(self, *args: Any, **kwargs: Any) -> None:
+        """As Lightning's, in a run directory that no other process writes to at the same time.
+
+        Raises:
+            ValueError: Another process trains in it; or a ModelCheckpoint would write over the run's own checkpoints.
+        """
+        was_open = self.run_directory.is_open
+        self.open_run()
+        try:
+            super().fit(*args, **kwargs)
+        except BaseException:
+            self.run_directory.close()
+            raise
+        if not was_open:
+            self.run_directory.close()
+
+    def open_run(self) -> None:
+        """Claim the run directory and keep others out, until ``fit`` ends; where it was done before, nothing.
+
+        Raises:
+            ValueError: As :meth:`fit`.
+        """
+        if self.fast_dev_run or self.barebones:  # type: ignore[attr-defined]
+            return
+        for callback in self.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint):
+                refuse_names_of_ours(callback)
+        for logger in self.loggers:
+            if isinstance(logger, TensorBoardLogger) and not isinstance(logger, RunLogger):
+                folder = Path(logger.log_dir)
+                if folder.parent.parent.resolve() == self.run_directory.root.resolve():
+                    self.run_directory.prefer(folder)  # so that the dashboard finds config and events in one place
+        self.run_directory.open()
+        self._has_run = True
+        for callback in self.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+                callback.dirpath = str(self.run_directory.path / CHECKPOINTS)
 
     @property
     def val_check_batch(self) -> int | float | None:
@@ -168,6 +233,11 @@ def _has_gpu(accelerator: Any) -> bool:
     return CUDAAccelerator.is_available() or torch.backends.mps.is_available()
 
 
+def _own_place(logger: Any) -> RunDirectory | None:
+    """Where a logger of this project's own was told to make run directories."""
+    return next((each.run for each in _listed(logger) if isinstance(each, JSONLinesLogger)), None)
+
+
 def _listed(given: Any) -> list[Any]:
     if given is None:
         return []
@@ -182,7 +252,7 @@ def _with_own(given: list[Any], progress: bool, checkpoints: bool) -> list[Any]:
         own.append(MemoryProfiler())
     if not any(isinstance(callback, Dashboard) for callback in given):
         own.append(Dashboard())
-    if checkpoints and not any(isinstance(callback, Checkpoint) for callback in given):
+    if checkpoints and not any(isinstance(callback, RunCheckpoints) for callback in given):
         own.append(RunCheckpoints())
     if progress and not any(isinstance(callback, ProgressBar) for callback in given):
         own.append(StepProgressBar())

@@ -1,10 +1,17 @@
-"""Loggers by config: JSON lines, CSV."""
+"""Loggers by config, and where the run's own files go with each."""
 
 import csv
 import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from lightning_llm.cli import compare, generate
+from lightning_llm.cli.train import cli_main
 
 JSON_LINES = "lightning_llm.training.json_logger.JSONLinesLogger"
 CSV = "lightning.pytorch.loggers.CSVLogger"
@@ -53,3 +60,94 @@ def test_a_run_logs_csv_by_config(tiny, tmp_path):
         rows = list(csv.DictReader(file))
     assert [int(row["step"]) for row in rows if row["train_loss"]] == [1, 2, 3, 4, 5, 6]
     assert [int(row["step"]) for row in rows if row["val_loss"]] == [3, 6]
+
+
+NONE, WANDB, MLFLOW = "none", "lightning.pytorch.loggers.WandbLogger", "lightning.pytorch.loggers.MLFlowLogger"
+LOGGERS = [
+    (NONE, {}),
+    (CSV, {"save_dir": "runs", "name": "table"}),
+    (CSV, {"save_dir": "tables"}),
+    pytest.param(WANDB, {"offline": True}, marks=pytest.mark.slow),
+    pytest.param(MLFLOW, {"tracking_uri": "sqlite:///tracking.db"}, marks=pytest.mark.slow),
+    pytest.param("lightning.pytorch.loggers.TensorBoardLogger", {"save_dir": "curves"}, marks=pytest.mark.slow),
+]
+
+
+def listener():
+    """A server that answers nobody, and the variables that send all traffic to other hosts through it."""
+    server = socket.create_server(("127.0.0.1", 0))
+    server.setblocking(False)
+    proxy = f"http://127.0.0.1:{server.getsockname()[1]}"
+    names = ("http_proxy", "https_proxy", "all_proxy")
+    return server, {word: proxy for name in names for word in (name, name.upper())} | {"WANDB_BASE_URL": proxy}
+
+
+def fit_twice(words, *more):
+    """Two runs of the command in processes of their own: W&B and MLflow leave threads and variables behind."""
+    server, proxies = listener()
+    with server:
+        for options in (more, (*more, "--seed_everything=2")):
+            command = [sys.executable, "-m", "lightning_llm", "fit", *words, *options]
+            environment = {**os.environ, **proxies, "PYTHONPATH": str(Path(__file__).parents[2])}
+            done = subprocess.run(command, capture_output=True, text=True, env=environment)
+            assert done.returncode == 0, done.stderr
+        with pytest.raises(BlockingIOError):  # nobody has called
+            server.accept()
+
+
+def compared(file):
+    return [run for group in json.loads(Path(file).read_text()) for run in group["runs"]]
+
+
+@pytest.mark.parametrize(("class_path", "options"), LOGGERS)
+def test_each_run_has_its_own_folder_whatever_the_logger(
+    flags, tiny, tmp_path, monkeypatch, capsys, request, class_path, options
+):
+    config = "--trainer.logger=false" if class_path == NONE else yaml_logger(tmp_path, class_path, **options)
+    if request.node.get_closest_marker("slow"):
+        fit_twice(flags(), config)
+    else:
+        tiny("fit", config)
+        tiny("fit", config, "--seed_everything=2")
+    runs = [Path("runs", "run" if class_path == NONE else "logger", f"version_{number}") for number in range(2)]
+    for seed, run in zip((1337, 2), runs, strict=True):
+        files = {path.name for path in (run / "checkpoints").iterdir()}
+        assert files == {"best.ckpt", "step-00000003.ckpt", "step-00000006.ckpt"}
+        assert f"seed_everything: {seed}" in (run / "config.yaml").read_text()
+        assert json.loads((run / "summary.json").read_text())["checkpoint"] == f"{run}/checkpoints/step-00000006.ckpt"
+    assert not (tmp_path / "config.yaml").exists()
+    assert not (tmp_path / "checkpoints").exists()
+    assert {path.name for path in (tmp_path / "runs").iterdir()} <= {"run", "logger", "table"}
+
+    capsys.readouterr()
+    assert compare.main(["runs", "--json", "found.json"]) == 0
+    assert [run for group in json.loads(Path("found.json").read_text()) for run in group["runs"]] == list(
+        map(str, runs)
+    )
+    words = ["fit", "--ckpt_path=last", "--trainer.max_steps=7", "--trainer.logger=false"]
+    assert cli_main(words).trainer.run_dir == runs[1]
+    assert generate.main([str(runs[0]), "--prompt", "A", "--max-new-tokens", "2"]) == 0
+
+
+def test_a_fast_dev_run_leaves_other_runs_alone(tiny, tmp_path):
+    tiny("fit")
+
+    def state():
+        return {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
+
+    before = state()
+    profiler = [{"class_path": "lightning_llm.training.callbacks.MemoryProfiler", "init_args": {"every_n_steps": 1}}]
+    changes = {"trainer.fast_dev_run": 7, "trainer.callbacks": profiler}
+    for more in ([], ["--trainer.logger=false"], ["--ckpt_path=last"]):
+        cli = tiny("fit", *more, **changes)
+        assert cli.trainer.run_dir is None
+    assert state() == before
+
+
+def test_files_above_the_runs_do_not_hide_them(tiny, tmp_path, capsys):
+    tiny("fit", "--trainer.logger=false")
+    run = Path("runs/run/version_0")
+    for name in ("config.yaml", "summary.json"):  # as versions before this one left them without a logger
+        Path("runs", name).write_text((run / name).read_text())
+    assert compare.main(["runs", "--json", "found.json"]) == 0
+    assert compared("found.json") == ["runs", str(run)]

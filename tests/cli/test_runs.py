@@ -1,12 +1,26 @@
 """Which run is the newest, whatever the clock says, and what a run leaves behind."""
 
 import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from lightning_llm.cli.report import RunReport
 from lightning_llm.cli.runs import CHECKPOINTS, CONFIG, newest_run, put_events_before, take_turn, turn_of
+from lightning_llm.training import run_lock
 from lightning_llm.training.archives import link_path
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from lightning_llm.training.run_lock import RunLock
+RunLock(Path(sys.argv[1])).acquire()
+print("held", flush=True)
+time.sleep(600)
+"""
 
 
 @pytest.fixture
@@ -98,3 +112,35 @@ def test_a_run_without_validation_says_so(tiny, capsys):
     cli = tiny("fit", **{"trainer.limit_val_batches": 0})
     assert "result not validated; 6 steps in" in " ".join(capsys.readouterr().out.split())
     assert '"val_loss": null' in Path(cli.trainer.log_dir, "summary.json").read_text()
+
+
+def test_a_second_writer_is_refused_before_it_changes_anything(tiny, monkeypatch, error_line):
+    run = tiny("fit", **{"trainer.max_steps": 3}).trainer.run_dir
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(run)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+        monkeypatch.setattr(run_lock, "WAIT_S", 0.0)
+        with pytest.raises(SystemExit) as leaving:
+            tiny("fit", "--ckpt_path=last")
+        assert leaving.value.code == 2
+        assert f"process {holder.pid} on {socket.gethostname()} trains in {run}" in error_line()
+        assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+        assert tiny("fit").trainer.run_dir == run.with_name("version_1")  # a run of its own is free to start
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert tiny("fit", f"--ckpt_path={run}").trainer.run_dir == run  # nothing is left to clear up
+
+
+def test_the_folder_is_kept_until_the_results_are_written(tiny, monkeypatch):
+    held, finish = [], RunReport.finish
+
+    def noting(self, trainer, model, data):
+        held.append(trainer.run_directory.is_open)
+        finish(self, trainer, model, data)
+
+    monkeypatch.setattr(RunReport, "finish", noting)
+    cli = tiny("fit", **{"trainer.max_steps": 3})
+    assert held == [True]
+    assert not cli.trainer.run_directory.is_open

@@ -4,8 +4,10 @@ import errno
 import io
 import os
 import pickle
+import random
 import resource
 import signal
+import zipfile
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from lightning_llm.optim import AdamW
 from lightning_llm.training import load_checkpoint, save_checkpoint
 from lightning_llm.training.archives import write_atomically
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
-from lightning_llm.training.checkpointing import load_transformer, read_checkpoint
+from lightning_llm.training.checkpointing import is_whole, load_transformer, read_checkpoint
 
 
 def trained():
@@ -136,3 +138,53 @@ def test_a_checkpoint_from_elsewhere_is_no_model(tmp_path):
     write_atomically({"state_dict": {}}, tmp_path / "x.ckpt")
     with pytest.raises(ValueError, match="was not written by lightning-llm fit"):
         load_transformer(tmp_path / "x.ckpt")
+
+
+def bits_to_flip(content, *, thorough):
+    """Every bit of a tensor's index entry, one of each other byte of the index; thorough: all of these, of the file."""
+    rng, end = random.Random(0), content.rindex(b"PK\x05\x06")
+    start = int.from_bytes(content[end + 16 : end + 20], "little")  # of the index, which goes on to the end
+    entry = content.index(b"PK\x01\x02", content.index(b"archive/data.pkl", start))
+    entry = content.rindex(b"PK\x01\x02", entry, content.index(b"archive/data/0", entry))
+    for place in range(0 if thorough else start, len(content)):
+        every = place in range(entry, entry + 46) or (thorough and place >= start)
+        yield from ((place, bit) for bit in (range(8) if every else [rng.randrange(8)]))
+
+
+@pytest.mark.parametrize("thorough", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_flipped_bit_is_damage_or_changes_nothing(tmp_path, thorough):
+    path, flipped = tmp_path / "x.ckpt", tmp_path / "flipped.ckpt"
+    saved = {"w": torch.arange(8.0), "b": torch.ones(3, dtype=torch.bfloat16), "step": 3}
+    write_atomically(saved, path)
+    content = path.read_bytes()
+    places = list(bits_to_flip(content, thorough=thorough))
+    damaged = 0
+    for place, bit in places:
+        flipped.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
+        if not is_whole(flipped):
+            damaged += 1
+            with pytest.raises(ValueError, match="damaged"):
+                read_checkpoint(flipped)
+            continue
+        for mmap in (False, True):
+            found = read_checkpoint(flipped, mmap=mmap)
+            assert found.keys() == saved.keys()
+            assert found["step"] == 3
+            for name in ("w", "b"):
+                assert found[name].dtype == saved[name].dtype
+                assert torch.equal(found[name], saved[name]), (place, bit)
+    assert damaged > len(places) // 2
+
+
+def test_a_file_that_torch_cannot_open_is_not_whole(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.ckpt", "w") as archive:
+        archive.writestr("archive/version", "3")
+    assert not is_whole(tmp_path / "x.ckpt")
+    (tmp_path / "nowhere.ckpt").symlink_to(tmp_path / "removed.ckpt")
+    assert not is_whole(tmp_path / "nowhere.ckpt")
+
+
+def test_a_file_with_code_is_refused_and_not_called_damaged(tmp_path):
+    torch.save({"state_dict": Code(tmp_path / "ran")}, tmp_path / "bad.ckpt")
+    assert is_whole(tmp_path / "bad.ckpt")
+    assert not (tmp_path / "ran").exists()

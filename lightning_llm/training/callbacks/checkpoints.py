@@ -13,14 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from lightning_llm.training.archives import link_path, remove_path, replace_path
 from lightning_llm.training.callbacks.signals import Interrupted
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
-from lightning_llm.training.checkpointing import BEST, read_checkpoint, step_files, step_of
+from lightning_llm.training.checkpointing import BEST, read_outline, step_files, step_name, step_of
 from lightning_llm.training.position import step_is_complete, validation_follows
+from lightning_llm.training.run_directory import CHECKPOINTS, run_dir_of, turn_of
 
 
 class RunCheckpoints(Checkpoint):
@@ -53,6 +55,7 @@ class RunCheckpoints(Checkpoint):
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self._given_folder = None if folder is None else Path(folder)
         self._folder: Path | None = None
+        self._turn = 0  # of this start of the run: which files it has written, of steps that come again
         self._files: AtomicCheckpointIO | None = None
         self.keep_last, self.every_n_steps, self.asynchronous = keep_last, every_n_steps, asynchronous
         self.best_loss, self.best_step = float("inf"), -1
@@ -61,9 +64,8 @@ class RunCheckpoints(Checkpoint):
         self._has_begun = False
 
     @property
-    def folder(self) -> Path:
-        """Where the files go; known from the start of the run on."""
-        assert self._folder is not None
+    def folder(self) -> Path | None:
+        """Where the files go; known from the start of the run on. ``None``: nowhere, as under ``fast_dev_run``."""
         return self._folder
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -81,14 +83,17 @@ class RunCheckpoints(Checkpoint):
                 f"RunCheckpoints.asynchronous needs AtomicCheckpointIO, got {type(files).__name__} among "
                 "trainer.plugins: leave one of the two out"
             )
-        run = Path(trainer.log_dir or trainer.default_root_dir)
-        self._folder = self._given_folder or run / "checkpoints"
+        if stage != "fit":
+            return
+        run = run_dir_of(trainer)
+        self._folder = None if run is None else self._given_folder or run / CHECKPOINTS
+        self._turn = 0 if run is None else turn_of(run)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A run that goes on: clear up what the end of the one before may have left half done."""
         self._has_begun = True
-        if trainer.is_global_zero and trainer.global_step and self.folder.is_dir():
-            self._clear_up(trainer.global_step)
+        if trainer.is_global_zero and trainer.global_step and self._folder is not None and self._folder.is_dir():
+            _clear_up(self._folder, trainer.global_step, self.best_step)
         trainer.strategy.barrier()
 
     def on_train_batch_end(
@@ -109,9 +114,8 @@ class RunCheckpoints(Checkpoint):
         if is_best:  # noted first, so that the file itself knows
             self.best_loss, self.best_step = loss, trainer.global_step
         self.save(trainer)
-        if is_best and trainer.is_global_zero:
-            assert self.newest is not None
-            self._then(partial(link_path, self.newest, self.folder / BEST))
+        if is_best and trainer.is_global_zero and self.newest is not None:
+            self._then(partial(link_path, self.newest, self.newest.with_name(BEST)))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the last step, if it is not saved yet, and see that it is on the disk."""
@@ -120,8 +124,10 @@ class RunCheckpoints(Checkpoint):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A run that went on from its last step begins nothing, but may have been killed before its best was kept."""
-        if not self._has_begun and trainer.is_global_zero and trainer.global_step and self.folder.is_dir():
-            self._clear_up(trainer.global_step)
+        if self._has_begun or not trainer.is_global_zero or not trainer.global_step:
+            return
+        if self._folder is not None and self._folder.is_dir():
+            _clear_up(self._folder, trainer.global_step, self.best_step)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Save a run that was interrupted between two steps; another exception leaves no state worth saving."""
@@ -131,17 +137,24 @@ class RunCheckpoints(Checkpoint):
 
     def save(self, trainer: Trainer) -> None:
         """Write this step and clear away the oldest beyond ``keep_last``. All processes must call it."""
-        newest = self.folder / f"step-{trainer.global_step:08d}.ckpt"
+        if self._folder is None:
+            return
+        newest = self._folder / step_name(trainer.global_step)
         for logger in trainer.loggers:  # to the disk: a kill must not leave the curves behind the checkpoint
             logger.save()
         trainer.save_checkpoint(newest)
         self.newest = newest
         if trainer.is_global_zero:
-            self._then(self._clear_away)
+            self._then(partial(_clear_away, self._folder, self.keep_last))
 
     def state_dict(self) -> dict[str, Any]:
-        """The best so far, and the last validation."""
-        return {"best_loss": self.best_loss, "best_step": self.best_step, "validated_step": self.validated_step}
+        """The best so far, the last validation, and the run's turn: in every file that is written beside ours too."""
+        return {
+            "best_loss": self.best_loss,
+            "best_step": self.best_step,
+            "validated_step": self.validated_step,
+            "turn": self._turn,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on comparing with the best before."""
@@ -166,23 +179,6 @@ class RunCheckpoints(Checkpoint):
         if self.newest is None or step_of(self.newest) != trainer.global_step:
             self.save(trainer)
 
-    def _clear_up(self, step: int) -> None:
-        """Temporary files go; checkpoints of steps to come again, damaged or left behind on purpose, step aside."""
-        for temporary in self.folder.glob(".*.tmp"):
-            remove_path(temporary)
-        later = [path for path in step_files(self.folder) if step_of(path) > step]
-        best, source = self.folder / BEST, self.folder / f"step-{self.best_step:08d}.ckpt"
-        if best.exists() and later and _step_in(best) > step:
-            later.append(best)
-        for path in later:
-            replace_path(path, path.with_suffix(".aside"))
-        if source.exists():  # it may have ended between the saving and the linking
-            link_path(source, best)
-
-    def _clear_away(self) -> None:
-        for old in step_files(self.folder)[: -self.keep_last]:
-            remove_path(old)
-
     def _then(self, action: Callable[[], object]) -> None:
         """Once the newest is complete."""
         if self._files is None:
@@ -195,9 +191,42 @@ class RunCheckpoints(Checkpoint):
             self._files.wait()
 
 
+def refuse_names_of_ours(other: ModelCheckpoint) -> None:
+    """Refuse Lightning's callback where it would give its files the names of the run's own, which come and go.
+
+    Raises:
+        ValueError: It would, in the same folder.
+    """
+    name = Path(other.format_checkpoint_name({"step": torch.tensor(7)})).name
+    if name in (BEST, step_name(7)) and other.dirpath is None:
+        raise ValueError(
+            f"ModelCheckpoint.filename {other.filename!r} gives its files the names of the run's own checkpoints "
+            f"(step-….ckpt, {BEST}): take another name, or a dirpath of its own"
+        )
+
+
+def _clear_up(folder: Path, step: int, best_step: int) -> None:
+    """Temporary files go; checkpoints of steps to come again, damaged or left behind on purpose, step aside."""
+    for temporary in folder.glob(".*.tmp"):
+        remove_path(temporary)
+    later = [path for path in step_files(folder) if step_of(path) > step]
+    best, source = folder / BEST, folder / step_name(best_step)
+    if best.exists() and later and _step_in(best) > step:
+        later.append(best)
+    for path in later:
+        replace_path(path, path.with_suffix(".aside"))
+    if source.exists():  # it may have ended between the saving and the linking
+        link_path(source, best)
+
+
+def _clear_away(folder: Path, keep_last: int) -> None:
+    for old in step_files(folder)[:-keep_last]:
+        remove_path(old)
+
+
 def _step_in(path: Path) -> int:
     """The step in a checkpoint without one in its name; beyond every other if it cannot be read."""
     try:
-        return int(read_checkpoint(path, mmap=True)["global_step"])
+        return int(read_outline(path)["global_step"])
     except (ValueError, KeyError):
         return 2**63

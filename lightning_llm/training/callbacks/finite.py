@@ -17,6 +17,7 @@ from lightning_llm.training.archives import write_atomically
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
 from lightning_llm.training.checkpointing import step_files
 from lightning_llm.training.position import is_log_step, step_is_complete
+from lightning_llm.training.run_directory import run_dir_of
 
 KEPT = 4096  # micro-batches that are looked back on; a poisoned run stays poisoned, so none is missed
 
@@ -33,13 +34,13 @@ class StopOnNonFinite(Callback):
     """
 
     def __init__(self) -> None:
-        self._folder = Path()
+        self._folder: Path | None = None
         self._losses: deque[tuple[int, int, Tensor]] = deque(maxlen=KEPT)  # step, micro-batch in it, loss
         self._norms: deque[tuple[int, Tensor]] = deque(maxlen=KEPT)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Note the run directory: asking for it is a broadcast, and only one process may find a fault."""
-        self._folder = Path(trainer.log_dir or trainer.default_root_dir)
+        self._folder = run_dir_of(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -98,7 +99,7 @@ class StopOnNonFinite(Callback):
     def _write(self, trainer: Trainer, step: int, micro_batches: Any) -> str:
         """The batch to a file; which batch a step has is a function of its number, so none is kept for this."""
         loader: Any = trainer.train_dataloader
-        if not hasattr(loader, "__getitem__"):
+        if self._folder is None or not hasattr(loader, "__getitem__"):
             return ""
         first = (step - 1) * trainer.accumulate_grad_batches
         parts = [loader[first + micro] for micro in micro_batches]
@@ -110,7 +111,8 @@ class StopOnNonFinite(Callback):
 
     def _stop(self, trainer: Trainer, finding: str) -> None:
         checkpoints = next((c for c in trainer.callbacks if isinstance(c, RunCheckpoints)), None)  # type: ignore[attr-defined]
-        kept = step_files(checkpoints.folder)[-1:] if checkpoints is not None else []
+        folder = None if checkpoints is None else checkpoints.folder
+        kept = [] if folder is None else step_files(folder)[-1:]
         last = f"the last good checkpoint is {kept[0]}" if kept else "there is no checkpoint before it"
         raise NonFinite(f"{finding}; nothing was saved after it, {last}: lower the learning rate or look at the data")
 

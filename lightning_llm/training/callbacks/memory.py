@@ -20,6 +20,7 @@ from lightning_llm.training.callbacks.memory_report import Report, step_report
 from lightning_llm.training.groups import host_group
 from lightning_llm.training.position import is_log_step
 from lightning_llm.training.preflight import refuse
+from lightning_llm.training.run_directory import run_dir_of
 from lightning_llm.training.text_files import write_json
 
 GIB = 2**30
@@ -68,7 +69,7 @@ class MemoryProfiler(Callback):
         self._step = -1  # the step at hand, counted from 1
         self._is_sampled = self._is_compiled = False
         self._batch: Any = None
-        self._folder = Path()
+        self._folder, self._writes = Path(), True
         self._group: Any = None
 
     @property
@@ -86,12 +87,14 @@ class MemoryProfiler(Callback):
         """
         if stage != "fit":
             return
-        folder = Path(trainer.log_dir or trainer.default_root_dir) / FOLDER
+        run = run_dir_of(trainer)
+        folder = Path() if run is None else run / FOLDER
         self._folder = folder / f"rank-{trainer.global_rank}" if trainer.global_rank else folder
+        self._writes = run is not None
         device = trainer.strategy.root_device
         faults = (
             []
-            if _is_writable(self._folder)
+            if not self._writes or _is_writable(self._folder)
             else [f"MemoryProfiler cannot write to {folder}: set another log directory"]
         )
         if self.snapshot_at is not None and device.type != "cuda":
@@ -114,8 +117,9 @@ class MemoryProfiler(Callback):
         self._batch = batch
         if self._step != trainer.global_step + 1:
             self._step, self._of_step = trainer.global_step + 1, {}
-            self._is_sampled = self.every_n_steps is not None and self._step % self.every_n_steps == 0
-            if self._step == self.snapshot_at:
+            is_due = self.every_n_steps is not None and self._step % self.every_n_steps == 0
+            self._is_sampled = is_due and self._writes
+            if self._step == self.snapshot_at and self._writes:
                 torch.cuda.memory._record_memory_history(max_entries=HISTORY)
         assert self._gauge is not None
         self._gauge.read()
@@ -145,7 +149,7 @@ class MemoryProfiler(Callback):
         if trainer.global_step < self._step:
             return
         self._record("optimizer")
-        if self._step == self.snapshot_at:
+        if self._step == self.snapshot_at and self._writes:
             self._write_snapshot(self._folder / f"step-{self._step}.pickle")
             torch.cuda.memory._record_memory_history(enabled=None)
         if self._is_sampled:
@@ -247,6 +251,8 @@ class MemoryProfiler(Callback):
                 trainer, pl_module, batch, metered=failed, counters=self._of_step, step=self._step, top=self.top
             )
             print(text, file=sys.stderr, flush=True)
+            if not self._writes:
+                return
             write_json(self._folder / "out-of-memory.json", report)
             (self._folder / "out-of-memory.txt").write_text(text + "\n", encoding="utf-8")
             if trainer.strategy.root_device.type == "cuda":

@@ -6,6 +6,7 @@ from pathlib import Path
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_llm.training.callbacks.signals import Interrupted
+from lightning_llm.training.run_directory import run_dir_of
 from lightning_llm.training.run_status import FAILED, INTERRUPTED, RUNNING, write_status
 
 
@@ -17,7 +18,7 @@ class StatusFile(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """It has begun."""
-        run = Path(trainer.log_dir or trainer.default_root_dir)  # a broadcast: every process must ask
+        run = run_dir_of(trainer)  # a broadcast: every process must ask
         self._run = run if trainer.is_global_zero else None
         self._write(trainer, RUNNING)
 

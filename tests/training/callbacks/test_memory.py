@@ -17,6 +17,7 @@ from lightning_llm.training.callbacks import MemoryProfiler, memory, memory_fail
 from lightning_llm.training.callbacks.memory_savings import Estimate, Run, Saving, cheapest, estimate
 from lightning_llm.training.trainer import Trainer
 
+RUN = "run/version_0"  # below trainer.default_root_dir
 HIDDEN, INTERMEDIATE, SEQ, BATCH, LAYERS = 32, 96, 16, 8, 2
 
 
@@ -95,15 +96,15 @@ def test_the_run_is_the_same_bit_for_bit(text_file, tmp_path, mlp):
     options = {"mlp": mlp, "micro": 4}
     _, plain = fit(text_file, tmp_path / "a", **options)
     _, profiled = fit(text_file, tmp_path / "b", [MemoryProfiler(every_n_steps=1)], **options)
-    assert (tmp_path / "b/memory/step-3.json").is_file()
+    assert (tmp_path / "b" / RUN / "memory/step-3.json").is_file()
     for ours, theirs in zip(profiled.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
 
 def test_a_sampled_step_adds_up(text_file, tmp_path):
     _, model = fit(text_file, tmp_path, [MemoryProfiler(every_n_steps=3)])
-    assert [path.name for path in sorted((tmp_path / "memory").glob("*.json"))] == ["step-3.json"]
-    report = report_of(tmp_path, 3)
+    assert [path.name for path in sorted((tmp_path / RUN / "memory").glob("*.json"))] == ["step-3.json"]
+    report = report_of(tmp_path / RUN, 3)
     weights = sum(4 * p.numel() for p in model.parameters())
     kinds = report["peak"]["by_kind"]
     assert list(kinds) == list(KINDS)
@@ -118,14 +119,14 @@ def test_a_sampled_step_adds_up(text_file, tmp_path):
     assert report["phases"]["optimizer"]["live_bytes"] >= 4 * weights  # weights, gradients, two moments
     assert {"lm_head", "embed_tokens", "layers.0.mlp", "layers.1.self_attn"} <= set(report["peak"]["by_module"])
     assert not report["compiled"]
-    assert (tmp_path / "memory/step-3.png").stat().st_size > 10_000
+    assert (tmp_path / RUN / "memory/step-3.png").stat().st_size > 10_000
 
 
 def test_the_mlps_differ_where_they_should(text_file, tmp_path):
     reports = {}
     for mlp in ("swiglu", "memory_optimized_swiglu"):
         fit(text_file, tmp_path / mlp, [MemoryProfiler(every_n_steps=2)], mlp=mlp)
-        reports[mlp] = report_of(tmp_path / mlp, 2)["kept"]
+        reports[mlp] = report_of(tmp_path / mlp / RUN, 2)["kept"]
     kept = [
         {row["module"]: row["bytes"] for row in report["table"] if row["kind"] == "activations"}
         for report in reports.values()
@@ -140,7 +141,7 @@ def test_the_mlps_differ_where_they_should(text_file, tmp_path):
 
 def test_accumulation_is_one_step(text_file, tmp_path):
     _, model = fit(text_file, tmp_path, [MemoryProfiler(every_n_steps=2)], micro=2)
-    report = report_of(tmp_path, 2)
+    report = report_of(tmp_path / RUN, 2)
     marks = [phase for _, phase in report["timeline"]["marks"]]
     assert marks == ["forward", "backward"] * 4 + ["optimizer"]
     weights = sum(4 * p.numel() for p in model.parameters())
@@ -160,7 +161,7 @@ def test_what_is_logged(text_file, tmp_path):
     # validation follows the entry of its step: it is in the next one, or the last
     assert logger.metrics[4]["memory/validation_peak_gib"] > 0
     at_peak = {kind: logger.metrics[4][f"memory/at_peak/{kind}_gib"] for kind in KINDS}
-    assert at_peak == {kind: n / 2**30 for kind, n in report_of(tmp_path, 4)["peak"]["by_kind"].items()}
+    assert at_peak == {kind: n / 2**30 for kind, n in report_of(tmp_path / RUN, 4)["peak"]["by_kind"].items()}
     assert "memory/at_peak/parameters_gib" not in logger.metrics[2]
 
 
@@ -197,7 +198,7 @@ def test_tensorboard_gets_the_picture(text_file, tmp_path):
 
 def test_without_sampling_nothing_is_written(text_file, tmp_path):
     fit(text_file, tmp_path, [MemoryProfiler()])
-    assert not (tmp_path / "memory").exists()
+    assert not (tmp_path / RUN / "memory").exists()
 
 
 def test_hooks_and_mode_are_gone_after_a_sample(text_file, tmp_path):
@@ -219,11 +220,11 @@ def test_what_is_compiled_is_not_metered(text_file, tmp_path, part):
                 model.layers[1]._compiled = type(model.layers[1])._run
 
     fit(text_file, tmp_path, [Compiled(), MemoryProfiler(every_n_steps=2)])
-    report = report_of(tmp_path, 2)
+    report = report_of(tmp_path / RUN, 2)
     assert report["compiled"]
     assert report["counters"]["forward_peak_bytes"] > 0
     assert "peak" not in report
-    assert not (tmp_path / "memory/step-2.png").exists()
+    assert not (tmp_path / RUN / "memory/step-2.png").exists()
 
 
 class RunsOut(Callback):
@@ -251,8 +252,8 @@ def test_out_of_memory_is_explained(text_file, tmp_path, capsys, monkeypatch, ev
         fit(text_file, tmp_path, [MemoryProfiler(every_n_steps=every), RunsOut(error)], mlp="swiglu")
     said = capsys.readouterr().err
     assert "Out of memory in step 2 of rank 0" in said
-    assert (tmp_path / "memory/out-of-memory.txt").read_text().strip() in said
-    report = json.loads((tmp_path / "memory/out-of-memory.json").read_text())
+    assert (tmp_path / RUN / "memory/out-of-memory.txt").read_text().strip() in said
+    report = json.loads((tmp_path / RUN / "memory/out-of-memory.json").read_text())
     assert report["peak"]["by_kind"]["optimizer_state"] == 2 * report["peak"]["by_kind"]["parameters"] > 0
     assert report["peak"]["by_kind"]["inputs"] == 2 * 8 * BATCH * SEQ
     assert (report["peak"]["by_kind"]["activations"] > 0) is (every == 1)
@@ -272,7 +273,7 @@ def test_other_errors_are_left_alone(text_file, tmp_path, capsys):
 def test_the_estimate_is_what_a_step_takes(text_file, tmp_path):
     """Against the meter on a real step: all but what the estimate leaves out, to 2 %."""
     _, model = fit(text_file, tmp_path, [MemoryProfiler(every_n_steps=2)], mlp="swiglu")
-    real = report_of(tmp_path, 2)["kept"]["by_kind"]["activations"]
+    real = report_of(tmp_path / RUN, 2)["kept"]["by_kind"]["activations"]
     run = Run(
         architecture=model.architecture.to_dict(),
         batch=BATCH,
@@ -315,13 +316,13 @@ def test_intervals_are_checked(options, says):
         MemoryProfiler(**options)
 
 
-def test_a_log_directory_that_cannot_be_written_to_is_named_first(text_file, tmp_path):
-    (tmp_path / "file").write_text("no folder")
-    logger = Noted(tmp_path / "file/run")
-    with pytest.raises(
-        ValueError, match=r"MemoryProfiler cannot write to .*file/run/memory: set another log directory"
-    ):
-        fit(text_file, tmp_path, [MemoryProfiler()], logger=logger)
+def test_a_run_directory_that_cannot_be_written_to_is_named_first(text_file, tmp_path):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/memory").write_text("no folder")
+    trainer, model, data = parts(text_file, tmp_path, [MemoryProfiler()])
+    trainer.run_directory.take(tmp_path / "old")
+    with pytest.raises(ValueError, match=r"MemoryProfiler cannot write to .*old/memory: set another log directory"):
+        trainer.fit(model, data)
 
 
 def test_a_snapshot_needs_cuda(text_file, tmp_path):
