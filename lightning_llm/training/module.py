@@ -37,6 +37,13 @@ from lightning_llm.training.execution import changes, record
 from lightning_llm.training.initial_weights import InitialWeights, read_initial_weights
 from lightning_llm.training.length import is_waiting_for_data, total_steps
 from lightning_llm.training.preflight import data_faults, refuse
+from lightning_llm.training.recipes import (
+    optimizer_recipe,
+    restored_optimizer,
+    restored_schedule,
+    schedule_recipe,
+    warn_without_recipe,
+)
 from lightning_llm.training.sharding import build_for
 from lightning_llm.training.trainer_options import accumulation_faults
 
@@ -50,6 +57,10 @@ IGNORED = -100  # a target that does not count: padding of the last batches with
 
 class LanguageModel(LightningModule):
     """A transformer and how it is trained.
+
+    ``LanguageModel.load_from_checkpoint(path)`` restores the architecture, ``loss_chunks``, an optimizer of
+    ``lightning_llm.optim`` or ``torch.optim`` and a schedule of the former with their settings. It warns of others,
+    which it does not restore. Arguments given to it win.
 
     Args:
         architecture: The shape of the model. A ``vocab_size`` of null is taken from the data.
@@ -105,8 +116,12 @@ class LanguageModel(LightningModule):
         self.init_from = init_from
         self._has_weights = init_from is None
         self.architecture = architecture
-        self.make_optimizer = optimizer
-        self.schedule = schedule
+        given: dict[str, Any] = {"optimizer": optimizer, "schedule": schedule}
+        self._recipes: dict[str, Any] = {
+            name: part for name, part in given.items() if isinstance(part, dict)
+        }  # of a checkpoint
+        self.make_optimizer = restored_optimizer(optimizer, AdamW)
+        self.schedule = restored_schedule(schedule)
         self.loss_chunks = loss_chunks
         self.compile_mode = compile_mode
         self.transformer: Transformer
@@ -279,11 +294,14 @@ class LanguageModel(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One optimiser over the parameter groups, and the schedule, stepped once per optimiser step."""
         optimizer = self.make_optimizer(cast(Iterable[torch.nn.Parameter], param_groups(self)))
-        if self.schedule is None or isinstance(self.schedule, Schedule):
+        told: object = self.schedule
+        if told is None or isinstance(told, Schedule):
             waits = is_waiting_for_data(self.trainer)
             scheduler: Any = LambdaLR(optimizer, _not_yet if waits else self._factor_of_step())
         else:
-            scheduler = self.schedule(optimizer)
+            told = scheduler = self.schedule(optimizer)
+        self._recipes = {"optimizer": optimizer_recipe(optimizer), "schedule": schedule_recipe(told)}
+        self._save_plain_hyperparameters()
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 1}}
 
     def configure_gradient_clipping(
@@ -345,6 +363,8 @@ class LanguageModel(LightningModule):
         if differences:
             raise ValueError(f"the checkpoint is of another architecture: {'; '.join(differences)}")
         self._has_weights = True
+        if self._trainer is None:
+            warn_without_recipe(checkpoint)
         if self._trainer is not None and self.trainer.state.fn == "fit":
             self._say_changes(checkpoint.get(FORMAT, {}).get(EXECUTION, {}))
             rescale_batch_progress(checkpoint, self.trainer.accumulate_grad_batches)
@@ -357,7 +377,8 @@ class LanguageModel(LightningModule):
     def _save_plain_hyperparameters(self) -> None:
         # plain values only: a dataclass in a checkpoint could not be read back without running code
         self.save_hyperparameters(
-            {"architecture": self.architecture.to_dict(), "loss_chunks": self.loss_chunks}, logger=False
+            {"architecture": self.architecture.to_dict(), "loss_chunks": self.loss_chunks, **self._recipes},
+            logger=False,
         )
 
 
