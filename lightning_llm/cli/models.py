@@ -18,8 +18,9 @@ def open_model(given: str, device: str) -> tuple["Transformer", "Tokenizer"]:
         device: Where it goes.
 
     Raises:
-        ValueError: There is no such model, or it cannot be read, or has no tokenizer.
+        ValueError: There is no such model or device, or the model cannot be read, or has no tokenizer.
     """
+    check_device(device)
     from lightning_llm.cli.runs import find_checkpoint
     from lightning_llm.data.tokenizers import Tokenizer
     from lightning_llm.interop.reader import is_model_folder, load_model
@@ -33,3 +34,25 @@ def open_model(given: str, device: str) -> tuple["Transformer", "Tokenizer"]:
     if content is None:
         raise ValueError(f"{given} holds no tokenizer: give a model that was trained or exported with one")
     return model, Tokenizer.from_str(content)
+
+
+def check_device(given: str) -> None:
+    """Refuse a device that this machine lacks, before anything is read.
+
+    Raises:
+        ValueError: It is unknown, or not there.
+    """
+    import torch
+
+    try:
+        device = torch.device(given)
+    except RuntimeError as error:
+        raise ValueError(f"device {given!r} is unknown: choose cpu, cuda or mps") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ValueError(f"device {given}: this machine has {count} CUDA devices for this torch: choose cpu")
+    elif device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f"device {given}: this machine has none for this torch: choose cpu")
+    elif device.type not in ("cpu", "mps"):
+        raise ValueError(f"device {given!r} is not supported: choose cpu, cuda or mps")

@@ -17,6 +17,8 @@ GATED_MLPS = ("swiglu", "memory_optimized_swiglu")
 PLAIN_MLPS = ("gelu", "gelu_tanh", "relu")
 BUILT_IN_MLPS = GATED_MLPS + PLAIN_MLPS
 CHECKPOINT_LEVELS = (0, 1, 2)
+MOST_LAYERS = 2000  # twice the deepest that were trained (Wang et al. 2022, "DeepNet", arXiv:2203.00555)
+MOST_PARAMETERS = 10**13  # several times the largest that were trained
 RECOMPUTE = ("none", "mlp", "attention", "block")
 # What each way of stretching the rotation needs beside its name; the names are those of Hugging Face.
 ROPE_SCALINGS = {
@@ -96,6 +98,8 @@ class ModelConfig:
         if not faults:  # derived sizes make sense only from sound ones
             self._fill_derived_sizes()
         faults += self._shape_faults() + self._option_faults()
+        if not faults:
+            faults += self._magnitude_faults()
         if faults:
             raise ValueError("; ".join(faults))
 
@@ -135,7 +139,22 @@ class ModelConfig:
                     faults.append(f"{field.name} must be a whole number, got {value!r}")
                 elif value < 1:
                     faults.append(f"{field.name} must be at least 1, got {value}")
+                elif field.name == "num_hidden_layers" and value > MOST_LAYERS:
+                    faults.append(f"num_hidden_layers must be at most {MOST_LAYERS}, got {value}")
         return faults
+
+    def _magnitude_faults(self) -> list[str]:
+        """Where a typing mistake made a model that nobody could hold: said before hours go into counting it."""
+        assert self.intermediate_size is not None
+        assert self.head_dim is not None
+        layer = 2 * self.hidden_size * (self.num_attention_heads * self.head_dim + self.intermediate_size)
+        positions = self.max_position_embeddings if self.position == "learned" else 0
+        elements = self.num_hidden_layers * layer + self.hidden_size * ((self.vocab_size or 0) + positions)
+        if elements <= MOST_PARAMETERS:
+            return []
+        sizes = "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"
+        given = ", ".join(f"{name} {getattr(self, name)}" for name in sizes)
+        return [f"the model would have over {elements:.1e} parameters, more than {MOST_PARAMETERS:.0e}: lower {given}"]
 
     def _shape_faults(self) -> list[str]:
         faults = []
@@ -199,12 +218,13 @@ class ModelConfig:
         return faults
 
     def _level_faults(self) -> list[str]:
-        levels = self.checkpoint_levels
+        given = self.checkpoint_level
+        levels = list(given) if isinstance(given, list | tuple) else [given]
         if any(level not in CHECKPOINT_LEVELS for level in levels):
             accepted = ", ".join(map(str, CHECKPOINT_LEVELS))
             return [f"checkpoint_level must be one of {accepted}, got {self.checkpoint_level!r}"]
         faults = []
-        if len(levels) != self.num_hidden_layers:
+        if isinstance(given, list | tuple) and len(levels) != self.num_hidden_layers:
             faults.append(f"checkpoint_level lists {len(levels)} layers, num_hidden_layers is {self.num_hidden_layers}")
         if any(levels) and self.mlp != "memory_optimized_swiglu":
             faults.append(

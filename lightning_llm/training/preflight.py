@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.token_store import TokenStore, dtype_for
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
+from lightning_llm.optim.grouping import param_groups
 from lightning_llm.training.budget import optimizer_state_bytes
 from lightning_llm.training.length import total_steps
 
@@ -62,7 +64,7 @@ def check_run(model: Any, data: TokenDataModule, trainer: Any, folder: Path) -> 
         *(_length(store, split, data.context_length) for split in ("train", "val")),
         *checks,
         *_steps(data, trainer),
-        *_disk(model, architecture, store, trainer, folder),
+        *_memory_and_disk(model, architecture, store, trainer, folder),
     ]
 
 
@@ -76,14 +78,6 @@ def refuse(faults: Iterable[str]) -> None:
     listed = list(faults)
     if listed:
         raise ValueError("; ".join(listed))
-
-
-def checkpoint_bytes(model: Any, architecture: ModelConfig) -> int:
-    """Bytes of a checkpoint: parameters and the optimiser's state, found by one step without storage."""
-    with torch.device("meta"):
-        transformer = Transformer(architecture)
-    weights = sum(p.numel() * p.element_size() for p in transformer.parameters())
-    return weights + optimizer_state_bytes(model, transformer)
 
 
 def _budget(model: Any, data: TokenDataModule, trainer: Any) -> Iterator[Check]:
@@ -212,19 +206,68 @@ def _steps(data: TokenDataModule, trainer: Any) -> Iterator[Check]:
     yield Check("steps", f"{steps:,} steps of {data.tokens_per_step:,} tokens: {epochs:.2f} epochs{note}")
 
 
-def _disk(model: Any, architecture: ModelConfig, store: TokenStore, trainer: Any, folder: Path) -> Iterator[Check]:
-    kept = next((c.keep_last for c in trainer.callbacks if hasattr(c, "keep_last")), None)
-    if kept is None:
-        return
+def _memory_and_disk(
+    model: Any, architecture: ModelConfig, store: TokenStore, trainer: Any, folder: Path
+) -> Iterator[Check]:
     if architecture.vocab_size is None:
         architecture = ModelConfig(**{**architecture.to_dict(), "vocab_size": store.vocab_size})
+    with torch.device("meta"):
+        transformer = Transformer(architecture)
+    yield _optimizer(model, transformer)
+    weights = sum(p.numel() * p.element_size() for p in transformer.parameters())
+    state = optimizer_state_bytes(model, transformer)
+    yield from _memory(weights, state, trainer)
+    kept = next((c.keep_last for c in trainer.callbacks if hasattr(c, "keep_last")), None)
+    if kept is not None:
+        yield _disk(weights + state, kept, folder)
+
+
+def _optimizer(model: Any, transformer: Transformer) -> Check:
+    try:
+        return Check("optimizer", type(model.make_optimizer(param_groups(transformer))).__name__)
+    except ValueError as error:  # an option out of range
+        return Check("optimizer", "cannot be made", f"model.optimizer: {error}")
+
+
+def _memory(weights: int, state: int, trainer: Any) -> Iterator[Check]:
+    """What is alive all the time: parameters, gradients and the optimiser's state. Activations come on top."""
+    strategy = trainer.strategy
+    device, precision = strategy.root_device, str(trainer.precision)
+    there = _memory_of(device)
+    if there is None:
+        return
+    needed = 2 * weights + state
+    if precision.endswith("-true"):
+        needed = needed * int(precision.removeprefix("bf").split("-")[0]) // 32
+    if isinstance(strategy, ModelParallelStrategy):
+        needed //= trainer.world_size
+    processes = trainer.num_devices if device.type == "cpu" else 1  # all of them take it from the same memory
+    needed *= processes
+    finding = f"parameters, gradients and optimizer state need {_size(needed)}, {device.type} has {_size(there)}"
+    fault = (
+        f"the model is too large for the memory: {finding}; choose a smaller hidden_size, num_hidden_layers or "
+        "vocab_size, or share it among more devices with --trainer.strategy fsdp2"
+    )
+    yield Check("memory", finding, fault if needed > there else "")
+
+
+def _memory_of(device: torch.device) -> int | None:
+    """Bytes of a device's memory; ``None`` where that is not known."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    if device.type == "cpu" and hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
+
+
+def _disk(checkpoint: int, kept: int, folder: Path) -> Check:
     files = kept + 2  # the best one, and the one that is being written while the oldest is still there
-    needed = files * checkpoint_bytes(model, architecture)
+    needed = files * checkpoint
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     free = shutil.disk_usage(there).free
     finding = f"{files} checkpoints need {_size(needed)}, {_size(free)} free at {there}"
     fault = f"the disk is too small: {finding}; free some, keep fewer, or set trainer.default_root_dir elsewhere"
-    yield Check("disk", finding, fault if needed > free else "")
+    return Check("disk", finding, fault if needed > free else "")
 
 
 def _size(number: int) -> str:

@@ -63,6 +63,13 @@ ARCHITECTURE = [
     ("tie_word_embeddings", 3, "tie_word_embeddings"),
     ("initializer_range", 0, "initializer_range must be above 0"),
     ("depth", 3, "depth"),
+    ("rms_norm_eps", ".inf", "rms_norm_eps must be above 0 and finite, got inf"),
+    ("rope_theta", ".nan", "rope_theta must be above 0 and finite, got nan"),
+    ("hidden_size", ".inf", "hidden_size"),
+    ("hidden_size", 10**6, "parameters, more than 1e+13: lower hidden_size 1000000"),
+    ("num_hidden_layers", 10**8, "num_hidden_layers must be at most 2000, got 100000000"),
+    ("vocab_size", 10**12, "more than 1e+13: lower hidden_size 32"),
+    ("vocab_size", 10**11, "the model is too large for the memory: parameters, gradients and optimizer state need"),
 ]
 DATA = [
     ("context_length", 0, "context_length must be at least 1, got 0"),
@@ -128,6 +135,12 @@ CASES = [
     *((f"data.{name}", value, says) for name, value, says in DATA),
     *((f"trainer.{name}", value, says) for name, value, says in TRAINER),
     *OTHER,
+    ("model.optimizer.lr", ".nan", "lr must be a number of at least 0, got nan"),
+    (
+        "model.schedule",
+        {"class_path": "lightning_llm.optim.WarmupCosine", "init_args": {"min_lr_ratio": ".nan"}},
+        "nan",
+    ),
 ]
 
 

@@ -163,6 +163,9 @@ def test_no_torch_is_imported():
             {"model": {"architecture": ARCHITECTURE, "optimizer": {"class_path": "torch.optim.Adam"}}},
             "state_dtype is an option of lightning_llm.optim.AdamW, the optimizer is Adam: leave it out",
         ),
+        ([], {"model": {"architecture": {**ARCHITECTURE, "num_hidden_layers": 10**8}}}, "must be at most 2000, got"),
+        ([], {"model": {"architecture": {**ARCHITECTURE, "hidden_size": 10**6}}}, "parameters, more than 1e+13"),
+        ([], {"model": {"architecture": {**ARCHITECTURE, "vocab_size": 10**12}}}, "parameters, more than 1e+13"),
         ([], {"model": [1]}, "model in the config must hold options, got [1]"),
     ],
 )

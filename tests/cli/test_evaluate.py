@@ -117,7 +117,8 @@ def test_sums_add_up():
     [
         (["--stride", "16"], "stride must be at least 1 and below the model's context of 16, got 16"),
         (["--stride", "0"], "stride must be at least 1"),
-        (["--device", "abacus"], "abacus"),
+        (["--device", "abacus"], "device 'abacus' is unknown: choose cpu, cuda or mps"),
+        (["--device", "cuda:99"], "device cuda:99: this machine has"),
     ],
 )
 def test_a_users_mistake_is_one_line(folder, tmp_path, capsys, options, says):
