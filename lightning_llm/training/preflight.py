@@ -54,17 +54,24 @@ def check_run(model: Any, data: TokenDataModule, trainer: Any, folder: Path) -> 
         store = data.store
     except ValueError as error:
         return [Check("data", "cannot be used", str(error)), _batch(data, trainer), _precision(trainer)]
+    found = Check("data", f"{store.path}, {store.dtype}", _store_fault(store))
+    transformer = _without_storage(model, store)
+    too_large = [
+        check for check in _memory(2 * _bytes(transformer), "parameters and gradients", trainer) if check.fault
+    ]
+    if too_large:  # what follows takes as long as the model is large
+        return [found, *too_large]
     checks = [*_devices(trainer), *_budget(model, data, trainer), _batch(data, trainer), _precision(trainer)]
     architecture: ModelConfig = model.architecture
     return [
-        Check("data", f"{store.path}, {store.dtype}", _store_fault(store)),
+        found,
         *_fit_together(architecture, data),
         *_initial_weights(model, data),
         *_compiler(model, trainer),
         *(_length(store, split, data.context_length) for split in ("train", "val")),
         *checks,
         *_steps(data, trainer),
-        *_memory_and_disk(model, architecture, store, trainer, folder),
+        *_memory_and_disk(model, transformer, trainer, folder),
     ]
 
 
@@ -206,17 +213,22 @@ def _steps(data: TokenDataModule, trainer: Any) -> Iterator[Check]:
     yield Check("steps", f"{steps:,} steps of {data.tokens_per_step:,} tokens: {epochs:.2f} epochs{note}")
 
 
-def _memory_and_disk(
-    model: Any, architecture: ModelConfig, store: TokenStore, trainer: Any, folder: Path
-) -> Iterator[Check]:
+def _without_storage(model: Any, store: TokenStore) -> Transformer:
+    architecture: ModelConfig = model.architecture
     if architecture.vocab_size is None:
         architecture = ModelConfig(**{**architecture.to_dict(), "vocab_size": store.vocab_size})
     with torch.device("meta"):
-        transformer = Transformer(architecture)
+        return Transformer(architecture)
+
+
+def _bytes(transformer: Transformer) -> int:
+    return sum(p.numel() * p.element_size() for p in transformer.parameters())
+
+
+def _memory_and_disk(model: Any, transformer: Transformer, trainer: Any, folder: Path) -> Iterator[Check]:
     yield _optimizer(model, transformer)
-    weights = sum(p.numel() * p.element_size() for p in transformer.parameters())
-    state = optimizer_state_bytes(model, transformer)
-    yield from _memory(weights, state, trainer)
+    weights, state = _bytes(transformer), optimizer_state_bytes(model, transformer)
+    yield from _memory(2 * weights + state, "parameters, gradients and optimizer state", trainer)
     kept = next((c.keep_last for c in trainer.callbacks if hasattr(c, "keep_last")), None)
     if kept is not None:
         yield _disk(weights + state, kept, folder)
@@ -229,21 +241,20 @@ def _optimizer(model: Any, transformer: Transformer) -> Check:
         return Check("optimizer", "cannot be made", f"model.optimizer: {error}")
 
 
-def _memory(weights: int, state: int, trainer: Any) -> Iterator[Check]:
-    """What is alive all the time: parameters, gradients and the optimiser's state. Activations come on top."""
+def _memory(needed: int, of_what: str, trainer: Any) -> Iterator[Check]:
+    """Of what is alive all the time, in float32; activations come on top."""
     strategy = trainer.strategy
     device, precision = strategy.root_device, str(trainer.precision)
     there = _memory_of(device)
     if there is None:
         return
-    needed = 2 * weights + state
     if precision.endswith("-true"):
         needed = needed * int(precision.removeprefix("bf").split("-")[0]) // 32
     if isinstance(strategy, ModelParallelStrategy):
         needed //= trainer.world_size
     processes = trainer.num_devices if device.type == "cpu" else 1  # all of them take it from the same memory
     needed *= processes
-    finding = f"parameters, gradients and optimizer state need {_size(needed)}, {device.type} has {_size(there)}"
+    finding = f"{of_what} need {_size(needed)}, {device.type} has {_size(there)}"
     fault = (
         f"the model is too large for the memory: {finding}; choose a smaller hidden_size, num_hidden_layers or "
         "vocab_size, or share it among more devices with --trainer.strategy fsdp2"

@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from lightning_llm.__main__ import main
+from lightning_llm.training import preflight
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ ARCHITECTURE = [
     ("hidden_size", 10**6, "parameters, more than 1e+13: lower hidden_size 1000000"),
     ("num_hidden_layers", 10**8, "num_hidden_layers must be at most 2000, got 100000000"),
     ("vocab_size", 10**12, "more than 1e+13: lower hidden_size 32"),
-    ("vocab_size", 10**11, "the model is too large for the memory: parameters, gradients and optimizer state need"),
+    ("vocab_size", 10**11, "the model is too large for the memory: parameters and gradients need"),
 ]
 DATA = [
     ("context_length", 0, "context_length must be at least 1, got 0"),
@@ -147,6 +148,16 @@ CASES = [
 @pytest.mark.parametrize(("name", "value", "says"), CASES, ids=[f"{name}={value}" for name, value, _ in CASES])
 def test_a_wrong_value_is_named(refused, name, value, says):
     assert says in refused("fit", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("there", "says"),
+    [(2 * 10**5, "parameters and gradients need 0.3 MB, cpu has 0.2 MB"), (4 * 10**5, "optimizer state need 0.6 MB")],
+)
+def test_a_model_beyond_the_memory_is_refused(refused, monkeypatch, there, says):
+    monkeypatch.setattr(preflight, "_memory_of", lambda device: there)
+    assert says in refused("fit")
+    assert says in refused("check")
 
 
 @pytest.mark.parametrize(
