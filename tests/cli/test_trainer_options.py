@@ -155,7 +155,7 @@ def test_nodes_that_cannot_find_each_other_are_not_waited_for(tiny, error_line, 
 
 
 def test_nodes_that_the_environment_names_are_waited_for_with_a_limit(tiny, capsys, monkeypatch):
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "NODE_RANK": "1", "LOCAL_RANK": "0"}
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "NODE_RANK": "0", "LOCAL_RANK": "0"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
 
@@ -166,7 +166,7 @@ def test_nodes_that_the_environment_names_are_waited_for_with_a_limit(tiny, caps
     with pytest.raises(SystemExit):
         tiny("fit", **{"trainer.num_nodes": 2})
     error = capsys.readouterr().err
-    assert "process 1 on" in error
+    assert "process 0 on" in error
     assert "waits for the 2 processes of 2 nodes at 127.0.0.1:29500, at most 0:30:00" in error
 
 
