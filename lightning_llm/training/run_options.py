@@ -1,5 +1,6 @@
 """The options of a run under short names: hyperparameters in TensorBoard, names of runs, columns of a comparison."""
 
+import json
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -116,7 +117,7 @@ def labels(values: Sequence[Any]) -> list[str]:
         if len(set(texts.values())) == len(texts):
             break
     else:
-        texts = {k: str(v) if v is ABSENT else repr(v) for k, v in kinds.items()}
+        texts = {k: str(v) if v is ABSENT else json.dumps(v, default=str) for k, v in kinds.items()}
     return [texts[identity(value)] for value in values]
 
 

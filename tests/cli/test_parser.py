@@ -54,15 +54,32 @@ class Part(nn.Linear):
 """
 
 
+# The script that pip installs: unlike ``python -m``, it does not put the current folder on the path.
+SCRIPT = """
+import sys
+from lightning_llm.__main__ import main
+sys.path[:] = [path for path in sys.path if path]
+status = main()
+print("last on the path:", sys.path[-1])
+sys.exit(status)
+"""
+
+
+def as_script(*words):
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONSAFEPATH": "1",
+    }
+    command = [sys.executable, "-c", SCRIPT, *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_a_part_in_the_current_folder_is_found_by_the_script(tmp_path, monkeypatch, flags):
     monkeypatch.chdir(tmp_path)
     Path("part_of_my_own.py").write_text(PART)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
-    monkeypatch.setattr(sys, "argv", ["lightning-llm", "prepare", "--help"])
-    assert main() == 0
-    assert str(tmp_path) not in sys.path  # it imports nothing of the user's
-    words = ["check", *flags(**{"model.architecture.mlp": "part_of_my_own.Part"})]
-    monkeypatch.setattr(sys, "argv", ["lightning-llm", *words])
-    assert main() == 0
-    assert sys.path[-1] == str(tmp_path)  # last: nothing installed is replaced
-    monkeypatch.delitem(sys.modules, "part_of_my_own")
+    here = f"last on the path: {tmp_path}"
+    assert here not in as_script("data", "--help")  # it imports nothing of the user's
+    assert here in as_script("check", *flags(**{"model.architecture.mlp": "part_of_my_own.Part"}))

@@ -11,7 +11,7 @@ from lightning_llm.training.text_files import json_text, write_json, write_text
 PACKAGE = Path(__file__).parents[2] / "lightning_llm"
 # Compared or hashed between our own processes, and read by nobody else: an option may be infinite there.
 OWN = ("training/callbacks/agreement.py", "data/token_store.py", "data/prepare.py", "data/tokenizers.py")
-OWN += ("interop/model_card.py",)  # text and a dictionary of the config, as code and table
+OWN += ("training/run_options.py", "interop/model_card.py")  # text and a dictionary of the config, as code and table
 
 
 def strictly(text):

@@ -32,7 +32,7 @@ class SampleText(Callback):
 
     Raises:
         ValueError: An option out of range; at the start of the run also a prompt that the tokenizer cannot express,
-            data without a tokenizer, or a model that no process holds whole.
+            or data without a tokenizer.
     """
 
     def __init__(
@@ -60,14 +60,18 @@ class SampleText(Callback):
             raise ValueError("; ".join(faults))
         self.every_n_steps, self.prompt, self.max_new_tokens = every_n_steps, prompt, max_new_tokens
         self.temperature, self.top_k, self.seed = temperature, top_k, seed
+        self._is_sharded = False
         self._tokenizer: Any = None
         self._prompt_ids: list[int] = []
         self._console = Console(soft_wrap=True, highlight=False)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Encode the prompt: what is wrong with it shows before the first step."""
-        if isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy):
-            raise ValueError("SampleText generates in one process, and no process holds a sharded model: leave it out")
+        self._is_sharded = isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy)
+        if self._is_sharded:  # a config with samples composes with one that shards
+            if trainer.is_global_zero:
+                self._console.print("SampleText prints no samples: no process holds a sharded model")
+            return
         self._tokenizer = getattr(getattr(trainer, "datamodule", None), "tokenizer", None)
         if self._tokenizer is None:
             raise ValueError("SampleText needs a tokenizer and the data hold none: leave it out, or prepare the text")
@@ -80,7 +84,9 @@ class SampleText(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Generate, print and write, in the first process."""
-        if not step_is_complete(trainer) or trainer.global_step % self.every_n_steps or not trainer.is_global_zero:
+        if self._is_sharded or not trainer.is_global_zero:
+            return
+        if not step_is_complete(trainer) or trainer.global_step % self.every_n_steps:
             return
         with _evaluating(pl_module), trainer.precision_plugin.forward_context():
             ids = generate(
