@@ -140,8 +140,8 @@ def bits(folder: Path, options: argparse.Namespace, console: Console) -> list[di
     if same[False] or resumed[False]:
         raise RuntimeError(f"other bits; everything is in {folder}")
     return [
-        {"variant": "identical commands", "runs": len(names), "same_bits": same[True], "load": options.load},
-        {"variant": "killed and resumed", "runs": len(runs), "same_bits": resumed[True], "load": options.load}
+        {"variant": "identical commands", "runs": len(names), "same_bits": same[True], "busy_processes": options.load},
+        {"variant": "killed and resumed", "runs": len(runs), "same_bits": resumed[True], "busy_processes": options.load}
         | {"kills": kills},
     ]
 
