@@ -24,8 +24,8 @@ TokenDataModule.position = property(lambda self: steps(self.trainer))
 """
 TAKES_THE_OLDEST = """
 from lightning_llm.cli import runs
-step_files = runs.step_files
-runs.step_files = lambda folder: step_files(folder)[:1]
+newest_first = runs._newest_first
+runs._newest_first = lambda run: newest_first(run)[-1:]
 """
 STARTS_AFRESH = """
 from lightning_llm.cli.train import TrainingCLI
