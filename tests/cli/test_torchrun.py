@@ -221,9 +221,9 @@ def test_a_process_that_runs_something_else_is_named(job_words, text_file, chang
     words = job_words("differs", 5)
     launched = []
     for rank in range(2):
-        given = [*words, change] if change and rank else words
+        given = [*words, "--trainer.devices=1", "--trainer.num_nodes=2", *([change] if change and rank else [])]
         command = [sys.executable, "-c", ON_A_CPU, f"cpu-{rank}", "fit", *given]
-        ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "NODE_RANK": "0"}
+        ranks = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "NODE_RANK": str(rank)}  # each a host
         more = environment(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", **ranks)
         launched.append(subprocess.Popen(command, env=more, stderr=subprocess.PIPE, text=True))
     errors = [process.communicate(timeout=300)[1] for process in launched]
