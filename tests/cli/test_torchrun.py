@@ -115,49 +115,54 @@ def test_a_process_killed_ten_times_loses_nothing(job_words):
 
 @pytest.fixture
 def two_hosts():
-    """Two network namespaces and a cable between them; ``cable("down")`` cuts it."""
+    """The names of two network namespaces, joined by a cable, and a function that sets it ``"up"`` or ``"down"``."""
     if os.geteuid() or shutil.which("ip") is None:
         pytest.skip("two hosts need root and iproute2")
 
     def ip(*words):
         subprocess.run(["ip", *words], check=True)
 
-    for host in ("llm-a", "llm-b"):
-        ip("netns", "add", host)
-        ip("-n", host, "link", "set", "lo", "up")
-    ip("link", "add", "cable-a", "netns", "llm-a", "type", "veth", "peer", "name", "cable-b", "netns", "llm-b")
-    for number, host in enumerate("ab", start=1):
-        ip("-n", f"llm-{host}", "addr", "add", f"10.77.0.{number}/24", "dev", f"cable-{host}")
-        ip("-n", f"llm-{host}", "link", "set", f"cable-{host}", "up")
-    yield lambda state: ip("-n", "llm-a", "link", "set", "cable-a", state)
-    for host in ("llm-a", "llm-b"):
-        left = subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True).stdout
-        for pid in left.split():  # of a test that failed
-            os.kill(int(pid), signal.SIGKILL)
-        ip("netns", "del", host)
+    hosts = [f"llm-{os.getpid()}-{letter}" for letter in "ab"]  # a run that was killed leaves its own behind
+    first, second = hosts
+    try:
+        for host in hosts:
+            ip("netns", "add", host)
+            ip("-n", host, "link", "set", "lo", "up")
+        ip("link", "add", "cable", "netns", first, "type", "veth", "peer", "name", "cable", "netns", second)
+        for number, host in enumerate(hosts, start=1):
+            ip("-n", host, "addr", "add", f"10.77.0.{number}/24", "dev", "cable")
+            ip("-n", host, "link", "set", "cable", "up")
+        yield hosts, lambda state: ip("-n", first, "link", "set", "cable", state)
+    finally:
+        for host in hosts:
+            left = subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True).stdout
+            for pid in left.split():  # of a test that failed
+                os.kill(int(pid), signal.SIGKILL)
+            subprocess.run(["ip", "netns", "del", host])
 
 
-def start_on_two_hosts(words):
+def start_on_two_hosts(hosts, words):
     jobs = []
-    for number, host in enumerate("ab"):
+    for number, host in enumerate(hosts):
         # the other rendezvous, c10d, leaves the agent behind the cut waiting for the kernel's TCP, some 15 minutes
         start = ["--nnodes=2", f"--node-rank={number}", "--nproc-per-node=1", "--rdzv-id=two-hosts"]
         start += ["--master-addr=10.77.0.1", "--master-port=29400"]
-        more = {"prefix": ["ip", "netns", "exec", f"llm-{host}"], "log": f"{host}.log"}
-        jobs.append(torchrun(start, words, GLOO_SOCKET_IFNAME=f"cable-{host}", **more))
+        more = {"prefix": ["ip", "netns", "exec", host], "log": f"{'ab'[number]}.log"}
+        jobs.append(torchrun(start, words, GLOO_SOCKET_IFNAME="cable", **more))
     return jobs
 
 
 @pytest.mark.slow
 def test_a_cut_cable_ends_the_job_and_it_goes_on_once_mended(job_words, two_hosts):
+    hosts, cable = two_hosts
     steps = 300
     changes = {"trainer.devices": 1, "trainer.num_nodes": 2}
     one = torchrun(["--standalone", "--nproc-per-node=2"], job_words("whole", steps))
     assert one.wait(400) == 0, Path("job.log").read_text()[-3000:]
 
-    jobs = start_on_two_hosts(job_words("hosts", steps, **changes))
+    jobs = start_on_two_hosts(hosts, job_words("hosts", steps, **changes))
     wait_for(lambda: newest_step("hosts") >= 100, 300, jobs[0])
-    two_hosts("down")
+    cable("down")
     cut = time.monotonic()
     assert all(job.wait(120) != 0 for job in jobs)
     assert time.monotonic() - cut < 4 * TIMEOUT  # gloo's wait, and then torchrun's for its process to end
@@ -171,12 +176,12 @@ def test_a_cut_cable_ends_the_job_and_it_goes_on_once_mended(job_words, two_host
 
     left = newest_step("hosts")
     assert 100 <= left < steps
-    two_hosts("up")
-    jobs = start_on_two_hosts(job_words("hosts", steps, **changes))
+    cable("up")
+    jobs = start_on_two_hosts(hosts, job_words("hosts", steps, **changes))
     assert [job.wait(400) for job in jobs] == [0, 0], Path("a.log").read_text()[-3000:]
     assert f"Resumed from step {left}" in Path("a.log").read_text()
-    whole, hosts = last_weights("whole", steps), last_weights("hosts", steps)
-    assert all(torch.equal(whole[name], hosts[name]) for name in whole)
+    whole, cut_off = last_weights("whole", steps), last_weights("hosts", steps)
+    assert all(torch.equal(whole[name], cut_off[name]) for name in whole)
 
 
 def losses(root):
