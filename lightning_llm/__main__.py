@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from signal import SIGINT
 
+from lightning_llm.cli.failures import reports
 from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.streams import drop_output, lasting, open_closed_streams
 
@@ -37,7 +38,7 @@ TOOLS = {
 }
 
 # These build models, so they import parts of the user's own by their paths, such as my_parts.MyMLP.
-IMPORT_PARTS = {*TRAINER_WORDS, "generate", "evaluate", "export", "consolidate", "estimate", "plan", "bench"}
+IMPORT_PARTS = {*TRAINER_WORDS, "generate", "evaluate", "export", "bench"}
 
 MODULES = {"import": "import_model"}  # a word of Python's own names no module
 
@@ -49,6 +50,8 @@ def help_text() -> str:
     lines += [f"  {word:<11} {text}" for word, text in TRAINER_WORDS.items()]
     lines += ["", "Tools:"]
     lines += [f"  {word:<11} {text}" for word, text in TOOLS.items()]
+    lines += ["", "With any of them, --debug prints the traceback of an error. Exit status: 0; 1, it failed;"]
+    lines += ["2, a mistake in an option or a file; 128 and the number of the signal that ended it."]
     lines += ["", "lightning-llm COMMAND --help explains a command. To begin with:"]
     lines += ["  lightning-llm fit --config configs/quickstart.yaml"]
     return "\n".join(lines)
@@ -61,9 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after ``lightning-llm``; ``None`` takes them from the shell, and the process for the command's.
 
     Returns:
-        The exit status: 0, or 2 for a user's mistake, or 128 and the signal's number for an interrupted run.
+        The exit status: 0; 1 if it failed; 2 for a mistake of the user or in a file; 128 and the signal's number for
+        an interrupted run.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = reports.begin(sys.argv[1:] if argv is None else argv)
     if argv is None:  # a process of its own
         interrupts.own_process(words[0] if words else "")
         _bound_spinning()
@@ -84,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = BROKEN_PIPE
     except KeyboardInterrupt:
         status = interrupts.say(interrupts.number or SIGINT)
+    except Exception as failure:  # whatever nobody foresaw, from the first import of a command on
+        status = reports.unexpected(words[0] if words else "", failure)
     if argv is None:
         interrupts.settle(status)
     return status
@@ -105,11 +111,7 @@ def _run(words: Sequence[str]) -> int:
     if words[0] in TOOLS:
         return int(import_module(f"lightning_llm.cli.{MODULES.get(words[0], words[0])}").main(words[1:]))
     known = ", ".join([*TRAINER_WORDS, *TOOLS])
-    from lightning_llm.cli.pages import with_page
-
-    line = f"lightning-llm: error: unknown command {words[0]!r}; the commands are {known}"
-    print(with_page(words[0], line), file=sys.stderr)
-    return 2
+    return reports.mistake(words[0], f"lightning-llm: error: unknown command {words[0]!r}; the commands are {known}")
 
 
 def _bound_spinning() -> None:

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from jsonargparse import get_loader, set_loader
 from lightning_llm.cli.runs import CONFIG, find_checkpoint, newest_run, run_of
 from lightning_llm.cli.yaml_files import check_keys, read_config
 from lightning_llm.data.find_store import check_named_store
+from lightning_llm.model.config import is_foreign
 
 SECTIONS = ("model", "data", "trainer")
 STRICT_YAML = "strict_yaml"  # the parser's own mode, but for keys that are given twice
@@ -55,6 +57,15 @@ def check_config(file: Path) -> None:
             raise ValueError(f"config {file}: {name} must hold options by name, got {value!r}")
 
 
+def code_named_by(files: Mapping[Path, Any]) -> list[str]:
+    """What configs import that is not of this package, as ``FILE imports PATH, …``; to find it out imports nothing."""
+    lines = []
+    for file, content in files.items():
+        if found := sorted({leaf for leaf in _leaves(content) if is_foreign(leaf) and _is_import_path(leaf)}):
+            lines.append(f"{file} imports {', '.join(found)}")
+    return lines
+
+
 def check_store(data: Mapping[str, Any], words: Sequence[str]) -> None:
     """Refuse a named store that is missing: a corpus of a config does not say that it is to be made of it.
 
@@ -72,13 +83,24 @@ def check_store(data: Mapping[str, Any], words: Sequence[str]) -> None:
         check_named_store(data.get("store"), data.get("corpus") if is_given else None, data.get("path"))
 
 
-def check_section_files(words: Sequence[str]) -> None:
-    """Read the files that sections, or classes in them, are taken from: ``--trainer FILE``, ``--model.mlp FILE``."""
-    for name in dict.fromkeys(word.partition("=")[0].removesuffix("+") for word in words):
-        if name == "--data" or name.startswith(("--model", "--trainer")):
-            for value in option_values(words, name, f"{name}+"):
-                if value.endswith((".yaml", ".yml")) and Path(value).is_file():
-                    read_config(Path(value))
+def config_files(words: Sequence[str]) -> dict[Path, Any]:
+    """The YAML that a command reads: its configs, sections such as ``--trainer FILE``, and what these name in turn.
+
+    Raises:
+        ValueError: A file is not YAML, gives a key twice, or holds something else than options by name.
+        OSError: A file cannot be read.
+    """
+    names = dict.fromkeys(word.partition("=")[0].removesuffix("+") for word in words)
+    sections = [name for name in names if name == "--data" or name.startswith(("--model", "--trainer"))]
+    given = option_values(words, "--config", "-c")
+    given += [value for name in sections for value in option_values(words, name, f"{name}+") if _is_yaml(value)]
+    waiting, found = [Path(value) for value in given], dict[Path, Any]()
+    for file in waiting:  # grows
+        if file.is_file() and file not in found:
+            found[file] = content = read_config(file)
+            inside = {name: part for name, part in content.items() if name != "data"}  # whose paths may be texts
+            waiting += [file.parent / leaf for leaf in _leaves(inside) if _is_yaml(leaf)]
+    return found
 
 
 def resume_command(words: Sequence[str]) -> str:
@@ -109,6 +131,28 @@ def _load_strictly(text: str) -> Any:
 
 
 set_loader(STRICT_YAML, _load_strictly, (yaml.YAMLError,))
+
+
+def _is_yaml(value: str) -> bool:
+    return value.endswith((".yaml", ".yml"))
+
+
+def _leaves(value: Any) -> list[str]:
+    """The strings in nested options."""
+    if isinstance(value, dict | list):
+        return [leaf for each in (value.values() if isinstance(value, dict) else value) for leaf in _leaves(each)]
+    return [value] if isinstance(value, str) else []
+
+
+def _is_import_path(leaf: str) -> bool:
+    """Whether a string names something in a module that can be found; to look for it runs no code of it."""
+    top, *rest = leaf.split(".")
+    if not rest or not all(part.isidentifier() for part in (top, *rest)):
+        return False
+    try:
+        return find_spec(top) is not None
+    except ValueError:  # a module without a specification, such as __main__
+        return True
 
 
 def _says_what_is_trained(config: Path) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_llm.cli.models import KINDS, open_model
+from lightning_llm.cli.models import KINDS, add_trust, open_model
 from lightning_llm.cli.parser import OneLineParser, run_tool
 from lightning_llm.training.text_files import write_json
 
@@ -31,6 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--per-document", action="store_true", help="a line for each document too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or mps (default: cpu)")
+    add_trust(parser)
     return parser
 
 
@@ -46,7 +47,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     from lightning_llm.generation.scoring import Score
 
     corpus = open_corpus(options.data, text_key=options.text_key)
-    model, tokenizer = open_model(options.checkpoint, options.device)
+    model, tokenizer = open_model(options.checkpoint, options.device, trust_code=options.trust_code)
     total, rows = Score(), []
     with progress_bar(corpus.size, True) as phase:
         advance = phase("evaluating")

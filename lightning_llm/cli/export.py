@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_llm.accounting.hardware import byte_size
+from lightning_llm.cli.models import add_trust
 from lightning_llm.cli.parser import OneLineParser, run_tool
 from lightning_llm.cli.yaml_files import read_config
 
@@ -23,6 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-shard-size", type=_size, default="5GB", metavar="SIZE", help="of a file of weights (default: 5GB)"
     )
+    add_trust(parser)
     return parser
 
 
@@ -38,7 +40,7 @@ def _export(options: argparse.Namespace) -> None:
     from lightning_llm.training.checkpointing import load_transformer
 
     checkpoint = find_checkpoint(options.checkpoint, Path("runs"))
-    model, tokenizer = load_transformer(checkpoint)
+    model, tokenizer = load_transformer(checkpoint, trust_code=options.trust_code)
     record = _record(checkpoint)
     name = export_model(model, tokenizer, options.out, max_shard_bytes=options.max_shard_size, record=record)
     print(f"{checkpoint} (step {record.step}) -> {options.out}, as {name}")

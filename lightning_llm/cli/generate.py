@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_llm.cli.interrupts import interrupts
-from lightning_llm.cli.models import KINDS, open_model
+from lightning_llm.cli.models import KINDS, add_trust, open_model
 from lightning_llm.cli.parser import OneLineParser, run_tool
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; can be repeated")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same text (default: 0)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or mps (default: cpu)")
+    add_trust(parser)
     return parser
 
 
@@ -67,7 +68,7 @@ def _generate(options: argparse.Namespace) -> None:
         min_p=options.min_p,
         repetition_penalty=options.repetition_penalty,
     )
-    model, tokenizer = open_model(options.checkpoint, options.device)
+    model, tokenizer = open_model(options.checkpoint, options.device, trust_code=options.trust_code)
     if prompt is not None:
         _write(model, tokenizer, prompt, sampling, options)
         return

@@ -1,5 +1,6 @@
 """The model that a command is given: a checkpoint, a run directory, or a folder of ``transformers``."""
 
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,15 +11,16 @@ if TYPE_CHECKING:
 KINDS = "a checkpoint, a run directory (takes its best, else its newest), or an exported folder"
 
 
-def open_model(given: str, device: str) -> tuple["Transformer", "Tokenizer"]:
+def open_model(given: str, device: str, *, trust_code: bool = False) -> tuple["Transformer", "Tokenizer"]:
     """The model, in evaluation mode, and its tokenizer.
 
     Args:
         given: One of ``KINDS``, or ``last`` or ``best`` of the runs below ``runs``.
         device: Where it goes.
+        trust_code: As of ``add_trust``.
 
     Raises:
-        ValueError: There is no such model or device, or the model cannot be read, or has no tokenizer.
+        ValueError: There is no such model or device, or the model cannot be read, is not trusted, or has no tokenizer.
     """
     check_device(device)
     from lightning_llm.cli.runs import find_checkpoint
@@ -30,10 +32,17 @@ def open_model(given: str, device: str) -> tuple["Transformer", "Tokenizer"]:
     if is_model_folder(Path(given)):
         model, content = load_model(Path(given), device)
     else:
-        model, content = load_transformer(find_checkpoint(given, Path("runs")), device)
+        model, content = load_transformer(find_checkpoint(given, Path("runs")), device, trust_code=trust_code)
     if content is None:
         raise ValueError(f"{given} holds no tokenizer: give a model that was trained or exported with one")
     return model, Tokenizer.from_str(content)
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """The option without which no code runs that a checkpoint names."""
+    parser.add_argument(
+        "--trust-code", action="store_true", help="import and run classes outside lightning_llm that the model names"
+    )
 
 
 def check_device(given: str) -> None:

@@ -33,7 +33,8 @@ ABOUT = {  # of the commands whose options are those of Lightning's Trainer; wit
 SYNTAX = (
     "Every option can stand in a YAML file (--config; of several, the later wins) or on the command line, which wins "
     "over the files. Its name is its path in the file: 'trainer: {max_steps: 100}' is --trainer.max_steps 100. "
-    "--print_config shows all of them with their values."
+    "--print_config shows all of them with their values. --trust-code lets model.init_from name classes from outside "
+    "lightning_llm."
 )
 # By page, the words of a message that lead there from commands that have options of many kinds. The first one counts.
 WITH_OPTIONS = ("fit", "check", "validate", "test", "predict")

@@ -2,14 +2,12 @@
 
 import argparse
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from lightning_llm.cli.failures import USER_ERROR, one_line, reports
 from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.pages import COMMANDS, FIRST, with_page
-
-USER_ERROR = 2
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -71,7 +69,5 @@ def run_tool(
     except KeyboardInterrupt:
         return interrupts.say(interrupts.number or signal.SIGINT, when_interrupted)
     except kinds as error:
-        line = f"{parser.prog}: error: {' '.join(str(error).split())}"
-        print(with_page(command_of(parser.prog), line), file=sys.stderr)
-        return USER_ERROR
+        return reports.mistake(command_of(parser.prog), f"{parser.prog}: error: {one_line(error)}")
     return 0

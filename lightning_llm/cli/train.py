@@ -27,14 +27,16 @@ from lightning_llm.cli.check import report
 from lightning_llm.cli.command_line import (
     STRICT_YAML,
     check_config,
-    check_section_files,
     check_store,
+    code_named_by,
+    config_files,
     experiment_of,
     option_values,
     resume_command,
     with_config_of_run,
 )
 from lightning_llm.cli.connection import check_address, lost_contact, waiting_line
+from lightning_llm.cli.failures import USER_ERROR, one_line, reports
 from lightning_llm.cli.interrupts import interrupts, is_first_process
 from lightning_llm.cli.jobs import check_restarts, may_have_run_before, restarts, this_job
 from lightning_llm.cli.pages import ABOUT, COMMANDS, SYNTAX, with_page
@@ -60,12 +62,14 @@ from lightning_llm.training.callbacks.status import StatusFile
 from lightning_llm.training.checkpointing import EXECUTION, check_run_checkpoint
 from lightning_llm.training.execution import choose_precision
 from lightning_llm.training.groups import leave_groups
+from lightning_llm.training.initial_weights import check_trust
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.preflight import refuse
 from lightning_llm.training.run_logger import RunLogger
 from lightning_llm.training.trainer import Trainer
 
-DIVERGED, OUT_OF_MEMORY, LOST_CONTACT, USER_ERROR = 1, 1, 1, 2
+TRUST_CODE = "--trust-code"
+DIVERGED, OUT_OF_MEMORY, LOST_CONTACT = 1, 1, 1
 ENDED_TOGETHER = (0, 129, 130, 143)  # all processes at the same step: none waits for another any more
 
 
@@ -108,10 +112,12 @@ class TrainingCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, and take ``ckpt_path`` aside: Lightning would let the checkpoint overrule the options given."""
-        words = with_config_of_run(list(args))
+        self._trusts_code = TRUST_CODE in args  # on the command line only: a config could grant it to itself
+        words = with_config_of_run([word for word in args if word != TRUST_CODE])
         for file in option_values(words, "--config", "-c"):
             check_config(Path(file))
-        check_section_files(words)
+        for line in code_named_by(config_files(words)):  # before the parser imports it
+            _say(f"lightning-llm {words[0]}: {line}")
         for word in ("validate", "test"):  # our own lines print the metrics
             self._parser(word).set_defaults(verbose=False)
         self.experiment, self._words = experiment_of(words), words
@@ -136,8 +142,11 @@ class TrainingCLI(LightningCLI):
                 f"{self.subcommand} needs a trained model: --ckpt_path best, last, a run directory or a file"
             )
         saved: dict[str, Any] = {}
-        if self.checkpoint is not None and self.subcommand in ("fit", "check"):
-            saved = check_run_checkpoint(self.checkpoint).get(EXECUTION, {})
+        if self.subcommand in ("fit", "check"):
+            if self.checkpoint is not None:
+                saved = check_run_checkpoint(self.checkpoint).get(EXECUTION, {})
+            elif self._options.model.get("init_from") is not None and not self._trusts_code:
+                check_trust(self._options.model.init_from)
         self._resolve_precision(saved)
         self._options["ckpt_path"] = None if self.checkpoint is None else str(self.checkpoint)
         if self._options.keep_freed_memory:
@@ -286,20 +295,19 @@ def _run_command(command: str, words: list[str]) -> TrainingCLI:
         raise SystemExit(DIVERGED) from None
     except (RuntimeError, MemoryError) as error:
         lost = lost_contact(error)
-        if not (lost or is_out_of_memory(error)) or os.environ.get("LIGHTNING_LLM_TRACEBACK"):
+        if not (lost or is_out_of_memory(error)):
             raise
         if lost:
             line = with_page(command, f"lightning-llm {command}: {lost}")
             print(line, file=sys.stderr)  # any process: it may be the only one left
             raise SystemExit(LOST_CONTACT) from None
-        line = f"lightning-llm {command}: out of memory: {_one_line(error)}"
+        line = f"lightning-llm {command}: out of memory: {_reason(error)}"
         _say(with_page(command, line))  # the memory profiler has said what to do
         raise SystemExit(OUT_OF_MEMORY) from None
     except (ArgumentError, argparse.ArgumentError, ValueError, OSError, MisconfigurationException) as error:
-        if os.environ.get("LIGHTNING_LLM_TRACEBACK"):
-            raise
-        _say(with_page(command, f"lightning-llm {command}: error: {_one_line(error)}"))
-        raise SystemExit(USER_ERROR) from None
+        line = f"lightning-llm {command}: error: {_reason(error)}"
+        met = dist.is_initialized()  # then it may be the only one that knows: before that, all read the same
+        raise SystemExit(reports.mistake(command, line) if met or is_first_process() else USER_ERROR) from None
 
 
 def run(words: Sequence[str]) -> int:
@@ -330,16 +338,16 @@ def _help_of(word: str) -> dict[str, Any]:
 
 def _of_thread(failure: threading.ExceptHookArgs) -> None:
     """What fails in TensorBoard's thread, on a full disk say, is raised again where the run logs next."""
-    if not isinstance(failure.exc_value, OSError) or os.environ.get("LIGHTNING_LLM_TRACEBACK"):
-        threading.__excepthook__(failure)
+    if not isinstance(failure.exc_value, OSError | SystemExit | None):
+        reports.unexpected(interrupts.command, failure.exc_value)
 
 
-def _one_line(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and not error.filename
         advice = "something of the run cannot be written: free some space and go on with --ckpt_path last"
         return f"{error.strerror}: {error.filename or advice}" if error.filename or full else error.strerror
-    return " ".join(str(error).split())
+    return one_line(error)
 
 
 def _say(text: str) -> None:
@@ -364,7 +372,7 @@ def _requeue() -> None:
     try:
         _say(f"SLURM queues job {requeue_job()} again")
     except OSError as error:
-        _say(f"the job could not be queued again: {_one_line(error)}")
+        _say(f"the job could not be queued again: {_reason(error)}")
 
 
 def _quieten() -> None:

@@ -17,6 +17,7 @@ GATED_MLPS = ("swiglu", "memory_optimized_swiglu")
 PLAIN_MLPS = ("gelu", "gelu_tanh", "relu")
 BUILT_IN_MLPS = GATED_MLPS + PLAIN_MLPS
 CHECKPOINT_LEVELS = (0, 1, 2)
+OWN_CODE = "lightning_llm."  # what an import path of this package begins with
 MOST_LAYERS = 2000  # twice the deepest that were trained (Wang et al. 2022, "DeepNet", arXiv:2203.00555)
 MOST_PARAMETERS = 10**13  # several times the largest that were trained
 RECOMPUTE = ("none", "mlp", "attention", "block")
@@ -107,6 +108,11 @@ class ModelConfig:
     def is_gated(self) -> bool:
         """Whether the MLP is one of the built-in gated ones (three matrices)."""
         return self.mlp in GATED_MLPS
+
+    @property
+    def foreign_code(self) -> list[str]:
+        """Import paths from outside this package: building the model imports and runs them."""
+        return [self.mlp] if self.mlp not in BUILT_IN_MLPS and is_foreign(self.mlp) else []
 
     @property
     def checkpoint_levels(self) -> list[int]:
@@ -233,6 +239,31 @@ class ModelConfig:
         if 2 in levels and self.norm != "rmsnorm":
             faults.append(f"checkpoint_level 2 takes the norm in: it needs norm 'rmsnorm', got {self.norm!r}")
         return faults
+
+
+def is_foreign(path: str) -> bool:
+    """Whether an import path leads out of this package."""
+    return not path.startswith(OWN_CODE)
+
+
+def config_of_file(fields: dict[str, Any], source: object, *, trust_code: bool = False) -> ModelConfig:
+    """The config in a file that a stranger may have written, whose model is going to be built.
+
+    Args:
+        fields: Of :class:`ModelConfig`.
+        source: Names the file in errors.
+        trust_code: Whether the file may name code from outside this package.
+
+    Raises:
+        ValueError: A field is wrong, or names code that is not trusted.
+    """
+    config = ModelConfig(**fields)
+    if config.foreign_code and not trust_code:
+        raise ValueError(
+            f"{source} names code from outside lightning_llm: {', '.join(config.foreign_code)}; nothing was imported. "
+            "If you trust it, give --trust-code (in Python: trust_code=True)"
+        )
+    return config
 
 
 def _is_number(value: object) -> bool:

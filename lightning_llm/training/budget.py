@@ -21,6 +21,18 @@ from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.grouping import param_groups
 
 
+def check_budget(words: str) -> None:
+    """Refuse a word that is no size.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        byte_size(words)
+    except ValueError as error:
+        raise ValueError(f"model.memory_budget {error}") from error
+
+
 def task_of(model: Any, data: TokenDataModule, trainer: Any) -> Task:
     """What a run leaves to the planner. What an earlier plan has set makes no difference.
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.config import config_of_file
 from lightning_llm.model.finite import only_finite
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.training import archives, sharded_files
@@ -74,19 +74,22 @@ def check_run_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     return own
 
 
-def load_transformer(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> tuple[Transformer, str]:
+def load_transformer(
+    path: str | os.PathLike[str], device: str | torch.device = "cpu", *, trust_code: bool = False
+) -> tuple[Transformer, str]:
     """The model in a checkpoint of a training run, in evaluation mode, and its tokenizer.
 
     Args:
         path: A file that ``lightning-llm fit`` has written.
         device: Where the model goes.
+        trust_code: Whether its parts may be classes from outside this package.
 
     Returns:
         The model, and the content of its ``tokenizer.json``.
 
     Raises:
-        ValueError: As :func:`read_checkpoint`, or the file is no checkpoint of a run, or of a newer format, or weights
-            are NaN or infinite.
+        ValueError: As :func:`read_checkpoint`, or the file is no checkpoint of a run, or of a newer format, or names
+            code that is not trusted, or weights are NaN or infinite.
     """
     content = read_checkpoint(path)
     own = content.get(FORMAT)
@@ -99,7 +102,7 @@ def load_transformer(path: str | os.PathLike[str], device: str | torch.device = 
     prefix = "transformer."
     weights = {name[len(prefix) :]: value for name, value in content["state_dict"].items() if name.startswith(prefix)}
     with torch.device("meta"):
-        model = Transformer(ModelConfig(**content["hyper_parameters"]["architecture"]))
+        model = Transformer(config_of_file(content["hyper_parameters"]["architecture"], path, trust_code=trust_code))
     model.load_state_dict(dict(only_finite(weights.items(), path)), assign=True)
     model.tie_weights()
     return model.to(device).eval(), own["tokenizer"]

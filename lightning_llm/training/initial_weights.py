@@ -14,9 +14,9 @@ from tokenizers import Tokenizer as Backend
 from torch import Tensor, nn
 
 from lightning_llm.interop.reader import is_model_folder, read_folder
-from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.model.finite import only_finite
-from lightning_llm.training.checkpointing import BEST, FORMAT, read_checkpoint, step_files
+from lightning_llm.training.checkpointing import BEST, FORMAT, read_checkpoint, read_outline, step_files
 from lightning_llm.training.sharded_files import Rows, is_folder, local_rows
 
 PREFIX = "transformer."
@@ -85,8 +85,7 @@ def read_initial_weights(given: str) -> InitialWeights:
         if is_model_folder(path):
             folder = read_folder(path)
             return InitialWeights(path, folder.config, folder.tokenizer, folder.tensors)
-        if path.is_dir() and not is_folder(path):
-            path = _in_run(path)
+        path = _checkpoint_of(path)
         content = read_checkpoint(path, mmap=True)
         own, saved = content.get(FORMAT), content.get("hyper_parameters", {}).get("architecture")
         if not isinstance(own, dict) or saved is None:
@@ -97,13 +96,34 @@ def read_initial_weights(given: str) -> InitialWeights:
     return InitialWeights(path, ModelConfig(**saved), own["tokenizer"], lambda: _whole(state))
 
 
+def check_trust(given: str) -> None:
+    """Refuse a model that names code from outside this package, for ``fit`` on a machine that is not to run it.
+
+    Args:
+        given: As of :func:`read_initial_weights`. Its tensors are not read.
+
+    Raises:
+        ValueError: It names such code, or cannot be read.
+    """
+    if is_model_folder(Path(given)):
+        return  # its format has no words for code
+    try:
+        saved = read_outline(_checkpoint_of(Path(given))).get("hyper_parameters", {}).get("architecture", {})
+        config_of_file(saved, "it")
+    except ValueError as error:
+        raise ValueError(f"init_from {given}: {error}") from error
+
+
 def _whole(state: dict[str, Tensor | Rows]) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in state.items():
         yield name, tensor.whole() if isinstance(tensor, Rows) else tensor
 
 
-def _in_run(run: Path) -> Path:
-    folder = run / "checkpoints"
+def _checkpoint_of(given: Path) -> Path:
+    """A checkpoint, or the best, else the newest, of a run."""
+    if not given.is_dir() or is_folder(given):
+        return given
+    folder = given / "checkpoints"
     found = [*step_files(folder), *([folder / BEST] if (folder / BEST).exists() else [])]
     if not found:
         raise ValueError("it holds neither config.json nor checkpoints: give a model's folder, a checkpoint or a run")

@@ -14,13 +14,12 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from lightning_llm.accounting.hardware import byte_size
 from lightning_llm.accounting.plan_report import summary
 from lightning_llm.accounting.planner import Plan, Task, configured
 from lightning_llm.data.datamodule import TokenDataModule, rescale_batch_progress
 from lightning_llm.data.sources import Source
 from lightning_llm.generation import generate
-from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.model.plain import is_plain
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops.losses import linear_cross_entropy
@@ -29,9 +28,9 @@ from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.grouping import param_groups
 from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine
 from lightning_llm.training.architectures import architecture_differences, free_fields
-from lightning_llm.training.budget import overridden, plan_for, task_of
+from lightning_llm.training.budget import check_budget, overridden, plan_for, task_of
 from lightning_llm.training.callbacks.throughput import TrainingLog
-from lightning_llm.training.checkpointing import EXECUTION, FORMAT, FORMAT_VERSION
+from lightning_llm.training.checkpointing import EXECUTION, FORMAT, FORMAT_VERSION, read_checkpoint
 from lightning_llm.training.evaluation import Evaluation
 from lightning_llm.training.execution import changes, record
 from lightning_llm.training.initial_weights import InitialWeights, read_initial_weights
@@ -57,10 +56,6 @@ IGNORED = -100  # a target that does not count: padding of the last batches with
 
 class LanguageModel(LightningModule):
     """A transformer and how it is trained.
-
-    ``LanguageModel.load_from_checkpoint(path)`` restores the architecture, ``loss_chunks``, an optimizer of
-    ``lightning_llm.optim`` or ``torch.optim`` and a schedule of the former with their settings. It warns of others,
-    which it does not restore. Arguments given to it win.
 
     Args:
         architecture: The shape of the model. A ``vocab_size`` of null is taken from the data.
@@ -108,7 +103,7 @@ class LanguageModel(LightningModule):
         if loss_chunks is not None and loss_chunks < 0:
             raise ValueError(f"loss_chunks must be at least 0 or null, got {loss_chunks}")
         if memory_budget is not None:
-            _check_budget(memory_budget)
+            check_budget(memory_budget)
         self.memory_budget = memory_budget
         self.plan: Plan | None = None
         self._planned: Task | None = None
@@ -343,6 +338,20 @@ class LanguageModel(LightningModule):
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, trust_code: bool = False, **options: Any) -> Any:
+        """The model of a checkpoint; no code of the file runs. Arguments are those of Lightning's, and of this class.
+
+        Restored are the architecture, ``loss_chunks``, an optimizer of ``lightning_llm.optim`` or ``torch.optim`` and
+        a schedule of the former with their settings, unless given. Others are not, with a warning.
+
+        Raises:
+            ValueError: The file is damaged, no checkpoint, or names code that is not ours without ``trust_code``.
+        """
+        saved = read_checkpoint(checkpoint_path, mmap=True).get("hyper_parameters", {}).get("architecture", {})
+        config_of_file(saved, checkpoint_path, trust_code=trust_code)
+        return super().load_from_checkpoint(checkpoint_path, *args, **{**options, "weights_only": True})
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the tokenizer: a checkpoint alone is enough to generate text."""
         tokenizer = getattr(getattr(self._trainer, "datamodule", None), "tokenizer", None)
@@ -380,14 +389,6 @@ class LanguageModel(LightningModule):
             {"architecture": self.architecture.to_dict(), "loss_chunks": self.loss_chunks, **self._recipes},
             logger=False,
         )
-
-
-def _check_budget(words: str) -> None:
-    """A word that is no size is said at once."""
-    try:
-        byte_size(words)
-    except ValueError as error:
-        raise ValueError(f"model.memory_budget {error}") from error
 
 
 def _not_yet(step: int) -> float:

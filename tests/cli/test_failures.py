@@ -1,0 +1,136 @@
+"""What nobody foresaw is one line too, with status 1 and the traceback in a file."""
+
+import importlib
+import re
+import stat
+import sys
+import tempfile
+import threading
+
+import pytest
+from lightning.pytorch.callbacks import Callback
+
+from lightning_llm.__main__ import MODULES, TOOLS, TRAINER_WORDS, main
+from lightning_llm.cli.failures import one_line, reports
+from lightning_llm.data.batches import TrainBatches
+
+
+@pytest.fixture(autouse=True)
+def traces(tmp_path, monkeypatch):
+    """The folder that tracebacks go to."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    reports.begin([])
+
+
+def the_line(capsys):
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def module_of(word):
+    return f"lightning_llm.cli.{'train' if word in TRAINER_WORDS else MODULES.get(word, word)}"
+
+
+@pytest.mark.parametrize("word", [*TRAINER_WORDS, *TOOLS])
+def test_every_command_fails_in_one_line_and_keeps_the_traceback(word, traces, monkeypatch, capsys):
+    def broken(*words):
+        raise ZeroDivisionError("by\nnothing")
+
+    module = importlib.import_module(module_of(word))
+    monkeypatch.setattr(module, "run" if word in TRAINER_WORDS else "main", broken)
+    assert main([word, "--secret", "a b"]) == 1
+    (file,) = traces.iterdir()
+    assert the_line(capsys) == (
+        f"lightning-llm {word}: failed: ZeroDivisionError: by nothing; where: {file} (--debug shows it)"
+    )
+    content = file.read_text()
+    assert content.startswith(f"lightning-llm {word} --secret 'a b'\n")
+    assert "in broken" in content
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600  # others of the machine do not read what was typed
+
+
+@pytest.mark.parametrize("word", ["fit", "generate"])
+def test_from_the_first_import_on(word, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, module_of(word), None)
+    assert main([word]) == 1
+    assert f"lightning-llm {word}: failed: ModuleNotFoundError: import of {module_of(word)}" in the_line(capsys)
+
+
+def test_debug_prints_the_traceback_instead(traces, monkeypatch, capsys):
+    monkeypatch.setattr("lightning_llm.cli.estimate.main", lambda words: 1 // 0)
+    assert main(["estimate", "--debug"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("lightning-llm estimate: failed: ZeroDivisionError")
+    assert "Traceback (most recent call last)" in error
+    assert not list(traces.iterdir())
+
+
+@pytest.mark.parametrize("words", [["estimate", "--config", "nowhere.yaml"], ["fit", "--config", "nowhere.yaml"]])
+def test_debug_shows_where_a_mistake_was_found(words, capsys):
+    assert main(words) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert main([*words, "--debug"]) == 2
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_a_traceback_that_cannot_be_written(traces, monkeypatch, capsys):
+    monkeypatch.setattr("lightning_llm.cli.estimate.main", lambda words: 1 // 0)
+    traces.rmdir()
+    assert main(["estimate"]) == 1
+    assert the_line(capsys).endswith("integer division or modulo by zero; --debug shows where")
+
+
+class Broken(Callback):
+    def on_train_batch_end(self, *args):
+        raise KeyError("nobody foresaw")
+
+
+def test_while_it_trains(flags, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = flags(**{"trainer.callbacks": [{"class_path": f"{__name__}.Broken"}]})
+    assert main(["fit", *words]) == 1
+    assert "lightning-llm fit: failed: KeyError: 'nobody foresaw'; where: " in the_line(capsys)
+
+
+def broken_data(*args):
+    raise TypeError("what a worker\nfound")
+
+
+def test_of_a_data_worker_only_what_it_found(flags, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(TrainBatches, "__getitem__", broken_data)
+    assert main(["fit", *flags(**{"data.num_workers": 1})]) == 1
+    assert "lightning-llm fit: failed: TypeError: what a worker found; where: " in the_line(capsys)
+
+
+def test_another_thread(capsys, flags, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = threading.excepthook
+    try:
+        assert main(["fit", *flags(**{"trainer.max_steps": 1})]) == 0
+        capsys.readouterr()
+        thread = threading.Thread(target=lambda: 1 // 0)
+        thread.start()
+        thread.join()
+    finally:
+        threading.excepthook = before
+    assert re.match(r"lightning-llm fit: failed: ZeroDivisionError: .*; where: ", the_line(capsys))
+
+
+def test_which_process_of_several_speaks(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setattr("lightning_llm.cli.estimate.main", lambda words: 1 // 0)
+    assert main(["estimate"]) == 1
+    assert the_line(capsys).startswith("process 3: lightning-llm estimate: failed: ")
+    assert reports.mistake("estimate", "a mistake") == 2
+    assert the_line(capsys) == "process 3: a mistake (docs/accounting.md)"
+
+
+def test_the_cause_without_its_trace():
+    trace = "Caught it.\nOriginal Traceback (most recent call last):\n  File x\nValueError: it: broke\n"
+    assert one_line(ValueError(trace)) == "it: broke"
+    assert one_line(ValueError("a\n  b")) == "a b"
