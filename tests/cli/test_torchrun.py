@@ -239,6 +239,24 @@ def test_a_process_that_runs_something_else_is_named(job_words, text_file, chang
 
 
 @pytest.mark.slow
+def test_what_only_the_second_process_finds_is_printed_by_it(job_words, text_file):
+    Path("other.txt").write_text(text_file.read_text().upper())
+    launched = []
+    for rank in range(2):
+        given = job_words("own", 5, **({"data.path": "other.txt", "data.store": "nowhere"} if rank else {}))
+        ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "NODE_RANK": "0"}  # one host
+        more = environment(MASTER_ADDR="127.0.0.1", MASTER_PORT="29519", **ranks)
+        command = [sys.executable, "-m", "lightning_llm", "fit", *given]
+        launched.append(subprocess.Popen(command, env=more, stderr=subprocess.PIPE, text=True))
+    errors = [process.communicate(timeout=300)[1] for process in launched]
+    assert all(process.returncode for process in launched), errors
+    (line,) = (line for line in errors[1].splitlines() if "lightning-llm fit: " in line)
+    assert line.startswith("process 1: lightning-llm fit: error: ")
+    assert "nowhere" in line
+    assert "Traceback" not in errors[0] + errors[1]
+
+
+@pytest.mark.slow
 def test_a_first_process_that_never_comes_is_waited_for_within_bounds(job_words):
     command = [sys.executable, "-m", "lightning_llm", "fit", *job_words("alone", 5)]
     ranks = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "NODE_RANK": "0"}
