@@ -11,6 +11,7 @@ from jsonargparse import get_loader, set_loader
 from lightning_llm.cli.runs import CONFIG, find_checkpoint, newest_run, run_of
 from lightning_llm.cli.yaml_files import check_keys, read_config
 from lightning_llm.data.find_store import check_named_store
+from lightning_llm.printable import file_name
 
 SECTIONS = ("model", "data", "trainer")
 STRICT_YAML = "strict_yaml"  # the parser's own mode, but for keys that are given twice
@@ -26,7 +27,7 @@ def experiment_of(words: Sequence[str]) -> str:
     if not given:
         return "run"
     path = next((file for file in reversed(given) if _says_what_is_trained(file)), given[-1])
-    return path.resolve().parent.parent.name if path.name == CONFIG else path.stem
+    return file_name(path.resolve().parent.parent.name if path.name == CONFIG else path.stem)
 
 
 def with_config_of_run(words: list[str]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.models import KINDS, open_model
 from lightning_llm.cli.parser import OneLineParser, run_tool
+from lightning_llm.cli.streams import print_data
 
 if TYPE_CHECKING:
     from lightning_llm.data.tokenizers import Tokenizer
@@ -68,6 +69,7 @@ def _generate(options: argparse.Namespace) -> None:
         repetition_penalty=options.repetition_penalty,
     )
     model, tokenizer = open_model(options.checkpoint, options.device)
+    print_data()
     if prompt is not None:
         _write(model, tokenizer, prompt, sampling, options)
         return

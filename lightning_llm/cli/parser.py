@@ -71,7 +71,6 @@ def run_tool(
     except KeyboardInterrupt:
         return interrupts.say(interrupts.number or signal.SIGINT, when_interrupted)
     except kinds as error:
-        line = f"{parser.prog}: error: {' '.join(str(error).split())}"
-        print(with_page(command_of(parser.prog), line), file=sys.stderr)
+        print(with_page(command_of(parser.prog), f"{parser.prog}: error: {error}"), file=sys.stderr)
         return USER_ERROR
     return 0
