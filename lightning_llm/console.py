@@ -7,6 +7,7 @@ from typing import Any
 import rich.console
 from rich.file_proxy import FileProxy
 from rich.segment import Segment
+from rich.text import Text
 
 from lightning_llm.printable import printable
 
@@ -22,8 +23,12 @@ class Console(rich.console.Console):
     def __init__(self, *, markup: bool = False, **options: Any) -> None:
         super().__init__(markup=markup, emoji=False, **options)
 
+    def render_str(self, text: str, **options: Any) -> Text:
+        """As rich's, of which it is the first step with a string: columns become as wide as the escapes."""
+        return super().render_str(printable(text), **options)
+
     def render(self, renderable: Any, options: rich.console.ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As rich's."""
+        """As rich's, for what begins as no string."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
