@@ -209,9 +209,15 @@ def test_on_a_terminal_only_rich_has_codes(hostile, tmp_path):
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_what_the_output_cannot_say_is_escaped(tmp_path, encoding):
-    words = [sys.executable, "-m", "lightning_llm", "data", "inspect", b"caf\xc3\xa9\xff\x1b[2J"]
+    (tmp_path / "text.txt").write_text("words " * 50)
+    name = b"caf\xc3\xa9\xff\x1b[2J.json"
+    words = [sys.executable, "-m", "lightning_llm", "tokenizer", "train", "text.txt", "--kind", "byte", "--out", name]
     environment = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": encoding, "PYTHONUTF8": "1"}
+    expected = {"ascii": r"caf\u00e9\udcff\x1b[2J.json", "utf-8": r"café\udcff\x1b[2J.json"}[encoding]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True)
-    assert done.returncode == 2
-    assert (r"caf\u00e9\udcff\x1b[2J" if encoding == "ascii" else r"café\udcff\x1b[2J") in done.stderr.decode(encoding)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert f"{expected}: byte, 256 ids" in done.stdout.decode(encoding)
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True)  # it is there now
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert expected in done.stderr.decode(encoding)
     assert done.stderr.count(b"\n") == 1
