@@ -13,6 +13,7 @@ import yaml
 from tqdm import tqdm
 
 from lightning_llm.__main__ import TOOLS, TRAINER_WORDS, main
+from lightning_llm.cli.command_line import experiment_of
 from lightning_llm.cli.streams import Printable
 from lightning_llm.printable import ESCAPE
 
@@ -120,6 +121,15 @@ WORDS = {
     "dashboard": "runs --port 70000{EVIL}",
 }
 SHOWS = {"predict": r'"text": "\u001b[38;5;201m', "estimate": "parameters", "check": "context"}
+
+
+def test_the_folder_of_a_run_is_in_the_root_whatever_the_config_is_called(tmp_path):
+    for name in ("...yaml", "..yaml", f"{EVIL}.yaml", "漢" * 80 + ".yaml"):
+        path = tmp_path / name
+        path.write_text("model: {}")
+        experiment = experiment_of(["fit", "--config", str(path)])
+        assert (tmp_path / experiment).resolve().parent == tmp_path
+        assert not OBEYED.search(experiment)
 
 
 def test_each_command_is_among_these():
