@@ -17,7 +17,8 @@ PACKAGE = Path(__file__).parents[1] / "lightning_llm"
 # From the ground up. A module imports from layers below its own, and from its own layer only inside its folder. It
 # belongs to its longest entry: a folder's bare name stands for every file of the folder that has no entry of its own.
 LAYERS = (
-    ("model.config", "optim.schedules", "ops.sizes", "accounting.hardware", "measure"),
+    ("printable", "model.config", "optim.schedules", "ops.sizes", "accounting.hardware", "measure"),
+    ("console",),
     ("accounting", "ops", "data"),  # data: corpora, tokenizers, token_store, order
     ("data.prepare", "model"),  # model: norm, rope, kv_cache
     ("model.attention", "model.mlp"),

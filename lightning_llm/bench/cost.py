@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Column, Table
 from torch import Tensor
 
 from lightning_llm.bench import cost_startup
 from lightning_llm.bench.harness import MIB, Request, Row, chosen_names, describe_machine, timed_rows
+from lightning_llm.console import Console
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.module import LanguageModel

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Column, Table
 
@@ -24,6 +23,7 @@ from lightning_llm.bench.fault_process import Forker
 from lightning_llm.bench.fault_rounds import ROUNDS
 from lightning_llm.bench.fault_stage import Stage, Truth
 from lightning_llm.bench.harness import chosen_names, describe_machine
+from lightning_llm.console import Console
 from lightning_llm.training.text_files import write_json
 
 _KEPT = 20  # words of made-up text in a line

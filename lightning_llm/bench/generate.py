@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Column, Table
 from torch import Tensor
 
 from lightning_llm.bench.harness import Request, Row, chosen_names, draw_bars, timed_rows
+from lightning_llm.console import Console
 from lightning_llm.generation.decoding import generate
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.table import Column, Table
 from torch import Tensor, nn
 
+from lightning_llm.console import Console
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.measure.timer import interleave
 from lightning_llm.training.text_files import write_json

@@ -18,10 +18,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from lightning_llm.bench.harness import Row, describe_machine
+from lightning_llm.console import Console
 from lightning_llm.measure.timeline import KINDS
 from lightning_llm.training.callbacks.memory_picture import draw, save
 from lightning_llm.training.callbacks.memory_report import NAMES, Report, mib
@@ -51,7 +52,7 @@ def compare(configs: Sequence[str], fit_options: Sequence[str], *, json_path: Pa
         raise ValueError(f"--config {', '.join(missing)}: no such file")
     reports = {}
     for name in configs:
-        with console.status(f"training {STEPS} steps of {name} …"):
+        with console.status(f"training {STEPS} steps of {escape(name)} …"):
             reports[name] = measure(name, fit_options)
     for moment in MOMENTS:
         console.print(difference(reports, moment))

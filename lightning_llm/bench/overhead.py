@@ -18,11 +18,11 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Column, Table
 from torch import Tensor
 
 from lightning_llm.bench.harness import Request, Row, chosen_names, describe_machine, draw_bars
+from lightning_llm.console import Console
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.sampling import sample_batch
 from lightning_llm.data.token_store import TokenStore

@@ -28,12 +28,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 from rich.table import Table
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_llm.bench.harness import Request, Row, describe_machine
+from lightning_llm.console import Console
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.groups import leave_groups
 from lightning_llm.training.module import LanguageModel

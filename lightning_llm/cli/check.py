@@ -5,10 +5,10 @@ The options are those of ``fit``, so this is another command of ``cli/train.py``
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lightning_llm.console import Console
 from lightning_llm.training.preflight import Check, refuse
 
 
@@ -21,6 +21,6 @@ def report(checks: Sequence[Check]) -> None:
     table = Table.grid(padding=(0, 2))
     for check in checks:
         table.add_row("[red]fault[/]" if check.fault else "ok", f"[bold]{check.name}", escape(check.finding))
-    Console(soft_wrap=True, highlight=False).print(table)
+    Console(markup=True, soft_wrap=True, highlight=False).print(table)
     refuse(check.fault for check in checks if check.fault)
     print("ok")

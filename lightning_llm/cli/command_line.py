@@ -13,6 +13,7 @@ from lightning_llm.cli.runs import CONFIG, find_checkpoint, newest_run, run_of
 from lightning_llm.cli.yaml_files import check_keys, read_config
 from lightning_llm.data.find_store import check_named_store
 from lightning_llm.model.config import is_foreign
+from lightning_llm.printable import file_name
 
 SECTIONS = ("model", "data", "trainer")
 STRICT_YAML = "strict_yaml"  # the parser's own mode, but for keys that are given twice
@@ -28,7 +29,7 @@ def experiment_of(words: Sequence[str]) -> str:
     if not given:
         return "run"
     path = next((file for file in reversed(given) if _says_what_is_trained(file)), given[-1])
-    return path.resolve().parent.parent.name if path.name == CONFIG else path.stem
+    return file_name(path.resolve().parent.parent.name if path.name == CONFIG else path.stem)
 
 
 def with_config_of_run(words: list[str]) -> list[str]:

@@ -14,7 +14,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -29,6 +28,7 @@ from lightning_llm.cli.run_table import (
     find_runs,
     made_different,
 )
+from lightning_llm.console import Console
 from lightning_llm.training.run_options import ABSENT, SEEDS, labels
 from lightning_llm.training.run_status import unfinished
 from lightning_llm.training.scalar_names import MEMORY, PEAK
@@ -111,7 +111,7 @@ def _compare(options: argparse.Namespace) -> None:
     if options.json is not None:
         _write(groups, options.json)
     # into a file or a pipe as wide as it takes
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    console = Console(markup=True, highlight=False, width=None if sys.stdout.isatty() else 200)
     print_table(groups, console)
     print_effects(groups, console)
     if len({run.options.get(THREADS) for run in finished} - {None}) > 1:

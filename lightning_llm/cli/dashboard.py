@@ -59,9 +59,10 @@ def start(folder: Path, port: int) -> str:
     Raises:
         ValueError: The port is in use.
     """
-    from tensorboard import program  # type: ignore[import-untyped]
+    from tensorboard import default, program  # type: ignore[import-untyped]
 
-    board = program.TensorBoard()
+    # its own plugins, which read event files only: the projector sends any file that a run's projector_config names
+    board = program.TensorBoard(plugins=default.get_static_plugins())
     # load_fast would start a second server, on a port of its own
     board.configure(
         argv=["tensorboard"], logdir=str(folder), host=HOST, port=port, load_fast="false", samples_per_plugin=KEPT

@@ -81,8 +81,7 @@ def _inspect(store: TokenStore, split: str, start: int, count: int) -> None:
 def _decoded(tokenizer_file: Path | None, ids: list[int]) -> str:
     if tokenizer_file is None:
         return " ".join(map(str, ids))
-    text = Tokenizer.from_file(tokenizer_file).decode(ids)
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
+    return Tokenizer.from_file(tokenizer_file).decode(ids)
 
 
 def _print_lengths(store: TokenStore, split: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.models import KINDS, add_trust, open_model
 from lightning_llm.cli.parser import OneLineParser, run_tool
+from lightning_llm.cli.streams import print_data
 
 if TYPE_CHECKING:
     from lightning_llm.data.tokenizers import Tokenizer
@@ -69,6 +70,7 @@ def _generate(options: argparse.Namespace) -> None:
         repetition_penalty=options.repetition_penalty,
     )
     model, tokenizer = open_model(options.checkpoint, options.device, trust_code=options.trust_code)
+    print_data()
     if prompt is not None:
         _write(model, tokenizer, prompt, sampling, options)
         return

@@ -68,12 +68,13 @@ _WORD = re.compile(rf"(?<![\w.])(?:[\w.]*\.)?({_LONGEST_FIRST})(?!\w)")  # perha
 
 
 def with_page(command: str, line: str) -> str:
-    """The line, with the page behind it.
+    """One line, with the page behind it.
 
     Args:
         command: The word behind ``lightning-llm``.
-        line: What is wrong.
+        line: What is wrong; line breaks in it become spaces.
     """
+    line = " ".join(line.split())
     told = [found[1] for found in _WORD.finditer(line)] if command in WITH_OPTIONS else []
     # the name of a class, which stands in capitals, says more than the option that it was given to
     word = next((word for word in told if word[0].isupper()), next(iter(told), None))

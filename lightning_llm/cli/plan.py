@@ -200,8 +200,9 @@ def progress() -> Iterator[Callable[[], None]]:
         nonlocal bar, done
         done += 1
         if bar is None and time.perf_counter() - started > PATIENCE:
-            from rich.console import Console
             from rich.progress import Progress
+
+            from lightning_llm.console import Console
 
             bar = Progress(console=Console(stderr=True), transient=True)
             bar.start()

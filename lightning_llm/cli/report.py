@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from lightning_llm.cli.runs import SUMMARY
 from lightning_llm.cli.sample import print_sample
+from lightning_llm.console import Console
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.memory import MemoryProfiler
@@ -32,7 +32,7 @@ class RunReport(Callback):
     """Prints model, data and steps before the first step, and knows what to say at the end."""
 
     def __init__(self) -> None:
-        self.console = Console(soft_wrap=True, highlight=False)
+        self.console = Console(markup=True, soft_wrap=True, highlight=False)
         self._started = time.perf_counter()
         self._first_step = 0
         self._has_trained = False
@@ -118,7 +118,7 @@ class RunReport(Callback):
         """What an evaluation found: a line for each metric."""
         if trainer.is_global_zero:
             for name, value in trainer.callback_metrics.items():
-                self.console.print(f"{name:<24}{float(value):.6f}")
+                self.console.print(f"{escape(name):<24}{float(value):.6f}")
 
     def _print_results(self, run: Path | None, newest: Path | None, summary: dict[str, Any]) -> None:
         bits = summary["bits_per_byte"]

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.cli.yaml_files import read_config
+from lightning_llm.printable import LONGEST_NAME, file_name
 from lightning_llm.training.run_options import ABSENT, CALLBACKS, SEEDS, identity, labels, short_options
 
 CONFIG, SUMMARY = "config.yaml", "summary.json"  # as in cli.runs; to import that would cost an import of torch
 EVENTS = "events.out.tfevents*"
-SLASH = "∕"  # looks like one, and makes no folder
-LONGEST_NAME = 120  # characters; a name becomes the name of a folder
 THREADS = "threads"  # noted in the summary; where it is not, nothing is known of it
 
 
@@ -111,9 +110,18 @@ def descriptions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[s
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:
-    """As :func:`descriptions`, made different where they are the same, and fit for the name of a folder."""
-    told = zip(descriptions(runs), runs, strict=True)
-    return made_different([_cut(text if text == run.place else text.replace("/", SLASH)) for text, run in told], runs)
+    """As :func:`descriptions`, all different, each fit for the name of a folder; a place is of one folder in another.
+
+    No name is that of a folder that another one is in: it would lead into the run of that name.
+    """
+    names: list[str] = []
+    for text, run in zip(made_different(descriptions(runs), runs), runs, strict=True):
+        name, number = "/".join(map(file_name, text.split("/"))) if text == run.place else file_name(text), 1
+        while any(f"{name}/".startswith(f"{other}/") or f"{other}/".startswith(f"{name}/") for other in names):
+            number += 1
+            name = file_name(f"{text} #{number}")
+        names.append(name)
+    return names
 
 
 def made_different(texts: Sequence[str], runs: Sequence[Run]) -> list[str]:
@@ -158,10 +166,6 @@ def _told_apart(runs: Sequence[Run], leave_out: Collection[str]) -> list[str]:
         ", ".join(f"{name}={column[number]}" for name, column in columns.items() if name in run.options)
         for number, run in enumerate(runs)
     ]
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
 
 
 def _with_version(text: str, run: Run, number: int) -> str:

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from rich.console import Console
 from rich.markup import escape
 
+from lightning_llm.console import Console
 from lightning_llm.generation import generate
 
 SAMPLE_TOKENS = 200

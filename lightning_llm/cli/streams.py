@@ -1,4 +1,8 @@
-"""Standard streams that nobody reads any more: ``fit | head`` trains on, ``generate | head`` ends without a word."""
+"""The standard streams of a process of the command's own: what they print, and what if nobody reads it any more.
+
+Whatever is printed, by whomever, reaches a terminal or a file without a character that a terminal obeys. ``fit | head``
+trains on, ``generate | head`` ends without a word.
+"""
 
 import errno
 import io
@@ -7,6 +11,9 @@ import sys
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
+from lightning_llm.printable import ESCAPE, printable
+
+DRAWING = ("rich", "tqdm")  # their own codes pass; what rich draws comes from our Console, which escapes the text in it
 LEFT = (errno.EPIPE, errno.EIO, errno.ECONNRESET)  # a pipe, a terminal or a connection that is closed at its other end
 
 
@@ -24,8 +31,34 @@ class _Lasting(io.FileIO):
             return memoryview(content).nbytes
 
 
+class Printable(io.TextIOWrapper):
+    """A stream that escapes control characters, and what its encoding lacks.
+
+    Attributes:
+        is_exact: Whether it leaves control characters as they are.
+    """
+
+    is_exact = False
+
+    def write(self, text: str) -> int:
+        """As every stream's. Bars move the cursor; whatever else is written does not."""
+        caller = sys._getframe().f_back  # none where Python itself prints an exception
+        is_bar = caller is not None and caller.f_globals.get("__name__", "").partition(".")[0] in DRAWING
+        super().write(text if self.is_exact or is_bar else printable(text))
+        return len(text)
+
+
+def print_data() -> None:
+    """What this command prints from now on is data: exact in a file or a pipe."""
+    if isinstance(sys.stdout, Printable):
+        sys.stdout.is_exact = not sys.stdout.isatty()
+
+
 def open_closed_streams() -> None:
-    """Put the null device where a standard stream is closed from the start, or the next file would take its number."""
+    """Make the outputs printable.
+
+    First put the null device where a standard stream is closed from the start, or the next file would take its number.
+    """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
@@ -33,20 +66,26 @@ def open_closed_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number that is free
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - as long as the process
+    os.environ.setdefault("PYTHON_COLORS", "0")  # Python 3.14 colors the text of --help, which would be escaped
+    sys.stdout, sys.stderr = (_printable(stream, io.FileIO) for stream in (sys.stdout, sys.stderr))
 
 
 def lasting(stream: TextIO) -> TextIO:
     """The same stream, which does not fail where its reader has left."""
+    return _printable(stream, _Lasting)
+
+
+def _printable(stream: TextIO, kind: type[io.FileIO]) -> TextIO:
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     stream.flush()
-    raw = _Lasting(stream.fileno(), "wb", closefd=False)
+    raw: Any = kind(stream.fileno(), "wb", closefd=False)
     raw.name = stream.name
     buffer: Any = raw if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(cast(io.RawIOBase, raw))
-    return io.TextIOWrapper(
+    return Printable(
         buffer,
         encoding=stream.encoding,
-        errors=stream.errors,
+        errors=ESCAPE,
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )

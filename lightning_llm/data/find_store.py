@@ -7,6 +7,7 @@ from lightning_llm.data.corpora import NAMED_CORPORA, open_corpus
 from lightning_llm.data.prepare import BUILT_IN_TOKENIZERS, DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE, prepare_store
 from lightning_llm.data.token_store import TokenStore, sha256, shards_of
 from lightning_llm.data.tokenizers import Tokenizer, check_bpe
+from lightning_llm.printable import file_name
 
 DEFAULT_CORPUS = "stdlib"
 
@@ -105,7 +106,7 @@ def default_store(inputs: Sequence[str], tokenizer: str, vocab_size: int, root: 
         words.append(str(vocab_size))
     if paths:
         words.append(sha256("\n".join(str(Path(path).expanduser().absolute()) for path in paths).encode())[:8])
-    return Path(root) / "-".join(words)
+    return Path(root) / file_name("-".join(words))
 
 
 def _inputs(corpus: str | None, path: str | None) -> list[str]:

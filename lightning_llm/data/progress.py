@@ -20,7 +20,8 @@ def progress_bar(total: int, show: bool) -> Iterator[Phase]:
         yield lambda description: ignore_progress
         return
     from rich import progress  # where no bar is shown, it need not be loaded
-    from rich.console import Console
+
+    from lightning_llm.console import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -21,9 +21,15 @@ class RunDirectory:
         root: Folder that holds the folders of all runs.
         experiment: Folder in it, for runs of one kind; ``None``: to be given, or ``run``.
         version: The name wanted in that; where it is taken, and ``None``: the next free ``version_<n>``.
+
+    Raises:
+        ValueError: ``experiment`` or ``version`` leads out of ``root``.
     """
 
     def __init__(self, root: str | Path, experiment: str | None = None, version: str | None = None) -> None:
+        for name in (Path(experiment or ""), Path(version or "")):
+            if name.is_absolute() or ".." in name.parts:
+                raise ValueError(f"run directory {name} leads out of {root}: give the name of a folder in it")
         self.root, self.experiment = Path(root).expanduser(), experiment
         self._version = version
         self._path: Path | None = None

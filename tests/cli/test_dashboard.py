@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
@@ -123,6 +124,33 @@ def make_events(tmp_path):
     with SummaryWriter(run) as writer:
         writer.add_scalar("train_loss", 1.0, 1)
     return run
+
+
+def test_a_run_of_a_stranger_stays_in_the_folder(make_events, tmp_path, monkeypatch):
+    secret, temporary = tmp_path / "secret.txt", tmp_path / "temporary"
+    secret.write_text("nobody's business\n")
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    other = shutil.copytree(make_events, make_events.with_name("second"))
+    make_events.joinpath("config.yaml").write_text(json.dumps({"../../escape": "/etc\n\x1b[2J", "/absolute": "../.."}))
+    other.joinpath("config.yaml").write_text("seed_everything: 1\n")
+    other.joinpath("events.out.tfevents.9.host").symlink_to(secret)
+    projector = f'embeddings {{ tensor_name: "a" tensor_path: "{secret}" metadata_path: "{secret}" }}\n'
+    other.joinpath("projector_config.pbtxt").write_text(projector)
+    before = {path for path in tmp_path.rglob("*") if path != temporary}
+    with dashboard(str(make_events), str(other), "--port", "0") as (_, address, lines):
+        tags = until(lambda: ask(address, "data/plugin/scalars/tags"), lambda tags: len(tags) == 2)
+        (links,) = temporary.iterdir()
+        assert sorted(path.name for path in links.iterdir()) == sorted(tags)
+        assert all(path.is_symlink() for path in links.iterdir())
+        assert {path for path in tmp_path.rglob("*") if temporary not in path.parents} - {temporary} == before
+        (name,) = [name for name in tags if "escape" in name]
+        assert "escape=etc\\n\\x1b[2J" in name
+        assert any(line.startswith(f"{name}  ") for line in lines)
+        run = quote(next(tag for tag in tags if tag != name))
+        for path in (f"metadata?run={run}&name=a", f"tensor?run={run}&name=a", "runs", f"info?run={run}"):
+            with pytest.raises(HTTPError, match="404"):
+                urlopen(f"{address}data/plugin/projector/{path}", timeout=PATIENCE)
 
 
 def other_addresses():

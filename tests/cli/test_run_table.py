@@ -7,6 +7,7 @@ import yaml
 
 from lightning_llm.cli import run_table, runs
 from lightning_llm.cli.run_table import EVENTS, LONGEST_NAME, differences, find_runs, run_names
+from lightning_llm.printable import printable
 
 BASE = {
     "seed_everything": 1,
@@ -101,6 +102,33 @@ def test_names_are_short_enough_for_folders(tmp_path):
     names = run_names(found(make(tmp_path / "a" / "v0"), make(tmp_path / "a" / "v1", changed(**wide))))
     assert len(set(names)) == 2
     assert max(map(len, names)) <= LONGEST_NAME
+
+
+def test_names_from_configs_lead_nowhere(tmp_path):
+    options = ["../../escape", "/absolute", "a\0b\n\x1b[2J", "x" * 300, "漢" * 200, "..", "a/b", "a∕b"]
+    folders = [make(tmp_path / f"{n}" / "v", {**BASE, option: option}) for n, option in enumerate(options)]
+    for runs_found in (found(folders[0], folder) for folder in folders[1:]):
+        for name in run_names(runs_found):
+            assert (tmp_path / name).resolve().parent == tmp_path
+            assert "\n" not in printable(name) == name
+            assert len(name.encode()) <= LONGEST_NAME
+    names = run_names(found(*folders))
+    assert len(set(names)) == len(options)
+
+
+def test_no_name_leads_into_another_run(tmp_path):
+    bare = make(tmp_path / "seed_everything=1" / "seed_everything=1", config=None)
+    one, two = make(tmp_path / "a" / "v0"), make(tmp_path / "a" / "v1", changed(seed_everything=2))
+    assert run_names(found(one, two, bare)) == [
+        "seed_everything=1",
+        "seed_everything=2",
+        "seed_everything=1∕seed_everything=1 #2",
+    ]
+    assert run_names(found(bare, one, two)) == [
+        "seed_everything=1/seed_everything=1",
+        "seed_everything=1 #2",
+        "seed_everything=2",
+    ]
 
 
 def test_runs_without_a_config_are_named_by_their_place(tmp_path):

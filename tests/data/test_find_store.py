@@ -202,3 +202,11 @@ def test_default_names_tell_texts_and_tokenizers_apart():
     }
     assert len(names) == len(inputs) * (len(tokenizers) + 1)  # only bpe has a size
     assert all(name.parent == Path("stores") for name in names)
+
+
+def test_a_long_or_strange_name_of_a_text_is_that_of_one_folder():
+    for text in ("x" * 250, "漢" * 80, "..", "a\x1b\nb"):
+        store = default_store([f"/texts/{text}.txt"], "char", 300)
+        assert store.parent == Path("stores")
+        assert len(store.name.encode()) <= 120
+        assert store.name.isprintable()

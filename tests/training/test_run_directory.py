@@ -199,3 +199,10 @@ def test_fast_dev_run_leaves_nothing(train, tmp_path):
     trainer = train(fast_dev_run=True)
     assert trainer.run_dir is None
     assert names(tmp_path) <= {"stores"}
+
+
+@pytest.mark.parametrize("names", [("../..", None), ("run", "../../../x"), ("/elsewhere", None), ("run", "/elsewhere")])
+def test_a_name_that_leads_out_of_the_root_is_refused(tmp_path, names):
+    with pytest.raises(ValueError, match=f"leads out of {tmp_path}: give the name of a folder in it"):
+        RunDirectory(tmp_path, *names)
+    assert RunDirectory(tmp_path, "family/of..runs").root == tmp_path

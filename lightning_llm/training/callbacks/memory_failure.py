@@ -4,8 +4,8 @@ import io
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from rich.console import Console
 
+from lightning_llm.console import Console
 from lightning_llm.measure.attribution import AttributedMeter
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.callbacks.memory_report import Report, mib, step_report, table_of
@@ -101,5 +101,5 @@ def _rendered(blocks: list[Any]) -> str:
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, highlight=False)
     for block in blocks:
-        console.print(block, markup=False, soft_wrap=isinstance(block, str))
+        console.print(block, soft_wrap=isinstance(block, str))
     return out.getvalue().rstrip()

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
-from rich.console import Console
 from rich.markup import escape
 from torch import nn
 
+from lightning_llm.console import Console
 from lightning_llm.generation import generate
 from lightning_llm.training.position import step_is_complete
 from lightning_llm.training.scalar_names import SAMPLES
@@ -63,7 +63,7 @@ class SampleText(Callback):
         self._is_sharded = False
         self._tokenizer: Any = None
         self._prompt_ids: list[int] = []
-        self._console = Console(soft_wrap=True, highlight=False)
+        self._console = Console(markup=True, soft_wrap=True, highlight=False)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Encode the prompt: what is wrong with it shows before the first step."""

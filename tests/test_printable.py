@@ -1,0 +1,101 @@
+"""Text that a terminal or a folder would obey, made harmless; and the one console that rich draws on."""
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+import lightning_llm
+from lightning_llm.console import Console
+from lightning_llm.printable import ESCAPE, LONGEST_NAME, file_name, printable
+
+# not the module's own expression
+OBEYED = {*range(32), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)}
+OBEYED |= set(range(0xE0000, 0xE0080))
+OBEYED -= {ord("\t"), ord("\n")}
+TEXTS = st.text(st.characters() | st.sampled_from([chr(number) for number in sorted(OBEYED)]))
+
+
+@settings(deadline=None)
+@given(TEXTS)
+def test_nothing_that_is_obeyed_is_left(text):
+    shown = printable(text)
+    assert not OBEYED & set(map(ord, shown))
+    assert printable(shown) == shown
+    assert shown == text or OBEYED & set(map(ord, text))
+
+
+@settings(deadline=None)
+@given(TEXTS)
+def test_json_has_the_same_content(text):
+    assert json.loads(printable(json.dumps({text: text}, ensure_ascii=False))) == {text: text}
+    assert json.loads(json.dumps(text, ensure_ascii=False).encode("ascii", errors=ESCAPE)) == text
+
+
+def test_escapes_are_readable():
+    assert (
+        printable("\x1b[31mred\r\n\t\x9b\u202e\U000e0041é")
+        == r"\x1b[31mred\x0d" + "\n\t" + r"\u009b\u202e\udb40\udc41é"
+    )
+
+
+@settings(deadline=None)
+@given(TEXTS | st.sampled_from(["..", ".", "", "/", "../../escape", "/etc/passwd", "a\0b", "x" * 300, "漢" * 200]))
+def test_a_label_is_the_name_of_one_file(tmp_path_factory, label):
+    name = file_name(label)
+    folder = tmp_path_factory.getbasetemp()
+    assert (folder / name).resolve().parent == folder.resolve()
+    assert len(name.encode()) <= LONGEST_NAME
+    assert printable(name) == name
+    assert "\n" not in name
+    assert file_name(name) == name
+
+
+def test_names_are_readable_and_long_ones_differ():
+    assert file_name("mlp=swiglu, seed_everything=1") == "mlp=swiglu, seed_everything=1"
+    assert file_name("../../escape") == "..∕..∕escape"
+    assert file_name("x" * 300) != file_name("x" * 301)
+
+
+def test_text_in_what_rich_draws_is_no_code_and_no_markup():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=60, highlight=False)
+    table = Table("\x1b[35m[red]name")
+    table.add_row("[link=http://x]\x9b35m")
+    console.print(table)
+    console.print("\x1b]0;title :smile: [/]", style="bold")
+    console.print(Text("\x1b[35mtext that rich has taken already"))
+    parts = (r"\x1b[35m[red]name", r"[link=http://x]\u009b35m", ":smile: [/]", r"\x1b[35mtext")
+    assert all(part in out.getvalue() for part in parts)
+    assert not re.search("\x1b[]]|\x1b\\[35m|\x9b|\x1b]8", out.getvalue())
+
+
+def test_what_is_printed_under_a_bar_is_no_code(monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", out)
+    with Progress(console=Console(stderr=True, force_terminal=True, width=60), auto_refresh=False):
+        print("\x1b[38;5;201m\x1b]8;;http://x\x1b\\printed")
+        print("\x1b[38;5;201mwarned", file=sys.stderr)
+    assert "\x1b[38" not in out.getvalue()
+    assert "http://x\x1b" not in out.getvalue()
+    assert out.getvalue().count(r"\x1b[38;5;201m") == 2
+
+
+def test_no_other_console_is_used():
+    package = Path(lightning_llm.__file__).parent
+    files = [
+        path for path in package.rglob("*.py") if re.search(r"rich\.console|rich import .*print", path.read_text())
+    ]
+    assert files == [package / "console.py"]
+
+
+def test_what_an_encoding_lacks_is_escaped():
+    assert "é\ud800\U0001f600".encode("ascii", ESCAPE) == rb"\u00e9\ud800\ud83d\ude00"
