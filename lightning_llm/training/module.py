@@ -28,10 +28,12 @@ from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.grouping import param_groups
 from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine
-from lightning_llm.training.architectures import architecture_differences, free_fields
+from lightning_llm.training.architectures import architecture_differences, check_loaded, free_fields
 from lightning_llm.training.budget import overridden, plan_for, task_of
 from lightning_llm.training.callbacks.throughput import TrainingLog
-from lightning_llm.training.checkpointing import EXECUTION, FORMAT, FORMAT_VERSION
+from lightning_llm.training.checkpoint_checks import FORMAT_VERSION
+from lightning_llm.training.checkpoint_schema import FORMAT
+from lightning_llm.training.checkpointing import EXECUTION, only_checkpoints
 from lightning_llm.training.evaluation import Evaluation
 from lightning_llm.training.execution import changes, record
 from lightning_llm.training.initial_weights import InitialWeights, read_initial_weights
@@ -117,9 +119,8 @@ class LanguageModel(LightningModule):
         self._has_weights = init_from is None
         self.architecture = architecture
         given: dict[str, Any] = {"optimizer": optimizer, "schedule": schedule}
-        self._recipes: dict[str, Any] = {
-            name: part for name, part in given.items() if isinstance(part, dict)
-        }  # of a checkpoint
+        # of a checkpoint
+        self._recipes: dict[str, Any] = {name: part for name, part in given.items() if isinstance(part, dict)}
         self.make_optimizer = restored_optimizer(optimizer, AdamW)
         self.schedule = restored_schedule(schedule)
         self.loss_chunks = loss_chunks
@@ -350,23 +351,22 @@ class LanguageModel(LightningModule):
         own = {"format_version": FORMAT_VERSION, "tokenizer": content, EXECUTION: record(self.trainer)}
         checkpoint[FORMAT] = own
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another architecture.
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **options: Any) -> "LanguageModel":
+        """As Lightning's, but no code in the file is run."""
+        with only_checkpoints(checkpoint_path):
+            return super().load_from_checkpoint(checkpoint_path, *args, **{**options, "weights_only": True})
 
-        Raises:
-            ValueError: Naming every field that differs, with both values.
-        """
-        saved = checkpoint.get("hyper_parameters", {}).get("architecture")
-        if saved is None:
-            raise ValueError("the checkpoint holds no architecture: it was not written by lightning-llm")
-        differences = architecture_differences(ModelConfig(**saved), self.architecture)
-        if differences:
-            raise ValueError(f"the checkpoint is of another architecture: {'; '.join(differences)}")
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another architecture, naming every field that differs, or of other weights."""
+        is_fitting = self._trainer is not None and self.trainer.state.fn == "fit"
+        is_own = is_fitting and type(self).configure_optimizers is LanguageModel.configure_optimizers
+        check_loaded(checkpoint, self, param_groups(self) if is_own else ())
         self._has_weights = True
         if self._trainer is None:
             warn_without_recipe(checkpoint)
-        if self._trainer is not None and self.trainer.state.fn == "fit":
-            self._say_changes(checkpoint.get(FORMAT, {}).get(EXECUTION, {}))
+        if is_fitting:
+            self._say_changes(checkpoint[FORMAT].get(EXECUTION, {}))
             rescale_batch_progress(checkpoint, self.trainer.accumulate_grad_batches)
 
     def _say_changes(self, saved: dict[str, Any]) -> None:
