@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_llm.data.tokenizers import Tokenizer
@@ -30,6 +31,7 @@ from lightning_llm.training.checkpoint_schema import (
     refuse,
     shown,
 )
+from lightning_llm.training.recipes import known_optimizer
 
 FORMAT_VERSION = 1
 ARCHITECTURE = "hyper_parameters.architecture"
@@ -77,25 +79,40 @@ def _sense(content: Mapping[str, Any], of_tensors: bool) -> Iterator[str]:
     try:
         given = content.get("hyper_parameters", {}).get("architecture")
         config = None if given is None else ModelConfig(**given)
+        if config is not None and config.vocab_size is None:
+            yield f"{ARCHITECTURE}.vocab_size is null, expected a whole number"
     except (ValueError, TypeError) as error:  # a value that cannot be compared
         yield f"{ARCHITECTURE}: {error}"
     if "loops" in content:
         yield from _loop_faults(content["loops"], content.get("global_step"))
     if of_tensors:
-        yield from _callback_faults(content.get("callbacks", {}))
+        yield from _callback_faults(content.get("callbacks", {}), content.get("global_step", 0))
         yield from _tokenizer_faults(own.get("tokenizer"), config)
         yield from _optimizer_faults(content)
 
 
 def _loop_faults(loops: Mapping[str, Any], global_step: int | None) -> Iterator[str]:
-    """Lightning takes the step from its counters, not from the number beside them."""
+    """Lightning takes the step from its counters, not from the number beside them. One thing is done at a time."""
+    for name, counts in _counts(loops, "loops"):
+        order = [counts[each] for each in ("ready", "started", "processed", "completed") if each in counts]
+        if order != sorted(order, reverse=True) or order[0] > order[-1] + 1:
+            yield f"{name} counts {', '.join(f'{each} {count}' for each, count in counts.items())}"
     loop = loops["fit_loop"]
     steps = [loop[AUTOMATIC]["optimizer"]["step"], loop[MANUAL]]
     if global_step is not None and global_step not in (step["total"]["completed"] for step in steps):
         yield f"global_step is {global_step}, the loops count {max(step['total']['completed'] for step in steps)} steps"
 
 
-def _callback_faults(callbacks: Mapping[str, Any]) -> Iterator[str]:
+def _counts(part: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, int]]]:
+    for name, each in part.items():
+        if isinstance(each, dict):
+            yield from [(f"{where}.{name}", each)] if "ready" in each else _counts(each, f"{where}.{name}")
+
+
+def _callback_faults(callbacks: Mapping[str, Any], step: int) -> Iterator[str]:
+    for name in ("best_step", "validated_step"):
+        if (noted := callbacks.get("RunCheckpoints", {}).get(name, -1)) > step:
+            yield f"callbacks.RunCheckpoints.{name} is {noted}, global_step is {step}"
     entry = callbacks.get("TrainingLog")
     if entry and (entry["loss"].numel() != 1 or not entry["loss"].isfinite().all()):
         yield f"callbacks.TrainingLog.loss is {shown(entry['loss'])}, expected one number"
@@ -135,10 +152,15 @@ def _optimizer_faults(content: Mapping[str, Any]) -> Iterator[str]:
             yield f"{where}.param_groups have parameters twice, or none"
         if state["state"].keys() - set(known):
             yield f"{where}.state is of parameters that are in no group"
+        for number_, kept in state["state"].items() if "global_step" in content and len(states) == 1 else ():
+            if isinstance(kept.get("step"), int | float) and kept["step"] > content["global_step"]:
+                yield f"{where}.state.{number_}.step is {shown(kept['step'])}, global_step is {content['global_step']}"
     for number, schedule in enumerate(schedulers):
         where = f"lr_schedulers[{number}]"
         if reserved := sorted(schedule.keys() & _RESERVED):
             yield f"{where}.{reserved[0]} is no state of a scheduler"
+        if "lr_lambdas" in schedule and schedule.get("last_epoch") != content.get("global_step", 0):  # our own
+            yield f"{where}.last_epoch is {shown(schedule.get('last_epoch'))}, expected the global_step"
         groups = {len(state["param_groups"]) for state in states}
         for name in ("base_lrs", "_last_lr", "lr_lambdas"):
             if len(groups) == 1 and name in schedule and len(schedule[name]) not in groups:
@@ -157,10 +179,37 @@ def check_described(content: Mapping[str, Any], path: object) -> None:
     with torch.device("meta"):
         model.transformer = Transformer(config)
     check_fits(content, model.state_dict(), path, param_groups(model))
-    for state in content.get("optimizer_states", ()):
-        whole = sum(len(group["params"]) for group in state["param_groups"])
-        if 0 < len(state["state"]) < whole:  # each parameter of such a model has a gradient
-            raise ValueError(f"checkpoint {path}: optimizer_states are of {len(state['state'])} of {whole} parameters")
+    for state in content.get("optimizer_states", ())[:1]:
+        refuse(_described_optimizer_faults(content, state, model), f"checkpoint {path}: ")
+
+
+def _described_optimizer_faults(content: Mapping[str, Any], state: dict[str, Any], model: nn.Module) -> Iterator[str]:
+    """Load the state into an optimizer like the one that saved it, if that is one of torch's or ours."""
+    for group in state["param_groups"]:  # each parameter of a model of ours has a gradient at every step
+        if len({frozenset(state["state"].get(number, ())) for number in group["params"]}) > 1:
+            yield "optimizer_states[0].state is not the same for all parameters of a group"
+    recipe = content["hyper_parameters"].get("optimizer")
+    make = None if recipe is None else known_optimizer(recipe)
+    if make is None:
+        return
+    optimizer: Optimizer = make(param_groups(model))
+    asked = [dict(group) for group in optimizer.param_groups]
+    kept = {
+        number: {name: _without_storage(value) for name, value in own.items()} for number, own in state["state"].items()
+    }
+    try:
+        optimizer.load_state_dict({**state, "state": kept})
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        yield f"optimizer_states[0]: {error}"
+        return
+    for number, (ours, theirs) in enumerate(zip(asked, optimizer.param_groups, strict=True)):
+        for name, value in ours.items():
+            if name not in theirs or (isinstance(value, tuple) and len(value) != len(theirs[name])):
+                yield f"optimizer_states[0].param_groups[{number}].{name} is {shown(theirs.get(name))}"
+
+
+def _without_storage(value: Any) -> Any:
+    return torch.empty(tuple(value.shape), dtype=value.dtype, device="meta") if hasattr(value, "pieces") else value
 
 
 def check_fits(

@@ -108,6 +108,18 @@ MODEL_CHECKPOINT = {  # Lightning's, which removes files of these names
     "kth_best_model_path?": str,
     "last_model_path?": str,
 }
+OPTIONS = {  # of optimizers, those that are known
+    "lr?": RATE,
+    "initial_lr?": RATE,
+    "betas?": [BELOW_ONE],
+    "eps?": (RATE, list),
+    "state_dtype?": (OneOf(("bfloat16",)), NoneType),
+    **dict.fromkeys(("amsgrad?", "fused?", "foreach?", "maximize?", "nesterov?"), (bool, NoneType)),
+    "weight_decay?": RATE,
+    "momentum?": RATE,
+    "newton_schulz_steps?": Between(1, 100),
+    "name?": str,
+}
 RECIPE = {"class_path": str, "init_args?": PLAIN_DICT}
 HYPER_PARAMETERS = {
     "architecture?": {
@@ -115,7 +127,7 @@ HYPER_PARAMETERS = {
         **{f"{name}?": _kind_of(annotation) for name, annotation in get_type_hints(ModelConfig).items()},
     },
     "loss_chunks?": (COUNT, NoneType),
-    "optimizer?": (RECIPE, NoneType),
+    "optimizer?": ({"class_path": str, "init_args?": OPTIONS}, NoneType),
     "schedule?": (RECIPE, NoneType),
     "memory_budget?": (str, NoneType),
     "init_from?": (str, NoneType),
@@ -127,13 +139,7 @@ OPTIMIZER = {
     "param_groups": [
         {
             "params": [COUNT],
-            "lr?": RATE,
-            "initial_lr?": RATE,
-            "betas?": [BELOW_ONE],
-            "weight_decay?": RATE,
-            "momentum?": RATE,
-            "newton_schulz_steps?": Between(1, 100),
-            "name?": str,
+            **OPTIONS,
         }
     ],
 }
@@ -168,7 +174,7 @@ CHECKPOINT = {
         "global_batch_size?": POSITIVE,
         "context_length?": POSITIVE,
         "seed?": int,
-        "store?": str,
+        "store": str,
     },
     f"{FORMAT}?": {
         "format_version": POSITIVE,
@@ -277,4 +283,4 @@ def shown(value: object) -> str:
 def refuse(found: Iterable[str], introduction: str) -> None:
     """Raise a ValueError of the first faults, if there are any, in one line."""
     if listed := list(islice(found, LISTED)):
-        raise ValueError(f"{introduction}{'; '.join(listed)[:SAID]}")
+        raise ValueError(f"{introduction}{' '.join('; '.join(listed).split())[:SAID]}")

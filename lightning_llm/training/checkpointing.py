@@ -87,7 +87,7 @@ def check_run_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         ValueError: As :func:`read_checkpoint`, or the file is no checkpoint of a run.
     """
-    content = read_checkpoint(path, mmap=True, needs=RESUME)
+    content = read_checkpoint(path, mmap=True, needs=(*RESUME, "TokenDataModule"))
     check_described(content, path)
     own: dict[str, Any] = content[FORMAT]
     return own

@@ -50,10 +50,22 @@ def restored_optimizer(given: Any, default: type[Optimizer]) -> Any:
     """
     if not isinstance(given, dict):
         return given
-    kind = _optimizers().get(given["class_path"])
-    if kind is None or "init_args" not in given:
+    made = known_optimizer(given)
+    if made is None:
         _warn("optimizer", given["class_path"], f"{default.__name__} with its defaults")
         return default
+    return made
+
+
+def known_optimizer(given: Recipe) -> Callable[..., Optimizer] | None:
+    """What makes the optimizer of a recipe, or ``None`` where that cannot be told.
+
+    Raises:
+        ValueError: Its arguments are none that the class takes.
+    """
+    kind = _optimizers().get(given["class_path"])
+    if kind is None or "init_args" not in given:
+        return None
     made = partial(kind, **given["init_args"])
     _try("optimizer", given, lambda: made(params=[{"params": [torch.nn.Parameter(torch.zeros(1))], "name": "vectors"}]))
     return made
@@ -73,7 +85,7 @@ def restored_schedule(given: Any) -> Any:
 def _try(name: str, recipe: Recipe, make: Callable[[], Any]) -> Any:
     try:
         return make()
-    except (TypeError, ValueError, OverflowError) as error:  # arguments that the class does not know, or of other types
+    except (TypeError, ValueError, OverflowError, RuntimeError, AttributeError) as error:
         raise ValueError(f"the checkpoint's {name} {recipe['class_path']} cannot be made: {error}") from error
 
 
