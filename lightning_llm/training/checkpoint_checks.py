@@ -194,9 +194,7 @@ def _described_optimizer_faults(content: Mapping[str, Any], state: dict[str, Any
         return
     optimizer: Optimizer = make(param_groups(model))
     asked = [dict(group) for group in optimizer.param_groups]
-    kept = {
-        number: {name: _without_storage(value) for name, value in own.items()} for number, own in state["state"].items()
-    }
+    kept = {number: _without_storage(own) for number, own in state["state"].items()}
     try:
         optimizer.load_state_dict({**state, "state": kept})
     except (ValueError, TypeError, AttributeError, RuntimeError) as error:
@@ -208,8 +206,11 @@ def _described_optimizer_faults(content: Mapping[str, Any], state: dict[str, Any
                 yield f"optimizer_states[0].param_groups[{number}].{name} is {shown(theirs.get(name))}"
 
 
-def _without_storage(value: Any) -> Any:
-    return torch.empty(tuple(value.shape), dtype=value.dtype, device="meta") if hasattr(value, "pieces") else value
+def _without_storage(kept: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: torch.empty(tuple(value.shape), dtype=value.dtype, device="meta") if hasattr(value, "pieces") else value
+        for name, value in kept.items()
+    }
 
 
 def check_fits(
