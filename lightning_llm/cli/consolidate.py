@@ -33,6 +33,6 @@ def _consolidate(options: argparse.Namespace) -> None:
     if out.exists():
         raise ValueError(f"--out {out} exists: give another name, or remove it")
     checkpoint = find_checkpoint(options.checkpoint, Path("runs"))
-    content = read_checkpoint(checkpoint)
+    content = read_checkpoint(checkpoint, needs=("state_dict",))
     write_atomically(content, out)
     print(f"{checkpoint} (step {content.get('global_step', '?')}) -> {out}, {out.stat().st_size / 1e6:,.1f} MB")

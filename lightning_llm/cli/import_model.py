@@ -66,7 +66,8 @@ def _import(options: argparse.Namespace) -> None:
 def _checkpoint(folder: "ModelFolder") -> dict[str, Any]:
     """What ``fit`` would have written, without what training has beside weights."""
     from lightning_llm.model.finite import only_finite
-    from lightning_llm.training.checkpointing import FORMAT, FORMAT_VERSION
+    from lightning_llm.training.checkpoint_checks import FORMAT_VERSION
+    from lightning_llm.training.checkpoint_schema import FORMAT
 
     state = {f"transformer.{name}": tensor for name, tensor in only_finite(folder.tensors(), folder.path)}
     if folder.config.tie_word_embeddings:

@@ -141,5 +141,5 @@ def _age(path: Path) -> tuple[int, int, int, bool]:
         content = read_outline(path)
         turn = content.get("callbacks", {}).get("RunCheckpoints", {}).get("turn", 0)
         return ("optimizer_states" in content), turn, content["global_step"], is_own
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError):
         return 2, 0, step_of(path), is_own

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+AVERAGES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")  # of the shape of their parameter
 ADAMW_STATE = ["exp_avg", "exp_avg_sq", "step"]
 STATE_DTYPES = {None: None, "bfloat16": torch.bfloat16}
 
@@ -42,6 +43,7 @@ def check_saved_group(group: dict[str, Any]) -> None:
         raise ValueError(
             f"the optimizer state was saved with {', '.join(changed)}: load it into the class that saved it"
         )
+    check_group({"state_dtype": None, **group})
 
 
 def check_saved_state(states: Iterable[State]) -> None:
@@ -51,6 +53,35 @@ def check_saved_state(states: Iterable[State]) -> None:
             raise ValueError(
                 f"the optimizer state holds {', '.join(sorted(state))}: AdamW's is {', '.join(ADAMW_STATE)}"
             )
+
+
+def saved_state_faults(groups: Iterable[dict[str, Any]], saved: dict[str, Any]) -> list[str]:
+    """Where a saved state does not belong to parameters: what torch would not notice before the next step.
+
+    Args:
+        groups: Of the optimizer that is going to load it, or of one with the same parameters.
+        saved: As of ``Optimizer.state_dict``. Other numbers of parameters are left to torch, which reports them.
+    """
+    params = [param for group in groups for param in group["params"]]
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    faults = []
+    for number, param in zip(numbers, params, strict=False) if len(numbers) == len(params) else ():
+        for name, value in saved["state"].get(number, {}).items():
+            found = tuple(getattr(value, "shape", ())), getattr(value, "dtype", torch.int64).is_floating_point
+            if (
+                name in AVERAGES
+                and (value is not None or name != "momentum_buffer")
+                and found != (tuple(param.shape), True)
+            ):
+                faults.append(f"{name} of parameter {number} has shape {found[0]}, expected {tuple(param.shape)}")
+            elif name == "step" and not _is_step(value):
+                faults.append(f"step of parameter {number} is {value!r:.60}, no number of steps")
+    return faults
+
+
+def _is_step(value: Any) -> bool:
+    number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    return _is_number(number) and 0 <= number < 2**53 and number == int(number)
 
 
 def restore_steps(optimizer: Optimizer) -> None:

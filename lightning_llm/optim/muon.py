@@ -145,6 +145,10 @@ class MuonAdamW(Optimizer):
         here = [group["algorithm"] for group in self.param_groups]
         if saved != here:
             raise ValueError(f"the optimizer state has groups with the algorithms {saved}, this optimizer has {here}")
+        for group in state_dict["param_groups"]:
+            if missing := self.defaults.keys() - group.keys():
+                raise ValueError(f"the optimizer state has no {min(missing)}: it was not saved by MuonAdamW")
+            _check_muon_options(group)
         dtypes = state_dtypes(self)
         super().load_state_dict(state_dict)
         restore_state_dtypes(self, dtypes)

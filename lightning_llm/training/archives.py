@@ -6,14 +6,16 @@ and, for a URL, to the pickle (lightning/fabric/utilities/cloud_io.py).
 """
 
 import os
-import pickle
 import shutil
 import zipfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+
+from lightning_llm.training.archive_limits import Refused, check_pickle, check_values, open_index
 
 Source = str | os.PathLike[str] | IO[bytes]
 TENSORS = "/data/"  # in the names of the parts that hold tensors
@@ -65,21 +67,20 @@ def read_archive(
     name = str(source) if isinstance(source, str | os.PathLike) else "the given file"
     if os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0") in ("1", "y", "yes", "true"):
         raise ValueError("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set and would run code from checkpoints: unset it")
-    if isinstance(source, str | os.PathLike) and not Path(source).is_file():
-        raise ValueError(f"checkpoint {name} does not exist")
-    if not _has_checksums(source, of_tensors):
-        raise ValueError(f"checkpoint {name} is cut short or damaged, or no checkpoint: use an earlier one")
+    if isinstance(source, str | os.PathLike) and not Path(source).is_file():  # a pipe or device would never end
+        what = "is no file" if Path(source).exists() else "does not exist"
+        raise ValueError(f"checkpoint {name} {what}")
     try:
+        if not _has_checksums(source, of_tensors):
+            raise zipfile.BadZipFile
         content = torch.load(source, map_location=map_location or "cpu", weights_only=True, mmap=mmap)
-    except pickle.UnpicklingError as error:
-        if "GLOBAL" in str(error):  # torch's word for a name that unpickling would import and call
-            raise ValueError(
-                f"checkpoint {name} is refused: it holds objects that only running its code could make; "
-                "nothing in it was executed"
-            ) from error
-        raise ValueError(f"{name} is no checkpoint, or a damaged one") from error
-    except (RuntimeError, EOFError, KeyError, ValueError, OSError) as error:
-        raise ValueError(f"checkpoint {name} is cut short or damaged: use an earlier one") from error
+        check_values(content, _size(source))
+    except Refused as error:
+        raise ValueError(f"checkpoint {name} is refused: {error}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # torch builds what the pickle says: a view beyond its storage, a dict without an item
+        raise ValueError(f"checkpoint {name} is cut short or damaged, or no checkpoint: use an earlier one") from error
     if not isinstance(content, dict):
         raise ValueError(f"{name} is no checkpoint: it holds a {type(content).__name__}")
     return content
@@ -89,14 +90,14 @@ def is_whole_file(path: str | os.PathLike[str]) -> bool:
     """Whether every part of a file has its checksum and torch can open it.
 
     The checksums take about 1 s per GB. Opening reads no tensor: it takes milliseconds. A file that holds code is
-    whole; ``read_archive`` refuses it.
+    whole, and one of absurd sizes; ``read_archive`` refuses it.
     """
-    if not _has_checksums(path):
-        return False
     try:
+        if not Path(path).is_file() or not _has_checksums(path):
+            return False
         torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError as error:
-        return "GLOBAL" in str(error)
+    except Refused:
+        return True
     except Exception:  # whatever the reader makes of a damaged index: no step can be read from such a file
         return False
     return True
@@ -109,25 +110,43 @@ def _has_checksums(source: Source, of_tensors: bool = True) -> bool:
     checksums are compared here. torch compresses nothing. It reads by the compressed size, and takes a part with the
     mark of a folder for empty; zipfile ignores both.
     """
-    position = None if isinstance(source, str | os.PathLike) else source.tell()
     try:
-        with zipfile.ZipFile(source) as archive:
+        with _opened(source) as file, open_index(file) as archive:
             for entry in archive.infolist():
                 if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
                     return False
                 if entry.external_attr & FOLDER:
                     return False
+            for entry in archive.infolist():
                 with archive.open(entry) as part:
                     while (of_tensors or TENSORS not in entry.filename) and part.read(BLOCK):
                         pass
+            check_pickle(archive)
         return True
+    except Refused:
+        raise
     except (zipfile.BadZipFile, OSError, EOFError, ValueError):
         return False
     except RuntimeError:  # a flipped bit says that a part is encrypted, or in an unknown format
         return False
+
+
+@contextmanager
+def _opened(source: Source) -> Iterator[IO[bytes]]:
+    if isinstance(source, str | os.PathLike):
+        with Path(source).open("rb") as file:
+            yield file
+        return
+    position = source.tell()
+    try:
+        yield source
     finally:
-        if position is not None:
-            source.seek(position)  # type: ignore[union-attr]
+        source.seek(position)
+
+
+def _size(source: Source) -> int:
+    with _opened(source) as file:
+        return file.seek(0, os.SEEK_END)
 
 
 def replace_path(source: Path, target: Path) -> None:

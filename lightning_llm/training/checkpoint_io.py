@@ -11,6 +11,7 @@ from lightning.fabric.utilities.types import _PATH
 from lightning_llm.training import sharded_files
 from lightning_llm.training.archives import remove_path, write_atomically
 from lightning_llm.training.background import Background, MainMemoryCopy
+from lightning_llm.training.checkpoint_checks import LIGHTNING
 from lightning_llm.training.checkpointing import read_checkpoint
 
 
@@ -80,7 +81,7 @@ class AtomicCheckpointIO(CheckpointIO):
         """Read ``path``, tensors to ``map_location`` (default: main memory)."""
         if weights_only is False:
             raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
-        return read_checkpoint(path, map_location)
+        return read_checkpoint(path, map_location, needs=LIGHTNING)
 
     def remove_checkpoint(self, path: _PATH) -> None:
         """Delete ``path``, if it is there."""

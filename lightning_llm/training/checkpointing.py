@@ -7,6 +7,8 @@ imported here: a trained model is read back without it.
 import hashlib
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +19,47 @@ from torch.optim import Optimizer
 from lightning_llm.model.config import config_of_file
 from lightning_llm.model.finite import only_finite
 from lightning_llm.model.transformer import Transformer
+from lightning_llm.optim.checks import saved_state_faults
 from lightning_llm.training import archives, sharded_files
 from lightning_llm.training.archives import Source
+from lightning_llm.training.checkpoint_checks import (
+    ARCHITECTURE,
+    LIGHTNING,
+    PLAIN_LOOP,
+    RESUME,
+    WEIGHTS,
+    check_described,
+    check_fits,
+    validate,
+)
+from lightning_llm.training.checkpoint_schema import FORMAT
 
-FORMAT = "lightning_llm"  # the key of a checkpoint's own part
-FORMAT_VERSION = 1
-EXECUTION = "execution"  # there: see training.execution
+EXECUTION = "execution"  # in the part under FORMAT: see training.execution
 BEST = "best.ckpt"
 _STEP = re.compile(r"step-(\d+)\.ckpt")
 
 
-def read_checkpoint(source: Source, map_location: Any | None = None, *, mmap: bool = False) -> dict[str, Any]:
-    """What a checkpoint holds, without executing anything in it.
+def read_checkpoint(
+    source: Source, map_location: Any | None = None, *, mmap: bool = False, needs: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """What a checkpoint holds, without executing anything in it, and compared with the schema.
 
     Args:
         source: A path, be it of a file or of a folder of shards, or an open file.
         map_location: Where tensors go, as in ``torch.load``; default: main memory.
         mmap: Leave the tensors in the file until they are used; those of a folder are ``sharded_files.Rows`` then.
+        needs: What must be there, see ``training.checkpoint_checks``.
 
     Raises:
-        ValueError: No such file, a URL, a file that is cut short or no checkpoint, or one that holds code.
+        ValueError: No such file, a URL, a file that is cut short or no checkpoint, or one that holds code, or
+            whose content is not a checkpoint's.
     """
+    content = _read(source, map_location, mmap)
+    validate(content, source if isinstance(source, str | os.PathLike) else "in the given file", needs)
+    return content
+
+
+def _read(source: Source, map_location: Any, mmap: bool) -> dict[str, Any]:
     if not isinstance(source, str | os.PathLike):
         return archives.read_archive(source, map_location, mmap=mmap)
     if "://" in str(source):
@@ -51,7 +73,9 @@ def read_checkpoint(source: Source, map_location: Any | None = None, *, mmap: bo
 def read_outline(path: Path) -> dict[str, Any]:
     """As :func:`read_checkpoint`, in milliseconds: what a checkpoint says of itself, its tensors not to be used."""
     path = path / sharded_files.MAIN if sharded_files.is_folder(path) else path
-    return archives.read_archive(path, mmap=True, of_tensors=False)
+    content = archives.read_archive(path, mmap=True, of_tensors=False)
+    validate(content, path, of_tensors=False)
+    return content
 
 
 def check_run_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -63,14 +87,9 @@ def check_run_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         ValueError: As :func:`read_checkpoint`, or the file is no checkpoint of a run.
     """
-    content = read_checkpoint(path, mmap=True)
-    own, loops = content.get(FORMAT), content.get("loops")
-    if not isinstance(own, dict) or not isinstance(loops, dict) or "optimizer_states" not in content:
-        raise ValueError(f"checkpoint {path} was not written by lightning-llm fit: nothing to go on from")
-    if own["format_version"] > FORMAT_VERSION:
-        raise ValueError(
-            f"checkpoint {path} has format {own['format_version']}, this version reads up to {FORMAT_VERSION}: upgrade"
-        )
+    content = read_checkpoint(path, mmap=True, needs=(*RESUME, "TokenDataModule"))
+    check_described(content, path)
+    own: dict[str, Any] = content[FORMAT]
     return own
 
 
@@ -91,21 +110,26 @@ def load_transformer(
         ValueError: As :func:`read_checkpoint`, or the file is no checkpoint of a run, or of a newer format, or names
             code that is not trusted, or weights are NaN or infinite.
     """
-    content = read_checkpoint(path)
-    own = content.get(FORMAT)
-    if not isinstance(own, dict) or "state_dict" not in content:
-        raise ValueError(f"checkpoint {path} was not written by lightning-llm fit")
-    if own["format_version"] > FORMAT_VERSION:
-        raise ValueError(
-            f"checkpoint {path} has format {own['format_version']}, this version reads up to {FORMAT_VERSION}: upgrade"
-        )
+    content = read_checkpoint(path, needs=WEIGHTS)
     prefix = "transformer."
     weights = {name[len(prefix) :]: value for name, value in content["state_dict"].items() if name.startswith(prefix)}
     with torch.device("meta"):
         model = Transformer(config_of_file(content["hyper_parameters"]["architecture"], path, trust_code=trust_code))
+    check_fits({"state_dict": weights}, model.state_dict(), path)
     model.load_state_dict(dict(only_finite(weights.items(), path)), assign=True)
     model.tie_weights()
-    return model.to(device).eval(), own["tokenizer"]
+    return model.to(device).eval(), content[FORMAT]["tokenizer"]
+
+
+@contextmanager
+def only_checkpoints(path: Source, *, trust_code: bool) -> Iterator[None]:
+    """Before Lightning reads a file itself: it is a checkpoint of a model. What does not fit then is a ValueError."""
+    content = read_checkpoint(path, mmap=isinstance(path, str | os.PathLike), needs=(*LIGHTNING, ARCHITECTURE))
+    config_of_file(content["hyper_parameters"]["architecture"], path, trust_code=trust_code)
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:  # torch's, of weights; Python's, of arguments
+        raise ValueError(f"checkpoint {path} is of another model: {' '.join(str(error).split())}") from error
 
 
 def is_whole(path: Path) -> bool:
@@ -122,7 +146,7 @@ def digest(path: str | os.PathLike[str]) -> str:
     Raises:
         ValueError: As :func:`read_checkpoint`.
     """
-    content, total = read_checkpoint(path), hashlib.sha256()
+    content, total = read_checkpoint(path, needs=("state_dict", "optimizer_states")), hashlib.sha256()
     for part in ("state_dict", "optimizer_states"):
         _add(total, content[part])
     return total.hexdigest()
@@ -158,11 +182,11 @@ def load_checkpoint(src: Source, model: nn.Module, optimizer: Optimizer) -> int:
     Raises:
         ValueError: As :func:`read_checkpoint`, or the file is of another model.
     """
-    content = read_checkpoint(src)
-    missing = {"model", "optimizer", "iteration"} - content.keys()
-    if missing:
-        raise ValueError(f"the checkpoint lacks {', '.join(sorted(missing))}: it was not written by save_checkpoint")
+    content = read_checkpoint(src, needs=PLAIN_LOOP)
+    faults = saved_state_faults(optimizer.param_groups, content["optimizer"])
     try:
+        if faults:
+            raise RuntimeError("; ".join(faults[:5]))
         model.load_state_dict(content["model"])
         optimizer.load_state_dict(content["optimizer"])
     except RuntimeError as error:

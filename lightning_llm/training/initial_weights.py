@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from lightning_llm.interop.reader import is_model_folder, read_folder
 from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.model.finite import only_finite
-from lightning_llm.training.checkpointing import BEST, FORMAT, read_checkpoint, read_outline, step_files
+from lightning_llm.training.checkpoint_checks import WEIGHTS, check_fits
+from lightning_llm.training.checkpoint_schema import FORMAT
+from lightning_llm.training.checkpointing import BEST, read_checkpoint, read_outline, step_files
 from lightning_llm.training.sharded_files import Rows, is_folder, local_rows
 
 PREFIX = "transformer."
@@ -53,6 +55,7 @@ class InitialWeights:
             for name, tensor in only_finite(self.tensors(), f"init_from {self.path}"):
                 if name not in parameters:
                     raise ValueError(f"init_from {self.path}: unexpected tensor {name}")
+                check_fits({"state_dict": {name: tensor}}, {name: parameters[name]}, f"of init_from {self.path}")
                 start, rows = 0, parameters[name].detach()
                 if hasattr(rows, "to_local"):
                     start, rows = local_rows(rows)
@@ -86,14 +89,12 @@ def read_initial_weights(given: str) -> InitialWeights:
             folder = read_folder(path)
             return InitialWeights(path, folder.config, folder.tokenizer, folder.tensors)
         path = _checkpoint_of(path)
-        content = read_checkpoint(path, mmap=True)
-        own, saved = content.get(FORMAT), content.get("hyper_parameters", {}).get("architecture")
-        if not isinstance(own, dict) or saved is None:
-            raise ValueError(f"{path} was not written by lightning-llm")
+        content = read_checkpoint(path, mmap=True, needs=WEIGHTS)
     except ValueError as error:
         raise ValueError(f"init_from {given}: {error}") from error
     state = {n.removeprefix(PREFIX): t for n, t in content["state_dict"].items() if n.startswith(PREFIX)}
-    return InitialWeights(path, ModelConfig(**saved), own["tokenizer"], lambda: _whole(state))
+    config = ModelConfig(**content["hyper_parameters"]["architecture"])
+    return InitialWeights(path, config, content[FORMAT]["tokenizer"], lambda: _whole(state))
 
 
 def check_trust(given: str) -> None:

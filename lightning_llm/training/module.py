@@ -19,7 +19,7 @@ from lightning_llm.accounting.planner import Plan, Task, configured
 from lightning_llm.data.datamodule import TokenDataModule, rescale_batch_progress
 from lightning_llm.data.sources import Source
 from lightning_llm.generation import generate
-from lightning_llm.model.config import ModelConfig, config_of_file
+from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.plain import is_plain
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops.losses import linear_cross_entropy
@@ -27,10 +27,12 @@ from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.grouping import param_groups
 from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine
-from lightning_llm.training.architectures import architecture_differences, free_fields
+from lightning_llm.training.architectures import architecture_differences, check_loaded, free_fields
 from lightning_llm.training.budget import check_budget, overridden, plan_for, task_of
 from lightning_llm.training.callbacks.throughput import TrainingLog
-from lightning_llm.training.checkpointing import EXECUTION, FORMAT, FORMAT_VERSION, read_checkpoint
+from lightning_llm.training.checkpoint_checks import FORMAT_VERSION
+from lightning_llm.training.checkpoint_schema import FORMAT
+from lightning_llm.training.checkpointing import EXECUTION, only_checkpoints
 from lightning_llm.training.evaluation import Evaluation
 from lightning_llm.training.execution import changes, record
 from lightning_llm.training.initial_weights import InitialWeights, read_initial_weights
@@ -112,9 +114,8 @@ class LanguageModel(LightningModule):
         self._has_weights = init_from is None
         self.architecture = architecture
         given: dict[str, Any] = {"optimizer": optimizer, "schedule": schedule}
-        self._recipes: dict[str, Any] = {
-            name: part for name, part in given.items() if isinstance(part, dict)
-        }  # of a checkpoint
+        # of a checkpoint
+        self._recipes: dict[str, Any] = {name: part for name, part in given.items() if isinstance(part, dict)}
         self.make_optimizer = restored_optimizer(optimizer, AdamW)
         self.schedule = restored_schedule(schedule)
         self.loss_chunks = loss_chunks
@@ -348,9 +349,8 @@ class LanguageModel(LightningModule):
         Raises:
             ValueError: The file is damaged, no checkpoint, or names code that is not ours without ``trust_code``.
         """
-        saved = read_checkpoint(checkpoint_path, mmap=True).get("hyper_parameters", {}).get("architecture", {})
-        config_of_file(saved, checkpoint_path, trust_code=trust_code)
-        return super().load_from_checkpoint(checkpoint_path, *args, **{**options, "weights_only": True})
+        with only_checkpoints(checkpoint_path, trust_code=trust_code):
+            return super().load_from_checkpoint(checkpoint_path, *args, **{**options, "weights_only": True})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the tokenizer: a checkpoint alone is enough to generate text."""
@@ -360,22 +360,15 @@ class LanguageModel(LightningModule):
         checkpoint[FORMAT] = own
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another architecture.
-
-        Raises:
-            ValueError: Naming every field that differs, with both values.
-        """
-        saved = checkpoint.get("hyper_parameters", {}).get("architecture")
-        if saved is None:
-            raise ValueError("the checkpoint holds no architecture: it was not written by lightning-llm")
-        differences = architecture_differences(ModelConfig(**saved), self.architecture)
-        if differences:
-            raise ValueError(f"the checkpoint is of another architecture: {'; '.join(differences)}")
+        """Refuse a checkpoint of another architecture, naming every field that differs, or of other weights."""
+        is_fitting = self._trainer is not None and self.trainer.state.fn == "fit"
+        is_own = is_fitting and type(self).configure_optimizers is LanguageModel.configure_optimizers
+        check_loaded(checkpoint, self, param_groups(self) if is_own else ())
         self._has_weights = True
         if self._trainer is None:
             warn_without_recipe(checkpoint)
-        if self._trainer is not None and self.trainer.state.fn == "fit":
-            self._say_changes(checkpoint.get(FORMAT, {}).get(EXECUTION, {}))
+        if is_fitting:
+            self._say_changes(checkpoint[FORMAT].get(EXECUTION, {}))
             rescale_batch_progress(checkpoint, self.trainer.accumulate_grad_batches)
 
     def _say_changes(self, saved: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ do not tell their arguments, the recipe has the name alone, and loading says tha
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -50,11 +50,25 @@ def restored_optimizer(given: Any, default: type[Optimizer]) -> Any:
     """
     if not isinstance(given, dict):
         return given
-    kind = _optimizers().get(given["class_path"])
-    if kind is None or "init_args" not in given:
+    made = known_optimizer(given)
+    if made is None:
         _warn("optimizer", given["class_path"], f"{default.__name__} with its defaults")
         return default
-    return partial(kind, **given["init_args"])
+    return made
+
+
+def known_optimizer(given: Recipe) -> Callable[..., Optimizer] | None:
+    """What makes the optimizer of a recipe, or ``None`` where that cannot be told.
+
+    Raises:
+        ValueError: Its arguments are none that the class takes.
+    """
+    kind = _optimizers().get(given["class_path"])
+    if kind is None or "init_args" not in given:
+        return None
+    made = partial(kind, **given["init_args"])
+    _try("optimizer", given, lambda: made(params=[{"params": [torch.nn.Parameter(torch.zeros(1))], "name": "vectors"}]))
+    return made
 
 
 def restored_schedule(given: Any) -> Any:
@@ -65,7 +79,14 @@ def restored_schedule(given: Any) -> Any:
     if kind is None or "init_args" not in given:
         _warn("schedule", given["class_path"], "the default schedule")
         return None
-    return kind(**given["init_args"])
+    return _try("schedule", given, lambda: kind(**given["init_args"]))
+
+
+def _try(name: str, recipe: Recipe, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except (TypeError, ValueError, OverflowError, RuntimeError, AttributeError) as error:
+        raise ValueError(f"the checkpoint's {name} {recipe['class_path']} cannot be made: {error}") from error
 
 
 def warn_without_recipe(checkpoint: Mapping[str, Any]) -> None:

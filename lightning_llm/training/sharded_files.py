@@ -27,9 +27,12 @@ from lightning_llm.training.archives import (
     replace_path,
     write_atomically,
 )
+from lightning_llm.training.checkpoint_schema import COUNT, Each, faults, refuse, shown
 
 MAIN = "checkpoint.pt"
 MARK, PROCESSES = "__shards__", "__processes__"
+SHARDED = {MARK: str, "shape": [COUNT]}
+PIECE = {"start": COUNT, "rows": Tensor}
 Agree = Callable[[bool], bool]
 
 
@@ -43,6 +46,11 @@ class Rows:
 
     def __init__(self, shape: tuple[int, ...], pieces: list[tuple[int, Tensor]]) -> None:
         self.shape, self.pieces = shape, pieces
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of each element."""
+        return self.pieces[0][1].dtype
 
     def between(self, start: int, stop: int) -> Tensor:
         """The rows from ``start`` up to ``stop``, (stop - start, …)."""
@@ -156,15 +164,18 @@ def read_folder(path: Path, map_location: Any | None = None, *, mmap: bool = Fal
     """
     main = read_archive(path / MAIN, map_location, mmap=mmap)
     shards = [read_archive(file, map_location, mmap=True) for file in _shard_files(path, main.pop(PROCESSES, 1))]
+    for number, shard in enumerate(shards):
+        refuse(faults(shard, Each(str, PIECE), _shard(number)), f"checkpoint {path}: ")
     cache: dict[tuple[int, ...], Tensor] = {}  # a weight that two modules share stays one
 
     def put_together(part: Any) -> Any:
         if isinstance(part, dict):
             if MARK in part:
+                refuse(faults(part, SHARDED, "a sharded tensor"), f"checkpoint {path}: ")
                 name, shape = part[MARK], tuple(part["shape"])
                 rows = Rows(shape, [(its["start"], its["rows"]) for shard in shards if (its := shard.get(name))])
-                if sum(piece.shape[0] for _, piece in rows.pieces) != shape[0]:
-                    raise ValueError(f"checkpoint {path} lacks rows of {name}: use an earlier one")
+                if not _is_gapless(rows):
+                    raise ValueError(f"checkpoint {path} lacks rows of {name[:60]}: use an earlier one")
                 if mmap:
                     return rows
                 key = tuple(piece.data_ptr() for _, piece in rows.pieces)
@@ -186,15 +197,34 @@ def read_folder(path: Path, map_location: Any | None = None, *, mmap: bool = Fal
 def is_whole_folder(path: Path) -> bool:
     """Whether every file of a checkpoint is there and whole."""
     try:
-        processes = read_archive(path / MAIN, mmap=True).get(PROCESSES, 1)
+        files = _shard_files(path, read_archive(path / MAIN, mmap=True).get(PROCESSES, 1))
     except ValueError:
         return False
-    return all(map(is_whole_file, _shard_files(path, processes)))
+    return all(map(is_whole_file, files))
+
+
+def _is_gapless(rows: Rows) -> bool:
+    """Whether the pieces are all rows of a tensor, in their order, each once."""
+    end, kinds = 0, set()
+    for start, piece in rows.pieces:
+        if start != end or tuple(piece.shape[1:]) != rows.shape[1:]:
+            return False
+        end += piece.shape[0]
+        kinds.add(piece.dtype)
+    return end == rows.shape[0] and len(kinds) == 1
 
 
 def _shard(process: int) -> str:
     return f"shard-{process:05d}.pt"
 
 
-def _shard_files(path: Path, processes: int) -> list[Path]:
-    return [path / _shard(process) for process in range(processes)]
+def _shard_files(path: Path, processes: Any) -> list[Path]:
+    """The files of the shards: this folder's own, none that a link brings in from elsewhere."""
+    there = sum(1 for _ in path.iterdir())
+    if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
+        raise ValueError(f"checkpoint {path}: {PROCESSES} is {shown(processes)}, expected a whole number of shards")
+    files = [path / _shard(process) for process in range(min(processes, there + 1))]  # one that is missing is enough
+    for file in files:
+        if file.is_symlink():
+            raise ValueError(f"checkpoint {path} is refused: {file.name} is a link")
+    return files

@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, St
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_llm.training.checkpoint_checks import LIGHTNING
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 from lightning_llm.training.checkpointing import read_checkpoint
 from lightning_llm.training.sharded_files import Rows, local_rows
@@ -117,23 +118,17 @@ class ShardedStrategy(ModelParallelStrategy):
         """Read all but the tensors, which are taken from their files when they are needed."""
         if weights_only is False:
             raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
-        return read_checkpoint(Path(self.broadcast(checkpoint_path)), mmap=True)
+        return read_checkpoint(Path(self.broadcast(checkpoint_path)), mmap=True, needs=LIGHTNING)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Take this process's rows of each parameter.
-
-        Raises:
-            ValueError: The checkpoint is of another model.
-        """
+        """Take this process's rows of each parameter; that they fit, the module has checked."""
         assert self.lightning_module is not None
         ours, theirs = self.lightning_module.state_dict(), checkpoint["state_dict"]
-        if strict and ours.keys() != theirs.keys():
-            raise ValueError(f"the checkpoint is of another model: {', '.join(sorted(ours.keys() ^ theirs.keys()))}")
         with torch.no_grad():
             for name, tensor in ours.items():
                 if name in theirs:
                     local = local_rows(tensor)[1] if hasattr(tensor, "to_local") else tensor
-                    local.copy_(_rows_for(tensor, theirs[name], name))
+                    local.copy_(_rows_for(tensor, theirs[name]))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Take this process's rows of what the optimiser keeps for each parameter."""
@@ -178,12 +173,8 @@ def is_sharding(strategy: Strategy) -> bool:
     return isinstance(strategy, ModelParallelStrategy)
 
 
-def _rows_for(tensor: Any, saved: Rows | Tensor, name: str) -> Tensor:
+def _rows_for(tensor: Any, saved: Rows | Tensor) -> Tensor:
     """This process's rows of what was saved for a tensor, be it sharded here or not."""
-    if tuple(saved.shape) != tuple(tensor.shape):
-        raise ValueError(
-            f"the checkpoint is of another model: {name} is {tuple(saved.shape)} there, {tuple(tensor.shape)} here"
-        )
     if not hasattr(tensor, "to_local"):
         return saved.whole() if isinstance(saved, Rows) else saved
     start, rows = local_rows(tensor)
@@ -195,7 +186,7 @@ def _sharded_like(param: Any, saved: Mapping[str, Any]) -> Iterator[tuple[str, A
     """State of one parameter: what has its shape becomes a shard, what is one number stays."""
     for name, value in saved.items():
         if isinstance(value, Rows | Tensor) and tuple(value.shape) == tuple(param.shape) and hasattr(param, "to_local"):
-            rows = _rows_for(param, value, name).to(param.device, copy=True)
+            rows = _rows_for(param, value).to(param.device, copy=True)
             yield (
                 name,
                 type(param.data).from_local(

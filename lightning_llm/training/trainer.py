@@ -21,6 +21,7 @@ from lightning_llm.training.callbacks.memory import MemoryProfiler
 from lightning_llm.training.callbacks.progress import StepProgressBar
 from lightning_llm.training.callbacks.signals import StopOnSignal
 from lightning_llm.training.callbacks.throughput import TrainingLog
+from lightning_llm.training.checkpoint_checks import RESUME
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 from lightning_llm.training.checkpointing import read_checkpoint
 from lightning_llm.training.execution import choose_precision
@@ -208,7 +209,7 @@ class Trainer(pl.Trainer):
         """
         self.checks = self.preflight(model, datamodule)
         if ckpt_path is not None:
-            step = read_checkpoint(ckpt_path).get("global_step")
+            step = read_checkpoint(ckpt_path, mmap=True, needs=RESUME)["global_step"]
             self.checks.append(Check("checkpoint", f"step {step}: {ckpt_path}"))
 
     def preflight(self, model: Any, datamodule: Any) -> list[Check]:

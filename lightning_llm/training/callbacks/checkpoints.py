@@ -228,5 +228,5 @@ def _step_in(path: Path) -> int:
     """The step in a checkpoint without one in its name; beyond every other if it cannot be read."""
     try:
         return int(read_outline(path)["global_step"])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError):  # KeyError: of somebody else
         return 2**63
