@@ -1,6 +1,6 @@
 """Files that somebody else may have written: read within limits, and checked before anything relies on them.
 
-1. :func:`file_in` makes a path of a name that a file gave. :func:`open_regular` opens a file, and nothing else.
+1. :func:`file_in` makes a path of a name that a file gave. :func:`check_regular` accepts a file, and nothing else.
 2. :func:`read_text` and :func:`read_json` read no more than a limit. JSON is read strictly.
 3. :func:`validate` compares what was read with a schema made of the kinds below it.
 
@@ -14,7 +14,7 @@ import reprlib
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 MIB = 1 << 20
 MOST_VALUES = 1 << 22  # in a JSON file: each takes up to 70 bytes of memory
@@ -56,12 +56,12 @@ def file_in(folder: Path, name: object) -> Path:
     return path
 
 
-def open_regular(path: str | Path, limit: int | None = None) -> BinaryIO:
-    """Open a file for reading. A FIFO or device is refused at once instead of waited for.
+def check_regular(path: str | Path, limit: int | None = None) -> None:
+    """Refuse a FIFO or device at once, before anybody opens it and waits.
 
     Raises:
         ValueError: It is not a file, or has more than ``limit`` bytes.
-        OSError: It cannot be opened.
+        OSError: It is missing.
     """
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
@@ -69,12 +69,12 @@ def open_regular(path: str | Path, limit: int | None = None) -> BinaryIO:
         raise ValueError(f"{path} is {kinds.get(stat.S_IFMT(found.st_mode), 'a device')}, expected a file")
     if limit is not None and found.st_size > limit:
         raise ValueError(f"{path} has {found.st_size} bytes, expected at most {limit}")
-    return open(path, "rb")
 
 
 def read_bytes(path: str | Path, limit: int) -> bytes:
-    """The content of a file. Errors as in :func:`open_regular`."""
-    with open_regular(path, limit) as file:
+    """The content of a file. Errors as in :func:`check_regular`, or it cannot be opened."""
+    check_regular(path, limit)
+    with open(path, "rb") as file:
         return file.read(limit)
 
 
@@ -82,7 +82,7 @@ def read_text(path: str | Path, limit: int) -> str:
     """The content of a file of UTF-8, newlines as they are.
 
     Raises:
-        ValueError: As :func:`open_regular`, or it is not UTF-8.
+        ValueError: As :func:`check_regular`, or it is not UTF-8.
         OSError: It cannot be read.
     """
     try:

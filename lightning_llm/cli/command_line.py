@@ -1,5 +1,6 @@
 """The words of a training command, looked at before LightningCLI parses them."""
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,8 +10,9 @@ import yaml
 from jsonargparse import get_loader, set_loader
 
 from lightning_llm.cli.runs import CONFIG, find_checkpoint, newest_run, run_of
-from lightning_llm.cli.yaml_files import check_keys, read_config
+from lightning_llm.cli.yaml_files import check_yaml, read_config
 from lightning_llm.data.find_store import check_named_store
+from lightning_llm.untrusted import check_regular, shown
 
 SECTIONS = ("model", "data", "trainer")
 STRICT_YAML = "strict_yaml"  # the parser's own mode, but for keys that are given twice
@@ -45,14 +47,15 @@ def with_config_of_run(words: list[str]) -> list[str]:
 
 def check_config(file: Path) -> None:
     """Name the file of a config that cannot be one: the parser's messages do not, and it drops what is empty."""
-    if not file.is_file():
+    if not file.exists():
         return
     for name, value in read_config(file).items():
         if name not in (*SECTIONS, *SINGLE_OPTIONS):
             known = ", ".join((*SECTIONS, *SINGLE_OPTIONS))
             raise ValueError(f"config {file}: {name!r} is unknown; at the top there may be {known}")
         if name in SECTIONS and not isinstance(value, dict):
-            raise ValueError(f"config {file}: {name} must hold options by name, got {value!r}")
+            raise ValueError(f"config {file}: {name} must hold options by name, got {shown(value)}")
+        check_files(value, file.parent, {file}, is_read=name != "data")
 
 
 def check_store(data: Mapping[str, Any], words: Sequence[str]) -> None:
@@ -73,12 +76,30 @@ def check_store(data: Mapping[str, Any], words: Sequence[str]) -> None:
 
 
 def check_section_files(words: Sequence[str]) -> None:
-    """Read the files that sections, or classes in them, are taken from: ``--trainer FILE``, ``--model.mlp FILE``."""
+    """Look at the files that sections, or classes in them, are taken from: ``--trainer FILE``, ``--model.mlp FILE``."""
     for name in dict.fromkeys(word.partition("=")[0].removesuffix("+") for word in words):
         if name == "--data" or name.startswith(("--model", "--trainer")):
             for value in option_values(words, name, f"{name}+"):
-                if value.endswith((".yaml", ".yml")) and Path(value).is_file():
-                    read_config(Path(value))
+                check_files(value, Path(), set(), is_read=True)
+
+
+def check_files(value: object, folder: Path, seen: set[Path], *, is_read: bool) -> None:
+    """Refuse FIFOs and devices before the parser opens them: it reads options of a class from any file they name.
+
+    Args:
+        value: Of options.
+        folder: Where relative paths begin.
+        seen: Files that were looked at.
+        is_read: Check the content of YAML files too.
+    """
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            check_files(each, folder, seen, is_read=is_read)
+    elif isinstance(value, str) and os.path.exists(path := folder / value) and not path.is_dir():
+        check_regular(path)
+        if is_read and path.suffix in (".yaml", ".yml") and path not in seen:
+            seen.add(path)
+            check_files(read_config(path), path.parent, seen, is_read=True)
 
 
 def resume_command(words: Sequence[str]) -> str:
@@ -102,10 +123,8 @@ def option_values(words: Sequence[str], *names: str) -> list[str]:
 
 
 def _load_strictly(text: str) -> Any:
-    content = get_loader("yaml")(text)
-    if isinstance(content, dict | list):
-        check_keys(text)
-    return content
+    check_yaml(text)
+    return get_loader("yaml")(text)
 
 
 set_loader(STRICT_YAML, _load_strictly, (yaml.YAMLError,))
