@@ -227,9 +227,8 @@ class ModelConfig:
             return [f"rope_scaling.rope_type {kind} is not supported: choose one of {known}, or leave rope_scaling out"]
         needed, given = set(ROPE_SCALINGS[kind]), set(scaling) - {"rope_type"}
         faults = [f"rope_scaling of type {kind} lacks {name}" for name in ROPE_SCALINGS[kind] if name not in given]
-        faults += [
-            f"rope_scaling.{shown(name)[1:-1]} is unknown to type {kind}" for name in sorted(map(str, given - needed))
-        ]
+        unknown = sorted(shown(str(name))[1:-1] for name in given - needed)
+        faults += [f"rope_scaling.{name} is unknown to type {kind}" for name in unknown]
         for name in sorted(given & needed):
             value = scaling[name]
             if not _is_number(value) or not 0 < value <= MOST_NUMBER:
