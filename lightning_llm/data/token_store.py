@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_llm.data.tokenizer_checks import LARGEST_TOKENIZER
 from lightning_llm.untrusted import (
     MIB,
     SHA256,
@@ -50,7 +51,7 @@ _BLOCKS_AT_OPEN = 256  # 16 Mi tokens, in about 5 ms
 _BYTES_AT_OPEN = 1 << 28  # what is read whole: 0.2 s at 1.5 GB/s, against some 4 s that a run needs to start
 
 Content = TypeVar("Content")
-LARGEST_META, LARGEST_TOKENIZER = 8 * MIB, 64 * MIB
+LARGEST_META = 8 * MIB
 MOST_IDS = 1 << 32
 
 _COUNTS = record({"tokens": whole(), "bytes": whole(), "documents": whole(), "sha256": SHA256})

@@ -24,7 +24,6 @@ from lightning_llm.data.token_store import (
     DTYPES,
     FORMAT,
     LARGEST_META,
-    LARGEST_TOKENIZER,
     META,
     SHARD,
     SPLIT_COUNTS,
@@ -36,6 +35,7 @@ from lightning_llm.data.token_store import (
     meta_checksum,
     sha256,
 )
+from lightning_llm.data.tokenizer_checks import LARGEST_TOKENIZER
 from lightning_llm.untrusted import TEXT, file_in, list_of, read_json, read_text, record, validate, whole
 
 _JOURNAL = "journal.json"

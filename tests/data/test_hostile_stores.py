@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import time
 
 import numpy as np
 import pytest
@@ -15,8 +14,6 @@ from lightning_llm.data.shards import merge_shards
 from lightning_llm.data.token_store import TokenStore, meta_checksum, sha256
 from lightning_llm.data.token_store_writer import TokenStoreWriter, unfinished_tokenizer
 from lightning_llm.data.tokenizers import Tokenizer
-
-SECONDS = 5
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +44,8 @@ def meta_of(store, name="meta.json"):
 
 
 def refusal(call):
-    began = time.monotonic()
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - each caller looks at the message
         call()
-    assert time.monotonic() - began < SECONDS
     line = str(caught.value)
     assert line.isprintable()
     assert len(line) < 1000

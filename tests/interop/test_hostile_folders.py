@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import struct
-import time
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from lightning_llm.interop import export_model, load_model, read_folder
 
 from .conftest import MODELS
 
-SECONDS = 5
 FAMILIES = ("llama", "qwen3", "gpt2")
 NAMES = {"n_positions": "max_position_embeddings", "layer_norm_epsilon": "rms_norm_eps"}
 INDEX = "model.safetensors.index.json"
@@ -38,10 +36,8 @@ def folder(originals, tmp_path):
 
 
 def refusal(folder):
-    began = time.monotonic()
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - each caller looks at the message
         read_folder(folder)
-    assert time.monotonic() - began < SECONDS
     line = str(caught.value)
     assert line.isprintable()
     assert len(line) < 2000
