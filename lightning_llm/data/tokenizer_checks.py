@@ -12,8 +12,8 @@ from typing import Any
 
 from lightning_llm.untrusted import MIB, TEXT, Kind, list_of, maybe, parse_json, record, rule, shown, validate, whole
 
-LARGEST_TOKENIZER = 64 * MIB
-MOST_IDS = 1 << 22  # the library reserves memory for each id
+LARGEST_TOKENIZER = 48 * MIB  # Gemma's has 32
+MOST_IDS = 1 << 19  # Gemma has half as many; the library takes about 1 kB for each
 MOST_PARTS, MOST_GROWTH, LONGEST_TEXT, MOST = 64, 64, 2000, 1000
 RUN = 256  # characters alike in a row, in which the ways to match are counted
 MOST_WAYS = RUN**3  # the pattern of o200k has 2 million
@@ -44,6 +44,8 @@ def read_content(content: str) -> dict[str, Any]:
     Raises:
         ValueError: It is no JSON, or holds something that cannot be, or would take hours.
     """
+    if len(content) > LARGEST_TOKENIZER:
+        raise ValueError(f"not a tokenizer.json: {len(content)} characters, expected at most {LARGEST_TOKENIZER}")
     parsed = parse_json(content, "the content")
     validate(parsed, _FILE, "not a tokenizer.json", "get it again, or take another tokenizer")
     for field, kinds in _PARTS.items():
@@ -171,8 +173,12 @@ def _listed(kinds: set[str]) -> str:
 
 
 _IDS = rule(
-    f"tokens with whole numbers below {MOST_IDS}",
-    lambda vocab: isinstance(vocab, dict) and all(type(id_) is int and 0 <= id_ < MOST_IDS for id_ in vocab.values()),
+    f"at most {MOST_IDS} tokens with whole numbers below that",
+    lambda vocab: (
+        isinstance(vocab, dict)
+        and len(vocab) <= MOST_IDS
+        and all(type(id_) is int and 0 <= id_ < MOST_IDS for id_ in vocab.values())
+    ),
 )
 _SCORES = rule(
     f"1 to {MOST_IDS} pairs of token and score",
@@ -193,7 +199,7 @@ def _model(model: Any, name: str) -> Iterable[str]:
     known = {"vocab": _SCORES if is_unigram else _IDS}
     kinds: Mapping[str, Kind] = {
         "type": rule("a kind of model", lambda kind: kind in (None, "BPE", "WordLevel", "WordPiece", "Unigram")),
-        "merges": rule("a list", lambda merges: isinstance(merges, list)),
+        "merges": rule(f"at most {MOST_IDS}", lambda merges: isinstance(merges, list) and len(merges) <= MOST_IDS),
         "max_input_chars_per_word": whole(1, MOST),
         "continuing_subword_prefix": maybe(TEXT),
         "unk_token": maybe(TEXT),
