@@ -12,6 +12,7 @@ import os
 import re
 import reprlib
 import stat
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -219,5 +220,6 @@ def record(required: Mapping[str, Kind], optional: Mapping[str, Kind] | None = N
     return check
 
 
+NUMBER = rule("a finite number", lambda value: type(value) in (int, float) and abs(value) <= sys.float_info.max)
 TEXT = rule("text", lambda value: isinstance(value, str))
 SHA256 = rule("64 hex digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)))
