@@ -66,6 +66,31 @@ def obeying_permissions():
     assert libc.capset(header, data) == 0, os.strerror(ctypes.get_errno())
 
 
+def _changed_leaves(content, path=()):
+    """Every leaf and every container of JSON content, each changed in seven ways: (what was done, new content)."""
+    found = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in found:
+        for name, new in (
+            ("dropped", ...), ("null", None), ("retyped", [] if isinstance(value, str) else "text"), ("negative", -1),
+            ("huge", 10**15), ("nan", float("nan")), ("empty", ""),
+        ):  # fmt: skip
+            if isinstance(content, dict):
+                changed = {k: new if k == key else v for k, v in content.items() if k != key or new is not ...}
+            else:
+                changed = [new if k == key else v for k, v in enumerate(content) if k != key or new is not ...]
+            yield f"{'.'.join(map(str, (*path, key)))} {name}", changed
+        for label, inner in _changed_leaves(value, (*path, key)):
+            whole = dict(content) if isinstance(content, dict) else list(content)
+            whole[key] = inner
+            yield label, whole
+
+
+@pytest.fixture(scope="session")
+def changed_leaves():
+    """``changed_leaves(content)``: each value in JSON content dropped, null, retyped, -1, 10**15, NaN and empty."""
+    return _changed_leaves
+
+
 def _in_group(rank, folder, work, *args):
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", 2)

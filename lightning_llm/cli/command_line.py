@@ -1,5 +1,6 @@
 """The words of a training command, looked at before LightningCLI parses them."""
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -10,10 +11,11 @@ import yaml
 from jsonargparse import get_loader, set_loader
 
 from lightning_llm.cli.runs import CONFIG, find_checkpoint, newest_run, run_of
-from lightning_llm.cli.yaml_files import check_keys, read_config
+from lightning_llm.cli.yaml_files import check_yaml, read_config
 from lightning_llm.data.find_store import check_named_store
 from lightning_llm.model.config import is_foreign
 from lightning_llm.printable import file_name
+from lightning_llm.untrusted import check_regular, shown
 
 SECTIONS = ("model", "data", "trainer")
 STRICT_YAML = "strict_yaml"  # the parser's own mode, but for keys that are given twice
@@ -48,14 +50,14 @@ def with_config_of_run(words: list[str]) -> list[str]:
 
 def check_config(file: Path) -> None:
     """Name the file of a config that cannot be one: the parser's messages do not, and it drops what is empty."""
-    if not file.is_file():
+    if not file.exists():
         return
     for name, value in read_config(file).items():
         if name not in (*SECTIONS, *SINGLE_OPTIONS):
             known = ", ".join((*SECTIONS, *SINGLE_OPTIONS))
             raise ValueError(f"config {file}: {name!r} is unknown; at the top there may be {known}")
         if name in SECTIONS and not isinstance(value, dict):
-            raise ValueError(f"config {file}: {name} must hold options by name, got {value!r}")
+            raise ValueError(f"config {file}: {name} must hold options by name, got {shown(value)}")
 
 
 def code_named_by(files: Mapping[Path, Any]) -> list[str]:
@@ -87,21 +89,37 @@ def check_store(data: Mapping[str, Any], words: Sequence[str]) -> None:
 def config_files(words: Sequence[str]) -> dict[Path, Any]:
     """The YAML that a command reads: its configs, sections such as ``--trainer FILE``, and what these name in turn.
 
+    The parser reads options of a class from any file that a value names, so FIFOs and devices are refused here.
+
     Raises:
-        ValueError: A file is not YAML, gives a key twice, or holds something else than options by name.
+        ValueError: A file is not YAML, gives a key twice, is too large, or holds something else than options by name.
         OSError: A file cannot be read.
     """
-    names = dict.fromkeys(word.partition("=")[0].removesuffix("+") for word in words)
-    sections = [name for name in names if name == "--data" or name.startswith(("--model", "--trainer"))]
-    given = option_values(words, "--config", "-c")
-    given += [value for name in sections for value in option_values(words, name, f"{name}+") if _is_yaml(value)]
-    waiting, found = [Path(value) for value in given], dict[Path, Any]()
-    for file in waiting:  # grows
-        if file.is_file() and file not in found:
-            found[file] = content = read_config(file)
-            inside = {name: part for name, part in content.items() if name != "data"}  # whose paths may be texts
-            waiting += [file.parent / leaf for leaf in _leaves(inside) if _is_yaml(leaf)]
+    found: dict[Path, Any] = {}
+    for config in map(Path, option_values(words, "--config", "-c")):
+        if config.is_file():
+            _look_into(config, read_config(config), found)
+    for name in dict.fromkeys(word.partition("=")[0].removesuffix("+") for word in words):
+        if name == "--data" or name.startswith(("--model", "--trainer")):
+            for value in option_values(words, name, f"{name}+"):
+                _look_at(value, Path(), found)
     return found
+
+
+def _look_into(file: Path, content: dict[str, Any], found: dict[Path, Any]) -> None:
+    found[file] = content
+    for name, value in content.items():
+        _look_at(value, file.parent, found, is_read=name != "data")  # whose paths may be texts
+
+
+def _look_at(value: object, folder: Path, found: dict[Path, Any], *, is_read: bool = True) -> None:
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            _look_at(each, folder, found, is_read=is_read)
+    elif isinstance(value, str) and os.path.exists(path := folder / value) and not path.is_dir():
+        check_regular(path)
+        if is_read and path.suffix in (".yaml", ".yml") and path not in found:
+            _look_into(path, read_config(path), found)
 
 
 def resume_command(words: Sequence[str]) -> str:
@@ -125,17 +143,11 @@ def option_values(words: Sequence[str], *names: str) -> list[str]:
 
 
 def _load_strictly(text: str) -> Any:
-    content = get_loader("yaml")(text)
-    if isinstance(content, dict | list):
-        check_keys(text)
-    return content
+    check_yaml(text)
+    return get_loader("yaml")(text)
 
 
 set_loader(STRICT_YAML, _load_strictly, (yaml.YAMLError,))
-
-
-def _is_yaml(value: str) -> bool:
-    return value.endswith((".yaml", ".yml"))
 
 
 def _leaves(value: Any) -> list[str]:

@@ -6,7 +6,6 @@ difference between two groups that is below the larger of their spreads is calle
 
 import argparse
 import dataclasses
-import json
 import math
 import statistics
 import sys
@@ -20,7 +19,6 @@ from rich.table import Table
 from lightning_llm.cli.parser import OneLineParser, run_tool
 from lightning_llm.cli.run_table import (
     EVENTS,
-    SUMMARY,
     THREADS,
     Run,
     descriptions,
@@ -30,7 +28,7 @@ from lightning_llm.cli.run_table import (
 )
 from lightning_llm.console import Console
 from lightning_llm.training.run_options import ABSENT, SEEDS, labels
-from lightning_llm.training.run_status import unfinished
+from lightning_llm.training.run_status import read_summary, unfinished
 from lightning_llm.training.scalar_names import MEMORY, PEAK
 from lightning_llm.training.text_files import write_json
 
@@ -124,7 +122,7 @@ def _compare(options: argparse.Namespace) -> None:
 
 def with_threads(run: Run) -> Run:
     """The run, and the number of threads as an option where its summary notes one: it changes bits and time."""
-    threads = _summary(run.path).get(THREADS)
+    threads = read_summary(run.path, METRICS).get(THREADS)
     return dataclasses.replace(run, options={**run.options, THREADS: threads}) if run.options and threads else run
 
 
@@ -134,12 +132,8 @@ def read_results(run: Path) -> dict[str, float]:
     Raises:
         ValueError: It is damaged.
     """
-    summary = _summary(run)
-    try:
-        results = {key: float(summary[key]) for key in METRICS if summary.get(key) is not None}
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{run / SUMMARY} is damaged: {error}") from error
-    results = {key: value for key, value in results.items() if math.isfinite(value)}  # older ones say Infinity
+    summary = read_summary(run, METRICS)
+    results = {key: float(summary[key]) for key in METRICS if summary.get(key) is not None}
     if PEAK_MEMORY not in results and (peak := _peak_in_curves(run)) is not None:
         results[PEAK_MEMORY] = peak
     return results
@@ -217,17 +211,6 @@ def print_effects(groups: Sequence[Group], console: Console) -> None:
             change = f"{effect.difference:+.{digits}f} {unit} ({relative:+.1f} %)"
             spread = "" if effect.spread is None else f" of {effect.spread:.{digits}f}"
             console.print(f"  {title} {change}: {effect.verdict}{spread}", soft_wrap=True)
-
-
-def _summary(run: Path) -> dict[str, Any]:
-    path = run / SUMMARY
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    if not isinstance(summary, dict):
-        raise ValueError(f"{path} is damaged: it holds {summary!r}")
-    return summary
 
 
 def _measures(values: Sequence[Mapping[str, float]], seeds: int) -> dict[str, Measure]:

@@ -1,7 +1,6 @@
 """``lightning-llm export CKPT --to hf DIR``: a trained model as a folder that ``transformers`` loads."""
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,14 +50,14 @@ def _export(options: argparse.Namespace) -> None:
 def _record(checkpoint: Path) -> "RunRecord":
     """What the model card tells of the run that the checkpoint lies in."""
     from lightning_llm.cli.runs import CONFIG, SUMMARY, run_of, step_in
-    from lightning_llm.interop.model_card import RunRecord
+    from lightning_llm.interop.model_card import METRICS, RunRecord
+    from lightning_llm.training.run_status import read_summary
 
     run = run_of(checkpoint)
     name, step = checkpoint.name, step_in(checkpoint)
     if run is None:
         return RunRecord(name, step)
-    summary = run / SUMMARY
-    metrics = json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else None
+    metrics = read_summary(run, METRICS) if (run / SUMMARY).is_file() else None
     config = read_config(run / CONFIG)
     return RunRecord(name, step, metrics, config)
 

@@ -3,19 +3,20 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.models import KINDS, add_trust, open_model
 from lightning_llm.cli.parser import OneLineParser, run_tool
 from lightning_llm.cli.streams import print_data
+from lightning_llm.untrusted import read_text
 
 if TYPE_CHECKING:
     from lightning_llm.data.tokenizers import Tokenizer
     from lightning_llm.model.transformer import Transformer
 
 STDIN = "-"
+LONGEST_PROMPT = 4 << 20  # ten times the longest contexts; the rest could not be read
 INPUTS = ("prompt", "prompt_file", "stdin", "interactive")
 
 
@@ -85,14 +86,16 @@ def _generate(options: argparse.Namespace) -> None:
 
 
 def _prompt(options: argparse.Namespace) -> str:
-    try:
-        if options.stdin:
-            return sys.stdin.read()
-        if options.prompt_file is not None:
-            with Path(options.prompt_file).open(encoding="utf-8", newline="") as file:
-                return file.read()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"prompt in {options.prompt_file or 'the standard input'} is not UTF-8: {error}") from error
+    if options.stdin:
+        try:
+            text = sys.stdin.read(LONGEST_PROMPT + 1)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"prompt in the standard input is not UTF-8: {error}") from error
+        if len(text) > LONGEST_PROMPT:
+            raise ValueError(f"prompt in the standard input has more than {LONGEST_PROMPT} characters")
+        return text
+    if options.prompt_file is not None:
+        return read_text(options.prompt_file, LONGEST_PROMPT)
     return "\n" if options.prompt is None else str(options.prompt)
 
 

@@ -5,7 +5,6 @@ Several configs are composed as ``fit`` composes them: later ones win, option by
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from lightning_llm.accounting.precision import auto_precision, cpu_features
 from lightning_llm.accounting.sharding import STRATEGIES
 from lightning_llm.cli.yaml_files import read_config
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.untrusted import file_in, read_json
 
 # Tensors of a parameter's size that an optimiser keeps for each parameter; Muon's matrices have one instead.
 STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop": 1, "Adagrad": 1, "Lion": 1}
@@ -208,7 +208,7 @@ def _architecture(fields: Section, data: Section, vocab_size: int | None) -> Mod
     elif fields.get("vocab_size") is None:
         store = Path(str(data.get("store") or ""), "meta.json")
         if data.get("store") and store.is_file():
-            fields["vocab_size"] = json.loads(store.read_text(encoding="utf-8")).get("vocab_size")
+            fields["vocab_size"] = read_json(file_in(store.parent, store.name)).get("vocab_size")
         elif data.get("tokenizer") == "bpe":
             fields["vocab_size"] = data.get("vocab_size")
     return ModelConfig(**fields)

@@ -21,6 +21,7 @@ from lightning_llm.training.run_directory import put_events_before as put_events
 from lightning_llm.training.run_directory import take_turn as take_turn
 from lightning_llm.training.run_directory import turn_of
 from lightning_llm.training.sharded_files import is_folder
+from lightning_llm.untrusted import read_text
 
 CONFIG, SUMMARY, JOB = "config.yaml", "summary.json", "job"
 EXAMPLE = "runs/quickstart/version_0"
@@ -42,7 +43,7 @@ def newest_run(root: Path, job: str | None = None) -> Path | None:
     folders = [root, *root.glob("*"), *root.glob("*/*")]
     runs = [folder for folder in folders if _files(folder)]
     if job is not None:
-        runs = [run for run in runs if (run / JOB).is_file() and (run / JOB).read_text().strip() == job]
+        runs = [run for run in runs if (run / JOB).is_file() and read_text(run / JOB, 1 << 10).strip() == job]
     # within an experiment by turns, which no clock can change; between experiments by the time of the newest file
     newest = {run.parent: run for run in sorted(runs, key=lambda run: (turn_of(run), _written(run)))}
     return max(newest.values(), key=_written, default=None)

@@ -1,54 +1,92 @@
-"""YAML of configs, read strictly: a key that is given twice is an error, where YAML's readers let the last one win."""
+"""YAML of configs, read strictly and within limits.
 
+A key that is given twice is an error, where YAML's readers let the last one win. So is what would take all memory or
+time: aliases that multiply, deep nesting, numbers of thousands of digits, large files.
+"""
+
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from lightning_llm.untrusted import read_text, shown
 
-class RepeatedKeyError(ValueError):
-    """A key is given twice in one mapping; the text says in which lines."""
+LARGEST = 1 << 18  # bytes of a config; the largest of this project has 3,000
+MOST_NODES = 100_000  # with each alias counted as what it stands for
+DEEPEST = 40
+_LONGEST_NUMBER = 100  # characters
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where libyaml is there
+
+
+class HostileYAMLError(ValueError):
+    """A key is given twice in one mapping, or a limit is exceeded; the text says where."""
 
 
 def read_config(file: Path) -> dict[str, Any]:
     """The options in a config file.
 
     Raises:
-        ValueError: It is not YAML, gives a key twice, or holds something else than options by name. Names the file.
+        ValueError: It is not YAML, gives a key twice, exceeds a limit, or holds something else than options by name.
+            Names the file.
         OSError: It cannot be read.
     """
+    text = read_text(file, LARGEST)
     try:
-        text = file.read_text(encoding="utf-8")
-        check_keys(text)
-        content = yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"config {file} is not YAML: {error}") from error
-    except RepeatedKeyError as error:
+        check_yaml(text)
+        content = yaml.load(text, Loader=_LOADER)
+    except HostileYAMLError as error:
         raise ValueError(f"config {file}: {error}") from error
+    except (yaml.YAMLError, ValueError) as error:  # such as a date in month 99
+        raise ValueError(f"config {file} is not YAML: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"config {file} must hold options by name, such as 'trainer:', got {content!r}")
+        raise ValueError(f"config {file} must hold options by name, such as 'trainer:', got {shown(content)}")
     return content
 
 
-def check_keys(text: str) -> None:
-    """Look for keys that are given twice.
+def check_yaml(text: str) -> None:
+    """Look for keys that are given twice, and for what exceeds a limit. Nothing is built of the text for that.
 
     Raises:
-        RepeatedKeyError: There is one.
-        yaml.YAMLError: The text is not YAML.
+        HostileYAMLError: There is some.
+        yaml.YAMLError: The text is not YAML, or has tags.
     """
-    found: dict[int, yaml.Node] = {}
-    waiting = [yaml.compose(text, Loader=yaml.SafeLoader)]
-    while waiting:
-        node = waiting.pop()
-        if node is None or id(node) in found:  # an anchor's node is met once more at each alias
-            continue
-        found[id(node)] = node
+    depth = 0
+    parsed: Iterator[Any] = yaml.parse(text, Loader=_LOADER)
+    for event in parsed:
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise HostileYAMLError(f"nested more than {DEEPEST} levels deep, in line {event.start_mark.line + 1}")
+        if getattr(event, "tag", None) is not None:
+            raise yaml.YAMLError(f"tag {event.tag!r} in line {event.start_mark.line + 1} is not accepted: leave it out")
+    node = yaml.compose(text, Loader=_LOADER)
+    if node is not None:
+        _size(node, {})
+
+
+def _size(node: yaml.Node, sizes: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """Nodes and levels of a tree, each alias counted as what it stands for."""
+    if id(node) in sizes:
+        return sizes[id(node)]
+    line = node.start_mark.line + 1
+    sizes[id(node)] = (MOST_NODES, DEEPEST)  # until it is known: for an anchor that holds itself
+    nodes, levels = 1, 0
+    if isinstance(node, yaml.CollectionNode):
         if isinstance(node, yaml.MappingNode):
             _compare([key for key, _ in node.value])
-            waiting += [value for _, value in node.value]
-        elif isinstance(node, yaml.SequenceNode):
-            waiting += node.value
+        for child in node.value:
+            for each in child if isinstance(node, yaml.MappingNode) else (child,):
+                below = _size(each, sizes)
+                nodes, levels = nodes + below[0], max(levels, 1 + below[1])
+    elif node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
+        raise HostileYAMLError(f"a number of {len(node.value)} characters, in line {line}")
+    if nodes > MOST_NODES or levels > DEEPEST:
+        raise HostileYAMLError(
+            f"aliases stand for more than {MOST_NODES} values or {DEEPEST} levels, in line {line}: write less"
+        )
+    sizes[id(node)] = (nodes, levels)
+    return nodes, levels
 
 
 def _compare(keys: list[yaml.Node]) -> None:
@@ -58,5 +96,5 @@ def _compare(keys: list[yaml.Node]) -> None:
             name, line = (key.tag, key.value), key.start_mark.line + 1
             if name in lines:
                 where = f"line {line}" if lines[name] == line else f"lines {lines[name]} and {line}"
-                raise RepeatedKeyError(f"{key.value!r} is given twice, in {where}: leave one out")
+                raise HostileYAMLError(f"{key.value!r} is given twice, in {where}: leave one out")
             lines[name] = line

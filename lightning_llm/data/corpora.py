@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lightning_llm.data.formats import DEFAULT_TEXT_KEY, Document, TextFile, format_of
+from lightning_llm.untrusted import check_regular
 
 NAMED_CORPORA = ("stdlib", "shakespeare")
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -207,6 +208,7 @@ def _given_files(given: str, text_key: str) -> list[TextFile]:
     if path.is_dir():
         paths = _files_below(path)
     elif path.exists():
+        check_regular(path)
         paths = [path]
     else:
         paths = sorted(Path(found) for found in glob.glob(str(path), recursive=True) if Path(found).is_file())

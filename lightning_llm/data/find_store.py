@@ -57,7 +57,7 @@ def find_or_prepare(
     documents = open_corpus(inputs)
     if out.exists():
         opened = TokenStore.open(out)
-        if opened.source["fingerprint"] == documents.fingerprint and _has_tokenizer(opened, tokenizer):
+        if opened.source.get("fingerprint") == documents.fingerprint and _has_tokenizer(opened, tokenizer):
             return opened
         say(f"The text or the tokenizer of {out} has changed since it was prepared.")
     say(f"Preparing {out} from {', '.join(inputs)} ({documents.size / 1e6:.1f} MB), tokenizer {tokenizer}.")
@@ -124,22 +124,23 @@ def _check_source(store: TokenStore, corpus: str | None, path: str | None, token
     made = store.source
     faults = []
     if path is not None:
-        if made["fingerprint"] != open_corpus([path]).fingerprint:
-            faults.append(f"data.path {path!r}{' as it is now' if made['inputs'] == [path] else ''}")
-    elif corpus not in (None, DEFAULT_CORPUS) and made["inputs"] != [corpus]:
+        if made.get("fingerprint") != open_corpus([path]).fingerprint:
+            faults.append(f"data.path {path!r}{' as it is now' if made.get('inputs') == [path] else ''}")
+    elif corpus not in (None, DEFAULT_CORPUS) and made.get("inputs") != [corpus]:
         faults.append(f"data.corpus {corpus!r}")
     if tokenizer != DEFAULT_TOKENIZER and not _has_tokenizer(store, tokenizer):
         faults.append(f"data.tokenizer {tokenizer!r}")
-    if vocab_size != DEFAULT_VOCAB_SIZE and made["tokenizer"] == "bpe" and made["vocab_size"] != vocab_size:
+    if vocab_size != DEFAULT_VOCAB_SIZE and made.get("tokenizer") == "bpe" and made.get("vocab_size") != vocab_size:
         faults.append(f"data.vocab_size {vocab_size}")
     if faults:
+        inputs = ", ".join(made.get("inputs", []))
         raise ValueError(
-            f"token store {store.path} was made from {', '.join(made['inputs'])} with tokenizer {made['tokenizer']} of "
+            f"token store {store.path} was made from {inputs} with tokenizer {made.get('tokenizer')} of "
             f"{store.vocab_size} ids, not with {' and '.join(faults)}: drop the option, or name another data.store"
         )
 
 
 def _has_tokenizer(store: TokenStore, tokenizer: str) -> bool:
     if tokenizer in BUILT_IN_TOKENIZERS:
-        return bool(store.source["tokenizer"] == tokenizer)
+        return bool(store.source.get("tokenizer") == tokenizer)
     return store.tokenizer_sha256 == sha256(Tokenizer.from_file(tokenizer).to_str().encode())

@@ -34,6 +34,7 @@ _COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".zstd": "zst"}
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 _COMPRESSED_BYTES = 1 << 13  # of zstandard, decompressed at once: at the utmost 32,768 times as much comes out
 _ROWS = 64  # of parquet, in memory at once
+_SMALL, _MOST_GROWTH = 1 << 26, 200  # bytes unpacked that nobody minds; how much larger than the file others may be
 
 Advance = Callable[[int], object]
 
@@ -203,6 +204,7 @@ class TextFile:
             groups, row = file.num_row_groups, 0
             for group in range(groups):
                 count = file.metadata.row_group(group).num_rows
+                self._check_rows(file.metadata.row_group(group))
                 if start <= group * self.size // groups < stop:
                     read = row
                     for batch in file.iter_batches(_ROWS, [group], [self.text_key], use_threads=False):
@@ -214,20 +216,33 @@ class TextFile:
                     advance(self.size // groups)
                 row += count
 
+    def _check_rows(self, group: Any) -> None:
+        for number in range(group.num_columns):
+            column = group.column(number)
+            size, packed = column.total_uncompressed_size, column.total_compressed_size
+            if column.path_in_schema == self.text_key and size > max(_SMALL, _MOST_GROWTH * packed):
+                raise ValueError(f"{self.name}: {self.text_key!r} is {size} bytes unpacked, {packed} in the file")
+
     def _blocks(self, advance: Advance, start: int = 0) -> Iterator[bytes]:
         """The content, decompressed, in blocks of about ``PIECE_BYTES``."""
         with self._opened() as raw:
             if self.compression == "zst":
-                yield from _from_zstandard(raw, self.name, advance)
+                yield from self._bounded(raw, _from_zstandard(raw, self.name, advance))
                 return
             file: Any = gzip.GzipFile(fileobj=raw, mode="rb") if self.compression == "gz" else raw
             if start:
                 file.seek(start)
-            before = start
-            while block := file.read(PIECE_BYTES):
-                advance(raw.tell() - before)
-                before = raw.tell()
-                yield block
+            blocks = _counted(raw, file, start, advance)
+            yield from self._bounded(raw, blocks) if self.compression else blocks
+
+    def _bounded(self, raw: IO[bytes], blocks: Iterator[bytes]) -> Iterator[bytes]:
+        """Refuses a small file that would fill memory or take hours: text shrinks to a tenth, logs to a hundredth."""
+        size = 0
+        for block in blocks:
+            size += len(block)
+            if size > max(_SMALL, _MOST_GROWTH * raw.tell()):
+                raise ValueError(f"{self.name} is more than {_MOST_GROWTH} times as large unpacked: unpack it first")
+            yield block
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[IO[bytes]]:
@@ -257,6 +272,14 @@ def format_of(name: str) -> tuple[str, str]:
     if kind == "parquet" and compression:
         raise ValueError(f"{name}: parquet is compressed within, unpack it first")
     return kind, compression
+
+
+def _counted(raw: IO[bytes], file: IO[bytes], start: int, advance: Advance) -> Iterator[bytes]:
+    before = start
+    while block := file.read(PIECE_BYTES):
+        advance(raw.tell() - before)
+        before = raw.tell()
+        yield block
 
 
 def _from_zstandard(raw: IO[bytes], name: str, advance: Advance) -> Iterator[bytes]:

@@ -10,25 +10,14 @@ import itertools
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lightning_llm.data.formats import Advance, ignore_progress
 from lightning_llm.data.progress import progress_bar
-from lightning_llm.data.token_store import (
-    FORMAT,
-    SHARD,
-    TOKENIZER,
-    TokenStore,
-    read_meta,
-    read_tokens,
-    sha256,
-    shards_of,
-)
+from lightning_llm.data.token_store import BLOCK, FORMAT, SHARD, TOKENIZER, TokenStore, read_meta, shards_of
 from lightning_llm.data.token_store_writer import TokenStoreWriter
 
-_BLOCK = 1 << 22  # tokens that are copied at once
 _LISTED = 8  # missing shards that a message names
 
 
@@ -64,46 +53,41 @@ def merge_shards(out: str | Path, *, progress: bool = False) -> TokenStore:
     out = Path(out)
     if out.exists():
         raise ValueError(f"{out} exists already: remove it or choose another folder")
-    folders, metas = _shards(out)
-    first = metas[0]
-    tokenizer = (folders[0] / TOKENIZER).read_text(encoding="utf-8")
-    total = sum(file.stat().st_size for folder in folders for file in folder.glob("*.bin"))
+    shards = _shards(out)
+    first = shards[0]
+    tokenizer = (first.path / TOKENIZER).read_text(encoding="utf-8")
+    total = sum(file.stat().st_size for shard in shards for file in shard.path.glob("*.bin"))
     with (
         progress_bar(total, progress) as phase,
-        TokenStoreWriter(out, vocab_size=first["vocab_size"], tokenizer=tokenizer, source=first["source"]) as writer,
+        TokenStoreWriter(out, vocab_size=first.vocab_size, tokenizer=tokenizer, source=first.source) as writer,
     ):
         advance = phase("merging")
-        for folder, meta in zip(folders, metas, strict=True):
-            for split, counts in meta["splits"].items():
-                _append(writer, folder, split, counts, meta["dtype"], advance)
+        for shard in shards:
+            for split in shard.splits:
+                _append(writer, shard, split, advance)
         check_splits(writer.tokens)
     store = TokenStore.open(out)
-    for folder in folders:
-        shutil.rmtree(folder)
+    for shard in shards:
+        shutil.rmtree(shard.path)
     return store
 
 
-def _append(
-    writer: TokenStoreWriter,
-    folder: Path,
-    split: str,
-    counts: dict[str, Any],
-    dtype: str,
-    advance: Advance = ignore_progress,
-) -> None:
-    digest = hashlib.sha256()
-    for start in range(0, counts["tokens"], _BLOCK):
-        block = read_tokens(folder / f"{split}.bin", dtype, start, _BLOCK)
+def _append(writer: TokenStoreWriter, shard: TokenStore, split: str, advance: Advance = ignore_progress) -> None:
+    digest, counts = hashlib.sha256(), shard.splits[split]
+    for start in range(0, counts.tokens, BLOCK):
+        block = shard.checked_block(split, start)
         digest.update(block.data)
         writer.write(split, block, text_bytes=0)
         advance(block.nbytes)
-    if digest.hexdigest() != counts["sha256"]:
-        raise ValueError(f"shard {folder}: {split}.bin was changed, its sha256 is not that of {SHARD}: make it again")
-    writer.write(split, np.empty(0, np.uint16), text_bytes=counts["bytes"], documents=counts["documents"])
+    if digest.hexdigest() != counts.sha256:
+        raise ValueError(
+            f"shard {shard.path}: {split}.bin was changed, its sha256 is not that of {SHARD}: make it again"
+        )
+    writer.write(split, np.empty(0, np.uint16), text_bytes=counts.bytes, documents=counts.documents)
 
 
-def _shards(out: Path) -> tuple[list[Path], list[dict[str, Any]]]:
-    """The folders of all shards in their order, and what their ``shard.json`` says."""
+def _shards(out: Path) -> list[TokenStore]:
+    """All shards in their order."""
     found = {folder: read_meta(folder, SHARD, f"{FORMAT}, shard") for folder in shards_of(out)}
     if not found:
         raise ValueError(f"--merge {out}: there is no shard {shard_folder(out, 1, 1).name[:-6]}I-of-N beside it")
@@ -119,12 +103,14 @@ def _shards(out: Path) -> tuple[list[Path], list[dict[str, Any]]]:
     folders = [shard_folder(out, index, counts[0]) for index in range(1, counts[0] + 1)]
     metas = [found[folder] for folder in folders]
     for folder, meta in zip(folders, metas, strict=True):
-        for field, what in (("key", "text, options or versions"), ("tokenizer_sha256", "tokenizer")):
+        for field, what in (
+            ("key", "text, options or versions"),
+            ("tokenizer_sha256", "tokenizer"),
+            ("vocab_size", "vocabulary"),
+        ):
             if meta[field] != metas[0][field]:
                 raise ValueError(f"--merge {out}: {folder.name} was made with another {what} than {folders[0].name}")
-        if sha256((folder / TOKENIZER).read_bytes()) != meta["tokenizer_sha256"]:
-            raise ValueError(f"--merge {out}: {TOKENIZER} of {folder.name} was changed: make the shard again")
-    return folders, metas
+    return [TokenStore.from_meta(folder, meta) for folder, meta in zip(folders, metas, strict=True)]
 
 
 def _listed(numbers: list[str]) -> str:

@@ -15,11 +15,30 @@ import hashlib
 import json
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lightning_llm.data.tokenizer_checks import LARGEST_TOKENIZER
+from lightning_llm.untrusted import (
+    MIB,
+    SHA256,
+    TEXT,
+    file_in,
+    list_of,
+    maybe,
+    one_of,
+    read_bytes,
+    read_json,
+    record,
+    rule,
+    shown,
+    validate,
+    whole,
+)
 
 FORMAT = "lightning-llm token store"
 VERSION = 1
@@ -27,9 +46,29 @@ SPLITS = ("train", "val", "test")
 META, SHARD, TOKENIZER = "meta.json", "shard.json", "tokenizer.json"
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 
-_BLOCK = 1 << 16  # tokens that are looked at together
+BLOCK = 1 << 16  # tokens that are looked at together
 _BLOCKS_AT_OPEN = 256  # 16 Mi tokens, in about 5 ms
 _BYTES_AT_OPEN = 1 << 28  # what is read whole: 0.2 s at 1.5 GB/s, against some 4 s that a run needs to start
+
+Content = TypeVar("Content")
+LARGEST_META = 8 * MIB
+MOST_IDS = 1 << 32
+
+_COUNTS = record({"tokens": whole(), "bytes": whole(), "documents": whole(), "sha256": SHA256})
+_SOURCE = {"inputs": list_of(TEXT, 1 << 16), "fingerprint": TEXT, "text_key": TEXT, "tokenizer": TEXT}
+# What meta.json and shard.json say, and what a journal says about splits.
+SPLIT_COUNTS = record({"train": _COUNTS, "val": _COUNTS}, {"test": _COUNTS})
+_META = {
+    "format": TEXT,
+    "version": one_of(VERSION),
+    "dtype": one_of(*DTYPES),
+    "vocab_size": whole(1, MOST_IDS),
+    "tokenizer_sha256": SHA256,
+    "splits": SPLIT_COUNTS,
+    "source": record({}, {**_SOURCE, "vocab_size": maybe(whole()), "eos_token_id": maybe(whole(0, MOST_IDS))}),
+}
+_PAIR = rule("its number and their count", lambda pair: isinstance(pair, list) and len(pair) == 2)
+_SHARD = {"shard": lambda pair, name: _PAIR(pair, name) or list_of(whole(1), 2)(pair, name), "key": TEXT}
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 
@@ -76,13 +115,14 @@ class TokenStore:
         _refuse_shards(path)
         if not path.is_dir():
             raise ValueError(f"token store {path} does not exist: make it with lightning-llm prepare … --out {path}")
-        meta = read_meta(path)
-        try:
-            splits = {name: Split(**split) for name, split in meta["splits"].items()}
-            store = cls(path, meta["vocab_size"], meta["dtype"], splits, meta["tokenizer_sha256"], meta["source"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"token store {path}: {META} lacks fields of version {VERSION} ({error})") from error
-        if sha256(_read_bytes(path / TOKENIZER)) != store.tokenizer_sha256:
+        return cls.from_meta(path, read_meta(path))
+
+    @classmethod
+    def from_meta(cls, path: Path, meta: dict[str, Any]) -> "TokenStore":
+        """Checks the files of a store, or of a shard, against :func:`read_meta`. Errors as in :meth:`open`."""
+        splits = {name: Split(**split) for name, split in meta["splits"].items()}
+        store = cls(path, meta["vocab_size"], meta["dtype"], splits, meta["tokenizer_sha256"], meta["source"])
+        if sha256(_read(path, TOKENIZER, read_bytes, LARGEST_TOKENIZER)) != store.tokenizer_sha256:
             raise ValueError(
                 f"token store {path}: {TOKENIZER} does not belong to it, the ids were made with another one: "
                 "put that one back or prepare the store again"
@@ -128,8 +168,8 @@ class TokenStore:
     @property
     def eos_token_id(self) -> int | None:
         """The id behind every document; ``None`` where documents are not marked, or in raw files."""
-        number = self.source.get("eos_token_id")
-        return None if number is None else int(number)
+        number: int | None = self.source.get("eos_token_id")
+        return number
 
     @property
     def fingerprint(self) -> str:
@@ -164,8 +204,8 @@ class TokenStore:
         """
         for name, split in self.splits.items():
             digest = hashlib.sha256()
-            for start in range(0, split.tokens, _BLOCK):
-                block = self._checked_block(name, start)
+            for start in range(0, split.tokens, BLOCK):
+                block = self.checked_block(name, start)
                 if split.sha256:
                     digest.update(block.data)
             if split.sha256 and digest.hexdigest() != split.sha256:
@@ -182,7 +222,7 @@ class TokenStore:
             )
         sizes = {name: split.tokens * np.dtype(DTYPES[self.dtype]).itemsize for name, split in self.splits.items()}
         for name, expected in sizes.items():
-            file, tokens = self.path / f"{name}.bin", self.splits[name].tokens
+            file, tokens = file_in(self.path, f"{name}.bin"), self.splits[name].tokens
             found = file.stat().st_size if file.is_file() else None
             if found != expected:
                 state = "is missing" if found is None else f"has {found} bytes instead of {expected}"
@@ -194,12 +234,17 @@ class TokenStore:
             self.verify()
             return
         for name, split in self.splits.items():
-            blocks = min(-(-split.tokens // _BLOCK), _BLOCKS_AT_OPEN)
-            for start in np.linspace(0, max(0, split.tokens - _BLOCK), blocks, dtype=np.int64).tolist():
-                self._checked_block(name, start)
+            blocks = min(-(-split.tokens // BLOCK), _BLOCKS_AT_OPEN)
+            for start in np.linspace(0, max(0, split.tokens - BLOCK), blocks, dtype=np.int64).tolist():
+                self.checked_block(name, start)
 
-    def _checked_block(self, split: str, start: int) -> Tokens:
-        block = read_tokens(self.path / f"{split}.bin", self.dtype, start, _BLOCK)
+    def checked_block(self, split: str, start: int) -> Tokens:
+        """Up to :data:`BLOCK` ids from a place on.
+
+        Raises:
+            ValueError: If an id is not in the vocabulary.
+        """
+        block = read_tokens(self.path / f"{split}.bin", self.dtype, start, BLOCK)
         if len(block) and (largest := int(block.max())) >= self.vocab_size:
             raise ValueError(
                 f"token store {self.path}: {split}.bin holds token id {largest} at position "
@@ -304,26 +349,28 @@ def read_meta(path: Path, name: str = META, form: str = FORMAT) -> dict[str, Any
     Raises:
         ValueError: If it cannot be read, was edited, or is of another format or version.
     """
-    content = _read_bytes(path / name)
-    try:
-        meta = json.loads(content)
-        checksum = meta.pop("checksum", None)
-    except (ValueError, AttributeError, TypeError) as error:
-        raise ValueError(f"token store {path}: {name} is not a JSON object ({error})") from error
+    source = f"token store {path}: {name}"
+    meta = _read(path, name, read_json, LARGEST_META)
+    checksum = meta.pop("checksum", None)
     if meta.get("format") != form or meta.get("version") != VERSION:
         raise ValueError(
-            f"token store {path}: {name} says format {meta.get('format')!r} version {meta.get('version')!r}, "
+            f"{source} says format {shown(meta.get('format'))} version {shown(meta.get('version'))}, "
             f"this program reads {form!r} version {VERSION}"
         )
+    validate(meta, record(_META if name == META else {**_META, **_SHARD}), source, "prepare the store again")
     if checksum != meta_checksum(meta):
+        raise ValueError(f"{source} was edited, its checksum does not fit: put it back or prepare the store again")
+    eos = meta["source"].get("eos_token_id")
+    if eos is not None and eos >= meta["vocab_size"]:
         raise ValueError(
-            f"token store {path}: {name} was edited, its checksum does not fit: put it back or prepare the store again"
+            f"{source}: source.eos_token_id is {eos}, expected less than vocab_size {meta['vocab_size']}; "
+            "prepare the store again"
         )
-    return meta  # type: ignore[no-any-return]
+    return meta
 
 
-def _read_bytes(file: Path) -> bytes:
+def _read(folder: Path, name: str, read: Callable[[Path, int], Content], limit: int) -> Content:
     try:
-        return file.read_bytes()
+        return read(file_in(folder, name), limit)
     except OSError as error:
-        raise ValueError(f"token store {file.parent}: {file.name} cannot be read ({error.strerror})") from error
+        raise ValueError(f"token store {folder}: {name} cannot be read ({error.strerror})") from error

@@ -23,8 +23,10 @@ import numpy as np
 from lightning_llm.data.token_store import (
     DTYPES,
     FORMAT,
+    LARGEST_META,
     META,
     SHARD,
+    SPLIT_COUNTS,
     SPLITS,
     TOKENIZER,
     VERSION,
@@ -33,8 +35,11 @@ from lightning_llm.data.token_store import (
     meta_checksum,
     sha256,
 )
+from lightning_llm.data.tokenizer_checks import LARGEST_TOKENIZER
+from lightning_llm.untrusted import TEXT, file_in, list_of, read_json, read_text, record, validate, whole
 
 _JOURNAL = "journal.json"
+_JOURNAL_KIND = record({"key": TEXT, "cursor": list_of(whole(), 2), "splits": SPLIT_COUNTS})
 _BLOCK_BYTES = 1 << 24
 _active: set[Path] = set()  # folders that this process is writing into
 
@@ -153,7 +158,7 @@ class TokenStoreWriter:
                 _active.add(self._partial)
                 splits = journal["splits"]
                 digests = {name: _cut_to(self._partial, name, splits[name], self._dtype) for name in splits}
-            except (OSError, ValueError, KeyError):  # another was faster, or the power failed: begin anew
+            except (OSError, ValueError):  # another was faster, or the power failed: begin anew
                 shutil.rmtree(self._partial, ignore_errors=True)
                 continue
             self.resumed = journal["cursor"]
@@ -228,7 +233,7 @@ def unfinished_tokenizer(path: str | Path, key: str) -> str | None:
     for folder in _left_behind(Path(os.path.abspath(path))):
         if _journal(folder).get("key") == key:
             with contextlib.suppress(OSError, ValueError):
-                return (folder / TOKENIZER).read_text(encoding="utf-8")
+                return read_text(file_in(folder, TOKENIZER), LARGEST_TOKENIZER)
     return None
 
 
@@ -249,10 +254,11 @@ def _left_behind(path: Path) -> list[Path]:
 
 def _journal(folder: Path) -> dict[str, Any]:
     try:
-        content = json.loads((folder / _JOURNAL).read_text(encoding="utf-8"))
+        content = read_json(file_in(folder, _JOURNAL), LARGEST_META)
+        validate(content, _JOURNAL_KIND, folder, "")
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return content
 
 
 def _cut_to(folder: Path, split: str, counts: dict[str, Any], dtype: str) -> Any:
@@ -261,14 +267,15 @@ def _cut_to(folder: Path, split: str, counts: dict[str, Any], dtype: str) -> Any
     Raises:
         ValueError: If the rest is not what was committed.
     """
-    file, left, digest = folder / f"{split}.bin", counts["tokens"] * np.dtype(DTYPES[dtype]).itemsize, hashlib.sha256()
+    file, digest = file_in(folder, f"{split}.bin"), hashlib.sha256()
+    left = size = counts["tokens"] * np.dtype(DTYPES[dtype]).itemsize
     with file.open("rb") as content:
         while left and (block := content.read(min(left, _BLOCK_BYTES))):
             digest.update(block)
             left -= len(block)
     if digest.hexdigest() != counts["sha256"]:
         raise ValueError(f"{file} was changed")
-    os.truncate(file, counts["tokens"] * np.dtype(DTYPES[dtype]).itemsize)
+    os.truncate(file, size)
     return digest
 
 

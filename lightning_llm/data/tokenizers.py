@@ -14,9 +14,10 @@ Reading one back recognises the first three kinds, which have a faster way here 
 """
 
 import codecs
+import contextlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,8 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from lightning_llm.data.cuts import LONGEST_PIECE, PIECE_CHARACTERS, cut_at_newlines, cut_long_words
+from lightning_llm.data.tokenizer_checks import LARGEST_TOKENIZER, MOST_IDS, read_content
+from lightning_llm.untrusted import read_text
 
 Kind = Literal["char", "byte", "bpe", "file"]
 Ids = NDArray[np.unsignedinteger[Any]]
@@ -34,7 +37,7 @@ END_OF_TEXT = "<|endoftext|>"
 # What a tokenizer.json calls it is not written in it: the names that GPT-2, Llama 3, Llama 2 and Gemma use.
 END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 SMALLEST_BPE_VOCABULARY = 257  # the bytes and the end of text
-LARGEST_VOCABULARY = 1 << 22  # the library reserves memory for each id before it begins
+LARGEST_VOCABULARY = MOST_IDS
 
 _ONE_CHARACTER = r"[\s\S]"
 
@@ -62,17 +65,17 @@ class Tokenizer:
     """
 
     def __init__(self, content: str) -> None:
-        try:
+        parsed = read_content(content)
+        with _library("not a tokenizer.json"):
             self._backend = Backend.from_str(content)
-        except Exception as error:  # the library raises plain Exception
-            raise ValueError(f"not a tokenizer.json: {error}") from error
         self._content = content
         self._backend.no_truncation()  # a file may carry both, for inference
         self._backend.no_padding()
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        if not vocabulary:
+            raise ValueError("not a tokenizer.json: its vocabulary is empty")
         self.eos_token_id = next((vocabulary[name] for name in END_OF_TEXT_NAMES if name in vocabulary), None)
-        parsed = json.loads(content)
         self.kind = _kind(parsed)
         self._drops_characters = self.kind == "file" and _drops_characters(parsed)
         self._checked: set[int] = set()
@@ -94,7 +97,7 @@ class Tokenizer:
             ValueError: If there is none, or it is something else.
         """
         try:
-            return cls(Path(path).read_text(encoding="utf-8"))
+            return cls(read_text(path, LARGEST_TOKENIZER))
         except OSError as error:
             raise ValueError(f"tokenizer {str(path)!r}: {error.strerror}") from error
         except ValueError as error:
@@ -191,10 +194,8 @@ class Tokenizer:
         if self.kind == "bpe" and any(len(text) > LONGEST_PIECE for text in texts):
             pieces = (cut_at_newlines([text], PIECE_CHARACTERS, LONGEST_PIECE) for text in texts)  # as `prepare` does
             return [np.concatenate(self.encode_batch(list(each) or [""])) for each in pieces]
-        try:
+        with _library("the tokenizer cannot encode this text"):
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        except Exception as error:  # the library raises plain Exception
-            raise ValueError(f"the tokenizer cannot encode this text: {error}") from error
         if self._drops_characters:
             self._refuse_dropped(texts)
         return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
@@ -212,7 +213,8 @@ class Tokenizer:
             return "".join(self._characters[number] for number in numbers)
         if self.kind == "byte":
             return bytes(numbers).decode("utf-8", errors="replace")
-        return self._backend.decode(numbers, skip_special_tokens=False)
+        with _library("the tokenizer cannot decode these ids"):
+            return self._backend.decode(numbers, skip_special_tokens=False)
 
     def stream(self) -> "TextStream":
         """A decoder that takes one id at a time."""
@@ -325,6 +327,17 @@ class TextStream:
         return rest
 
 
+@contextlib.contextmanager
+def _library(what: str) -> Iterator[None]:
+    """The library raises plain Exception, or, where it contradicts itself, what is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{what}: {error}") from error
+
+
 def _code_points(text: str) -> NDArray[np.unsignedinteger[Any]]:
     if text.isascii():
         return np.frombuffer(text.encode("ascii"), dtype=np.uint8)
@@ -362,7 +375,7 @@ def _kind(content: dict[str, Any]) -> Kind:
         vocabulary = model["vocab"]
         one_each = all(len(token) == 1 for token in vocabulary)
         return "char" if one_each and sorted(vocabulary.values()) == list(range(len(vocabulary))) else "file"
-    byte_level = splitter.get("type") == "ByteLevel" and not splitter["add_prefix_space"]
+    byte_level = splitter.get("type") == "ByteLevel" and not splitter.get("add_prefix_space", True)
     if model.get("type") == "BPE" and byte_level and not model.get("dropout"):
         if splitter.get("use_regex", True):
             return "bpe" if not any(map(_reaches_out, content.get("added_tokens") or [])) else "file"

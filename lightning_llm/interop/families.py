@@ -14,6 +14,7 @@ from lightning_llm.interop.family import Family
 from lightning_llm.interop.gpt2 import GPT2
 from lightning_llm.interop.llama import LLAMA, QWEN3
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.untrusted import shown
 
 FAMILIES: tuple[Family, ...] = (LLAMA, QWEN3, GPT2())
 
@@ -46,4 +47,5 @@ def family_of(content: dict[str, object]) -> Family:
             return family
     if kind is None and classes is None:
         raise ValueError(f"it has neither model_type nor architectures; the supported ones are {known}")
-    raise ValueError(f"model_type {kind!r} with architectures {classes!r} is not supported; there are {known}")
+    found = f"model_type {shown(kind)} with architectures {shown(classes)}"
+    raise ValueError(f"{found} is not supported; there are {known}")

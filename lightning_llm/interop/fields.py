@@ -4,8 +4,11 @@ The rest is a field that nobody here knows. Where it says something (is neither 
 what the model computes, so it is refused by name.
 """
 
+import sys
 from collections.abc import Iterable
 from typing import Any
+
+from lightning_llm.untrusted import Kind, maybe, rule, shown
 
 # They say how weights are stored, how text is generated, what a head for another task would do: not what logits are.
 HARMLESS = frozenset(
@@ -39,6 +42,19 @@ HARMLESS = frozenset(
 UNSCALED = (None, 1, 1.0)
 
 
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+_ROPE = rule(
+    "plain values, of one rotation for all layers",
+    lambda given: (
+        isinstance(given, dict)
+        and all(value is None or isinstance(value, str | bool) or _is_finite(value) for value in given.values())
+    ),
+)
+
+
 class Fields:
     """The content of a ``config.json``, being read.
 
@@ -57,11 +73,18 @@ class Fields:
         value = self._left.pop(name, None)
         return default if value is None else value
 
+    def of_kind(self, name: str, kind: Kind) -> Any:
+        """The value of a field, where it is of a kind; else a fault and ``None``."""
+        value = self.take(name)
+        faults = list(maybe(kind)(value, name))
+        self.faults += faults
+        return None if faults else value
+
     def whole(self, name: str, default: int | None) -> int | None:
         """A size. A fault where it is none."""
         value = self.take(name, default)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            self.faults.append(f"{name} must be a whole number above 0, got {value!r}")
+            self.faults.append(f"{name} must be a whole number above 0, got {shown(value)}")
             return default
         assert value is None or isinstance(value, int)
         return value
@@ -69,16 +92,23 @@ class Fields:
     def number(self, name: str, default: float) -> float:
         """A number. A fault where it is none."""
         value = self.take(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            self.faults.append(f"{name} must be a number, got {value!r}")
+        if not _is_finite(value):
+            self.faults.append(f"{name} must be a number, got {shown(value)}")
             return default
         return float(value)
+
+    def share(self, name: str, default: float) -> float:
+        """A number from 0 to 1. A fault where it is none."""
+        value = self.number(name, default)
+        if not 0 <= value <= 1:
+            self.faults.append(f"{name} must be from 0 to 1, got {value}")
+        return value
 
     def switch(self, name: str, default: bool = False) -> bool:
         """True or false. A fault where it is neither."""
         value = self.take(name, default)
         if not isinstance(value, bool):
-            self.faults.append(f"{name} must be true or false, got {value!r}")
+            self.faults.append(f"{name} must be true or false, got {shown(value)}")
             return default
         return value
 
@@ -86,8 +116,8 @@ class Fields:
         """A fault where the field is there and has another value."""
         accepted = tuple(accepted)
         value = self._left.pop(name, accepted[0])
-        if value not in accepted:
-            self.faults.append(f"{name} {value!r} is not supported{': ' + why if why else ''}")
+        if all(value != known or isinstance(value, bool) != isinstance(known, bool) for known in accepted):
+            self.faults.append(f"{name} {shown(value)} is not supported{': ' + why if why else ''}")
 
     def finish(self) -> None:
         """A fault for every field that is left and says something."""
@@ -97,7 +127,8 @@ class Fields:
             self.faults.append("auto_map: the model brings code of its own, which is not run")
         for name, value in self._left.items():
             if value not in (None, False, {}, [], ""):
-                self.faults.append(f"{name} {value!r} is unknown and may change what the model computes")
+                field = shown(name)[1:-1]
+                self.faults.append(f"{field} {shown(value)} is unknown and may change what the model computes")
 
 
 def read_rope(fields: Fields, longest: int) -> tuple[float, dict[str, Any] | None]:
@@ -107,22 +138,18 @@ def read_rope(fields: Fields, longest: int) -> tuple[float, dict[str, Any] | Non
         fields: The config.
         longest: ``max_position_embeddings``.
     """
-    old, new = fields.take("rope_scaling"), fields.take("rope_parameters")
+    old, new = (fields.of_kind(name, _ROPE) for name in ("rope_scaling", "rope_parameters"))
     theta = fields.take("rope_theta")
-    for name, value in (("rope_scaling", old), ("rope_parameters", new)):
-        if value is not None and (not isinstance(value, dict) or any(isinstance(v, dict) for v in value.values())):
-            fields.faults.append(f"{name} {value!r} is not supported: there must be one rotation for all layers")
-            return 10000.0, None
     base, scaling = _rope_fields(fields, {} if new is None else new, longest)
     old_base, old_scaling = _rope_fields(fields, {} if old is None else old, longest)
     if old is not None and new is not None and scaling != old_scaling:
-        fields.faults.append(f"rope_scaling {old!r} contradicts rope_parameters {new!r}")
+        fields.faults.append(f"rope_scaling {shown(old)} contradicts rope_parameters {shown(new)}")
     given = [value for value in (base, old_base, theta) if value is not None]
-    bases = {float(value) for value in given if isinstance(value, int | float) and not isinstance(value, bool)}
-    if given and not bases:
-        fields.faults.append(f"rope_theta must be a number, got {given[0]!r}")
+    bases = {float(value) for value in given if _is_finite(value)}
+    if not all(map(_is_finite, given)):
+        fields.faults.append(f"rope_theta must be a number, got {', '.join(map(shown, given))}")
     if len(bases) > 1:
-        fields.faults.append(f"rope_theta {theta!r} contradicts rope_parameters {new!r}")
+        fields.faults.append(f"rope_theta {theta} contradicts rope_parameters {shown(new)}")
     fields.must_be("partial_rotary_factor", UNSCALED, "all of a head is rotated here")
     return bases.pop() if bases else 10000.0, scaling if new is not None else old_scaling
 
@@ -134,7 +161,7 @@ def _rope_fields(fields: Fields, given: dict[str, Any], longest: int) -> tuple[A
     given.pop("type", None)
     partial = given.pop("partial_rotary_factor", 1)
     if partial not in UNSCALED:
-        fields.faults.append(f"partial_rotary_factor {partial!r} is not supported: all of a head is rotated here")
+        fields.faults.append(f"partial_rotary_factor {shown(partial)} is not supported: all of a head is rotated here")
     if kind == "default":
         return base, None
     if kind == "llama3":

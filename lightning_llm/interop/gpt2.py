@@ -6,6 +6,7 @@ from typing import Any
 from lightning_llm.interop.family import Place
 from lightning_llm.interop.fields import Fields
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.untrusted import shown
 
 # ours -> what it is called there, and what is read as the same
 ACTIVATIONS = {
@@ -84,11 +85,11 @@ class GPT2:
         mlp = next((ours for ours, theirs in ACTIVATIONS.items() if called in theirs), None)
         if mlp is None:
             known = ", ".join(name for names in ACTIVATIONS.values() for name in names)
-            fields.faults.append(f"activation_function {called!r} is not supported: there are {known}")
+            fields.faults.append(f"activation_function {shown(called)} is not supported: there are {known}")
         fields.must_be("scale_attn_weights", (True, None), "attention is scaled by the root of head_dim")
         fields.must_be("scale_attn_by_inverse_layer_idx", (False, None))
         fields.must_be("add_cross_attention", (False, None))
-        dropouts = {name: fields.number(name, 0.1) for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+        dropouts = {name: fields.share(name, 0.1) for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
         dropout = dropouts["resid_pdrop"]
         if len(set(dropouts.values())) > 1:
             fields.notes.append(f"{dropouts} cannot all be kept, they act in training only: architecture.dropout is 0")

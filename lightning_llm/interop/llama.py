@@ -6,7 +6,8 @@ from typing import Any
 
 from lightning_llm.interop.family import Place
 from lightning_llm.interop.fields import Fields, read_rope
-from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.config import MOST_LAYERS, ModelConfig
+from lightning_llm.untrusted import list_of, one_of
 
 # What both sides call the same.
 SAME = (
@@ -75,11 +76,9 @@ class Llama:
         theta, scaling = read_rope(fields, sizes["max_position_embeddings"] or 1)
         fields.must_be("hidden_act", ("silu", "swish"), "SwiGLU has SiLU")
         fields.must_be("rope_interleaved", (False, None), "the halves of a head are rotated here, not neighbours")
-        layers = fields.take("layer_types", [])
-        if any(kind != "full_attention" for kind in layers):
-            fields.faults.append(f"layer_types {sorted(set(layers))}: only full_attention is supported")
+        fields.of_kind("layer_types", list_of(one_of("full_attention"), MOST_LAYERS))
         self._windows(fields)
-        dropout = fields.number("attention_dropout", 0.0)
+        dropout = fields.share("attention_dropout", 0.0)
         if dropout:
             fields.notes.append(
                 f"attention_dropout {dropout} acts in training only and is not taken over: architecture.dropout is 0"

@@ -122,9 +122,10 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if type(value) is int else f"`{json.dumps(value)}`" if isinstance(value, dict) else str(value)
 
 
-def _said(section: dict[str, Any]) -> dict[str, Any]:
+def _said(section: object) -> dict[str, Any]:
     """Without what was left at null, and without places on the machine it was trained on."""
-    return {n: value for n, value in section.items() if value is not None and n not in NOT_OF_THE_MODEL}
+    found = section if isinstance(section, dict) else {}
+    return {n: value for n, value in found.items() if value is not None and n not in NOT_OF_THE_MODEL}
 
 
 def _yaml(content: dict[str, Any]) -> str:

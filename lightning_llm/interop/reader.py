@@ -1,7 +1,6 @@
 """A folder of ``transformers`` as a model of ours: its config checked field by field, its tensors one at a time."""
 
 import dataclasses
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -19,8 +18,10 @@ from lightning_llm.interop.weights import DTYPES, Weights
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.finite import only_finite
 from lightning_llm.model.transformer import Transformer
+from lightning_llm.untrusted import file_in, read_json, shown
 
 CONFIG = "config.json"
+FIRST = "layers.0."
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 # Constants that older versions saved: the rotation, and GPT-2's causal mask.
 CONSTANTS = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)")
@@ -85,15 +86,14 @@ def read_folder(path: str | os.PathLike[str]) -> ModelFolder:
         raise ValueError(f"{path / CONFIG}: {error}") from error
     weights = Weights(path)
     _unify_names(weights, family)
-    with torch.device("meta"):
-        shapes = {name: tuple(tensor.shape) for name, tensor in Transformer(config).state_dict().items()}
+    shapes = _shapes(config)
     if config.tie_word_embeddings:
         del shapes[HEAD]
     places = family.places(shapes)
     _check_tensors(path, weights, places, shapes, config)
     tokenizer = tokenizer_files.read_tokenizer(path)
     if tokenizer is not None:
-        parsed = Tokenizer.from_file(path / tokenizer_files.FILE)
+        parsed = Tokenizer.from_file(path / tokenizer_files.FILE)  # names the file where it is none
         tokenizer_files.check_size(parsed, config)
         fields.notes += _end_of_text(content, parsed)
     return ModelFolder(path, config, tokenizer, fields.notes, places, shapes, weights)
@@ -122,19 +122,24 @@ def load_model(path: str | os.PathLike[str], device: str | torch.device = "cpu")
     return model.to(device).eval(), folder.tokenizer
 
 
+def _shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Names and shapes of all tensors. Layers are alike, so that one is made, and their number costs nothing."""
+    with torch.device("meta"):
+        state = Transformer(dataclasses.replace(config, num_hidden_layers=1)).state_dict()
+    return {
+        name.replace(FIRST, f"layers.{layer}."): tuple(tensor.shape)
+        for name, tensor in state.items()
+        for layer in range(config.num_hidden_layers if name.startswith(FIRST) else 1)
+    }
+
+
 def _read_config(path: Path) -> dict[str, object]:
     file = path / CONFIG
     if not path.is_dir():
         raise ValueError(f"{path} is no folder: give one with {CONFIG} and the weights")
     if not file.is_file():
         raise ValueError(f"{path} is no model: it has no {CONFIG}")
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} holds no fields by name, but a {type(content).__name__}")
-    return content
+    return read_json(file_in(path, CONFIG))
 
 
 def _config(family: Family, fields: Fields) -> ModelConfig:
@@ -174,8 +179,8 @@ def _check_tensors(
         if names
     ]
     there = sorted(wanted.keys() & weights.names)
-    wrong = [f"{n} is {weights.shape(n)}, config.json says {wanted[n]}" for n in there if weights.shape(n) != wanted[n]]
-    faults += [_listed(wrong)] if wrong else []
+    wrong = [name for name in there if weights.shape(name) != wanted[name]]
+    faults += [f"{name} is {weights.shape(name)}, config.json says {wanted[name]}" for name in wrong[:SHOWN]]
     dtypes = sorted({weights.dtype(name) for name in there})
     if any(dtype not in DTYPES.values() for dtype in dtypes):
         faults.append(f"tensors are of {', '.join(dtypes)}: only {', '.join(DTYPES.values())} are supported")
@@ -192,7 +197,7 @@ def _shape_there(place: Place, shapes: dict[str, Shape]) -> Shape:
 
 def _listed(names: list[str]) -> str:
     more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(shown(name)[1:-1] for name in names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _end_of_text(content: dict[str, object], tokenizer: Tokenizer) -> list[str]:
@@ -204,4 +209,4 @@ def _end_of_text(content: dict[str, object], tokenizer: Tokenizer) -> list[str]:
     known = (
         "no token is known to end a text" if ours is None else f"a text ends with {tokenizer.token(ours)!r} ({ours})"
     )
-    return [f"eos_token_id {given} is not taken over: here {known}"]
+    return [f"eos_token_id {shown(given)} is not taken over: here {known}"]

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from lightning_llm.data.tokenizer_checks import LARGEST_TOKENIZER
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.untrusted import file_in, read_text
 
 FILE = "tokenizer.json"
 OTHER_FORMATS = (
@@ -33,12 +35,9 @@ def read_tokenizer(folder: Path) -> str | None:
     Raises:
         ValueError: It has one in another format only.
     """
-    path = folder / FILE
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is no text: {error}") from error
+    path = file_in(folder, FILE)
+    if path.exists():
+        return read_text(path, LARGEST_TOKENIZER)
     found = [name for name in OTHER_FORMATS if (folder / name).is_file()]
     if found:
         raise ValueError(

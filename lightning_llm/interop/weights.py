@@ -18,8 +18,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from lightning_llm.untrusted import MIB, check_regular, file_in, read_json, record, rule, shown, validate
+
 SINGLE, PICKLE = "model.safetensors", "pytorch_model.bin"
 INDEX, PICKLE_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
+LARGEST_HEADER, MOST_FILES = 16 * MIB, 10_000  # some 200,000 tensors
 DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -112,11 +115,12 @@ class Weights:
     def __init__(self, folder: Path) -> None:
         self._sources: dict[str, Any] = {}
         for path in _files(folder):
+            check_regular(path)
             source = _open_pickle(path) if path.suffix == ".bin" else _open(path)
             names: list[str] = list(source.keys())
             for name in names:
                 if name in self._sources:
-                    raise ValueError(f"{folder} holds tensor {name} twice")
+                    raise ValueError(f"{folder} holds tensor {shown(name)} twice")
                 self._sources[name] = source
         self.names = set(self._sources)
 
@@ -157,28 +161,35 @@ class _Renamed(NamedTuple):
 
 def _files(folder: Path) -> Iterator[Path]:
     for single, index in ((SINGLE, INDEX), (PICKLE, PICKLE_INDEX)):
-        if (folder / single).is_file():
+        if file_in(folder, single).exists():
             return iter([folder / single])
-        if (folder / index).is_file():
+        if file_in(folder, index).exists():
             return _listed(folder / index)
     raise ValueError(f"{folder} holds no weights: there is neither {SINGLE} nor {INDEX} nor {PICKLE}")
 
 
 def _listed(index: Path) -> Iterator[Path]:
-    try:
-        content = json.loads(index.read_text(encoding="utf-8"))
-        names = sorted(set(content["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{index} is no index of tensors: {error}") from error
+    content = read_json(index, LARGEST_HEADER)
+    named = rule(
+        "names of files by tensor",
+        lambda given: isinstance(given, dict) and all(isinstance(name, str) for name in given.values()),
+    )
+    validate(content, record({"weight_map": named}, others=True), index, "get it again")
+    names = sorted(set(content["weight_map"].values()))
+    if len(names) > MOST_FILES:
+        raise ValueError(f"{index} names {len(names)} files, expected at most {MOST_FILES}; get it again")
     for name in names:
-        if not isinstance(name, str) or Path(name).name != name:
-            raise ValueError(f"{index} names {name!r}, which lies elsewhere: files must lie beside it")
-        if not (index.parent / name).is_file():
-            raise ValueError(f"{index.parent / name} is missing, {index.name} names it: get all files")
-        yield index.parent / name
+        path = file_in(index.parent, name)
+        if not path.exists():
+            raise ValueError(f"{path} is missing, {index.name} names it: get all files")
+        yield path
 
 
 def _open(path: Path) -> Any:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if length > LARGEST_HEADER:
+        raise ValueError(f"{path} is damaged: its header has {length} bytes, expected at most {LARGEST_HEADER}")
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:

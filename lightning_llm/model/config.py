@@ -7,7 +7,9 @@ accounting and the command line read a config without paying for it.
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, Literal, get_origin
+
+from lightning_llm.untrusted import shown
 
 Norm = Literal["rmsnorm", "layernorm"]
 Position = Literal["rope", "learned", "none"]
@@ -19,6 +21,7 @@ BUILT_IN_MLPS = GATED_MLPS + PLAIN_MLPS
 CHECKPOINT_LEVELS = (0, 1, 2)
 OWN_CODE = "lightning_llm."  # what an import path of this package begins with
 MOST_LAYERS = 2000  # twice the deepest that were trained (Wang et al. 2022, "DeepNet", arXiv:2203.00555)
+MOST_SIZE, MOST_NUMBER = 2**40, 1e30  # beyond them torch overflows
 MOST_PARAMETERS = 10**13  # several times the largest that were trained
 RECOMPUTE = ("none", "mlp", "attention", "block")
 # What each way of stretching the rotation needs beside its name; the names are those of Hugging Face.
@@ -95,6 +98,8 @@ class ModelConfig:
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
+        if wrong_types := self._type_faults():
+            raise ValueError("; ".join(wrong_types))
         faults = self._size_faults()
         if not faults:  # derived sizes make sense only from sound ones
             self._fill_derived_sizes()
@@ -136,17 +141,37 @@ class ModelConfig:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
 
+    def _type_faults(self) -> list[str]:
+        faults = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type in (int, int | None):
+                fits, expected = type(value) is int or (value is None and field.type is not int), "a whole number"
+            elif field.type is bool:
+                fits, expected = isinstance(value, bool), "true or false"
+            elif field.type is str or get_origin(field.type) is Literal:
+                fits, expected = isinstance(value, str), "a name"
+            elif field.name == "rope_scaling":
+                fits, expected = isinstance(value, dict | None), "options by name"
+            elif field.name == "checkpoint_level":
+                levels = value if isinstance(value, list | tuple) else [value]
+                fits, expected = all(type(level) is int for level in levels), "a whole number, or one for each layer"
+            else:
+                continue
+            if not fits:
+                faults.append(f"{field.name} must be {expected}, got {shown(value)}")
+        return faults
+
     def _size_faults(self) -> list[str]:
         faults = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.type in (int, int | None) and field.name != "checkpoint_level" and value is not None:
-                if isinstance(value, bool) or not isinstance(value, int):
-                    faults.append(f"{field.name} must be a whole number, got {value!r}")
-                elif value < 1:
+            most = MOST_LAYERS if field.name == "num_hidden_layers" else MOST_SIZE
+            if field.type in (int, int | None) and value is not None:
+                if value < 1:
                     faults.append(f"{field.name} must be at least 1, got {value}")
-                elif field.name == "num_hidden_layers" and value > MOST_LAYERS:
-                    faults.append(f"num_hidden_layers must be at most {MOST_LAYERS}, got {value}")
+                elif value > most:
+                    faults.append(f"{field.name} must be at most {most}, got {shown(value)}")
         return faults
 
     def _magnitude_faults(self) -> list[str]:
@@ -191,11 +216,11 @@ class ModelConfig:
         if self.mlp_bias and self.mlp == "memory_optimized_swiglu":
             faults.append("mlp_bias is not supported by mlp 'memory_optimized_swiglu': use 'swiglu'")
         if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
-            faults.append(f"dropout must be at least 0 and below 1, got {self.dropout!r}")
+            faults.append(f"dropout must be at least 0 and below 1, got {shown(self.dropout)}")
         for name in ("rms_norm_eps", "rope_theta", "initializer_range"):
             value = getattr(self, name)
-            if not _is_number(value) or not 0 < value < math.inf:
-                faults.append(f"{name} must be above 0 and finite, got {value!r}")
+            if not _is_number(value) or not 0 < value <= MOST_NUMBER:
+                faults.append(f"{name} must be above 0 and finite, got {shown(value)}")
         return faults
 
     def _scaling_faults(self) -> list[str]:
@@ -203,17 +228,17 @@ class ModelConfig:
         if scaling is None:
             return []
         kind, known = scaling.get("rope_type"), ", ".join(ROPE_SCALINGS)
-        if kind not in ROPE_SCALINGS:
-            return [
-                f"rope_scaling.rope_type {kind!r} is not supported: choose one of {known}, or leave rope_scaling out"
-            ]
+        if not isinstance(kind, str) or kind not in ROPE_SCALINGS:
+            kind = shown(kind)
+            return [f"rope_scaling.rope_type {kind} is not supported: choose one of {known}, or leave rope_scaling out"]
         needed, given = set(ROPE_SCALINGS[kind]), set(scaling) - {"rope_type"}
         faults = [f"rope_scaling of type {kind} lacks {name}" for name in ROPE_SCALINGS[kind] if name not in given]
-        faults += [f"rope_scaling.{name} is unknown to type {kind}" for name in sorted(given - needed)]
+        unknown = sorted(shown(str(name))[1:-1] for name in given - needed)
+        faults += [f"rope_scaling.{name} is unknown to type {kind}" for name in unknown]
         for name in sorted(given & needed):
             value = scaling[name]
-            if not _is_number(value) or not 0 < value < math.inf:
-                faults.append(f"rope_scaling.{name} must be a number above 0, got {value!r}")
+            if not _is_number(value) or not 0 < value <= MOST_NUMBER:
+                faults.append(f"rope_scaling.{name} must be a number above 0, got {shown(value)}")
         if not faults and kind == "llama3" and not scaling["low_freq_factor"] < scaling["high_freq_factor"]:
             faults.append(
                 f"rope_scaling.low_freq_factor {scaling['low_freq_factor']} must be below "

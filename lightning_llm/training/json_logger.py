@@ -1,6 +1,5 @@
 """Metrics as JSON lines: one object for each entry, in the order they were logged."""
 
-import json
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +10,11 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_llm.training.run_directory import RunDirectory
 from lightning_llm.training.text_files import json_text, write_text
+from lightning_llm.untrusted import MIB, maybe, parse_json, read_text, record, validate, whole
 
 METRICS = "metrics.jsonl"
+LARGEST = 1024 * MIB  # a million entries of a kilobyte
+_ENTRY = record({}, {"step": maybe(whole())}, others=True)
 
 
 class JSONLinesLogger(Logger):
@@ -87,9 +89,10 @@ class JSONLinesLogger(Logger):
 def _cut(path: Path, entry: Mapping[str, Any]) -> None:
     """Drop the lines from the first one on that is beyond ``entry``, is logged again with it, or is half written."""
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+    for line in read_text(path, LARGEST).splitlines(keepends=True):
         try:
-            earlier = json.loads(line)
+            earlier = parse_json(line, path)
+            validate(earlier, _ENTRY, path, "")
         except ValueError:
             break
         if not line.endswith("\n") or _is_again(earlier, entry):

@@ -3,17 +3,23 @@
 ``fit`` says there that it has begun, and how it ended where it can. A kill leaves what the last validation left.
 """
 
-import json
 import os
 import re
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from lightning_llm.training.text_files import write_json
+from lightning_llm.untrusted import NUMBER, TEXT, maybe, read_json, record, validate, whole
 
 STATUS, SUMMARY = "status.json", "summary.json"
 RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"
+_STATUS = record(
+    {"status": TEXT},
+    {"step": whole(), "val_loss": maybe(NUMBER), "reason": TEXT, "host": TEXT, "process": maybe(whole(1, 1 << 30))},
+    others=True,
+)
 
 
 def write_status(run: Path, status: str, *, step: int, val_loss: float | None = None, reason: str = "") -> None:
@@ -39,10 +45,10 @@ def unfinished(run: Path) -> str | None:
         return None
     words = _how_it_ended(facts)
     steps = [int(found[1]) for path in run.glob("checkpoints/step-*.ckpt") if (found := re.search(r"(\d+)", path.name))]
-    steps += [facts["step"]] if isinstance(facts.get("step"), int) else []
+    steps += [facts["step"]] if "step" in facts else []
     words += f"; step {max(steps)}" if steps else "; no checkpoint"
     loss = facts.get("val_loss")
-    return words + (f", last validation loss {loss:.4f}" if isinstance(loss, float) else "")
+    return words + ("" if loss is None else f", last validation loss {loss:.4f}")
 
 
 def _how_it_ended(facts: dict[str, Any]) -> str:
@@ -66,9 +72,30 @@ def _is_alive(process: Any) -> bool:
     return True
 
 
+def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
+    """What ``summary.json`` says.
+
+    Args:
+        run: The run's directory.
+        measured: Fields that are numbers, or null where nothing was measured.
+
+    Raises:
+        ValueError: It is damaged.
+        OSError: It cannot be read.
+    """
+    numbers = dict.fromkeys(measured, maybe(NUMBER))
+    try:
+        content = read_json(run / SUMMARY, nan_is_null=True)  # older ones say Infinity
+        validate(content, record({}, {**numbers, "threads": maybe(whole())}, others=True), run / SUMMARY, "")
+    except ValueError as error:
+        raise ValueError(f"{run / SUMMARY} is damaged: {error}") from error
+    return content
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
+        validate(content, _STATUS, path, "")
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return content

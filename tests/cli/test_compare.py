@@ -115,14 +115,26 @@ def test_runs_of_the_command_line_are_compared(tiny, capsys):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [("{", "is damaged"), ("[]", "is damaged"), ('{"val_loss": "low"}', "is damaged"), (None, "has not ended yet")],
+    [
+        ("{", "is damaged"),
+        ("[]", "is damaged"),
+        ('{"val_loss": "low"}', "is damaged"),
+        ('{"val_loss": true}', "val_loss is True, expected a finite number"),
+        (f'{{"val_loss": {10**400}}}', "val_loss is 10000"),
+        ('{"seconds": [1]}', "seconds is [1], expected a finite number"),
+        ('{"threads": "\\u001b[31m"}', "threads is '\\x1b[31m', expected a whole number"),
+        ('{"a": "\\ud800"}', "half of a surrogate pair"),
+        ("[" * 100_000, "nested too deeply"),
+        ("\udcff", "is not UTF-8 text"),
+        (None, "has not ended yet"),
+    ],
 )
 def test_what_cannot_be_compared_is_one_line(tmp_path, error_line, content, says):
     run = make(tmp_path / "a" / "version_0")
     if content is None:
         (run / "summary.json").unlink()
     else:
-        (run / "summary.json").write_text(content)
+        (run / "summary.json").write_text(content, errors="surrogateescape")
     assert main(["compare", str(run)]) == 2
     line = error_line()
     assert line.startswith("lightning-llm compare: error: ")

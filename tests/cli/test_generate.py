@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 
 import pytest
@@ -181,3 +182,36 @@ def test_a_malicious_checkpoint_is_refused(tmp_path, capsys):
 def test_an_unknown_command_is_named(capsys):
     assert main(["trian"]) == 2
     assert "unknown command 'trian'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\xff\xfe", "prompt.txt is not UTF-8 text: byte 0"),
+        ("a FIFO", "prompt.txt is a FIFO, expected a file"),
+        ("a folder", "prompt.txt is a folder, expected a file"),
+        ("a device", "prompt.txt is a device, expected a file"),
+        ("large", "prompt.txt has 4194305 bytes, expected at most 4194304"),
+        ("missing", "No such file or directory"),
+        ("closed", "Permission denied"),
+    ],
+)
+def test_a_prompt_that_cannot_be_read_is_one_line(tmp_path, error_line, obeying_permissions, content, says):
+    file = tmp_path / "prompt.txt"
+    if content == "a FIFO":
+        os.mkfifo(file)
+    elif content == "a folder":
+        file.mkdir()
+    elif content == "a device":
+        file.symlink_to("/dev/zero")
+    elif content != "missing":
+        file.write_bytes(content if isinstance(content, bytes) else b"x" * (4194305 if content == "large" else 1))
+        file.chmod(0 if content == "closed" else 0o600)
+    assert main(["generate", "nowhere", "--prompt-file", str(file)]) == 2
+    assert says in error_line()
+
+
+def test_a_prompt_without_end_is_one_line(monkeypatch, error_line):
+    monkeypatch.setattr("sys.stdin", io.StringIO("x" * 4194305))
+    assert main(["generate", "nowhere", "-"]) == 2
+    assert "prompt in the standard input has more than 4194304 characters" in error_line()

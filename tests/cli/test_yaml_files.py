@@ -1,9 +1,12 @@
 """A key that is given twice is an error wherever a config is read, and the line says which, where."""
 
+import os
+import re
+
 import pytest
 
 from lightning_llm.__main__ import main
-from lightning_llm.cli.yaml_files import RepeatedKeyError, check_keys, read_config
+from lightning_llm.cli.yaml_files import HostileYAMLError, check_yaml, read_config
 
 TWICE = "trainer:\n  max_steps: 3\n  accelerator: cpu\n  max_steps: 4\n"
 
@@ -19,8 +22,8 @@ TWICE = "trainer:\n  max_steps: 3\n  accelerator: cpu\n  max_steps: 4\n"
     ],
 )
 def test_a_key_given_twice_is_named_with_its_lines(text, says):
-    with pytest.raises(RepeatedKeyError, match=says):
-        check_keys(text)
+    with pytest.raises(HostileYAMLError, match=says):
+        check_yaml(text)
 
 
 def test_what_an_anchor_brings_in_may_be_overridden(tmp_path):
@@ -29,8 +32,102 @@ def test_what_an_anchor_brings_in_may_be_overridden(tmp_path):
     assert read_config(file)["third"] == {"a": 1, "b": 3}
 
 
-def test_an_anchor_may_hold_itself():
-    check_keys("a: &a [*a, {b: 1}]")
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60))
+MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 60))
+HOSTILE = {
+    "aliases that double": (LAUGHS, "aliases stand for more than 100000 values"),
+    "merges that double": (MERGES, "aliases stand for more than 100000 values"),
+    "an anchor that holds itself": ("a: &a [*a, {b: 1}]", "aliases stand for more than"),
+    "a mapping that holds itself": ("a: &a {b: *a}", "aliases stand for more than"),
+    "a chain of aliases": (
+        "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 60)),
+        "or 40 levels, in line 41",
+    ),
+    "lists in lists": ("a: " + "[" * 20_000, "nested more than 40 levels deep, in line 1"),
+    "mappings in mappings": ("\n".join(" " * n + "a:" for n in range(400)), "nested more than 40 levels"),
+    "dashes": ("- " * 20_000 + "x", "nested more than 40 levels"),
+    "digits": (f"a: {'9' * 5000}", "a number of 5000 characters, in line 1"),
+    "minutes": (f"a: {'1:' * 20_000}1", "a number of 40001 characters"),
+    "hex digits": (f"a: 0x{'f' * 9000}", "a number of 9002 characters"),
+    "date": ("a: 2001-99-99", "is not YAML: month must be in 1..12"),
+    "an object": (
+        "a: !!python/object/apply:os.system [touch ran]",
+        "os.system' in line 1 is not accepted",
+    ),
+    "another tag": ("a: !!bool x", "'tag:yaml.org,2002:bool' in line 1 is not accepted"),
+    "a set": ("a: !!set {b}", "is not accepted: leave it out"),
+    "a list as a key": ("? [a]\n: b", "unhashable key"),
+    "an unknown alias": ("a: *b", "undefined alias"),
+    "two documents": ("a: 1\n---\nb: 2", "expected a single document"),
+    "NUL": ("a: \x00", "is not YAML"),
+    "escape": ("a: \x1b[31m", "is not YAML"),
+    "a merge of a number": ("<<: 5", "expected a mapping"),
+    "a large file": ("a: " + "x" * (1 << 18), "has 262147 bytes, expected at most 262144"),
+    "a list": ("- a", "must hold options by name"),
+    "a long text": ("x" * 100_000, "must hold options by name, such as 'trainer:', got 'xxx"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_would_take_all_memory_or_time_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text, says = HOSTILE[name]
+    file = tmp_path / "hostile.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(says)) as caught:
+        read_config(file)
+    assert str(file) in str(caught.value)
+    assert len(str(caught.value)) < 1000
+    assert os.listdir(tmp_path) == ["hostile.yaml"]
+
+
+def test_a_config_that_is_no_utf8_is_named(tmp_path):
+    file = tmp_path / "bytes.yaml"
+    file.write_bytes(b"a: \xff")
+    with pytest.raises(ValueError, match=r"bytes\.yaml is not UTF-8 text: byte 3"):
+        read_config(file)
+
+
+@pytest.mark.parametrize("words", [["check"], ["estimate"], ["plan", "--memory", "1GiB"]])
+@pytest.mark.parametrize("name", ["aliases that double", "lists in lists", "an object", "a FIFO", "a device"])
+def test_the_command_prints_one_line(words, name, tmp_path, monkeypatch, error_line):
+    monkeypatch.chdir(tmp_path)
+    if name == "a FIFO":
+        os.mkfifo("c.yaml")
+    elif name == "a device":
+        os.symlink("/dev/zero", "c.yaml")
+    else:
+        (tmp_path / "c.yaml").write_text(HOSTILE[name][0])
+    assert main([*words, "--config", "c.yaml"]) == 2
+    assert "c.yaml" in error_line()
+    assert os.listdir(tmp_path) == ["c.yaml"]
+
+
+def test_a_value_of_an_option_has_the_same_limits(error_line):
+    assert main(["check", "--data={a: &a [x, x], b: &b [*a, *a]," + "c: " + "[" * 50 + "]" * 50 + "}"]) == 2
+    assert "nested more than 40 levels deep" in error_line()
+    text = ", ".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))])
+    assert main(["check", f"--data={{{text}}}"]) == 2
+    assert "aliases stand for more than" in error_line()
+
+
+@pytest.mark.parametrize("where", ["option", "config", "file of a config"])
+@pytest.mark.parametrize("option", ["model.optimizer", "model.architecture", "trainer.logger", "data.path"])
+def test_a_fifo_that_an_option_names_is_not_waited_for(option, where, tmp_path, monkeypatch, error_line):
+    """The parser reads the options of a class from any file that stands in their place."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo("folder/fifo")
+    section, name = option.split(".")
+    if where == "option":
+        words = [f"--{option}", "folder/fifo"]
+    else:
+        (tmp_path / "folder" / "a.yaml").write_text(f"{section}: {{{name}: fifo}}")
+        (tmp_path / "folder" / "b.yaml").write_text("trainer: {callbacks: c.yaml}")
+        (tmp_path / "folder" / "c.yaml").write_text("- [fifo, c.yaml]" if where == "config" else "{a: fifo, b: c.yaml}")
+        words = ["--config", "folder/a.yaml" if where == "config" else "folder/b.yaml"]
+    assert main(["check", *words]) == 2
+    assert "folder/fifo is a FIFO, expected a file" in error_line()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ import gzip
 import io
 import itertools
 import json
+import os
 import sys
 
 import pytest
@@ -205,3 +206,24 @@ def test_standard_input_faults(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(corpora.sys, "stdin", Stdin(b"a"))
     assert "cannot keep the standard input" in fault(lambda: open_corpus(["-"], spool_dir=tmp_path / "file" / "x"))
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz", "a.txt.zst", "a.parquet"])
+def test_a_small_file_that_is_huge_unpacked_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(formats, "_SMALL", 1 << 16)
+    text = "a" * (1 << 22)
+    if name == "a.parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.table({"text": [text]}), tmp_path / name, compression="gzip")
+    else:
+        write(tmp_path / name, lines([{"text": text}]) if "jsonl" in name else text.encode())
+    assert "unpacked" in fault(lambda: texts(tmp_path / name))
+    monkeypatch.setattr(formats, "_SMALL", 1 << 23)  # nobody minds
+    assert texts(tmp_path / name) == [text]
+
+
+def test_a_fifo_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "fifo.txt")
+    assert "fifo.txt is a FIFO, expected a file" in fault(lambda: open_corpus([str(tmp_path / "fifo.txt")]))
+    assert "/dev/zero is a device, expected a file" in fault(lambda: open_corpus(["/dev/zero"]))

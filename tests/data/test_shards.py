@@ -98,7 +98,7 @@ def test_damaged_shard_is_named_and_kept(text, tmp_path):
     assert f"{folder}: train.bin was changed" in fault(lambda: merge_shards(tmp_path / "out"))
     assert sorted(os.listdir(tmp_path)) == before
     (folder / "tokenizer.json").write_text("{}")
-    assert "tokenizer.json of out.shard-2-of-2 was changed" in fault(lambda: merge_shards(tmp_path / "out"))
+    assert "out.shard-2-of-2: tokenizer.json does not belong to it" in fault(lambda: merge_shards(tmp_path / "out"))
 
 
 def test_merging_over_a_store_is_refused(text, tmp_path):

@@ -165,7 +165,11 @@ def test_the_rotation_is_read_by_its_old_and_its_new_names(exported, changes, th
         ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "contradicts rope_parameters"),
         ("llama", {"rope_parameters": {"full": {"rope_theta": 1.0}}}, "one rotation for all layers"),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 16}, "use_sliding_window True is not supported"),
-        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "only full_attention"),
+        (
+            "qwen3",
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "expected 'full_attention'",
+        ),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
         ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights False"),
         ("gpt2", {"activation_function": "silu"}, "activation_function 'silu' is not supported"),
@@ -233,7 +237,7 @@ def test_a_missing_shard_is_named(exported):
         read_folder(folder)
     index = folder / "model.safetensors.index.json"
     index.write_text(index.read_text().replace(file.name, f"../{file.name}"))
-    with pytest.raises(ValueError, match="which lies elsewhere"):
+    with pytest.raises(ValueError, match="expected the plain name of a file in this folder"):
         read_folder(folder)
 
 
@@ -302,7 +306,7 @@ def test_what_is_no_model_is_said(tmp_path):
         read_folder(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"is no model: it has no config\.json"):
         read_folder(tmp_path)
-    for content, says in (("{", "is no JSON"), ("[1]", "but a list")):
+    for content, says in (("{", "is not JSON that can be read"), ("[1]", "holds a list, expected an object")):
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(ValueError, match=says):
             read_folder(tmp_path)

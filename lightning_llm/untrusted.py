@@ -1,0 +1,225 @@
+"""Files that somebody else may have written: read within limits, and checked before anything relies on them.
+
+1. :func:`file_in` makes a path of a name that a file gave. :func:`check_regular` accepts a file, and nothing else.
+2. :func:`read_text` and :func:`read_json` read no more than a limit. JSON is read strictly.
+3. :func:`validate` compares what was read with a schema made of the kinds below it.
+
+Whatever is wrong is a ``ValueError`` of one line, or the system's ``OSError``. Imports neither torch nor numpy.
+"""
+
+import json
+import os
+import re
+import reprlib
+import stat
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+MIB = 1 << 20
+MOST_VALUES = 1 << 22  # in a JSON file: each takes up to 70 bytes of memory
+SNAPSHOTS = "snapshots"  # folders of the Hugging Face cache: their files are links to blobs, two levels up
+_SHOWN = 5  # problems that one line lists
+
+Kind = Callable[[Any, str], Iterable[str]]  # value and its name -> what is wrong with it
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 80
+_short.maxlevel = 2
+
+
+def shown(value: object) -> str:
+    """A value for a message: escaped, and never longer than a line."""
+    try:
+        return _short.repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+
+
+def file_in(folder: Path, name: object) -> Path:
+    """The path of a file in this very folder. The file need not exist.
+
+    Args:
+        folder: The folder that the user named.
+        name: What a file says the other's name is.
+
+    Raises:
+        ValueError: It is not a plain file name, or a link that leads out of the folder. In a folder of the Hugging Face
+            cache a link may lead to the model's blobs.
+    """
+    if not isinstance(name, str) or name in ("", ".", "..") or not {"/", "\\", "\0"}.isdisjoint(name):
+        raise ValueError(f"{folder} names the file {shown(name)}, expected the plain name of a file in this folder")
+    path, home = folder / name, Path(os.path.realpath(folder))
+    home = home.parents[1] if home.parent.name == SNAPSHOTS and len(home.parents) > 1 else home
+    if not Path(os.path.realpath(path)).is_relative_to(home):
+        raise ValueError(f"{path} is a link that leads out of the folder: put the file itself there")
+    return path
+
+
+def check_regular(path: str | Path, limit: int | None = None) -> None:
+    """Refuse a FIFO or device at once, before anybody opens it and waits.
+
+    Raises:
+        ValueError: It is not a file, or has more than ``limit`` bytes.
+        OSError: It is missing.
+    """
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+        raise ValueError(f"{path} is {kinds.get(stat.S_IFMT(found.st_mode), 'a device')}, expected a file")
+    if limit is not None and found.st_size > limit:
+        raise ValueError(f"{path} has {found.st_size} bytes, expected at most {limit}")
+
+
+def read_bytes(path: str | Path, limit: int) -> bytes:
+    """The content of a file. Errors as in :func:`check_regular`, or it cannot be opened."""
+    check_regular(path, limit)
+    with open(path, "rb") as file:
+        return file.read(limit)
+
+
+def read_text(path: str | Path, limit: int) -> str:
+    """The content of a file of UTF-8, newlines as they are.
+
+    Raises:
+        ValueError: As :func:`check_regular`, or it is not UTF-8.
+        OSError: It cannot be read.
+    """
+    try:
+        return read_bytes(path, limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: byte {error.start}: {error.reason}") from error
+
+
+def read_json(path: str | Path, limit: int = 8 * MIB, *, nan_is_null: bool = False) -> dict[str, Any]:
+    """The object in a JSON file. Errors as in :func:`read_text` and :func:`parse_json`."""
+    return parse_json(read_text(path, limit), path, nan_is_null=nan_is_null)
+
+
+def parse_json(text: str, source: object, *, nan_is_null: bool = False) -> dict[str, Any]:
+    """The object in a JSON text, read strictly.
+
+    Args:
+        text: The text.
+        source: Its file, for messages.
+        nan_is_null: Read NaN and infinite numbers as null, which older files of this project have.
+
+    Raises:
+        ValueError: It is not JSON, or nested too deeply, or has too many values, gives a key twice, holds NaN, an
+            infinite number or half of a surrogate pair, or is something else than an object.
+    """
+
+    def number(word: str) -> float | None:
+        found = float(word)
+        if abs(found) < float("inf"):
+            return found
+        if nan_is_null:
+            return None
+        raise ValueError(f"{word} is not a finite number")
+
+    try:
+        if sum(map(text.count, ",[{")) > MOST_VALUES:
+            raise ValueError(f"it has more than {MOST_VALUES} values")
+        content = json.loads(text, object_pairs_hook=_unique, parse_float=number, parse_constant=number)
+        if re.search(r"\\u[dD][89a-fA-F]", text):
+            json.dumps(content, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError(f"{source} is not JSON that can be read: it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError(f"{source} is not JSON that can be read: it holds half of a surrogate pair") from None
+    except ValueError as error:
+        raise ValueError(f"{source} is not JSON that can be read: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{source} holds a {type(content).__name__}, expected an object with fields by name")
+    return content
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        left = iter(content)  # names in the order in which they come first
+        twice = next(name for name, _ in pairs if name != next(left, None))
+        raise ValueError(f"{shown(twice)} is given twice")
+    return content
+
+
+def validate(content: object, kind: Kind, source: object, advice: str) -> None:
+    """Compare with a schema.
+
+    Args:
+        content: What was read.
+        kind: The schema.
+        source: The file.
+        advice: What to do.
+
+    Raises:
+        ValueError: They differ: the first few places, in one line.
+    """
+    if problems := [problem for problem, _ in zip(kind(content, ""), range(_SHOWN), strict=False)]:
+        raise ValueError(f"{source}: {'; '.join(problems)}; {advice}")
+
+
+def rule(expected: str, fits: Callable[[Any], bool]) -> Kind:
+    """A value that passes a test, described in words."""
+
+    def check(value: Any, name: str) -> Iterable[str]:
+        return () if fits(value) else (f"{name or 'the content'} is {shown(value)}, expected {expected}",)
+
+    return check
+
+
+def whole(low: int = 0, high: int = 2**53) -> Kind:
+    """A whole number within bounds. ``True`` is none."""
+    return rule(f"a whole number from {low} to {high}", lambda value: type(value) is int and low <= value <= high)
+
+
+def one_of(*values: object) -> Kind:
+    """One of a few values, of the same type."""
+    known = {(type(value), value) for value in values}
+    return rule(
+        " or ".join(map(repr, values)), lambda value: value.__hash__ is not None and (type(value), value) in known
+    )
+
+
+def maybe(kind: Kind) -> Kind:
+    """That, or null."""
+    return lambda value, name: () if value is None else kind(value, name)
+
+
+def list_of(kind: Kind, most: int) -> Kind:
+    """A list of at most so many."""
+
+    def check(value: Any, name: str) -> Iterable[str]:
+        if not isinstance(value, list) or len(value) > most:
+            yield f"{name} is {shown(value)}, expected a list of at most {most}"
+            return
+        for number, each in enumerate(value):
+            yield from kind(each, f"{name}[{number}]")
+
+    return check
+
+
+def record(required: Mapping[str, Kind], optional: Mapping[str, Kind] | None = None, *, others: bool = False) -> Kind:
+    """An object with these fields; ``others`` lets it have more."""
+    optional = optional or {}
+
+    def check(value: Any, name: str) -> Iterable[str]:
+        if not isinstance(value, dict):
+            yield f"{name or 'the content'} is {shown(value)}, expected an object with fields by name"
+            return
+        prefix = f"{name}." if name else ""
+        for field, kind in required.items():
+            yield from kind(value[field], prefix + field) if field in value else (f"{prefix}{field} is missing",)
+        for field, each in value.items():
+            if field in optional:
+                yield from optional[field](each, prefix + field)
+            elif field not in required and not others:
+                yield f"{prefix}{field if field.isidentifier() else shown(field)} is unknown"
+
+    return check
+
+
+NUMBER = rule("a finite number", lambda value: type(value) in (int, float) and abs(value) <= sys.float_info.max)
+TEXT = rule("text", lambda value: isinstance(value, str))
+SHA256 = rule("64 hex digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)))
