@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
+from random import Random
 from typing import Any
 
 import torch
@@ -33,16 +34,20 @@ class Edit:
     choice: int
 
 
-def edits(kinds: Sequence[str] = KINDS) -> st.SearchStrategy[list[Edit]]:
-    """One to three edits."""
-    numbers = st.integers(0, 2**16 - 1).map(lambda number: number * 40503 % 65521)  # spread: small ones are drawn more
-    return st.lists(st.builds(Edit, st.sampled_from(kinds), numbers, numbers), min_size=1, max_size=3)
+def edits(kinds: Sequence[str] = KINDS, most: int = 3) -> st.SearchStrategy[list[Edit]]:
+    """One to ``most`` edits. From one number: hypothesis would draw the same places again and again."""
+
+    def made(seed: int) -> list[Edit]:
+        chance = Random(seed)
+        numbers = range(chance.randint(1, most))
+        return [Edit(chance.choice(kinds), chance.randrange(2**16), chance.randrange(2**16)) for _ in numbers]
+
+    return st.integers(0, 2**32 - 1).map(made)
 
 
 def raw_edits() -> st.SearchStrategy[list[Edit]]:
-    """Edits of bytes, for one draw in six; else none."""
-    some = edits(RAW_KINDS).map(lambda found: found[:1])
-    return st.integers(0, 5).flatmap(lambda number: some if number == 3 else st.just([]))
+    """An edit of bytes, for one draw in six; else none."""
+    return edits(RAW_KINDS, most=1).map(lambda found: found if found[0].choice % 6 == 0 else [])
 
 
 def places(tree: Any, outer: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -124,7 +129,13 @@ def _changed_tensor(value: torch.Tensor, edit: Edit) -> Any:
     if edit.kind == "nest":
         return value[None]
     wide = torch.zeros(1).expand(10**9)
-    odd = [value.flatten(), value[:0] if value.dim() else value[None], wide, torch.tensor(3.0), value.repeat(2)]
+    odd = [
+        value.flatten(),
+        value[:0] if value.dim() else value[None],
+        wide,
+        torch.tensor(3.0),
+        torch.cat([value.flatten()] * 2),
+    ]
     if value.is_floating_point():
         odd += [torch.full_like(value, number) for number in (float("nan"), float("inf"), 1e30)]
     return _pick(odd, edit)
@@ -137,16 +148,20 @@ def _pick(values: Sequence[Any], edit: Edit) -> Any:
 def edited_bytes(content: bytes, drawn: Sequence[Edit]) -> bytes:
     """A changed file."""
     for edit in drawn:
-        place = edit.place * max(1, len(content)) // 65521
+        place = edit.place * max(1, len(content)) // 2**16
         if edit.kind == "truncate":
             content = content[:place]
         elif edit.kind == "flip":
-            content = content[:place] + bytes(byte ^ (1 << edit.choice % 8) for byte in content[place : place + 1]) + (
-                content[place + 1 :]
+            content = (
+                content[:place]
+                + bytes(byte ^ (1 << edit.choice % 8) for byte in content[place : place + 1])
+                + (content[place + 1 :])
             )
         elif edit.kind == "insert":
-            content = content[:place] + _pick([b"\x00", b"\xff\xfe", b"{", b"*a", b"\t", b"\x1b", b": "], edit) + (
-                content[place:]
+            content = (
+                content[:place]
+                + _pick([b"\x00", b"\xff\xfe", b"{", b"*a", b"\t", b"\x1b", b": "], edit)
+                + (content[place:])
             )
         elif edit.kind == "repeat":
             content = content[:place] + content
@@ -164,28 +179,37 @@ def _aliases(edit: Edit) -> bytes:
     return _pick(["\n".join(doubled).encode(), b"data: &a {store: *a}", b"data: &a [*a]", b"<<: *nowhere"], edit)
 
 
+VALUE_KINDS = ("extreme", "negate", "control", "path", "import", "class")
+WORD_KINDS = (*VALUE_KINDS, *VALUE_KINDS, "drop", "duplicate", "nest")
+
+
 def edited_words(words: Sequence[str], drawn: Sequence[Edit], keep: int) -> list[str]:
-    """A changed command line; its first words stay."""
+    """A changed command line; its first words stay. Numbers become numbers, so that options take most of them."""
     found = list(words)
     for edit in drawn:
-        place = keep + edit.place % max(1, len(found) - keep)
-        if edit.kind == "drop" and place < len(found):
-            del found[place]
-        elif edit.kind in ("duplicate", "swap") or place >= len(found):
-            found.insert(place, found[edit.choice % len(found)])
+        values = [place for place in range(keep, len(found)) if "=" in found[place] or not found[place].startswith("-")]
+        if not values:
+            continue
+        place = values[edit.place % len(values)]
+        name, equals, value = found[place].rpartition("=") if found[place].startswith("-") else ("", "", found[place])
+        has_name = place > keep and found[place - 1].startswith("--") and "=" not in found[place - 1] + found[place]
+        pair = slice(place - has_name, place + 1)
+        if edit.kind == "drop":
+            del found[pair]
+        elif edit.kind == "duplicate":
+            found += found[pair]
         elif edit.kind == "nest":
             found[place] = f"--{found[place]}"
-        elif edit.kind == "class":
-            found[place] = json.dumps(changed(None, edit))
-        else:  # the value behind = where there is one
-            name, equals, value = found[place].partition("=")
-            new = str(changed(_number(value if equals else name), edit))[:3000]
-            found[place] = f"{name}={new}" if equals else new
+        else:
+            found[place] = f"{name}{equals}{_changed_word(value, edit)}"
     return found
 
 
-def _number(word: str) -> Any:
-    try:
-        return int(word)
-    except ValueError:
-        return word
+def _changed_word(word: str, edit: Edit) -> str:
+    if word.lstrip("-").isdigit():
+        return str(_pick([0, -1, 1, 2, 7, 10**6, 10**15, 2**63, -(2**63), int(word) + 1, -int(word)], edit))
+    if word.replace(".", "").isdigit():
+        return str(_pick([0.0, -1.0, 1.0, 2.5, 1e-300, 1e308, float("nan"), float("inf"), -float("inf"), 1], edit))
+    if edit.kind == "class":
+        return json.dumps(changed(None, edit))
+    return _pick({"control": CONTROL, "import": IMPORTS}.get(edit.kind, PATHS), edit)[:3000]
