@@ -23,7 +23,7 @@ ASSUMED_UTILISATION = 0.4
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    return run_tool(build_parser(), argv, _estimate, TypeError)
+    return run_tool(build_parser(), argv, _estimate)
 
 
 def _estimate(options: argparse.Namespace) -> None:
@@ -143,7 +143,7 @@ def _time(run: RunConfig, flops: int, options: argparse.Namespace) -> dict[str, 
     dtype = "float32" if run.precision == "32-true" else "bfloat16"
     if dtype not in run.device.flops:
         raise ValueError(f"{run.device.name} has no {dtype} peak in the table: take --precision 32-true")
-    steps = options.steps or int((run.raw.get("trainer") or {}).get("max_steps") or 0)
+    steps = options.steps or run.max_steps
     utilisation = options.utilisation
     assumed = utilisation is None
     value = ASSUMED_UTILISATION if utilisation is None else utilisation

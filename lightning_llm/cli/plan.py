@@ -39,7 +39,7 @@ WALKS = 400  # about as many memories as a plan with its frontier asks for
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    return run_tool(build_parser(), argv, _plan, TypeError)
+    return run_tool(build_parser(), argv, _plan)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -167,7 +167,7 @@ def config_for(run: RunConfig, task: Task, plan: Plan) -> Section:
         is_viewing = setting.strategy == "ddp" and task.gradient_views
         choice["trainer"]["strategy"] = VIEWING if is_viewing else setting.strategy
         if trainer.get("devices") in (None, "auto", -1):
-            choice["trainer"]["devices"] = run.world_size // int(trainer.get("num_nodes") or 1)
+            choice["trainer"]["devices"] = run.world_size // (trainer.get("num_nodes") or 1)
     return merged({**run.raw, "model": model, "trainer": trainer}, choice)
 
 

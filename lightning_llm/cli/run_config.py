@@ -5,7 +5,7 @@ Several configs are composed as ``fit`` composes them: later ones win, option by
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from lightning_llm.untrusted import file_in, read_json
 # Tensors of a parameter's size that an optimiser keeps for each parameter; Muon's matrices have one instead.
 STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop": 1, "Adagrad": 1, "Lion": 1}
 OWN = "lightning_llm.optim."
-DATA_DEFAULTS = {"context_length": 256, "global_batch_size": 32}  # those of TokenDataModule
+MOST = 2**40  # of any whole number
 SHARDING = ("fsdp2", "ModelParallelStrategy", "ShardedStrategy")
 
 Section = dict[str, Any]
@@ -42,6 +42,7 @@ class RunConfig:
         micro_batch_size: Rows of a forward pass; ``None``: as many as there are for a process.
         loss_chunks: As ``LanguageModel`` takes it.
         world_size: Processes.
+        max_steps: Of the config; 0: it does not say.
         strategy: ``ddp`` or ``fsdp2``.
         optimizer: Name of its class.
         is_own_adamw: Whether it is this project's, whose state may be bfloat16.
@@ -59,6 +60,7 @@ class RunConfig:
     micro_batch_size: int | None
     loss_chunks: int | None
     world_size: int
+    max_steps: int
     strategy: str
     optimizer: str
     is_own_adamw: bool
@@ -111,13 +113,13 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         raise ValueError("data.document_mask is not covered: its masks are not counted; leave it out")
     config = _architecture(_section(model, "architecture"), data, options.vocab_size)
     device = None if options.device is None else find_device(options.device)
-    precision = options.precision or str(trainer.get("precision", "auto"))
+    precision = options.precision or _name(trainer, "trainer.precision", "auto")
     reason = ""
-    if precision in ("auto", "None"):
+    if precision == "auto":
         known = ("the CPU", cpu_features()) if device is None else (device.name, device.flops)
         precision, reason = auto_precision(*known)
     optimizer, is_own, arguments = _optimizer(model)
-    state_dtype = options.state_dtype or arguments.get("state_dtype")
+    state_dtype = options.state_dtype or _name(arguments, "state_dtype")
     if state_dtype not in STATE_BYTES:
         raise ValueError(f"state_dtype {state_dtype!r} is not covered: write bfloat16, or leave it out")
     is_muon = optimizer == "MuonAdamW"
@@ -125,19 +127,20 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         instead = "give it in the config's init_args" if is_muon else "leave it out, or change that"
         raise ValueError(f"state_dtype is an option of {OWN}AdamW, the optimizer is {optimizer}: {instead}")
     world_size = _world_size(trainer) if options.world_size is None else options.world_size
-    if world_size < 1:
-        raise ValueError(f"--world-size must be at least 1, got {world_size}")
+    if not 1 <= world_size <= MOST:
+        raise ValueError(f"--world-size must be from 1 to {MOST}, got {world_size}")
     return RunConfig(
         raw=raw,
         config=config,
         device=device,
         precision=precision,
         precision_reason=reason,
-        context_length=_whole(data, "context_length"),
-        global_batch_size=_whole(data, "global_batch_size"),
-        micro_batch_size=None if data.get("micro_batch_size") is None else _whole(data, "micro_batch_size"),
-        loss_chunks=model.get("loss_chunks"),
+        context_length=_whole(data, "data.context_length", 256),
+        global_batch_size=_whole(data, "data.global_batch_size", 32),
+        micro_batch_size=_whole(data, "data.micro_batch_size"),
+        loss_chunks=_whole(model, "model.loss_chunks", least=0),
         world_size=world_size,
+        max_steps=max(0, _whole(trainer, "trainer.max_steps", 0, least=-1)),
         strategy=options.strategy or _strategy(trainer),
         optimizer=optimizer,
         is_own_adamw=is_own,
@@ -194,11 +197,26 @@ def _section(raw: Section, name: str) -> Section:
     return found
 
 
-def _whole(data: Section, name: str) -> int:
-    value = data.get(name, DATA_DEFAULTS.get(name))
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"data.{name} must be a whole number of at least 1, got {value!r}")
+def _whole(section: Section, name: str, default: Any = None, *, least: int = 1) -> Any:
+    value = section.get(name.rpartition(".")[2], default)
+    if value is not default and (type(value) is not int or not least <= value <= MOST):
+        raise ValueError(f"{name} must be a whole number from {least} to {MOST}, got {value!r:.80}")
     return value
+
+
+def _name(section: Section, name: str, default: Any = None) -> Any:
+    value = section.get(name.rpartition(".")[2])
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{name} must be a name, got {value!r:.80}")
+    return default if value is None else value
+
+
+def _class(section: Section, name: str, default: str = "") -> tuple[str, Section]:
+    """The path of a class and its arguments, of ``name: path`` or ``name: {class_path: path, init_args: …}``."""
+    given = section.get(name.rpartition(".")[2])
+    if not isinstance(given, dict):
+        return _name(section, name, default), {}
+    return _name(given, f"{name}.class_path", default), _section(given, "init_args")
 
 
 def _architecture(fields: Section, data: Section, vocab_size: int | None) -> ModelConfig:
@@ -211,25 +229,23 @@ def _architecture(fields: Section, data: Section, vocab_size: int | None) -> Mod
             fields["vocab_size"] = read_json(file_in(store.parent, store.name)).get("vocab_size")
         elif data.get("tokenizer") == "bpe":
             fields["vocab_size"] = data.get("vocab_size")
+    known = [field.name for field in dataclasses.fields(ModelConfig)]
+    if strange := [name for name in fields if name not in known]:
+        raise ValueError(f"model.architecture.{strange[0]} is unknown: choose among {', '.join(known)}")
     return ModelConfig(**fields)
 
 
 def _optimizer(model: Section) -> tuple[str, bool, Section]:
-    given = model.get("optimizer") or f"{OWN}AdamW"
-    path = given.get("class_path", f"{OWN}AdamW") if isinstance(given, dict) else str(given)
-    arguments = given.get("init_args") or {} if isinstance(given, dict) else {}
+    path, arguments = _class(model, "model.optimizer", f"{OWN}AdamW")
     state_per_parameter(path, arguments)
     name = path.rpartition(".")[2]
     return name, name == "AdamW" and path.startswith(OWN), arguments
 
 
 def _world_size(trainer: Section) -> int:
-    counts: Sequence[Any] = (trainer.get("devices"), trainer.get("num_nodes"))
-    devices, nodes = (int(count) if str(count).isdigit() else 1 for count in counts)
-    return max(1, devices) * max(1, nodes)
+    devices, nodes = trainer.get("devices"), _whole(trainer, "trainer.num_nodes", 1)
+    return int(nodes) * (max(1, int(str(devices))) if re.fullmatch("[0-9]{1,9}", str(devices)) else 1)
 
 
 def _strategy(trainer: Section) -> str:
-    given = trainer.get("strategy")
-    name = str(given.get("class_path", "") if isinstance(given, dict) else given or "")
-    return "fsdp2" if name.rpartition(".")[2] in SHARDING else "ddp"
+    return "fsdp2" if _class(trainer, "trainer.strategy")[0].rpartition(".")[2] in SHARDING else "ddp"

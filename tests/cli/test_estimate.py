@@ -177,3 +177,26 @@ def test_a_mistake_is_one_line(config, words, sections, expected, error_line):
 def test_a_missing_config_is_one_line(error_line):
     assert main(["estimate", "--config", "nowhere.yaml"]) == 2
     assert "nowhere.yaml" in error_line()
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"model": {"architecture": ARCHITECTURE, "optimizer": ["AdamW"]}}, "model.optimizer must be a name"),
+        ({"model": {"architecture": ARCHITECTURE, "optimizer": {"class_path": True}}}, "model.optimizer.class_path"),
+        (
+            {"model": {"architecture": ARCHITECTURE, "optimizer": {"class_path": "torch.optim.SGD", "init_args": 3}}},
+            "init_args in the config must hold options",
+        ),
+        ({"model": {"architecture": {**ARCHITECTURE, "depth": 3}}}, "model.architecture.depth is unknown"),
+        ({"model": {"architecture": ARCHITECTURE, "loss_chunks": "two"}}, "model.loss_chunks must be a whole number"),
+        ({"data": {"global_batch_size": 10**200}}, "data.global_batch_size must be a whole number from 1"),
+        ({"trainer": {"precision": [1]}}, "trainer.precision must be a name"),
+        ({"trainer": {"num_nodes": {"x": 1}}}, "trainer.num_nodes must be a whole number"),
+        ({"trainer": {"max_steps": "all"}}, "trainer.max_steps must be a whole number"),
+        ({"trainer": {"strategy": {"class_path": 2}}}, "trainer.strategy.class_path must be a name"),
+    ],
+)
+def test_a_value_of_another_type_is_one_line(config, sections, expected, error_line):
+    assert main(["estimate", "--config", config(**sections)]) == 2
+    assert expected in error_line()
