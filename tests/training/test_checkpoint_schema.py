@@ -207,10 +207,7 @@ def test_any_leaf_may_be_anything(content):
             found[place, str(new)] = refusal_of(edited(content, place, new))
     accepted = [place for (place, _), refusal in found.items() if refusal is None]
     assert len(accepted) < len(found) / 4
-    assert {place[0] for place in accepted} <= {
-        "callbacks", "epoch", "hyper_parameters", "hparams_name", "lightning_llm", "loops", "lr_schedulers", "optimizer_states",
-        "TokenDataModule",
-    }  # fmt: skip
+    assert not {place[0] for place in accepted} & {"state_dict", "global_step", "pytorch-lightning_version"}
     assert not [refusal for refusal in found.values() if refusal and "\n" in refusal]
 
 
