@@ -68,11 +68,8 @@ def saved_state_faults(groups: Iterable[dict[str, Any]], saved: dict[str, Any]) 
     for number, param in zip(numbers, params, strict=False) if len(numbers) == len(params) else ():
         for name, value in saved["state"].get(number, {}).items():
             found = tuple(getattr(value, "shape", ())), getattr(value, "dtype", torch.int64).is_floating_point
-            if (
-                name in AVERAGES
-                and (value is not None or name != "momentum_buffer")
-                and found != (tuple(param.shape), True)
-            ):
+            is_none = value is None and name == "momentum_buffer"  # torch's SGD without momentum
+            if name in AVERAGES and not is_none and found != (tuple(param.shape), True):
                 faults.append(f"{name} of parameter {number} has shape {found[0]}, expected {tuple(param.shape)}")
             elif name == "step" and not _is_step(value):
                 faults.append(f"step of parameter {number} is {value!r:.60}, no number of steps")

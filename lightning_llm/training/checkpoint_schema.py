@@ -44,6 +44,10 @@ class Shaped:
     """A tensor, or the rows of one that are in files (``training.sharded_files``)."""
 
 
+class Plain:
+    """What YAML holds: no tensors, however deep."""
+
+
 class OneOf(NamedTuple):
     """One of several texts."""
 
@@ -91,7 +95,7 @@ LOOPS = {
     "predict_loop": {"state_dict": PLAIN_DICT, "batch_progress": PROGRESS},
 }
 CALLBACKS = {
-    "HonestResume?": {"options": Each(str, (NoneType, bool, int, float, str, list, dict))},
+    "HonestResume?": {"options": Each(str, Plain)},
     "RunCheckpoints?": {
         "best_loss": Between(-math.inf, math.inf, float),
         "best_step": STEP_OR_NONE,
@@ -188,7 +192,7 @@ CHECKPOINT = {
 }
 OF_TENSORS = ("state_dict", "optimizer_states")
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "null"}
-_NAMES |= {dict: "a dict", list: "a list", Tensor: "a tensor", Shaped: "a tensor"}
+_NAMES |= {dict: "a dict", list: "a list", Tensor: "a tensor", Shaped: "a tensor", Plain: "a plain value"}
 
 
 def faults(value: object, kind: Any, where: str) -> Iterator[str]:
@@ -251,6 +255,10 @@ def _record_faults(value: object, kind: dict[str, Any], where: str) -> Iterator[
 
 
 def _is_a(value: object, kind: Any) -> bool:
+    if kind is Plain:
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        plain = isinstance(value, NoneType | bool | int | float | str | list | tuple | dict)
+        return plain and all(_is_a(each, Plain) for each in inner)
     if kind is Shaped:
         return isinstance(value, Tensor) or hasattr(value, "pieces")
     if kind in (int, float):
