@@ -71,7 +71,7 @@ class LanguageModel(LightningModule):
             ``trainer.max_steps`` and ``max_epochs`` ends it. If neither does (``max_time`` alone), null is
             ``Constant`` after a warm-up of 100 steps, and a schedule that decays needs its own ``decay_steps``.
         loss_chunks: Into how many parts the tokens of a micro-batch are cut to compute logits and loss, so that the
-            logits of all tokens never exist at once. Null chooses; 0 computes them all at once.
+            logits of all tokens never exist at once; at most one per token. Null chooses; 0 computes them all at once.
         memory_budget: Such as ``80GiB``: choose micro-batch, ``checkpoint_level``, ``recompute`` and ``loss_chunks``
             before the model is built, for the fastest step whose predicted peak on a device fits. They override what
             the config says of them; the line ``plan`` of the summary and of ``check`` names each option.
@@ -219,7 +219,8 @@ class LanguageModel(LightningModule):
         head, targets = self.transformer.lm_head, batch["targets"]
         if self.loss_chunks == 0 or not is_plain(head, torch.nn.Linear):  # an adapter on the head has to be called
             return F.cross_entropy(head(hidden).flatten(0, -2).float(), targets.flatten())
-        return linear_cross_entropy(hidden, head.weight, targets, bias=head.bias, num_chunks=self.loss_chunks)
+        chunks = self.loss_chunks and min(self.loss_chunks, targets.numel())  # the last batch of a text has fewer
+        return linear_cross_entropy(hidden, head.weight, targets, bias=head.bias, num_chunks=chunks)
 
     def _sharded_transformer(self) -> Transformer:
         assert self.device_mesh is not None

@@ -11,6 +11,7 @@ import yaml
 from hypothesis import HealthCheck, Phase, settings
 
 from lightning_llm.__main__ import main
+from lightning_llm.bench.harness import describe_machine
 from tests.fuzz import watch
 
 FACTOR = float(os.environ.get("LIGHTNING_LLM_FUZZ", "1"))  # times as many draws, other ones at each run
@@ -147,6 +148,7 @@ def world(tmp_path_factory):
         for part in ("1/2", "2/2"):
             succeed(["prepare", "text.txt", "--tokenizer", "byte", "--out", "shards/u", "--shard", part])
         succeed(["fit", "--config", "tiny.yaml"])
+        describe_machine("cpu")  # asks uname, once in a process
         succeed(["export", "runs/tiny/version_0", "hf", "--max-shard-size", "8KB"])
     finally:
         os.chdir(before)

@@ -88,14 +88,18 @@ class Watch:
 
     def __init__(self) -> None:
         self.folder: str | None = None
-        self.asked = ""
+        self.asked: list[str] = []
         self.found: list[str] = []
         sys.addaudithook(self._audit)
 
     @contextlib.contextmanager
-    def over(self, folder: Path, asked: str) -> Iterator[None]:
+    def over(self, folder: Path, words: Sequence[str]) -> Iterator[None]:
         """While a draw runs in this folder; what the command line asks for is refused but not held against it."""
-        self.found, self.asked, self.folder = [], asked, os.path.realpath(folder)
+        values = [os.path.expanduser(word.partition("=")[2] or word) for word in words]
+        whole = [os.path.realpath(value) for value in values if value.startswith("/")]
+        beside = [os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.") for path in whole]  # being written
+        self.asked = [*whole, *beside]
+        self.found, self.folder = [], os.path.realpath(folder)
         try:
             yield
         finally:
@@ -120,7 +124,7 @@ class Watch:
         whole = os.path.realpath(os.path.abspath(os.fsdecode(path)))
         if whole.startswith(f"{self.folder}/") or whole == "/dev/null" or "__pycache__" in whole:
             return
-        if os.fsdecode(path) not in self.asked:
+        if not whole.startswith((*self.asked,)):
             self._refuse(f"{event} {whole}")
         raise PermissionError(13, "Permission denied", os.fsdecode(path))
 
@@ -155,7 +159,7 @@ def run(words: Sequence[str], root: Path, work: Path, story: str) -> Result:
     out, err = io.StringIO(), io.StringIO()
     began, failure = time.monotonic(), None
     status: Any = None
-    with _surroundings(root, work), WATCH.over(root, " ".join(words)), _limits():
+    with _surroundings(root, work), WATCH.over(root, words), _limits():
         streams = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
         with streams[0], streams[1]:
             try:

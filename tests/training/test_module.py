@@ -79,3 +79,13 @@ def test_validate_returns_its_metrics_and_logs_them_once(data, trainer_class):
         rows = [row for row in csv.DictReader(file) if row.get("val_loss")]
     assert [int(row["step"]) for row in rows] == [2] * len(rows)
     assert len(rows) == 1 + ("val_loss" in within)
+
+
+def test_a_batch_of_fewer_tokens_than_loss_chunks_is_cut_into_its_tokens():
+    torch.manual_seed(0)
+    made = LanguageModel(ModelConfig(**ARCHITECTURE, vocab_size=20), loss_chunks=64)
+    made.configure_model()
+    ids = torch.arange(6)[None]
+    chunked = made.loss({"input_ids": ids, "targets": ids})
+    made.loss_chunks = 0
+    assert float(chunked.detach()) == pytest.approx(float(made.loss({"input_ids": ids, "targets": ids}).detach()))
