@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -103,13 +103,6 @@ class Subject:
     def count(self, is_parsed: bool) -> None:
         self.drawn += 1
         self.parsed += is_parsed
-
-    def examine(self, act: Callable[[], None]) -> None:
-        """Run a draw; what is known to fail passes."""
-        try:
-            act()
-        except watch.Failure as failure:
-            watch.meet(self.name, failure)
 
     def check(self) -> None:
         """At least half of the draws got beyond the parser, or they would test nobody but it; some went well."""

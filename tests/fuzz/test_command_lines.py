@@ -161,7 +161,7 @@ def test_a_command_line_is_done_or_refused(world, commands, draws):
                     watch.correct(lambda: check_result(result, work), command, story)
 
             subject.drawn += 1
-            subject.examine(act)
+            act()
 
     draw()
     subject.check()

@@ -100,7 +100,7 @@ def test_a_config_means_what_it_says_or_is_refused(world, commands, draws):
                     subject.succeeded += 1
                     watch.correct(lambda: check_result(command, result, work, content), command, story)
 
-            subject.examine(act)
+            act()
 
     draw()
     subject.check()
@@ -128,7 +128,7 @@ def test_the_record_of_a_run_is_compared_or_refused(world):
                     subject.succeeded += 1
                     watch.correct(lambda: json.loads((work / "out.json").read_text()), "compare", story)
 
-            subject.examine(act)
+            act()
 
     draw()
     subject.check()

@@ -96,7 +96,7 @@ def test_a_store_has_the_tokens_that_were_written_or_is_refused(world):
                     is_changed = name == "train.bin" and bool(raw)
                     watch.correct(lambda: same_tokens(folder, is_changed and command != "verify"), command, story)
 
-            subject.examine(act)
+            act()
 
     draw()
     subject.check()
@@ -125,7 +125,7 @@ def test_shards_are_merged_to_the_tokens_that_were_written_or_refused(world):
                 if result.status == 0:
                     watch.correct(lambda: same_tokens(work / PARTS), "prepare", story)
 
-            subject.examine(act)
+            act()
 
     with world.copy("shards", "text.txt") as (root, work):
         watch.run(["prepare", "--merge", PARTS], root, work, "as they were written")
@@ -192,7 +192,7 @@ def test_a_folder_of_transformers_gives_its_weights_or_is_refused(world):
                     if command == "import":
                         watch.correct(lambda: same_weights(work, touched), command, story)
 
-            subject.examine(act)
+            act()
 
     draw()
     subject.check()
