@@ -114,6 +114,8 @@ def _look_into(file: Path, content: dict[str, Any], found: dict[Path, Any]) -> N
 
 def _look_at(value: object, folder: Path, found: dict[Path, Any], *, is_read: bool = True) -> None:
     if isinstance(value, dict | list):
+        if isinstance(value, dict) and not isinstance(value.get("class_path", ""), str):
+            raise ValueError(f"class_path must be an import path, got {shown(value['class_path'])}")
         for each in value.values() if isinstance(value, dict) else value:
             _look_at(each, folder, found, is_read=is_read)
     elif isinstance(value, str) and os.path.exists(path := folder / value) and not path.is_dir():

@@ -230,6 +230,7 @@ def _surroundings(root: Path, work: Path) -> Iterator[None]:
     sys.path.append(str(work))  # as a process of its own looks for the user's parts
     sys.stdin = io.StringIO("")
     tempfile.tempdir = str(root)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(root / "inductor")
     try:
         yield
     finally:
