@@ -15,6 +15,7 @@ one process makes.
 
 import dataclasses
 import json
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -80,6 +81,7 @@ def prepare_store(
         ValueError: If text is missing, empty, broken, binary or not UTF-8, if the tokenizer cannot encode it, if
             ``out`` exists, or if the disk is full. No store is left behind.
     """
+    out = os.path.normpath(out)  # a/../b is written where a need not exist
     _prepare(inputs, Path(out), tokenizer, vocab_size, test_fraction, text_key, progress, replace=replace)
     return TokenStore.open(out)
 

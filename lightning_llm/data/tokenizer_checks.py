@@ -14,6 +14,8 @@ from lightning_llm.untrusted import MIB, TEXT, Kind, list_of, maybe, parse_json,
 
 LARGEST_TOKENIZER = 48 * MIB  # Gemma's has 32
 MOST_IDS = 1 << 19  # Gemma has half as many; the library takes about 1 kB for each
+MOST_SCORED = 1 << 20  # characters of a unigram vocabulary, T5's has 200,000; the library takes 300 bytes for each
+MOST_ADDED = 1 << 14  # tokens; the library takes 0.1 ms for each
 MOST_PARTS, MOST_GROWTH, LONGEST_TEXT, MOST = 64, 64, 2000, 1000
 RUN = 256  # characters alike in a row, in which the ways to match are counted
 MOST_WAYS = RUN**3  # the pattern of o200k has 2 million
@@ -181,11 +183,12 @@ _IDS = rule(
     ),
 )
 _SCORES = rule(
-    f"1 to {MOST_IDS} pairs of token and score",
+    f"pairs of token and score, and tokens of at most {MOST_SCORED} characters",
     lambda vocab: (
         isinstance(vocab, list)
-        and 0 < len(vocab) <= MOST_IDS
+        and bool(vocab)
         and all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in vocab)
+        and sum(len(token) for token, _ in vocab) <= MOST_SCORED
     ),
 )
 _FLAG = rule("true or false", lambda value: isinstance(value, bool))
@@ -212,4 +215,6 @@ def _model(model: Any, name: str) -> Iterable[str]:
             yield f"{name}.merges has pairs whose second part does not begin with {prefix[:40]!r}"
 
 
-_FILE = record({"model": _model}, {"added_tokens": maybe(list_of(record(_ADDED, others=True), 1 << 18))}, others=True)
+_FILE = record(
+    {"model": _model}, {"added_tokens": maybe(list_of(record(_ADDED, others=True), MOST_ADDED))}, others=True
+)

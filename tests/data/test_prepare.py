@@ -269,3 +269,10 @@ def test_store_of_the_standard_library(tmp_path):
     chosen, count = store.splits["val"].documents, len(open_corpus(["stdlib"]).files)
     assert abs(chosen - count / 10) < 4 * (count * 0.1 * 0.9) ** 0.5  # each by a hash of its own: a binomial draw
     assert TokenStore.open(tmp_path / "out") == store
+
+
+def test_a_folder_named_through_one_that_is_missing_is_opened_where_it_was_written(tmp_path):
+    (tmp_path / "text.txt").write_text("to be or not to be\n" * 100)
+    store = prepare_store([str(tmp_path / "text.txt")], tmp_path / "missing" / ".." / "store", tokenizer="byte")
+    assert store.path == tmp_path / "store"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["store", "text.txt"]

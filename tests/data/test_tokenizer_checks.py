@@ -91,7 +91,12 @@ CONTENTS = {
     "an id that is text": (model(WORDS, vocab={"a": "0"}), "tokens with whole numbers"),
     "an id that is true": (model(WORDS, vocab={"a": True}), "tokens with whole numbers"),
     "an empty vocabulary": (model(WORDS, vocab={}), "its vocabulary is empty"),
-    "an empty unigram": ({"model": {"type": "Unigram", "vocab": [], "unk_id": None}}, "pairs of token and score"),
+    "an empty unigram": (
+        {"model": {"type": "Unigram", "vocab": [], "unk_id": None}},
+        "expected pairs of token and score",
+    ),
+    "a large unigram": ({"model": {"type": "Unigram", "vocab": [["a" * (1 << 20), 0.0]] * 2}}, "of at most 1048576"),
+    "many added tokens": ({**BPE, "added_tokens": [TOKEN] * 20_000}, "expected a list of at most 16384"),
     "a prefix that pairs lack": (model(BPE, continuing_subword_prefix="##"), "does not begin with '##'"),
     "a merge of unknown tokens": (model(BPE, merges=[["qq", "zz"]]), "out of vocabulary"),
     "words of any length": (model(WORDS, max_input_chars_per_word=10**9), "max_input_chars_per_word is 1000000000"),
