@@ -3,48 +3,25 @@
 The public names are loaded when first used (PEP 562): importing the package costs no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from lightning_llm.data.datamodule import TokenDataModule
-    from lightning_llm.model.config import ModelConfig
-    from lightning_llm.model.mlp import MemoryOptimizedSwiGLU, SwiGLU
-    from lightning_llm.model.transformer import Transformer
-    from lightning_llm.training.module import LanguageModel
+from lightning_llm.lazy import lazy
 
 __version__ = "0.1.0"
 
-_PUBLIC = {
-    "LanguageModel": "lightning_llm.training.module",
-    "MemoryOptimizedSwiGLU": "lightning_llm.model.mlp",
-    "ModelConfig": "lightning_llm.model.config",
-    "SwiGLU": "lightning_llm.model.mlp",
-    "TokenDataModule": "lightning_llm.data.datamodule",
-    "Transformer": "lightning_llm.model.transformer",
-}
-_PACKAGES = (
-    "accounting", "bench", "cli", "data", "generation", "interop", "measure", "model", "ops", "optim", "training"
-)  # fmt: skip
-
-__all__ = [
-    "LanguageModel",
-    "MemoryOptimizedSwiGLU",
-    "ModelConfig",
-    "SwiGLU",
-    "TokenDataModule",
-    "Transformer",
-    "__version__",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(import_module(_PUBLIC[name]), name)
-    if name in _PACKAGES:
-        return import_module(f"lightning_llm.{name}")
-    raise AttributeError(f"module 'lightning_llm' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, *_PACKAGES])
+if TYPE_CHECKING:
+    from lightning_llm.data.datamodule import TokenDataModule as TokenDataModule
+    from lightning_llm.model.config import ModelConfig as ModelConfig
+    from lightning_llm.model.mlp import MemoryOptimizedSwiGLU as MemoryOptimizedSwiGLU
+    from lightning_llm.model.mlp import SwiGLU as SwiGLU
+    from lightning_llm.model.transformer import Transformer as Transformer
+    from lightning_llm.training.module import LanguageModel as LanguageModel
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        data__datamodule="TokenDataModule",
+        model__config="ModelConfig",
+        model__mlp="MemoryOptimizedSwiGLU SwiGLU",
+        model__transformer="Transformer",
+        training__module="LanguageModel",
+    )

@@ -3,45 +3,25 @@
 The public names are loaded when first used (PEP 562).
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lightning_llm.lazy import lazy
 
 if TYPE_CHECKING:
-    from lightning_llm.accounting.flops import StepFlops, step_flops
-    from lightning_llm.accounting.hardware import DEVICES, Device, find_device
-    from lightning_llm.accounting.memory import StepMemory, largest_batch, step_memory
-    from lightning_llm.accounting.parameters import parameters_by_part
-
-_PUBLIC = {
-    "DEVICES": "lightning_llm.accounting.hardware",
-    "Device": "lightning_llm.accounting.hardware",
-    "StepFlops": "lightning_llm.accounting.flops",
-    "StepMemory": "lightning_llm.accounting.memory",
-    "find_device": "lightning_llm.accounting.hardware",
-    "largest_batch": "lightning_llm.accounting.memory",
-    "parameters_by_part": "lightning_llm.accounting.parameters",
-    "step_flops": "lightning_llm.accounting.flops",
-    "step_memory": "lightning_llm.accounting.memory",
-}
-
-__all__ = [
-    "DEVICES",
-    "Device",
-    "StepFlops",
-    "StepMemory",
-    "find_device",
-    "largest_batch",
-    "parameters_by_part",
-    "step_flops",
-    "step_memory",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module 'lightning_llm.accounting' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    from lightning_llm.accounting.flops import StepFlops as StepFlops
+    from lightning_llm.accounting.flops import step_flops as step_flops
+    from lightning_llm.accounting.hardware import DEVICES as DEVICES
+    from lightning_llm.accounting.hardware import Device as Device
+    from lightning_llm.accounting.hardware import find_device as find_device
+    from lightning_llm.accounting.memory import StepMemory as StepMemory
+    from lightning_llm.accounting.memory import largest_batch as largest_batch
+    from lightning_llm.accounting.memory import step_memory as step_memory
+    from lightning_llm.accounting.parameters import parameters_by_part as parameters_by_part
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        accounting__flops="StepFlops step_flops",
+        accounting__hardware="DEVICES Device find_device",
+        accounting__memory="StepMemory largest_batch step_memory",
+        accounting__parameters="parameters_by_part",
+    )

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from lightning_llm.accounting.shadow import Leaf, Ledger
-from lightning_llm.accounting.shadow_model import ShadowModel, sizes_of
-from lightning_llm.accounting.shadow_ops import PRECISIONS, Operators
+from lightning_llm.accounting.symbolic import Leaf, Ledger
+from lightning_llm.accounting.symbolic_model import ShadowModel, sizes_of
+from lightning_llm.accounting.symbolic_ops import PRECISIONS, Operators
 from lightning_llm.model.config import ModelConfig
 
 Term = tuple[str, str, int]  # part, formula, bytes

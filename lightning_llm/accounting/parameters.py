@@ -1,6 +1,6 @@
 """How many parameters a model has, by part, and how each count comes about."""
 
-from lightning_llm.accounting.shadow import Count
+from lightning_llm.accounting.symbolic import Count
 from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
 
 

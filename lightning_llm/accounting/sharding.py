@@ -18,7 +18,7 @@ import dataclasses
 
 from lightning_llm.accounting.layered import StepMoments
 from lightning_llm.accounting.parameters import parameters_by_part
-from lightning_llm.accounting.shadow import BFLOAT16, FLOAT32
+from lightning_llm.accounting.symbolic import BFLOAT16, FLOAT32
 from lightning_llm.model.config import ModelConfig
 
 STRATEGIES = ("ddp", "fsdp2")

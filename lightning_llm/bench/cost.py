@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lightning_llm.bench import cost_startup
 from lightning_llm.bench.harness import MIB, Request, Row, chosen_names, describe_machine, timed_rows
-from lightning_llm.console import Console
+from lightning_llm.io.console import Console
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.module import LanguageModel

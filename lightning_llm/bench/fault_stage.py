@@ -17,7 +17,7 @@ import torch
 
 from lightning_llm.bench.fault_injection import MOMENT
 from lightning_llm.bench.fault_process import Ended, Forker
-from lightning_llm.training.checkpointing import BEST, read_checkpoint, step_files
+from lightning_llm.checkpoints.reading import BEST, read_checkpoint, step_files
 
 STEPS, SAVED_EVERY, MICRO_BATCHES = 12, 2, 2  # micro-batches of a step
 PARTS = ("global_step", "state_dict", "optimizer_states", "lr_schedulers")

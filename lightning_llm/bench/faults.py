@@ -23,8 +23,8 @@ from lightning_llm.bench.fault_process import Forker
 from lightning_llm.bench.fault_rounds import ROUNDS
 from lightning_llm.bench.fault_stage import Stage, Truth
 from lightning_llm.bench.harness import chosen_names, describe_machine
-from lightning_llm.console import Console
-from lightning_llm.training.text_files import write_json
+from lightning_llm.io.atomic import write_json
+from lightning_llm.io.console import Console
 
 _KEPT = 20  # words of made-up text in a line
 

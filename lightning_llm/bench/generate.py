@@ -18,8 +18,8 @@ from rich.table import Column, Table
 from torch import Tensor
 
 from lightning_llm.bench.harness import Request, Row, chosen_names, draw_bars, timed_rows
-from lightning_llm.console import Console
 from lightning_llm.generation.decoding import generate
+from lightning_llm.io.console import Console
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 

@@ -15,10 +15,10 @@ import torch
 from rich.table import Column, Table
 from torch import Tensor, nn
 
-from lightning_llm.console import Console
+from lightning_llm.io.atomic import write_json
+from lightning_llm.io.console import Console
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.measure.timer import interleave
-from lightning_llm.training.text_files import write_json
 
 MIB = 2**20
 

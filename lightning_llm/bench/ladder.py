@@ -27,7 +27,7 @@ from lightning_llm.accounting.hardware import find_device
 from lightning_llm.bench.harness import MIB, Request, Row, chosen_names, describe_machine
 from lightning_llm.bench.ladder_rungs import MORE_ROWS, Settings, lacking, rungs, tolerance
 from lightning_llm.bench.peer_process import Shape
-from lightning_llm.console import Console
+from lightning_llm.io.console import Console
 from lightning_llm.model.config import ModelConfig
 
 SHAPES: dict[str, list[str]] = {"124m": ["12x12x768x2048x1024x8x50304"]}

@@ -22,11 +22,11 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from lightning_llm.bench.harness import Row, describe_machine
-from lightning_llm.console import Console
+from lightning_llm.io.atomic import write_json
+from lightning_llm.io.console import Console
 from lightning_llm.measure.timeline import KINDS
 from lightning_llm.training.callbacks.memory_picture import draw, save
 from lightning_llm.training.callbacks.memory_report import NAMES, Report, mib
-from lightning_llm.training.text_files import write_json
 
 STEPS = 3  # the optimiser's state is there from the second on
 MOST_MODULES = 20

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lightning_llm.bench.harness import Request, Row, chosen_names, draw_bars, timed_rows
-from lightning_llm.console import Console
+from lightning_llm.io.console import Console
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.adamw import AdamW

@@ -22,17 +22,17 @@ from rich.table import Column, Table
 from torch import Tensor
 
 from lightning_llm.bench.harness import Request, Row, chosen_names, describe_machine, draw_bars
-from lightning_llm.console import Console
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.sampling import sample_batch
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.token_store_writer import TokenStoreWriter
 from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.io.console import Console
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
-from lightning_llm.training.callbacks.agreement import SameEverywhere
-from lightning_llm.training.callbacks.resume import HonestResume
+from lightning_llm.training.callbacks.rank_consistency import SameEverywhere
+from lightning_llm.training.callbacks.resume_diff import HonestResume
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
 

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from lightning_llm.bench.harness import Request, Row, chosen_names, describe_machine, draw_bars
 from lightning_llm.bench.peer_process import Shape
-from lightning_llm.console import Console
+from lightning_llm.io.console import Console
 
 SHAPES = {
     "shakespeare": ["6x6x384x1024x256x64x65"],

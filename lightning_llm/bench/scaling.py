@@ -33,7 +33,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_llm.bench.harness import Request, Row, describe_machine
-from lightning_llm.console import Console
+from lightning_llm.io.console import Console
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.groups import leave_groups
 from lightning_llm.training.module import LanguageModel

@@ -86,14 +86,14 @@ def main(argv: Sequence[str]) -> int:
 
 def _compare(options: argparse.Namespace, fit_options: Sequence[str]) -> None:
     from lightning_llm.bench import memory
-    from lightning_llm.console import Console
+    from lightning_llm.io.console import Console
 
     memory.compare(options.config, fit_options, json_path=options.json, console=Console())
 
 
 def _inject(options: argparse.Namespace) -> None:
     from lightning_llm.bench import faults
-    from lightning_llm.console import Console
+    from lightning_llm.io.console import Console
 
     if options.device != "cpu" or options.shapes or options.dtype != ["float32"]:
         raise ValueError("bench faults trains a tiny model on the CPU: it takes no --device, --dtype or --shapes")
@@ -107,7 +107,7 @@ def _measure(options: argparse.Namespace) -> None:
     import torch
 
     from lightning_llm.bench import harness
-    from lightning_llm.console import Console
+    from lightning_llm.io.console import Console
     from lightning_llm.training.allocator import keep_freed_memory
 
     if options.device == "cuda" and not torch.cuda.is_available():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_llm.console import Console
+from lightning_llm.io.console import Console
 from lightning_llm.training.preflight import Check, refuse
 
 

@@ -13,9 +13,9 @@ from jsonargparse import get_loader, set_loader
 from lightning_llm.cli.runs import CONFIG, find_checkpoint, newest_run, run_of
 from lightning_llm.cli.yaml_files import check_yaml, read_config
 from lightning_llm.data.find_store import check_named_store
+from lightning_llm.io.printable import file_name
+from lightning_llm.io.untrusted import check_regular, shown
 from lightning_llm.model.config import is_foreign
-from lightning_llm.printable import file_name
-from lightning_llm.untrusted import check_regular, shown
 
 SECTIONS = ("model", "data", "trainer")
 STRICT_YAML = "strict_yaml"  # the parser's own mode, but for keys that are given twice

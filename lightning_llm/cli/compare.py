@@ -16,6 +16,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from lightning_llm.checkpoints.run_status import read_summary, unfinished
 from lightning_llm.cli.parser import OneLineParser, run_tool
 from lightning_llm.cli.run_table import (
     EVENTS,
@@ -26,11 +27,10 @@ from lightning_llm.cli.run_table import (
     find_runs,
     made_different,
 )
-from lightning_llm.console import Console
+from lightning_llm.io.atomic import write_json
+from lightning_llm.io.console import Console
 from lightning_llm.training.run_options import ABSENT, SEEDS, labels
-from lightning_llm.training.run_status import read_summary, unfinished
 from lightning_llm.training.scalar_names import MEMORY, PEAK
-from lightning_llm.training.text_files import write_json
 
 PEAK_MEMORY = "peak_memory_gib"
 METRICS = {  # key in summary.json: what it is, its unit, digits

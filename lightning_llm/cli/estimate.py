@@ -15,7 +15,7 @@ from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.accounting.sharding import SharedMemory, shared_memory, walk_precision
 from lightning_llm.cli.parser import OneLineParser, run_tool
 from lightning_llm.cli.run_config import RunConfig, add_options, read_run, size_option
-from lightning_llm.training.text_files import write_json
+from lightning_llm.io.atomic import write_json
 
 ADAMW_FLOPS = 12  # per parameter: decay 1, first average 3, second average 4, root, sum, quotient and update 4
 ASSUMED_UTILISATION = 0.4

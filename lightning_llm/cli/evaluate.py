@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_llm.cli.models import KINDS, add_trust, open_model
+from lightning_llm.cli.model_argument import KINDS, add_trust, open_model
 from lightning_llm.cli.parser import OneLineParser, run_tool
-from lightning_llm.training.text_files import write_json
+from lightning_llm.io.atomic import write_json
 
 if TYPE_CHECKING:
     from lightning_llm.data.formats import Document

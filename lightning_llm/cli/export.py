@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_llm.accounting.hardware import byte_size
-from lightning_llm.cli.models import add_trust
+from lightning_llm.cli.model_argument import add_trust
 from lightning_llm.cli.parser import OneLineParser, run_tool
 from lightning_llm.cli.yaml_files import read_config
 
@@ -34,9 +34,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _export(options: argparse.Namespace) -> None:
     # after the options are read: a typing mistake is answered without waiting for torch
+    from lightning_llm.checkpoints.reading import load_transformer
     from lightning_llm.cli.runs import find_checkpoint
     from lightning_llm.interop.writer import export_model
-    from lightning_llm.training.checkpointing import load_transformer
 
     checkpoint = find_checkpoint(options.checkpoint, Path("runs"))
     model, tokenizer = load_transformer(checkpoint, trust_code=options.trust_code)
@@ -49,9 +49,9 @@ def _export(options: argparse.Namespace) -> None:
 
 def _record(checkpoint: Path) -> "RunRecord":
     """What the model card tells of the run that the checkpoint lies in."""
+    from lightning_llm.checkpoints.run_status import read_summary
     from lightning_llm.cli.runs import CONFIG, SUMMARY, run_of, step_in
     from lightning_llm.interop.model_card import METRICS, RunRecord
-    from lightning_llm.training.run_status import read_summary
 
     run = run_of(checkpoint)
     name, step = checkpoint.name, step_in(checkpoint)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lightning_llm.cli.interrupts import interrupts
-from lightning_llm.cli.models import KINDS, add_trust, open_model
+from lightning_llm.cli.model_argument import KINDS, add_trust, open_model
 from lightning_llm.cli.parser import OneLineParser, run_tool
 from lightning_llm.cli.streams import print_data
-from lightning_llm.untrusted import read_text
+from lightning_llm.io.untrusted import read_text
 
 if TYPE_CHECKING:
     from lightning_llm.data.tokenizers import Tokenizer

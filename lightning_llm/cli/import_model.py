@@ -38,8 +38,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _import(options: argparse.Namespace) -> None:
     # after the options are read: a typing mistake is answered without waiting for torch
+    from lightning_llm.checkpoints.files import write_atomically
     from lightning_llm.interop.reader import read_folder
-    from lightning_llm.training.archives import write_atomically
 
     out: Path = options.out
     beside = out.with_name(f"{out.name.removesuffix('.ckpt')}.yaml")
@@ -65,9 +65,9 @@ def _import(options: argparse.Namespace) -> None:
 
 def _checkpoint(folder: "ModelFolder") -> dict[str, Any]:
     """What ``fit`` would have written, without what training has beside weights."""
+    from lightning_llm.checkpoints.checks import FORMAT_VERSION
+    from lightning_llm.checkpoints.schema import FORMAT
     from lightning_llm.model.finite import only_finite
-    from lightning_llm.training.checkpoint_checks import FORMAT_VERSION
-    from lightning_llm.training.checkpoint_schema import FORMAT
 
     state = {f"transformer.{name}": tensor for name, tensor in only_finite(folder.tensors(), folder.path)}
     if folder.config.tie_word_embeddings:

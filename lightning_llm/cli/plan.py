@@ -27,7 +27,7 @@ from lightning_llm.cli.run_config import (
     read_run,
     size_option,
 )
-from lightning_llm.training.text_files import write_json, write_text
+from lightning_llm.io.atomic import write_json, write_text
 
 PATIENCE = 1.0  # seconds before progress is shown
 VIEWING = {
@@ -202,7 +202,7 @@ def progress() -> Iterator[Callable[[], None]]:
         if bar is None and time.perf_counter() - started > PATIENCE:
             from rich.progress import Progress
 
-            from lightning_llm.console import Console
+            from lightning_llm.io.console import Console
 
             bar = Progress(console=Console(stderr=True), transient=True)
             bar.start()

@@ -3,8 +3,8 @@
 from typing import Any
 
 from lightning_llm.accounting.plan_report import chosen_options, described
-from lightning_llm.training.callbacks.resume import HonestResume
-from lightning_llm.training.text_files import write_json
+from lightning_llm.io.atomic import write_json
+from lightning_llm.training.callbacks.resume_diff import HonestResume
 
 PLAN = "plan.json"
 

@@ -10,20 +10,20 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.markup import escape
 from rich.table import Table
 
+from lightning_llm.checkpoints.reading import BEST
+from lightning_llm.checkpoints.run_directory import run_dir_of
+from lightning_llm.checkpoints.run_status import FINISHED, write_status
 from lightning_llm.cli.runs import SUMMARY
 from lightning_llm.cli.sample import print_sample
-from lightning_llm.console import Console
+from lightning_llm.io.atomic import write_json
+from lightning_llm.io.console import Console
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.memory import MemoryProfiler
 from lightning_llm.training.callbacks.throughput import TrainingLog
-from lightning_llm.training.checkpointing import BEST
 from lightning_llm.training.execution import record
 from lightning_llm.training.length import total_steps
-from lightning_llm.training.run_directory import run_dir_of
-from lightning_llm.training.run_status import FINISHED, write_status
 from lightning_llm.training.sharding import is_sharded
-from lightning_llm.training.text_files import write_json
 
 COMPILES = "the first step and the first validation wait until the blocks are compiled (mode {})"
 

@@ -15,8 +15,8 @@ from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.accounting.precision import auto_precision, cpu_features
 from lightning_llm.accounting.sharding import STRATEGIES
 from lightning_llm.cli.yaml_files import read_config
+from lightning_llm.io.untrusted import file_in, read_json
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.untrusted import file_in, read_json
 
 # Tensors of a parameter's size that an optimiser keeps for each parameter; Muon's matrices have one instead.
 STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop": 1, "Adagrad": 1, "Lion": 1}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.cli.yaml_files import read_config
-from lightning_llm.printable import LONGEST_NAME, file_name
+from lightning_llm.io.printable import LONGEST_NAME, file_name
 from lightning_llm.training.run_options import ABSENT, CALLBACKS, SEEDS, identity, labels, short_options
 
 CONFIG, SUMMARY = "config.yaml", "summary.json"  # as in cli.runs; to import that would cost an import of torch

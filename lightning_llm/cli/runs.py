@@ -15,13 +15,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from lightning_llm.training.checkpointing import BEST, is_whole, read_outline, step_of
-from lightning_llm.training.run_directory import CHECKPOINTS as CHECKPOINTS
-from lightning_llm.training.run_directory import put_events_before as put_events_before
-from lightning_llm.training.run_directory import take_turn as take_turn
-from lightning_llm.training.run_directory import turn_of
-from lightning_llm.training.sharded_files import is_folder
-from lightning_llm.untrusted import read_text
+from lightning_llm.checkpoints.reading import BEST, is_whole, read_outline, step_of
+from lightning_llm.checkpoints.run_directory import CHECKPOINTS as CHECKPOINTS
+from lightning_llm.checkpoints.run_directory import put_events_before as put_events_before
+from lightning_llm.checkpoints.run_directory import take_turn as take_turn
+from lightning_llm.checkpoints.run_directory import turn_of
+from lightning_llm.checkpoints.sharded import is_folder
+from lightning_llm.io.untrusted import read_text
 
 CONFIG, SUMMARY, JOB = "config.yaml", "summary.json", "job"
 EXAMPLE = "runs/quickstart/version_0"

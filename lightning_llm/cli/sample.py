@@ -6,8 +6,8 @@ import torch
 from lightning.pytorch import LightningModule
 from rich.markup import escape
 
-from lightning_llm.console import Console
 from lightning_llm.generation import generate
+from lightning_llm.io.console import Console
 
 SAMPLE_TOKENS = 200
 

@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
-from lightning_llm.printable import ESCAPE, printable
+from lightning_llm.io.printable import ESCAPE, printable
 
 DRAWING = ("rich", "tqdm")  # their own codes pass; what rich draws comes from our Console, which escapes the text in it
 LEFT = (errno.EPIPE, errno.EIO, errno.ECONNRESET)  # a pipe, a terminal or a connection that is closed at its other end

@@ -23,6 +23,7 @@ from jsonargparse import ArgumentError
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
+from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint
 from lightning_llm.cli.check import report
 from lightning_llm.cli.command_line import (
     STRICT_YAML,
@@ -35,7 +36,7 @@ from lightning_llm.cli.command_line import (
     resume_command,
     with_config_of_run,
 )
-from lightning_llm.cli.connection import check_address, lost_contact, waiting_line
+from lightning_llm.cli.distributed import check_address, lost_contact, waiting_line
 from lightning_llm.cli.failures import USER_ERROR, one_line, reports
 from lightning_llm.cli.interrupts import interrupts, is_first_process
 from lightning_llm.cli.jobs import check_restarts, may_have_run_before, restarts, this_job
@@ -54,12 +55,11 @@ from lightning_llm.cli.runs import (
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.training.allocator import keep_freed_memory
-from lightning_llm.training.callbacks.agreement import SameEverywhere
-from lightning_llm.training.callbacks.finite import NonFinite
-from lightning_llm.training.callbacks.resume import HonestResume
+from lightning_llm.training.callbacks.non_finite import NonFinite
+from lightning_llm.training.callbacks.rank_consistency import SameEverywhere
+from lightning_llm.training.callbacks.resume_diff import HonestResume
 from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
 from lightning_llm.training.callbacks.status import StatusFile
-from lightning_llm.training.checkpointing import EXECUTION, check_run_checkpoint
 from lightning_llm.training.execution import choose_precision
 from lightning_llm.training.groups import leave_groups
 from lightning_llm.training.initial_weights import check_trust

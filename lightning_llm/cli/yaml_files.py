@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from lightning_llm.untrusted import read_text, shown
+from lightning_llm.io.untrusted import read_text, shown
 
 LARGEST = 1 << 18  # bytes of a config; the largest of this project has 3,000
 MOST_NODES = 100_000  # with each alias counted as what it stands for

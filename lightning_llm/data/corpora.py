@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lightning_llm.data.formats import DEFAULT_TEXT_KEY, Document, TextFile, format_of
-from lightning_llm.untrusted import check_regular
+from lightning_llm.io.untrusted import check_regular
 
 NAMED_CORPORA = ("stdlib", "shakespeare")
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"

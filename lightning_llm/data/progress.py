@@ -21,7 +21,7 @@ def progress_bar(total: int, show: bool) -> Iterator[Phase]:
         return
     from rich import progress  # where no bar is shown, it need not be loaded
 
-    from lightning_llm.console import Console
+    from lightning_llm.io.console import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:

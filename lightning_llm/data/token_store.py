@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_llm.data.tokenizer_checks import LARGEST_TOKENIZER
-from lightning_llm.untrusted import (
+from lightning_llm.io.untrusted import (
     MIB,
     SHA256,
     TEXT,

@@ -36,7 +36,7 @@ from lightning_llm.data.token_store import (
     sha256,
 )
 from lightning_llm.data.tokenizer_checks import LARGEST_TOKENIZER
-from lightning_llm.untrusted import TEXT, file_in, list_of, read_json, read_text, record, validate, whole
+from lightning_llm.io.untrusted import TEXT, file_in, list_of, read_json, read_text, record, validate, whole
 
 _JOURNAL = "journal.json"
 _JOURNAL_KIND = record({"key": TEXT, "cursor": list_of(whole(), 2), "splits": SPLIT_COUNTS})

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lightning_llm.untrusted import MIB, TEXT, Kind, list_of, maybe, parse_json, record, rule, shown, validate, whole
+from lightning_llm.io.untrusted import MIB, TEXT, Kind, list_of, maybe, parse_json, record, rule, shown, validate, whole
 
 LARGEST_TOKENIZER = 48 * MIB  # Gemma's has 32
 MOST_IDS = 1 << 19  # Gemma has half as many; the library takes about 1 kB for each

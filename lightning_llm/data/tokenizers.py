@@ -28,7 +28,7 @@ from tokenizers import Tokenizer as Backend
 
 from lightning_llm.data.cuts import LONGEST_PIECE, PIECE_CHARACTERS, cut_at_newlines, cut_long_words
 from lightning_llm.data.tokenizer_checks import LARGEST_TOKENIZER, MOST_IDS, read_content
-from lightning_llm.untrusted import read_text
+from lightning_llm.io.untrusted import read_text
 
 Kind = Literal["char", "byte", "bpe", "file"]
 Ids = NDArray[np.unsignedinteger[Any]]

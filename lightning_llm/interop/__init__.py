@@ -3,19 +3,18 @@
 ``transformers`` itself is never imported: a folder of it is a few JSON files beside tensors.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lightning_llm.lazy import lazy
 
 if TYPE_CHECKING:
-    from lightning_llm.interop.reader import ModelFolder, load_model, read_folder
-    from lightning_llm.interop.writer import export_model
-
-_PUBLIC = {"ModelFolder": "reader", "export_model": "writer", "load_model": "reader", "read_folder": "reader"}
-
-__all__ = ["ModelFolder", "export_model", "load_model", "read_folder"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(import_module(f"lightning_llm.interop.{_PUBLIC[name]}"), name)
-    raise AttributeError(f"module 'lightning_llm.interop' has no attribute {name!r}")
+    from lightning_llm.interop.reader import ModelFolder as ModelFolder
+    from lightning_llm.interop.reader import load_model as load_model
+    from lightning_llm.interop.reader import read_folder as read_folder
+    from lightning_llm.interop.writer import export_model as export_model
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        interop__reader="ModelFolder load_model read_folder",
+        interop__writer="export_model",
+    )

@@ -13,8 +13,8 @@ GPT2LMHeadModel      layernorm, learned positions,   ``(in, out)`` in place of `
 from lightning_llm.interop.family import Family
 from lightning_llm.interop.gpt2 import GPT2
 from lightning_llm.interop.llama import LLAMA, QWEN3
+from lightning_llm.io.untrusted import shown
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.untrusted import shown
 
 FAMILIES: tuple[Family, ...] = (LLAMA, QWEN3, GPT2())
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from lightning_llm.untrusted import Kind, maybe, rule, shown
+from lightning_llm.io.untrusted import Kind, maybe, rule, shown
 
 # They say how weights are stored, how text is generated, what a head for another task would do: not what logits are.
 HARMLESS = frozenset(

@@ -5,8 +5,8 @@ from typing import Any
 
 from lightning_llm.interop.family import Place
 from lightning_llm.interop.fields import Fields
+from lightning_llm.io.untrusted import shown
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.untrusted import shown
 
 # ours -> what it is called there, and what is read as the same
 ACTIVATIONS = {

@@ -6,8 +6,8 @@ from typing import Any
 
 from lightning_llm.interop.family import Place
 from lightning_llm.interop.fields import Fields, read_rope
+from lightning_llm.io.untrusted import list_of, one_of
 from lightning_llm.model.config import MOST_LAYERS, ModelConfig
-from lightning_llm.untrusted import list_of, one_of
 
 # What both sides call the same.
 SAME = (

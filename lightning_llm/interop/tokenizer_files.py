@@ -5,8 +5,8 @@ from typing import Any
 
 from lightning_llm.data.tokenizer_checks import LARGEST_TOKENIZER
 from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.io.untrusted import file_in, read_text
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.untrusted import file_in, read_text
 
 FILE = "tokenizer.json"
 OTHER_FORMATS = (

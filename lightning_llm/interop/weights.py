@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lightning_llm.untrusted import MIB, check_regular, file_in, read_json, record, rule, shown, validate
+from lightning_llm.io.untrusted import MIB, check_regular, file_in, read_json, record, rule, shown, validate
 
 SINGLE, PICKLE = "model.safetensors", "pytorch_model.bin"
 INDEX, PICKLE_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from typing import Any, Literal, get_origin
 
-from lightning_llm.untrusted import shown
+from lightning_llm.io.untrusted import shown
 
 Norm = Literal["rmsnorm", "layernorm"]
 Position = Literal["rope", "learned", "none"]

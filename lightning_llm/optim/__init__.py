@@ -3,66 +3,32 @@
 The public names are loaded when first used (PEP 562): the schedules cost no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lightning_llm.lazy import lazy
 
 if TYPE_CHECKING:
-    from lightning_llm.optim.adamw import AdamW
-    from lightning_llm.optim.clipping import clip_grad_norm_
-    from lightning_llm.optim.grouping import check_coverage, param_groups
-    from lightning_llm.optim.muon import MuonAdamW
-    from lightning_llm.optim.schedules import (
-        Constant,
-        Schedule,
-        WarmupCosine,
-        WarmupLinear,
-        WarmupStableDecay,
-        constant_lr,
-        cosine_lr,
-        linear_lr,
-        wsd_lr,
+    from lightning_llm.optim.adamw import AdamW as AdamW
+    from lightning_llm.optim.clipping import clip_grad_norm_ as clip_grad_norm_
+    from lightning_llm.optim.grouping import check_coverage as check_coverage
+    from lightning_llm.optim.grouping import param_groups as param_groups
+    from lightning_llm.optim.muon import MuonAdamW as MuonAdamW
+    from lightning_llm.optim.schedules import Constant as Constant
+    from lightning_llm.optim.schedules import Schedule as Schedule
+    from lightning_llm.optim.schedules import WarmupCosine as WarmupCosine
+    from lightning_llm.optim.schedules import WarmupLinear as WarmupLinear
+    from lightning_llm.optim.schedules import WarmupStableDecay as WarmupStableDecay
+    from lightning_llm.optim.schedules import constant_lr as constant_lr
+    from lightning_llm.optim.schedules import cosine_lr as cosine_lr
+    from lightning_llm.optim.schedules import linear_lr as linear_lr
+    from lightning_llm.optim.schedules import wsd_lr as wsd_lr
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        optim__adamw="AdamW",
+        optim__clipping="clip_grad_norm_",
+        optim__grouping="check_coverage param_groups",
+        optim__muon="MuonAdamW",
+        optim__schedules="Constant Schedule WarmupCosine WarmupLinear WarmupStableDecay "
+        "constant_lr cosine_lr linear_lr wsd_lr",
     )
-
-_PUBLIC = {
-    "AdamW": "lightning_llm.optim.adamw",
-    "Constant": "lightning_llm.optim.schedules",
-    "MuonAdamW": "lightning_llm.optim.muon",
-    "Schedule": "lightning_llm.optim.schedules",
-    "WarmupCosine": "lightning_llm.optim.schedules",
-    "WarmupLinear": "lightning_llm.optim.schedules",
-    "WarmupStableDecay": "lightning_llm.optim.schedules",
-    "check_coverage": "lightning_llm.optim.grouping",
-    "clip_grad_norm_": "lightning_llm.optim.clipping",
-    "constant_lr": "lightning_llm.optim.schedules",
-    "cosine_lr": "lightning_llm.optim.schedules",
-    "linear_lr": "lightning_llm.optim.schedules",
-    "param_groups": "lightning_llm.optim.grouping",
-    "wsd_lr": "lightning_llm.optim.schedules",
-}
-
-__all__ = [
-    "AdamW",
-    "Constant",
-    "MuonAdamW",
-    "Schedule",
-    "WarmupCosine",
-    "WarmupLinear",
-    "WarmupStableDecay",
-    "check_coverage",
-    "clip_grad_norm_",
-    "constant_lr",
-    "cosine_lr",
-    "linear_lr",
-    "param_groups",
-    "wsd_lr",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module 'lightning_llm.optim' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -1,24 +1,18 @@
 """Training: the LightningModule, its metrics, checkpoints and callbacks. Names are loaded when first used."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lightning_llm.lazy import lazy
 
 if TYPE_CHECKING:
-    from lightning_llm.training.checkpointing import load_checkpoint, save_checkpoint
-    from lightning_llm.training.metrics import LanguageModelMetrics
-    from lightning_llm.training.module import LanguageModel
-
-_PUBLIC = {
-    "LanguageModel": "module",
-    "LanguageModelMetrics": "metrics",
-    "load_checkpoint": "checkpointing",
-    "save_checkpoint": "checkpointing",
-}
-
-__all__ = ["LanguageModel", "LanguageModelMetrics", "load_checkpoint", "save_checkpoint"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(import_module(f"lightning_llm.training.{_PUBLIC[name]}"), name)
-    raise AttributeError(f"module 'lightning_llm.training' has no attribute {name!r}")
+    from lightning_llm.checkpoints.reading import load_checkpoint as load_checkpoint
+    from lightning_llm.checkpoints.reading import save_checkpoint as save_checkpoint
+    from lightning_llm.training.metrics import LanguageModelMetrics as LanguageModelMetrics
+    from lightning_llm.training.module import LanguageModel as LanguageModel
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        checkpoints__reading="load_checkpoint save_checkpoint",
+        training__metrics="LanguageModelMetrics",
+        training__module="LanguageModel",
+    )

@@ -8,11 +8,11 @@ from typing import Any
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.types import _PATH
 
-from lightning_llm.training import sharded_files
-from lightning_llm.training.archives import remove_path, write_atomically
-from lightning_llm.training.background import Background, MainMemoryCopy
-from lightning_llm.training.checkpoint_checks import LIGHTNING
-from lightning_llm.training.checkpointing import read_checkpoint
+from lightning_llm.checkpoints import sharded as sharded_files
+from lightning_llm.checkpoints.background import Background, MainMemoryCopy
+from lightning_llm.checkpoints.checks import LIGHTNING
+from lightning_llm.checkpoints.files import remove_path, write_atomically
+from lightning_llm.checkpoints.reading import read_checkpoint
 
 
 class AtomicCheckpointIO(CheckpointIO):

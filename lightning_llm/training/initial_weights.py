@@ -13,13 +13,13 @@ import torch
 from tokenizers import Tokenizer as Backend
 from torch import Tensor, nn
 
+from lightning_llm.checkpoints.checks import WEIGHTS, check_fits
+from lightning_llm.checkpoints.reading import BEST, read_checkpoint, read_outline, step_files
+from lightning_llm.checkpoints.schema import FORMAT
+from lightning_llm.checkpoints.sharded import Rows, is_folder, local_rows
 from lightning_llm.interop.reader import is_model_folder, read_folder
 from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.model.finite import only_finite
-from lightning_llm.training.checkpoint_checks import WEIGHTS, check_fits
-from lightning_llm.training.checkpoint_schema import FORMAT
-from lightning_llm.training.checkpointing import BEST, read_checkpoint, read_outline, step_files
-from lightning_llm.training.sharded_files import Rows, is_folder, local_rows
 
 PREFIX = "transformer."
 # What a tokenizer.json says beyond the ids of a text: how much of it is used at once, and what is put around it.

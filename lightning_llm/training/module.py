@@ -16,6 +16,17 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_llm.accounting.plan_report import summary
 from lightning_llm.accounting.planner import Plan, Task, configured
+from lightning_llm.checkpoints.checks import FORMAT_VERSION
+from lightning_llm.checkpoints.compatibility import architecture_differences, check_loaded, free_fields
+from lightning_llm.checkpoints.reading import EXECUTION, only_checkpoints
+from lightning_llm.checkpoints.recipes import (
+    optimizer_recipe,
+    restored_optimizer,
+    restored_schedule,
+    schedule_recipe,
+    warn_without_recipe,
+)
+from lightning_llm.checkpoints.schema import FORMAT
 from lightning_llm.data.datamodule import TokenDataModule, rescale_batch_progress
 from lightning_llm.data.sources import Source
 from lightning_llm.generation import generate
@@ -27,24 +38,13 @@ from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.grouping import param_groups
 from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine
-from lightning_llm.training.architectures import architecture_differences, check_loaded, free_fields
 from lightning_llm.training.budget import check_budget, overridden, plan_for, task_of
 from lightning_llm.training.callbacks.throughput import TrainingLog
-from lightning_llm.training.checkpoint_checks import FORMAT_VERSION
-from lightning_llm.training.checkpoint_schema import FORMAT
-from lightning_llm.training.checkpointing import EXECUTION, only_checkpoints
 from lightning_llm.training.evaluation import Evaluation
 from lightning_llm.training.execution import changes, record
 from lightning_llm.training.initial_weights import InitialWeights, read_initial_weights
 from lightning_llm.training.length import is_waiting_for_data, total_steps
 from lightning_llm.training.preflight import data_faults, refuse
-from lightning_llm.training.recipes import (
-    optimizer_recipe,
-    restored_optimizer,
-    restored_schedule,
-    schedule_recipe,
-    warn_without_recipe,
-)
 from lightning_llm.training.sharding import build_for
 from lightning_llm.training.trainer_options import accumulation_faults
 

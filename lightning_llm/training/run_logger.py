@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from lightning_llm.training.run_directory import RunDirectory, is_first_process, put_events_before
+from lightning_llm.checkpoints.run_directory import RunDirectory, is_first_process, put_events_before
 
 
 class RunLogger(TensorBoardLogger):

@@ -12,10 +12,10 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, St
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_llm.training.checkpoint_checks import LIGHTNING
+from lightning_llm.checkpoints.checks import LIGHTNING
+from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.checkpoints.sharded import Rows, local_rows
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
-from lightning_llm.training.checkpointing import read_checkpoint
-from lightning_llm.training.sharded_files import Rows, local_rows
 
 NAME = "fsdp2"
 DEVICES = ("cpu", "cuda")

@@ -14,20 +14,20 @@ from lightning.pytorch.plugins import LayerSync, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 
+from lightning_llm.checkpoints.checks import RESUME
+from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.checkpoints.run_directory import CHECKPOINTS, RunDirectory
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints, refuse_names_of_ours
 from lightning_llm.training.callbacks.dashboard import Dashboard
-from lightning_llm.training.callbacks.finite import StopOnNonFinite
 from lightning_llm.training.callbacks.memory import MemoryProfiler
+from lightning_llm.training.callbacks.non_finite import StopOnNonFinite
 from lightning_llm.training.callbacks.progress import StepProgressBar
 from lightning_llm.training.callbacks.signals import StopOnSignal
 from lightning_llm.training.callbacks.throughput import TrainingLog
-from lightning_llm.training.checkpoint_checks import RESUME
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
-from lightning_llm.training.checkpointing import read_checkpoint
 from lightning_llm.training.execution import choose_precision
 from lightning_llm.training.json_logger import JSONLinesLogger
 from lightning_llm.training.preflight import Check, check_run
-from lightning_llm.training.run_directory import CHECKPOINTS, RunDirectory
 from lightning_llm.training.run_logger import RunLogger
 from lightning_llm.training.sharded_strategy import strategy_for
 from lightning_llm.training.trainer_options import check_nodes, check_options

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_llm.training import archives, checkpoint_io
-from lightning_llm.training.archives import write_atomically
-from lightning_llm.training.background import Background
+from lightning_llm.checkpoints import files as archives
+from lightning_llm.checkpoints.background import Background
+from lightning_llm.checkpoints.files import write_atomically
+from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.training import checkpoint_io
 from lightning_llm.training.callbacks import StopOnSignal
-from lightning_llm.training.checkpointing import read_checkpoint
 
 FOLDER = Path("runs/run/version_0/checkpoints")
 

@@ -12,7 +12,7 @@ import yaml
 
 from lightning_llm.__main__ import main
 from lightning_llm.accounting import precision
-from lightning_llm.training.checkpointing import digest, read_checkpoint, step_files
+from lightning_llm.checkpoints.reading import digest, read_checkpoint, step_files
 
 RUN = Path("runs/run/version_0")
 MODEL = {"model.schedule.class_path": "lightning_llm.optim.Constant"}

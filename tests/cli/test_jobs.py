@@ -13,7 +13,7 @@ import torch.distributed as dist
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from lightning_llm.cli import train
-from lightning_llm.cli.connection import check_address, lost_contact
+from lightning_llm.cli.distributed import check_address, lost_contact
 from lightning_llm.cli.jobs import check_restarts, may_have_run_before, this_job
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "abc", "TORCHELASTIC_RESTART_COUNT": "0"}

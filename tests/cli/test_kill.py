@@ -13,7 +13,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_llm.training.checkpointing import read_checkpoint, step_files
+from lightning_llm.checkpoints.reading import read_checkpoint, step_files
 
 STEPS, DEADLINE_S = 64, 240
 OPENMP = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")

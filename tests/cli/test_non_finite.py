@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_llm.checkpoints.reading import read_checkpoint, step_files
 from lightning_llm.training import LanguageModel
-from lightning_llm.training.checkpointing import read_checkpoint, step_files
 
 RUN = Path("runs/run/version_0")
 

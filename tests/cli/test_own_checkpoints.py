@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.cli import generate
 from lightning_llm.cli.runs import find_checkpoint
-from lightning_llm.training.checkpointing import read_checkpoint
 
 FOLDER = Path("runs/run/version_0/checkpoints")
 OURS = {"best.ckpt", "step-00000003.ckpt", "step-00000006.ckpt"}

@@ -12,9 +12,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lightning_llm.checkpoints.reading import read_checkpoint, step_files
 from lightning_llm.cli.train import cli_main
 from lightning_llm.training.callbacks import RunCheckpoints, StopOnSignal
-from lightning_llm.training.checkpointing import read_checkpoint, step_files
 
 RUN = Path("runs/run/version_0")
 FOLDER = RUN / "checkpoints"

@@ -7,7 +7,7 @@ import yaml
 
 from lightning_llm.cli import run_table, runs
 from lightning_llm.cli.run_table import EVENTS, LONGEST_NAME, differences, find_runs, run_names
-from lightning_llm.printable import printable
+from lightning_llm.io.printable import printable
 
 BASE = {
     "seed_everything": 1,

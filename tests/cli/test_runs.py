@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from lightning_llm.checkpoints import run_lock
+from lightning_llm.checkpoints.files import link_path
 from lightning_llm.cli.report import RunReport
 from lightning_llm.cli.runs import CHECKPOINTS, CONFIG, newest_run, put_events_before, take_turn, turn_of
-from lightning_llm.training import run_lock
-from lightning_llm.training.archives import link_path
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from lightning_llm.training.run_lock import RunLock
+from lightning_llm.checkpoints.run_lock import RunLock
 RunLock(Path(sys.argv[1])).acquire()
 print("held", flush=True)
 time.sleep(600)

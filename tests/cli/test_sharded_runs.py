@@ -12,7 +12,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_llm.__main__ import main
-from lightning_llm.training.checkpointing import read_checkpoint
+from lightning_llm.checkpoints.reading import read_checkpoint
 
 CONFIG = """
 model:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from lightning_llm.__main__ import main
+from lightning_llm.checkpoints.reading import is_whole
 from lightning_llm.cli import report
 from lightning_llm.cli.streams import lasting, send_nowhere
 from lightning_llm.training.callbacks import RunCheckpoints, StopOnSignal
-from lightning_llm.training.checkpointing import is_whole
 from lightning_llm.training.module import LanguageModel
 
 ALL = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]

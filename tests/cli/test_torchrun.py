@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_llm.training.checkpointing import read_checkpoint, step_files, step_of
+from lightning_llm.checkpoints.reading import read_checkpoint, step_files, step_of
 
 TIMEOUT = 10  # seconds until a process gives the others up
 STRATEGY = {

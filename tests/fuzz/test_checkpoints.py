@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_llm.training.archives import write_atomically
-from lightning_llm.training.checkpointing import load_transformer, read_checkpoint
+from lightning_llm.checkpoints.files import write_atomically
+from lightning_llm.checkpoints.reading import load_transformer, read_checkpoint
 from tests.fuzz import watch
 from tests.fuzz.conftest import Subject, amount
 from tests.fuzz.mutations import edited, edited_bytes, edits, raw_edits

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_llm import ModelConfig, Transformer
-from lightning_llm.training.checkpointing import load_transformer
+from lightning_llm.checkpoints.reading import load_transformer
 from tests.fuzz import watch
 from tests.fuzz.conftest import CONFIG, SMALL, Subject, amount
 from tests.fuzz.mutations import edited, edited_bytes, edits, raw_edits

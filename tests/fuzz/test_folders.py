@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.data.token_store import META, TokenStore, meta_checksum
-from lightning_llm.training.checkpointing import read_checkpoint
 from tests.fuzz import watch
 from tests.fuzz.conftest import Subject, amount
 from tests.fuzz.mutations import RAW_KINDS, edited, edited_bytes, edits, raw_edits

@@ -10,14 +10,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.checkpoints.sharded import Rows, local_rows, split, write_folder
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.mlp import SwiGLU
 from lightning_llm.model.plain import is_plain
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim import AdamW, MuonAdamW, clip_grad_norm_, param_groups
-from lightning_llm.training.checkpointing import read_checkpoint
-from lightning_llm.training.sharded_files import Rows, local_rows, split, write_folder
 from lightning_llm.training.sharded_strategy import ShardedStrategy, strategy_for
 from lightning_llm.training.sharding import build_sharded, is_sharded
 from lightning_llm.training.trainer import Trainer

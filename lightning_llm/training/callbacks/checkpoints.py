@@ -17,12 +17,12 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
-from lightning_llm.training.archives import link_path, remove_path, replace_path
+from lightning_llm.checkpoints.files import link_path, remove_path, replace_path
+from lightning_llm.checkpoints.loop_state import step_is_complete, validation_follows
+from lightning_llm.checkpoints.reading import BEST, read_outline, step_files, step_name, step_of
+from lightning_llm.checkpoints.run_directory import CHECKPOINTS, run_dir_of, turn_of
 from lightning_llm.training.callbacks.signals import Interrupted
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
-from lightning_llm.training.checkpointing import BEST, read_outline, step_files, step_name, step_of
-from lightning_llm.training.position import step_is_complete, validation_follows
-from lightning_llm.training.run_directory import CHECKPOINTS, run_dir_of, turn_of
 
 
 class RunCheckpoints(Checkpoint):

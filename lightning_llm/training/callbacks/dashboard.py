@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.tensorboard.summary import hparams
 
-from lightning_llm.training.callbacks.resume import HonestResume
-from lightning_llm.training.position import step_is_complete
+from lightning_llm.checkpoints.loop_state import step_is_complete
+from lightning_llm.training.callbacks.resume_diff import HonestResume
 from lightning_llm.training.run_options import short_options, shown
 from lightning_llm.training.scalar_names import (
     DATA_STALL,

@@ -12,16 +12,16 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 from torch.optim import Optimizer
 
+from lightning_llm.checkpoints.loop_state import is_log_step
+from lightning_llm.checkpoints.run_directory import run_dir_of
+from lightning_llm.io.atomic import write_json
 from lightning_llm.measure.attribution import AttributedMeter, is_out_of_memory
 from lightning_llm.measure.gauges import Gauge, gauge_for
 from lightning_llm.training.callbacks.memory_failure import describe_failure
 from lightning_llm.training.callbacks.memory_picture import draw, pixels, save
 from lightning_llm.training.callbacks.memory_report import Report, step_report
 from lightning_llm.training.groups import host_group
-from lightning_llm.training.position import is_log_step
 from lightning_llm.training.preflight import refuse
-from lightning_llm.training.run_directory import run_dir_of
-from lightning_llm.training.text_files import write_json
 
 GIB = 2**30
 FOLDER = "memory"

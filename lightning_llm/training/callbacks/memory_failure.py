@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from lightning_llm.console import Console
+from lightning_llm.io.console import Console
 from lightning_llm.measure.attribution import AttributedMeter
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.callbacks.memory_report import Report, mib, step_report, table_of

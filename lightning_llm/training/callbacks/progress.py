@@ -11,9 +11,9 @@ from lightning.pytorch.callbacks import ProgressBar
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
-from lightning_llm.console import Console
+from lightning_llm.checkpoints.loop_state import is_log_step
+from lightning_llm.io.console import Console
 from lightning_llm.training.length import total_steps
-from lightning_llm.training.position import is_log_step
 
 SHOWN = {
     "train_loss": "loss {:.3f}",

@@ -10,9 +10,9 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from rich.markup import escape
 from torch import nn
 
-from lightning_llm.console import Console
+from lightning_llm.checkpoints.loop_state import step_is_complete
 from lightning_llm.generation import generate
-from lightning_llm.training.position import step_is_complete
+from lightning_llm.io.console import Console
 from lightning_llm.training.scalar_names import SAMPLES
 from lightning_llm.training.writers import tensorboard_writers
 

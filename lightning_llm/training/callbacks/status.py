@@ -5,9 +5,9 @@ from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_llm.checkpoints.run_directory import run_dir_of
+from lightning_llm.checkpoints.run_status import FAILED, INTERRUPTED, RUNNING, write_status
 from lightning_llm.training.callbacks.signals import Interrupted
-from lightning_llm.training.run_directory import run_dir_of
-from lightning_llm.training.run_status import FAILED, INTERRUPTED, RUNNING, write_status
 
 
 class StatusFile(Callback):

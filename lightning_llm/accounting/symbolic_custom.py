@@ -5,8 +5,8 @@ Each function follows the file of its name in ``ops``; the sizes of tiles and ch
 
 from typing import Any
 
-from lightning_llm.accounting.shadow import BOOL, FLOAT32, INT64, Count, Shadow
-from lightning_llm.accounting.shadow_ops import Operators
+from lightning_llm.accounting.symbolic import BOOL, FLOAT32, INT64, Count, Shadow
+from lightning_llm.accounting.symbolic_ops import Operators
 from lightning_llm.ops import sizes
 
 Weights = tuple[Shadow, Shadow, Shadow, Shadow | None]

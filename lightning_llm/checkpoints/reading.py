@@ -16,13 +16,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_llm.model.config import config_of_file
-from lightning_llm.model.finite import only_finite
-from lightning_llm.model.transformer import Transformer
-from lightning_llm.optim.checks import saved_state_faults
-from lightning_llm.training import archives, sharded_files
-from lightning_llm.training.archives import Source
-from lightning_llm.training.checkpoint_checks import (
+from lightning_llm.checkpoints import files as archives
+from lightning_llm.checkpoints import sharded as sharded_files
+from lightning_llm.checkpoints.checks import (
     ARCHITECTURE,
     LIGHTNING,
     PLAIN_LOOP,
@@ -32,7 +28,12 @@ from lightning_llm.training.checkpoint_checks import (
     check_fits,
     validate,
 )
-from lightning_llm.training.checkpoint_schema import FORMAT
+from lightning_llm.checkpoints.files import Source
+from lightning_llm.checkpoints.schema import FORMAT
+from lightning_llm.model.config import config_of_file
+from lightning_llm.model.finite import only_finite
+from lightning_llm.model.transformer import Transformer
+from lightning_llm.optim.checks import saved_state_faults
 
 EXECUTION = "execution"  # in the part under FORMAT: see training.execution
 BEST = "best.ckpt"

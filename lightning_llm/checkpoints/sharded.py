@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_llm.training.archives import (
+from lightning_llm.checkpoints.files import (
     flush_folder,
     is_whole_file,
     read_archive,
@@ -27,7 +27,7 @@ from lightning_llm.training.archives import (
     replace_path,
     write_atomically,
 )
-from lightning_llm.training.checkpoint_schema import COUNT, Each, faults, refuse, shown
+from lightning_llm.checkpoints.schema import COUNT, Each, faults, refuse, shown
 
 MAIN = "checkpoint.pt"
 MARK, PROCESSES = "__shards__", "__processes__"

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
+from lightning_llm.checkpoints.run_directory import take_turn, turn_of
+from lightning_llm.checkpoints.run_status import FAILED, STATUS, SUMMARY, read_summary, unfinished, write_status
 from lightning_llm.training.json_logger import JSONLinesLogger
-from lightning_llm.training.run_directory import take_turn, turn_of
-from lightning_llm.training.run_status import FAILED, STATUS, SUMMARY, read_summary, unfinished, write_status
 
 KNOWN = "failed (NaN); step 7, last validation loss 2.5000"
 UNKNOWN = "has not ended yet, or was killed; no checkpoint"

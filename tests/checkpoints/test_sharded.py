@@ -7,10 +7,10 @@ import zipfile
 import pytest
 import torch
 
+from lightning_llm.checkpoints.files import link_path, remove_path, replace_path
+from lightning_llm.checkpoints.reading import is_whole, read_checkpoint
+from lightning_llm.checkpoints.sharded import MARK, Rows, write_folder
 from lightning_llm.cli.runs import find_checkpoint
-from lightning_llm.training.archives import link_path, remove_path, replace_path
-from lightning_llm.training.checkpointing import is_whole, read_checkpoint
-from lightning_llm.training.sharded_files import MARK, Rows, write_folder
 
 ROWS = torch.arange(10.0).view(5, 2)
 

@@ -7,8 +7,8 @@ the run lasts (``training.run_lock``). The other processes are told the name (``
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.training.run_lock import RunLock
-from lightning_llm.untrusted import read_text
+from lightning_llm.checkpoints.run_lock import RunLock
+from lightning_llm.io.untrusted import read_text
 
 EXPERIMENT = "run"  # where nothing gives a name
 CHECKPOINTS, TURN, EVENTS = "checkpoints", "turn", "events.out.tfevents."

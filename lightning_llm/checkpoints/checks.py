@@ -13,12 +13,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lightning_llm.data.tokenizers import Tokenizer
-from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
-from lightning_llm.model.transformer import Transformer
-from lightning_llm.optim.checks import saved_state_faults
-from lightning_llm.optim.grouping import param_groups
-from lightning_llm.training.checkpoint_schema import (
+from lightning_llm.checkpoints.recipes import known_optimizer
+from lightning_llm.checkpoints.schema import (
     AUTOMATIC,
     CHECKPOINT,
     FORMAT,
@@ -31,7 +27,11 @@ from lightning_llm.training.checkpoint_schema import (
     refuse,
     shown,
 )
-from lightning_llm.training.recipes import known_optimizer
+from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
+from lightning_llm.model.transformer import Transformer
+from lightning_llm.optim.checks import saved_state_faults
+from lightning_llm.optim.grouping import param_groups
 
 FORMAT_VERSION = 1
 ARCHITECTURE = "hyper_parameters.architecture"

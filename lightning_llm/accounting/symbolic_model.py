@@ -5,9 +5,9 @@ The same calls in the same order as there, so that what Python keeps alive by a 
 
 import dataclasses
 
-from lightning_llm.accounting import shadow_custom as custom
-from lightning_llm.accounting.shadow import FLOAT32, INT64, Count, Shadow
-from lightning_llm.accounting.shadow_ops import Operators
+from lightning_llm.accounting import symbolic_custom as custom
+from lightning_llm.accounting.symbolic import FLOAT32, INT64, Count, Shadow
+from lightning_llm.accounting.symbolic_ops import Operators
 from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
 from lightning_llm.ops.sizes import LONGEST_SHORT_ATTENTION
 

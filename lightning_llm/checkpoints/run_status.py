@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.training.text_files import write_json
-from lightning_llm.untrusted import NUMBER, TEXT, maybe, read_json, record, validate, whole
+from lightning_llm.io.atomic import write_json
+from lightning_llm.io.untrusted import NUMBER, TEXT, maybe, read_json, record, validate, whole
 
 STATUS, SUMMARY = "status.json", "summary.json"
 RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"

@@ -6,11 +6,11 @@ import threading
 import pytest
 import torch
 
+from lightning_llm.checkpoints.background import Background, MainMemoryCopy
+from lightning_llm.checkpoints.files import write_atomically
+from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.training import checkpoint_io
-from lightning_llm.training.archives import write_atomically
-from lightning_llm.training.background import Background, MainMemoryCopy
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
-from lightning_llm.training.checkpointing import read_checkpoint
 
 
 def test_work_is_done_in_order_and_not_behind_an_error():

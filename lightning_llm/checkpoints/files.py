@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import torch
 
-from lightning_llm.training.archive_limits import Refused, check_pickle, check_values, open_index
+from lightning_llm.checkpoints.archive_limits import Refused, check_pickle, check_values, open_index
 
 Source = str | os.PathLike[str] | IO[bytes]
 TENSORS = "/data/"  # in the names of the parts that hold tensors

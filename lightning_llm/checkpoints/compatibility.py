@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from lightning_llm.checkpoints.checks import ARCHITECTURE, RESUME, check_fits, validate
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.training.checkpoint_checks import ARCHITECTURE, RESUME, check_fits, validate
 
 # What may differ between a checkpoint and the model that loads it: the parameters and their meaning stay the same.
 EXECUTION_FIELDS = frozenset({"checkpoint_level", "recompute", "dropout"})

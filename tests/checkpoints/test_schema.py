@@ -14,13 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_llm.cli import consolidate, evaluate, export, generate
-from lightning_llm.cli.train import cli_main
-from lightning_llm.optim import AdamW, Constant
-from lightning_llm.training import LanguageModel, load_checkpoint, save_checkpoint
-from lightning_llm.training.archives import read_archive
-from lightning_llm.training.checkpoint_checks import RESUME, check_described, validate
-from lightning_llm.training.checkpointing import (
+from lightning_llm.checkpoints.checks import RESUME, check_described, validate
+from lightning_llm.checkpoints.files import read_archive
+from lightning_llm.checkpoints.reading import (
     check_run_checkpoint,
     digest,
     is_whole,
@@ -28,8 +24,12 @@ from lightning_llm.training.checkpointing import (
     read_checkpoint,
     read_outline,
 )
+from lightning_llm.checkpoints.sharded import MARK, PROCESSES
+from lightning_llm.cli import consolidate, evaluate, export, generate
+from lightning_llm.cli.train import cli_main
+from lightning_llm.optim import AdamW, Constant
+from lightning_llm.training import LanguageModel, load_checkpoint, save_checkpoint
 from lightning_llm.training.initial_weights import read_initial_weights
-from lightning_llm.training.sharded_files import MARK, PROCESSES
 
 OPTIONS = [
     "--model.architecture.hidden_size=16",
@@ -420,7 +420,7 @@ def test_a_hostile_file_is_refused(tmp_path, name):
 
 
 def test_thousands_of_parts_are_not_indexed(tmp_path, monkeypatch):
-    from lightning_llm.training import archive_limits
+    from lightning_llm.checkpoints import archive_limits
 
     monkeypatch.setattr(archive_limits, "MOST_INDEX_BYTES", 2000)
     path = tmp_path / "x.ckpt"
@@ -453,7 +453,7 @@ def test_what_is_no_file_is_answered_at_once(tmp_path, kind):
 
 MEMORY = """
 import resource, sys
-from lightning_llm.training.archives import read_archive
+from lightning_llm.checkpoints.files import read_archive
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for path in sys.argv[1:]:
     try:

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 import lightning_llm
-from lightning_llm.console import Console
-from lightning_llm.printable import ESCAPE, LONGEST_NAME, file_name, printable
+from lightning_llm.io.console import Console
+from lightning_llm.io.printable import ESCAPE, LONGEST_NAME, file_name, printable
 
 # not the module's own expression
 OBEYED = {*range(32), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)}
@@ -94,7 +94,7 @@ def test_no_other_console_is_used():
     files = [
         path for path in package.rglob("*.py") if re.search(r"rich\.console|rich import .*print", path.read_text())
     ]
-    assert files == [package / "console.py"]
+    assert files == [package / "io" / "console.py"]
 
 
 def test_what_an_encoding_lacks_is_escaped():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from lightning_llm.accounting.shadow import BFLOAT16, BOOL, FLOAT32, Count, Graph, Leaf, Ledger, Shadow
+from lightning_llm.accounting.symbolic import BFLOAT16, BOOL, FLOAT32, Count, Graph, Leaf, Ledger, Shadow
 
 WEIGHT_CASTS = "weights cast by autocast"
 AGAIN = "backward, again "

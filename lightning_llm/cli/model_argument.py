@@ -23,10 +23,10 @@ def open_model(given: str, device: str, *, trust_code: bool = False) -> tuple["T
         ValueError: There is no such model or device, or the model cannot be read, is not trusted, or has no tokenizer.
     """
     check_device(device)
+    from lightning_llm.checkpoints.reading import load_transformer
     from lightning_llm.cli.runs import find_checkpoint
     from lightning_llm.data.tokenizers import Tokenizer
     from lightning_llm.interop.reader import is_model_folder, load_model
-    from lightning_llm.training.checkpointing import load_transformer
 
     content: str | None
     if is_model_folder(Path(given)):

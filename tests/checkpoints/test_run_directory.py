@@ -14,16 +14,16 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from lightning_llm import LanguageModel, TokenDataModule
-from lightning_llm.training import run_directory, run_lock
-from lightning_llm.training.checkpointing import read_checkpoint
-from lightning_llm.training.run_directory import RunDirectory, claim, turn_of
-from lightning_llm.training.run_lock import LOCK, RunLock
+from lightning_llm.checkpoints import run_directory, run_lock
+from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.checkpoints.run_directory import RunDirectory, claim, turn_of
+from lightning_llm.checkpoints.run_lock import LOCK, RunLock
 from lightning_llm.training.trainer import Trainer
 
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from lightning_llm.training.run_lock import RunLock
+from lightning_llm.checkpoints.run_lock import RunLock
 RunLock(Path(sys.argv[1])).acquire()
 if os.fork() == 0:  # as workers that load data
     print(os.getpid(), flush=True)

@@ -13,11 +13,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lightning_llm.training.archives import write_atomically
+from lightning_llm.checkpoints.files import write_atomically
+from lightning_llm.checkpoints.loop_state import is_log_step, step_is_complete
+from lightning_llm.checkpoints.reading import step_files
+from lightning_llm.checkpoints.run_directory import run_dir_of
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
-from lightning_llm.training.checkpointing import step_files
-from lightning_llm.training.position import is_log_step, step_is_complete
-from lightning_llm.training.run_directory import run_dir_of
 
 KEPT = 4096  # micro-batches that are looked back on; a poisoned run stays poisoned, so none is missed
 

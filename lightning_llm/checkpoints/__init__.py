@@ -1,0 +1,1 @@
+"""Files of a run: atomic writing, reading and validating, sharded checkpoints, run directories."""
