@@ -112,6 +112,8 @@ class Watch:
         whole = os.path.realpath(os.path.abspath(os.fsdecode(path)))
         if whole.startswith(f"{self.folder}/") or whole == "/dev/null" or "__pycache__" in whole:
             return
+        if event == "os.mkdir" and os.path.isdir(whole):  # with exist_ok: nothing is made
+            return
         if not whole.startswith((*self.asked,)):
             self._refuse(f"{event} {whole}")
         raise PermissionError(13, "Permission denied", os.fsdecode(path))
