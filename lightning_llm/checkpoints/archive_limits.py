@@ -21,7 +21,7 @@ from torch import Tensor
 MOST_INDEX_BYTES = 2**24  # about 200,000 tensors
 MOST_PICKLE_BYTES = 2**27  # a tokenizer.json of 128 MiB
 MOST_OPERATIONS = 2_000_000  # 60,000 tensors
-MOST_VALUES = 2_000_000
+MOST_VALUES = 1_000_000
 MOST_IN_TUPLE = 1000  # the key of a dict, which is hashed whole, may be a tuple
 MOST_DEPTH = 100
 MOST_VIEWS = 64  # bytes of all tensors for each byte of the file: tensors may share a storage
