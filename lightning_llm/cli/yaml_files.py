@@ -32,7 +32,10 @@ def read_config(file: Path) -> dict[str, Any]:
             Names the file.
         OSError: It cannot be read.
     """
-    text = read_text(file, LARGEST)
+    try:
+        text = read_text(file, LARGEST)
+    except ValueError as error:
+        raise ValueError(f"config {error}") from error
     try:
         check_yaml(text)
         content = yaml.load(text, Loader=_LOADER)

@@ -48,7 +48,7 @@ def read_content(content: str) -> dict[str, Any]:
     """
     if len(content) > LARGEST_TOKENIZER:
         raise ValueError(f"not a tokenizer.json: {len(content)} characters, expected at most {LARGEST_TOKENIZER}")
-    parsed = parse_json(content, "the content")
+    parsed = parse_json(content, "not a tokenizer.json: the content")
     validate(parsed, _FILE, "not a tokenizer.json", "get it again, or take another tokenizer")
     for field, kinds in _PARTS.items():
         name = f"the tokenizer's {field}"

@@ -88,7 +88,7 @@ DATA = [
     ("path", "no-such-file.txt", "no-such-file.txt"),
     ("raw_dtype", "uint16", "raw_dtype needs store"),
     ("vocab_size", 10**11, "vocab_size must be at least 1 and at most 524288, got 100000000000"),
-    ("vocab_size", 0, "vocab_size must be at least 1 and at most 4194304, got 0"),
+    ("vocab_size", 0, "vocab_size must be at least 1 and at most 524288, got 0"),
     ("colour", "red", "colour"),
 ]
 TRAINER = [

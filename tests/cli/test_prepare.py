@@ -134,7 +134,7 @@ def test_help(capsys):
         (["text.txt", "--vocab-size", "many"], "invalid int value: 'many'"),
         (["text.txt", "--colour"], "unrecognized arguments: --colour"),
         (["text.txt", "--vocab-size", "300", "--tokenizer", "char"], "--vocab-size 300 goes with --tokenizer bpe only"),
-        (["text.txt", "--vocab-size", str(10**11)], "vocab_size must be at most 4194304 with tokenizer 'bpe'"),
+        (["text.txt", "--vocab-size", str(10**11)], "vocab_size must be at most 524288 with tokenizer 'bpe'"),
         (["text.txt", "--vocab-size", "5"], "vocab_size must be at least 257"),
         (["text.txt", "--tokenizer", "words"], "tokenizer 'words' is unknown"),
         (["text.txt", "--tokenizer", "text.txt"], "tokenizer 'text.txt': not a tokenizer.json"),

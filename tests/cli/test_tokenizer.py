@@ -115,7 +115,7 @@ def test_bytes_and_tokens_count_the_pieces_together(corpus):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--vocab-size", str(10**11)], "vocab_size must be at most 4194304 with tokenizer 'bpe', got 100000000000"),
+        (["--vocab-size", str(10**11)], "vocab_size must be at most 524288 with tokenizer 'bpe', got 100000000000"),
         (["--vocab-size", "256"], "vocab_size must be at least 257"),
         (["--vocab-size", "257", "--special-token", "<x>"], "(256 bytes and 2 special tokens)"),
         (["--special-token", "a b"], "no white space, got 'a b'"),

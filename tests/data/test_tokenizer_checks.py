@@ -95,7 +95,7 @@ CONTENTS = {
         {"model": {"type": "Unigram", "vocab": [], "unk_id": None}},
         "expected pairs of token and score",
     ),
-    "a large unigram": ({"model": {"type": "Unigram", "vocab": [["a" * (1 << 20), 0.0]] * 2}}, "of at most 1048576"),
+    "a large unigram": ({"model": {"type": "Unigram", "vocab": [["a" * 2**20, 0.0]] * 2}}, "at most 1048576"),
     "many added tokens": ({**BPE, "added_tokens": [TOKEN] * 20_000}, "expected a list of at most 16384"),
     "a prefix that pairs lack": (model(BPE, continuing_subword_prefix="##"), "does not begin with '##'"),
     "a merge of unknown tokens": (model(BPE, merges=[["qq", "zz"]]), "out of vocabulary"),
