@@ -114,7 +114,7 @@ EDITS = [
     ((*SHAPE, "unknown"), 1, "architecture.unknown is unknown"),
     ((*SHAPE, "hidden_size"), "16", "hidden_size is 16, expected a whole number"),
     ((*SHAPE, "hidden_size"), 0, "hidden_size must be at least 1"),
-    ((*SHAPE, "hidden_size"), 10**18, "parameters, more than"),
+    ((*SHAPE, "hidden_size"), 10**18, "must be at most"),
     ((*SHAPE, "hidden_size"), 32, "is of another model"),
     ((*SHAPE, "num_hidden_layers"), 10**6, "num_hidden_layers must be at most"),
     ((*SHAPE, "vocab_size"), None, "vocab_size is null"),
