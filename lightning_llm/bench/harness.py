@@ -10,6 +10,7 @@ import gc
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.measure.timer import interleave
+from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.text_files import write_json
 
 MIB = 2**20
@@ -49,6 +51,53 @@ class Case:
         for item in self.held:
             for tensor in item.parameters() if isinstance(item, nn.Module) else [item]:
                 tensor.grad = None
+
+
+NAMES = ("layers", "heads", "hidden", "intermediate", "context", "rows", "vocab")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Sizes of a Llama-style model and of a micro-batch."""
+
+    layers: int
+    heads: int
+    hidden: int
+    intermediate: int
+    context: int
+    rows: int
+    vocab: int
+
+    @staticmethod
+    def of(text: str) -> "Shape":
+        """From numbers with an x between them.
+
+        Raises:
+            ValueError: There are not seven of them.
+        """
+        parts = text.split("x")
+        if len(parts) != len(NAMES) or not all(part.isdigit() and int(part) for part in parts):
+            raise ValueError(f"shapes {text!r} must be {' x '.join(NAMES)}, such as 6x6x384x1024x256x64x65")
+        return Shape(*map(int, parts))
+
+    def fields(self) -> dict[str, Any]:
+        """The sizes of the model by the names that its config has here and in transformers."""
+        return {
+            "vocab_size": self.vocab,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "max_position_embeddings": self.context,
+        }
+
+    def model_config(self, **fields: Any) -> ModelConfig:
+        """The model; ``fields`` are those beside its sizes.
+
+        Raises:
+            ValueError: The sizes do not fit together.
+        """
+        return ModelConfig(**{**self.fields(), **fields})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,40 +1,33 @@
 """``lightning-llm bench NAME``: measure on this machine; a table here, JSON and a picture by option."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
 from lightning_llm.cli.parser import OneLineParser, run_tool
 
+PROG, PACKAGE = "lightning-llm bench", "lightning_llm.bench"
 BENCHES = {
     "swiglu": "memory and time of the MLP, every way of writing it",
     "loss": "memory and time of head and cross-entropy",
-    "growth": "peak memory of the MLP against the number of tokens",
     "overhead": "what a training step costs beside its products",
     "memory": "where the memory of two configs differs (--config A --config B [-- options of fit])",
-    "optimizer": "milliseconds of a step of each optimiser, ours and torch's",
-    "checkpoint": "how long saving holds training up, waited for and in the background",
-    "peers": "whole training steps beside transformers and litgpt",
-    "cost": "how time and memory of a step grow with each size, and the time to the first step of fit",
-    "ladder": "the techniques of a training step, one rung at a time",
-    "scaling": "tokens per second on 1 to N processes, and what 8 and 64 should reach",
+    "techniques": "the techniques of a training step, added one at a time",
     "generate": "tokens per second of decoding, beside recomputing the prefix and transformers",
-    "data": "speed and memory of prepare, for each tokenizer",
-    "faults": "random kills, full disks, damaged files and so on, and what they cost (--rounds N in all, --seed)",
 }
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(prog: str = PROG, benches: Mapping[str, str] = BENCHES) -> argparse.ArgumentParser:
     """The options."""
-    listed = "\n".join(f"  {name:<11}{text}" for name, text in BENCHES.items())
+    listed = "\n".join(f"  {name:<17}{text}" for name, text in benches.items())
     parser = OneLineParser(
-        "lightning-llm bench",
+        prog,
         f"Measure one thing on this machine, and print a table. BENCH is one of:\n\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("bench", choices=BENCHES, metavar="BENCH", help="one of those above")
+    parser.add_argument("bench", choices=benches, metavar="BENCH", help="one of those above")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where to measure (default: cpu)")
     parser.add_argument(
         "--dtype", nargs="+", default=["float32"], choices=DTYPES, help="one or more (default: float32)"
@@ -68,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], prog: str = PROG, benches: Mapping[str, str] = BENCHES, package: str = PACKAGE) -> int:
     """Run the command; returns the exit status."""
     words = list(argv)
     end = words.index("--") if "--" in words else len(words)
@@ -79,9 +72,9 @@ def main(argv: Sequence[str]) -> int:
         elif options.bench == "faults":
             _inject(options)
         else:
-            _measure(options)
+            _measure(options, package)
 
-    return run_tool(build_parser(), words[:end], bench, RuntimeError)
+    return run_tool(build_parser(prog, benches), words[:end], bench, RuntimeError)
 
 
 def _compare(options: argparse.Namespace, fit_options: Sequence[str]) -> None:
@@ -95,7 +88,7 @@ def _compare(options: argparse.Namespace, fit_options: Sequence[str]) -> None:
 def _inject(options: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from lightning_llm.bench import faults
+    from benchmarks import faults
 
     if options.device != "cpu" or options.shapes or options.dtype != ["float32"]:
         raise ValueError("bench faults trains a tiny model on the CPU: it takes no --device, --dtype or --shapes")
@@ -104,7 +97,7 @@ def _inject(options: argparse.Namespace) -> None:
     )
 
 
-def _measure(options: argparse.Namespace) -> None:
+def _measure(options: argparse.Namespace, package: str) -> None:
     # after the options are read: a typing mistake is answered without waiting for torch
     import torch
     from rich.console import Console
@@ -117,7 +110,7 @@ def _measure(options: argparse.Namespace) -> None:
     if options.rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {options.rounds}")
     kept = options.keep_freed_memory and keep_freed_memory()
-    bench = import_module(f"lightning_llm.bench.{options.bench}")
+    bench = import_module(f"{package}.{options.bench.replace('-', '_')}")
     given = options.shapes or bench.DEFAULT_SHAPES
     rows = []
     with Console(stderr=True).status("measuring …") as status:

@@ -9,7 +9,6 @@ import torch
 from lightning_llm.__main__ import main
 from lightning_llm.bench.harness import frontier
 from lightning_llm.bench.loss import resident_bytes
-from lightning_llm.ops import sizes
 
 
 def rows_of(tmp_path, *words):
@@ -47,20 +46,6 @@ def test_loss_never_holds_all_logits(tmp_path):
         resident = [resident_bytes(variant, (2048, 8, 8000), torch.float32) for variant in ("plain", "ours")]
         assert held.sum() > 0
         assert resident[0] > 2 * 4 * 2048 * 8000 > 1.5 * resident[1] > 0
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch.compile of torch 2.13
-def test_growth_of_the_tiled_op_is_what_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(sizes, "TILE_BYTES", {"cpu": 256 * 64 * 4})
-    monkeypatch.setattr(sizes, "LONGEST_BLOCK", 256)
-    path = tmp_path / "rows.json"
-    shapes = ["1x512x32x512x1", "1x1024x32x512x1"]
-    assert main(["bench", "growth", "--shapes", *shapes, "--json", str(path)]) == 0
-    assert path.with_suffix(".png").stat().st_size > 5000
-    peaks = {(row["variant"], row["shape"]): row["peak_bytes"] for row in json.loads(path.read_text())}
-    growth = {name: peaks[name, shapes[1]] - peaks[name, shapes[0]] for name, _ in peaks}
-    assert growth["ours 1"] == 512 * 2 * 32 * 4  # the output, and the gradient of the input
-    assert growth["standard"] >= 512 * 4 * 512 * 4
 
 
 @pytest.mark.parametrize(

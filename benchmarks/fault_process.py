@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from lightning_llm.bench.fault_injection import MOMENT, inject
+from benchmarks.fault_injection import MOMENT, inject
 
 _SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _OF_JOBS = (
@@ -57,7 +57,7 @@ class Forker:
     def __init__(self) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_JOBS)}
         environment |= {**_SINGLE, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        command = [sys.executable, "-m", "lightning_llm.bench.fault_process"]
+        command = [sys.executable, "-m", "benchmarks.fault_process"]
         self._parent = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
         )

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from torch import Tensor
 
-from lightning_llm.bench import cost_startup
+from benchmarks import start_up
 from lightning_llm.bench.harness import MIB, Request, Row, chosen_names, describe_machine, timed_rows
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.model.config import ModelConfig
@@ -184,7 +184,7 @@ def _transformers(fields: dict[str, Any]) -> tuple[torch.nn.Module, LossOf]:
 
 
 def _startup(text: str, asked: Request) -> Iterator[Cost]:
-    for variant, parts in cost_startup.measure(asked.device, asked.rounds, compiled=text == COMPILE):
+    for variant, parts in start_up.measure(asked.device, asked.rounds, compiled=text == COMPILE):
         yield Cost(
             bench="cost",
             variant=variant,
@@ -284,6 +284,6 @@ def _draw_start(axis: Any, group: Sequence[Cost]) -> None:
         axis.bar(names, seconds, bottom=left, label=part)
         left = [done + more for done, more in zip(left, seconds, strict=True)]
     if group[0].axis == STARTUP:
-        axis.axhline(cost_startup.BAR_S, color="black", linestyle=":", label=f"bar: {cost_startup.BAR_S:g} s")
+        axis.axhline(start_up.BAR_S, color="black", linestyle=":", label=f"bar: {start_up.BAR_S:g} s")
     axis.set(ylabel="s from the command to its first step", title=group[0].axis)
     axis.legend(fontsize=8)

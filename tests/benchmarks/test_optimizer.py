@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from lightning_llm.__main__ import main
-from lightning_llm.bench import optimizer
+from benchmarks import optimizer
+from benchmarks.__main__ import main
 
 
 def test_every_optimiser_is_timed_and_moves_the_weights(tmp_path, monkeypatch):
@@ -30,7 +30,7 @@ def test_every_optimiser_is_timed_and_moves_the_weights(tmp_path, monkeypatch):
 
     monkeypatch.setattr(optimizer, "_ready", watched)
     words = ["--shapes", "1x64x65", "--rounds", "2", "--dtype", "float32", "bfloat16", "--json", str(path)]
-    assert main(["bench", "optimizer", *words]) == 0
+    assert main(["optimizer", *words]) == 0
     rows = json.loads(path.read_text())
     assert [(row["dtype"], row["variant"]) for row in rows] == [
         (dtype, name) for dtype in ("float32", "bfloat16") for name in optimizer.VARIANTS
@@ -44,5 +44,5 @@ def test_every_optimiser_is_timed_and_moves_the_weights(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("shape", ["6x384", "6x100x65", "0x64x65"])
 def test_a_shape_that_is_none_is_one_line(shape, capsys):
-    assert main(["bench", "optimizer", "--shapes", shape]) == 2
+    assert main(["optimizer", "--shapes", shape]) == 2
     assert "is not LAYERSxHIDDENxVOCAB" in capsys.readouterr().err

@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Column, Table
 
-from lightning_llm.bench.fault_process import Forker
-from lightning_llm.bench.fault_rounds import ROUNDS
-from lightning_llm.bench.fault_stage import Stage, Truth
+from benchmarks.fault_process import Forker
+from benchmarks.fault_rounds import ROUNDS
+from benchmarks.fault_stage import Stage, Truth
 from lightning_llm.bench.harness import chosen_names, describe_machine
 from lightning_llm.training.text_files import write_json
 

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from lightning_llm.__main__ import main
-from lightning_llm.bench import checkpoint
+from benchmarks import checkpoint
+from benchmarks.__main__ import main
 
 
 def test_both_ways_and_the_step_beside_are_timed(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "_HIDDEN", 64)
     path = tmp_path / "rows.json"
-    assert main(["bench", "checkpoint", "--shapes", "1", "--rounds", "2", "--json", str(path)]) == 0
+    assert main(["checkpoint", "--shapes", "1", "--rounds", "2", "--json", str(path)]) == 0
     rows = {row["variant"]: row for row in json.loads(path.read_text())}
     assert tuple(rows) == checkpoint.VARIANTS
     for name in checkpoint.VARIANTS[:2]:  # parameters and two averages of them, float32
@@ -26,5 +26,5 @@ def test_both_ways_and_the_step_beside_are_timed(tmp_path, monkeypatch):
     ("words", "says"), [(["--shapes", "few"], "is no number of millions"), (["--variants", "no"], "variants 'no'")]
 )
 def test_mistakes_are_one_line(words, says, capsys):
-    assert main(["bench", "checkpoint", *words]) == 2
+    assert main(["checkpoint", *words]) == 2
     assert says in capsys.readouterr().err

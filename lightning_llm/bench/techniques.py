@@ -25,9 +25,8 @@ from rich.table import Column, Table
 
 from lightning_llm.accounting.flops import step_flops
 from lightning_llm.accounting.hardware import find_device
-from lightning_llm.bench.harness import MIB, Request, Row, chosen_names, describe_machine
-from lightning_llm.bench.ladder_rungs import MORE_ROWS, Settings, lacking, rungs, tolerance
-from lightning_llm.bench.peer_process import Shape
+from lightning_llm.bench.harness import MIB, Request, Row, Shape, chosen_names, describe_machine
+from lightning_llm.bench.technique_list import MORE_ROWS, Settings, lacking, rungs, tolerance
 from lightning_llm.model.config import ModelConfig
 
 SHAPES: dict[str, list[str]] = {"124m": ["12x12x768x2048x1024x8x50304"]}
@@ -218,7 +217,7 @@ def run_processes(name: str, jobs: Sequence[Found]) -> Found:
         growing = job["device"] == "cuda" and job["settings"]["allocator"]
         started.append(
             subprocess.Popen(
-                [sys.executable, "-m", "lightning_llm.bench.ladder_process", json.dumps(job, allow_nan=False)],
+                [sys.executable, "-m", "lightning_llm.bench.technique_process", json.dumps(job, allow_nan=False)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lightning_llm.__main__ import main
+from benchmarks.__main__ import main
 
 
 def test_rows_tell_speed_and_memory(tmp_path, capsys):
@@ -22,7 +22,7 @@ def test_rows_tell_speed_and_memory(tmp_path, capsys):
         "--json",
         str(path),
     ]
-    assert main(["bench", "data", *words]) == 0
+    assert main(["data", *words]) == 0
     rows = {row["variant"]: row for row in json.loads(path.read_text())}
     assert rows["byte"]["bytes_per_s"] == pytest.approx((1 << 20) / rows["byte"]["total_s"])
     assert rows["byte"]["tokens_per_s"] == pytest.approx(rows["byte"]["bytes_per_s"])  # a byte is a token
@@ -45,7 +45,7 @@ def test_rows_tell_speed_and_memory(tmp_path, capsys):
     ],
 )
 def test_mistakes_are_one_line(words, says, capsys):
-    assert main(["bench", "data", *words]) == 2
+    assert main(["data", *words]) == 2
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from lightning_llm.__main__ import main
-from lightning_llm.bench import ladder, ladder_plain, ladder_process
-from lightning_llm.bench.ladder_rungs import CHANGES, Settings, distinct_rows, lacking, rungs, tolerance
-from lightning_llm.bench.peer_process import Shape
+from lightning_llm.bench import plain_operators, technique_process, techniques
+from lightning_llm.bench.harness import Shape
+from lightning_llm.bench.technique_list import CHANGES, Settings, distinct_rows, lacking, rungs, tolerance
 
 SHAPE = "2x2x32x64x16x8x64"
 EAGER = [name for name, settings in rungs(lacking("cpu", 1)).items() if not settings.compiled]
@@ -18,12 +18,12 @@ EAGER = [name for name, settings in rungs(lacking("cpu", 1)).items() if not sett
 @pytest.fixture
 def in_this_process(monkeypatch):
     """Rungs run here: a process of their own takes seconds to start, and nothing of it can be broken from here."""
-    monkeypatch.setattr(ladder, "run_processes", lambda name, jobs: ladder_process.measure(jobs[0]))
+    monkeypatch.setattr(techniques, "run_processes", lambda name, jobs: technique_process.measure(jobs[0]))
 
 
 def climb(tmp_path, *words):
     path = tmp_path / "rows.json"
-    status = main(["bench", "ladder", "--shapes", SHAPE, "--rounds", "1", "--json", str(path), *words])
+    status = main(["bench", "techniques", "--shapes", SHAPE, "--rounds", "1", "--json", str(path), *words])
     return status, {row["variant"]: row for row in json.loads(path.read_text())} if path.exists() else {}
 
 
@@ -39,7 +39,7 @@ def test_every_eager_rung_has_a_whole_row(tmp_path, capsys):
         assert row["tokens_per_s"] == pytest.approx(row["rows"] * 16 / row["total_s"])
         assert row["ratio"] == pytest.approx(row["tokens_per_s"] / below["tokens_per_s"])
         assert row["loss_difference"] <= row["loss_tolerance"] < 1e-3
-        assert len(row["losses"]) == ladder_process.CURVE
+        assert len(row["losses"]) == technique_process.CURVE
         assert row["losses"][-1] < row["losses"][0] - 0.01  # it trains
         assert row["peak_bytes"] > 0
         assert row["mfu"] is None  # no peak is known of a CPU
@@ -61,12 +61,14 @@ def test_a_rung_in_a_process_of_its_own(tmp_path, capsys):
 @pytest.mark.parametrize("broken", ["scale", "mask", "optimiser"])
 def test_wrong_maths_is_reported(tmp_path, capsys, monkeypatch, broken):
     if broken == "scale":
-        monkeypatch.setattr(ladder_plain.F, "scaled_dot_product_attention", _unscaled)
+        monkeypatch.setattr(plain_operators.F, "scaled_dot_product_attention", _unscaled)
     elif broken == "mask":
         builtin = torch.nn.functional.scaled_dot_product_attention
-        monkeypatch.setattr(ladder_plain.F, "scaled_dot_product_attention", lambda q, k, v, is_causal: builtin(q, k, v))
+        monkeypatch.setattr(
+            plain_operators.F, "scaled_dot_product_attention", lambda q, k, v, is_causal: builtin(q, k, v)
+        )
     else:
-        monkeypatch.setattr(ladder_process, "AdamW", lambda groups, **options: torch.optim.SGD(groups, lr=1e-3))
+        monkeypatch.setattr(technique_process, "AdamW", lambda groups, **options: torch.optim.SGD(groups, lr=1e-3))
     rung = "fused optimiser" if broken == "optimiser" else "all heads at once"
     status, rows = climb(tmp_path, "--variants", "per-head loops", rung)
     assert (status, rows) == (2, {})
@@ -88,7 +90,7 @@ def _unscaled(query, key, value, is_causal):
 def test_a_larger_batch_of_the_same_rows_is_the_same_maths():
     config = Shape.of(SHAPE).model_config()
     sizes = {"device": "cpu", "context": 16, "period": distinct_rows(8)}
-    curves = [ladder_process.Training(config, Settings(), rows=rows, **sizes).curve() for rows in (8, 10)]
+    curves = [technique_process.Training(config, Settings(), rows=rows, **sizes).curve() for rows in (8, 10)]
     assert curves[0] == pytest.approx(curves[1], rel=1e-5)
     assert [distinct_rows(rows) for rows in (1, 6, 8, 12, 64)] == [1, 1, 2, 3, 16]
 
@@ -97,9 +99,9 @@ def test_more_rows_fit_where_the_mlp_is_most_of_the_memory():
     config = Shape.of("2x2x32x512x16x8x64").model_config()
     settings = rungs({})["larger batch"]
     sizes = {"device": "cpu", "context": 16, "rows": 8, "period": 2}
-    found = ladder_process.most_rows(config, settings, **sizes)
+    found = technique_process.most_rows(config, settings, **sizes)
     assert found > 8
-    assert ladder_process.most_rows(config, Settings(**{**asdict(settings), "mlp": "swiglu"}), **sizes) == 8
+    assert technique_process.most_rows(config, Settings(**{**asdict(settings), "mlp": "swiglu"}), **sizes) == 8
 
 
 def test_what_a_device_lacks_is_said():
@@ -126,7 +128,7 @@ def test_tolerance_grows_with_depth_and_with_what_rounding_does():
     ],
 )
 def test_mistakes_are_one_line(words, says, capsys):
-    assert main(["bench", "ladder", *words]) == 2
+    assert main(["bench", "techniques", *words]) == 2
     error = capsys.readouterr().err.strip()
     assert says in error
     assert len(error.splitlines()) == 1

@@ -22,8 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from lightning_llm.bench.harness import Request, Row, chosen_names, describe_machine, draw_bars
-from lightning_llm.bench.peer_process import Shape
+from lightning_llm.bench.harness import Request, Row, Shape, chosen_names, describe_machine, draw_bars
 
 SHAPES = {
     "shakespeare": ["6x6x384x1024x256x64x65"],
@@ -104,7 +103,7 @@ def _measure(variants: Sequence[str], shape: str, sizes: Shape, dtype: str, aske
 
 def _run_side(name: str, shape: str, dtype: str, device: str) -> dict[str, float]:
     job = {"shape": shape, "dtype": dtype, "device": device, "steps": STEPS[device], **VARIANTS[name]._asdict()}
-    command = [sys.executable, "-m", "lightning_llm.bench.peer_process", json.dumps(job, allow_nan=False)]
+    command = [sys.executable, "-m", "benchmarks.baseline_process", json.dumps(job, allow_nan=False)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{name} failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")

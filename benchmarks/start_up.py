@@ -1,6 +1,6 @@
 """How long ``fit`` takes from the command to the end of its first step, and what the time goes to.
 
-    python -m lightning_llm.bench.cost_startup SECONDS WORD …
+    python -m benchmarks.start_up SECONDS WORD …
 
 runs `lightning-llm WORD …` as begun at SECONDS (of ``time.time()``), notes when its parts begin and end, prints the
 parts as JSON after the first step and leaves at once. ``imports`` is the time until model and data module are loaded,

@@ -1,6 +1,6 @@
 """One rung of ``bench ladder``, in a process of its own: trains some steps and prints what was found as JSON.
 
-    python -m lightning_llm.bench.ladder_process '{"config": {…}, "settings": {…}, "rows": 8, …}'
+    python -m lightning_llm.bench.technique_process '{"config": {…}, "settings": {…}, "rows": 8, …}'
 
 Its own process, because settings of an allocator cannot be taken back. With ``world`` above 1 it is one of so many,
 which find each other by the file ``meeting``; the first of them prints.
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_llm.bench.ladder_plain import use_plain_operators
-from lightning_llm.bench.ladder_rungs import UNIT_ROUNDOFF, Products, Settings, distinct_rows
+from lightning_llm.bench.plain_operators import use_plain_operators
+from lightning_llm.bench.technique_list import UNIT_ROUNDOFF, Products, Settings, distinct_rows
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.measure.resident import high_water_bytes, resident_bytes, restart_high_water
 from lightning_llm.model.config import ModelConfig

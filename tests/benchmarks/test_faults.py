@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from lightning_llm.__main__ import main
-from lightning_llm.bench import fault_process
-from lightning_llm.bench.fault_process import Ended
-from lightning_llm.bench.fault_rounds import ROUNDS
-from lightning_llm.bench.fault_stage import CURVES, Stage, Truth
+from benchmarks import fault_process
+from benchmarks.__main__ import main
+from benchmarks.fault_process import Ended
+from benchmarks.fault_rounds import ROUNDS
+from benchmarks.fault_stage import CURVES, Stage, Truth
 from lightning_llm.training.archives import write_atomically
 
 LATE, IN_TRAIN = 5, 2  # seeds: of a NaN when something is saved; of a bit in train.bin before the run
@@ -39,7 +39,7 @@ TokenStore._check = lambda self: None
 
 
 def rounds(tmp_path, count, *variants, seed=0):
-    words = ["bench", "faults", "--rounds", str(count), "--seed", str(seed), "--json", str(tmp_path / "rows.json")]
+    words = ["faults", "--rounds", str(count), "--seed", str(seed), "--json", str(tmp_path / "rows.json")]
     status = main([*words, *(["--variants", *variants] if variants else [])])
     return status, {row["variant"]: row for row in json.loads((tmp_path / "rows.json").read_text())}
 
@@ -52,7 +52,7 @@ def broken(monkeypatch, tmp_path):
     def spoil(code):
         (tmp_path / "spoil").mkdir()
         (tmp_path / "spoil/sitecustomize.py").write_text(
-            "import lightning_llm.bench.fault_injection as injection\n"
+            "import benchmarks.fault_injection as injection\n"
             "inject = injection.inject\n"
             "def spoilt(*args):\n"
             f"    exec({code!r}, {{}})\n"
@@ -224,7 +224,7 @@ def test_mistakes_are_one_line(capsys):
         (["--rounds", "0"], "rounds must be at least 1"),
         (["--dtype", "bfloat16"], "takes no --device"),
     ):
-        assert main(["bench", "faults", *words]) == 2
+        assert main(["faults", *words]) == 2
         error = capsys.readouterr().err.strip()
         assert says in error
         assert "\n" not in error

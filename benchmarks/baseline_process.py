@@ -1,6 +1,6 @@
 """One side of ``bench peers``, in a process of its own: trains some steps and prints their seconds as JSON.
 
-    python -m lightning_llm.bench.peer_process '{"side": "ours", "shape": "6x6x384x1024x256x64x65", …}'
+    python -m benchmarks.baseline_process '{"side": "ours", "shape": "6x6x384x1024x256x64x65", …}'
 
 Ours runs through the Trainer with all its defaults, on a token store; the others in the plain loop of their users: the
 model's own loss, autocast, clipping at 1, torch's AdamW as their trainers set it up (litgpt's also compiles the model:
@@ -8,7 +8,6 @@ model's own loss, autocast, clipping at 1, torch's AdamW as their trainers set i
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import statistics
@@ -24,11 +23,11 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback
 
+from lightning_llm.bench.harness import Shape
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.token_store_writer import TokenStoreWriter
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.measure.resident import high_water_bytes, resident_bytes, restart_high_water
-from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.allocator import keep_freed_memory
 from lightning_llm.training.callbacks.memory import GIB, MemoryProfiler
 from lightning_llm.training.module import LanguageModel
@@ -37,52 +36,7 @@ from lightning_llm.training.trainer import Trainer
 Found = tuple[list[float], int | None]  # seconds of each step; the peak by CUDA's allocator, on CUDA
 
 WARM_UP = 2  # steps
-NAMES = ("layers", "heads", "hidden", "intermediate", "context", "rows", "vocab")
 PRECISIONS = {"float32": "32-true", "bfloat16": "bf16-mixed"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """Sizes of a Llama-style model and of a micro-batch."""
-
-    layers: int
-    heads: int
-    hidden: int
-    intermediate: int
-    context: int
-    rows: int
-    vocab: int
-
-    @staticmethod
-    def of(text: str) -> "Shape":
-        """From numbers with an x between them.
-
-        Raises:
-            ValueError: There are not seven of them.
-        """
-        parts = text.split("x")
-        if len(parts) != len(NAMES) or not all(part.isdigit() and int(part) for part in parts):
-            raise ValueError(f"shapes {text!r} must be {' x '.join(NAMES)}, such as 6x6x384x1024x256x64x65")
-        return Shape(*map(int, parts))
-
-    def fields(self) -> dict[str, Any]:
-        """The sizes of the model by the names that its config has here and in transformers."""
-        return {
-            "vocab_size": self.vocab,
-            "hidden_size": self.hidden,
-            "intermediate_size": self.intermediate,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "max_position_embeddings": self.context,
-        }
-
-    def model_config(self, **fields: Any) -> ModelConfig:
-        """The model; ``fields`` are those beside its sizes.
-
-        Raises:
-            ValueError: The sizes do not fit together.
-        """
-        return ModelConfig(**{**self.fields(), **fields})
 
 
 def ours(shape: Shape, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from lightning_llm.__main__ import main
-from lightning_llm.bench import cost, cost_startup
+from benchmarks import cost, start_up
+from benchmarks.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 
 
 def rows_of(tmp_path, *words):
     path = tmp_path / "rows.json"
-    assert main(["bench", "cost", "--rounds", "1", "--json", str(path), *words]) == 0
+    assert main(["cost", "--rounds", "1", "--json", str(path), *words]) == 0
     assert path.with_suffix(".png").stat().st_size > 5000
     return json.loads(path.read_text())
 
@@ -64,7 +64,7 @@ def test_a_start_is_split_into_its_parts(tmp_path, monkeypatch, capsys):
     (row, again) = rows_of(tmp_path, "--shapes", "startup")
     assert (row["variant"], again["variant"]) == ("store to be made", "store there")
     for one in (row, again):
-        assert tuple(one["parts_s"]) == cost_startup.PARTS
+        assert tuple(one["parts_s"]) == start_up.PARTS
         assert all(seconds > 0 for seconds in one["parts_s"].values())
         assert one["total_s"] == pytest.approx(sum(one["parts_s"].values()))
         assert one["parts_s"]["imports"] > 0.5  # torch alone takes that
@@ -83,7 +83,7 @@ def test_a_start_is_split_into_its_parts(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_mistakes_are_one_line(words, says, capsys):
-    assert main(["bench", "cost", *words]) == 2
+    assert main(["cost", *words]) == 2
     error = capsys.readouterr().err.strip()
     assert says in error
     assert len(error.splitlines()) == 1
@@ -91,5 +91,5 @@ def test_mistakes_are_one_line(words, says, capsys):
 
 def test_a_start_needs_the_config(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["bench", "cost", "--shapes", "startup"]) == 2
+    assert main(["cost", "--shapes", "startup"]) == 2
     assert "configs/shakespeare-char.yaml is not here" in capsys.readouterr().err

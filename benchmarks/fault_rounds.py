@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.bench.fault_stage import MICRO_BATCHES, SAVED_EVERY, STEPS, Stage, last_line
+from benchmarks.fault_stage import MICRO_BATCHES, SAVED_EVERY, STEPS, Stage, last_line
 
 _STORE_FILES = ("train.bin", "val.bin", "meta.json", "tokenizer.json")
 

@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from lightning_llm.bench.data_process import Measured, measured
+from benchmarks.data_process import Measured, measured
 from lightning_llm.bench.harness import MIB, Request, Row, chosen_names, describe_machine, draw_bars
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.cuts import cut_at_newlines

@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 
-from lightning_llm.bench import peers
-from lightning_llm.bench.peer_process import WARM_UP, Shape, ours, products, transformers
-from lightning_llm.cli import bench
+from benchmarks import baselines
+from benchmarks.__main__ import main
+from benchmarks.baseline_process import WARM_UP, ours, products, transformers
+from lightning_llm.bench.harness import Shape
 from lightning_llm.model import Transformer
 
 TINY = "1x2x32x64x32x2x65"
@@ -53,13 +54,13 @@ def test_products_alone_are_those_with_weights(monkeypatch):
     ],
 )
 def test_bad_input(words, named, capsys):
-    assert bench.main(["peers", *words]) == 2
+    assert main(["baselines", *words]) == 2
     assert named in capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def test_an_asked_side_that_is_not_installed_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
-    assert bench.main(["peers", "--shapes", TINY, "--variants", "ours", "litgpt"]) == 2
+    monkeypatch.setattr(baselines.importlib.util, "find_spec", lambda name: None)
+    assert main(["baselines", "--shapes", TINY, "--variants", "ours", "litgpt"]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert "variants 'litgpt': litgpt is not installed; python -m pip install litgpt, or leave it out" in said
 
@@ -68,7 +69,7 @@ def test_an_asked_side_that_is_not_installed_is_named(monkeypatch, capsys):
 def test_rows_of_processes_of_their_own(tmp_path):
     path = tmp_path / "rows.json"
     words = ["--shapes", TINY, "--variants", "transformers", "ours", "--rounds", "2", "--json", str(path)]
-    assert bench.main(["peers", *words]) == 0
+    assert main(["baselines", *words]) == 0
     theirs, mine = json.loads(path.read_text())
     assert (theirs["variant"], mine["variant"], mine["ratio"]) == ("transformers", "ours", 1)
     assert theirs["ratio"] == pytest.approx(theirs["total_s"] / mine["total_s"])

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from lightning_llm.bench.fault_injection import MOMENT
-from lightning_llm.bench.fault_process import Ended, Forker
+from benchmarks.fault_injection import MOMENT
+from benchmarks.fault_process import Ended, Forker
 from lightning_llm.training.checkpointing import BEST, read_checkpoint, step_files
 
 STEPS, SAVED_EVERY, MICRO_BATCHES = 12, 2, 2  # micro-batches of a step

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from lightning_llm.bench.scaling import LARGE, SMALL, _rows, link_of, ring_seconds
-from lightning_llm.cli import bench
+from benchmarks.__main__ import main
+from benchmarks.process_scaling import LARGE, SMALL, _rows, link_of, ring_seconds
 
 COUNTS = [1, 2]
 
@@ -63,7 +63,7 @@ def test_backward_hides_what_it_hid_with_two():
     ],
 )
 def test_bad_input(words, named, capsys):
-    assert bench.main(["scaling", *words]) == 2
+    assert main(["process-scaling", *words]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
     assert named in line
 
@@ -72,7 +72,7 @@ def test_bad_input(words, named, capsys):
 def test_two_processes_exchange_the_gradients_once_a_step(tmp_path):
     path = tmp_path / "rows.json"
     words = ["--shapes", "2x64x32x1", "--variants", "1", "2", "--rounds", "1", "--json", str(path)]
-    assert bench.main(["scaling", *words]) == 0
+    assert main(["process-scaling", *words]) == 0
     one, two, *predicted = json.loads(path.read_text())
     assert (one["variant"], two["variant"]) == ("1", "2")
     gradients = 4 * (2 * 4096 * 64 + 2 * (4 * 64**2 + 3 * 64 * 192 + 2 * 64) + 64)
