@@ -1,6 +1,4 @@
-"""One side of ``bench peers``, in a process of its own: trains some steps and prints their seconds as JSON.
-
-    python -m benchmarks.baseline_process '{"side": "ours", "shape": "6x6x384x1024x256x64x65", …}'
+"""One side of ``python -m benchmarks baselines``, in a process of its own: trains some steps and returns their seconds.
 
 Ours runs through the Trainer with all its defaults, on a token store; the others in the plain loop of their users: the
 model's own loss, autocast, clipping at 1, torch's AdamW as their trainers set it up (litgpt's also compiles the model:
@@ -8,10 +6,8 @@ model's own loss, autocast, clipping at 1, torch's AdamW as their trainers set i
 """
 
 import contextlib
-import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,14 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import Callback
 
-from lightning_llm.bench.harness import Shape
+from lightning_llm.bench.harness import Sizes, llama, make_store, model_config
 from lightning_llm.data.datamodule import TokenDataModule
-from lightning_llm.data.token_store_writer import TokenStoreWriter
-from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.measure.resident import high_water_bytes, resident_bytes, restart_high_water
 from lightning_llm.training.allocator import keep_freed_memory
 from lightning_llm.training.callbacks.memory import GIB, MemoryProfiler
@@ -39,13 +32,12 @@ WARM_UP = 2  # steps
 PRECISIONS = {"float32": "32-true", "bfloat16": "bf16-mixed"}
 
 
-def ours(shape: Shape, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
-    """Each step of ``fit``, whatever happens between two ends of a step included."""
-    with tempfile.TemporaryDirectory(prefix="bench-peers-") as name, open(os.devnull, "w") as nowhere:
-        _make_store(Path(name, "store"), shape)
-        data = TokenDataModule(
-            store=str(Path(name, "store")), context_length=shape.context, global_batch_size=shape.rows
-        )
+def ours(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+    """Each step of ``fit``, including all that happens between the ends of two steps."""
+    context, rows = sizes["context"], sizes["rows"]
+    with tempfile.TemporaryDirectory(prefix="bench-baselines-") as name, open(os.devnull, "w") as nowhere:
+        store = make_store(Path(name, "store"), vocab=sizes["vocab"], tokens=(context + 1) * rows * 4)
+        data = TokenDataModule(store=store, context_length=context, global_batch_size=rows)
         ends, profiler = _Ends(), MemoryProfiler()
         with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
             trainer = Trainer(
@@ -59,11 +51,10 @@ def ours(shape: Shape, dtype: str, device: str, steps: int, *, compiled: bool = 
                 limit_val_batches=0,
                 gradient_clip_val=1.0,
             )
-            trainer.fit(
-                LanguageModel(shape.model_config(), compile_mode="default" if compiled else None), datamodule=data
-            )
+            model = LanguageModel(model_config(sizes), compile_mode="default" if compiled else None)
+            trainer.fit(model, datamodule=data)
     seconds = [end - start for start, end in zip(ends.times[WARM_UP - 1 :], ends.times[WARM_UP:], strict=False)]
-    # the profiler begins CUDA's own high-water anew at each phase, and knows the highest
+    # the profiler restarts CUDA's own high-water at each phase, and knows the highest
     return seconds, int(profiler.highest_gib * GIB) if device == "cuda" else None
 
 
@@ -77,46 +68,32 @@ class _Ends(Callback):
         self.times.append(time.perf_counter())
 
 
-def _make_store(path: Path, shape: Shape) -> None:
-    count = (shape.context + 1) * shape.rows * 4
-    dtype = np.uint16 if shape.vocab <= 2**16 else np.uint32
-    ids = np.random.default_rng(0).integers(0, shape.vocab, count).astype(dtype)
-    tokenizer = Tokenizer.train_byte().to_str()
-    with TokenStoreWriter(
-        path, vocab_size=shape.vocab, tokenizer=tokenizer, source={"fingerprint": "random"}
-    ) as writer:
-        for split, part in (("train", ids), ("val", ids[: 2 * shape.context])):
-            writer.write(split, part, text_bytes=len(part), documents=1)
-
-
-def transformers(shape: Shape, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+def transformers(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
     """``LlamaForCausalLM`` of the installed transformers."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    model = LlamaForCausalLM(LlamaConfig(**shape.fields(), use_cache=False))
+    model = llama(model_config(sizes), use_cache=False)
     run = torch.compile(model) if compiled else model
 
     def loss(ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = run(input_ids=ids, labels=ids).loss  # it shifts the labels itself
         return found
 
-    return _plain_loop(model, loss, shape, dtype, device, steps, fused=True)
+    return _plain_loop(model, loss, sizes, dtype, device, steps, fused=True)
 
 
-def litgpt(shape: Shape, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+def litgpt(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
     """The model and the loss of litgpt, as its ``pretrain`` puts them together."""
     from litgpt.config import Config
     from litgpt.model import GPT
     from litgpt.utils import chunked_cross_entropy
 
     config = Config(
-        block_size=shape.context,
-        n_layer=shape.layers,
-        n_head=shape.heads,
-        n_embd=shape.hidden,
-        intermediate_size=shape.intermediate,
-        vocab_size=shape.vocab,
-        padded_vocab_size=shape.vocab,
+        block_size=sizes["context"],
+        n_layer=sizes["layers"],
+        n_head=sizes["heads"],
+        n_embd=sizes["hidden"],
+        intermediate_size=sizes["intermediate"],
+        vocab_size=sizes["vocab"],
+        padded_vocab_size=sizes["vocab"],
         norm_class_name="RMSNorm",
         mlp_class_name="LLaMAMLP",
         rotary_percentage=1.0,
@@ -130,18 +107,18 @@ def litgpt(shape: Shape, dtype: str, device: str, steps: int, *, compiled: bool 
         found: torch.Tensor = chunked_cross_entropy(run(ids), targets, chunk_size=0)
         return found
 
-    return _plain_loop(model, loss, shape, dtype, device, steps, fused=device == "cuda")
+    return _plain_loop(model, loss, sizes, dtype, device, steps, fused=device == "cuda")
 
 
-def products(shape: Shape, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
-    """Only the products with weights, forward and both of backward: no attention, nothing between them, no optimiser.
+def matmuls(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+    """Only the matmuls with weights, forward and both of backward: no attention, nothing between them, no optimizer.
 
     What a step takes that has nothing else to do: no program that multiplies by ``torch.mm`` is faster.
     """
     assert not compiled, "there is nothing to compile"
-    tokens, hidden, wide = shape.rows * shape.context, shape.hidden, shape.intermediate
+    tokens, hidden, wide = sizes["rows"] * sizes["context"], sizes["hidden"], sizes["intermediate"]
     layer = [(hidden, 3 * hidden), (hidden, hidden), (hidden, 2 * wide), (wide, hidden)]
-    pairs = layer * shape.layers + [(hidden, shape.vocab)]
+    pairs = layer * sizes["layers"] + [(hidden, sizes["vocab"])]
     made = partial(torch.randn, device=device, dtype=getattr(torch, dtype))
     inputs = {width: made(tokens, width) for width, _ in set(pairs)}
     outputs = {width: made(tokens, width) for _, width in set(pairs)}
@@ -163,7 +140,7 @@ def products(shape: Shape, dtype: str, device: str, steps: int, *, compiled: boo
 def _plain_loop(
     model: torch.nn.Module,
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    shape: Shape,
+    sizes: Sizes,
     dtype: str,
     device: str,
     steps: int,
@@ -175,7 +152,7 @@ def _plain_loop(
     taken = []
     for _ in range(WARM_UP + steps):
         start = time.perf_counter()
-        ids = torch.randint(shape.vocab, (shape.rows, shape.context), device=device)
+        ids = torch.randint(sizes["vocab"], (sizes["rows"], sizes["context"]), device=device)
         with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
             value = loss(ids, ids.roll(-1, 1))
         value.backward()  # type: ignore[no-untyped-call]
@@ -187,24 +164,18 @@ def _plain_loop(
     return taken[WARM_UP:], torch.cuda.max_memory_allocated() if device == "cuda" else None
 
 
-SIDES = {"ours": ours, "transformers": transformers, "litgpt": litgpt, "products": products}
+SIDES = {"ours": ours, "transformers": transformers, "litgpt": litgpt, "products": matmuls}
 
 
-def main(words: str) -> None:
-    """Run what the JSON says; print what was measured."""
-    job = json.loads(words)
+def measure(job: dict[str, Any]) -> dict[str, float]:
+    """The median seconds and the peak bytes of one side."""
     device = job["device"]
     if job["keep_freed_memory"]:
         keep_freed_memory()
     torch.manual_seed(0)
     restart_high_water()
     before = resident_bytes()
-    shape = Shape.of(job["shape"])
-    seconds, peak = SIDES[job["side"]](shape, job["dtype"], device, job["steps"], compiled=job["compiled"])
+    seconds, peak = SIDES[job["side"]](job["sizes"], job["dtype"], device, job["steps"], compiled=job["compiled"])
     if peak is None:
         peak = high_water_bytes() - before
-    print(json.dumps({"median_s": statistics.median(seconds), "peak_bytes": peak}, allow_nan=False))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return {"median_s": statistics.median(seconds), "peak_bytes": peak}

@@ -1,36 +1,42 @@
-"""``lightning-llm bench peers``: whole training steps of ours beside those of transformers and litgpt.
+"""``python -m benchmarks baselines``: whole training steps of ours, compared with those of transformers and litgpt.
 
-Every side has a process of its own and they take turns, round by round: same shape, same precision, same number of
-threads. ``ours`` goes through `fit`'s Trainer with all its defaults, freed memory kept; the others run as their users
-run them. With ``(kept)`` behind its name a side runs with freed memory kept as well, ``ours (given back)`` without.
-``(compiled)`` is by ``torch.compile``: the blocks of ours, the whole model of the others as litgpt's trainer does; what
-compiling takes is not counted. ``products alone`` is no model: a step's products with weights and nothing else, which
-no program can undercut that makes them with torch.
+Every side has a process of its own, and they are interleaved: same shape, same precision, same number of threads.
+``ours`` goes through `fit`'s Trainer with all its defaults, freed memory kept; the others run as their users run them.
+A side with ``(kept)`` after its name runs with freed memory kept as well, ``ours (given back)`` without. ``(compiled)``
+is by ``torch.compile``: the blocks of ours, the whole model of the others as litgpt's trainer does; the time of
+compiling is not counted. ``products alone`` is no model: a step's matmuls with weights and nothing else, which no
+program can undercut that computes them with torch.
 """
 
+import dataclasses
 import importlib.util
-import json
-import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from lightning_llm.bench.harness import Request, Row, Shape, chosen_names, describe_machine, draw_bars
+from benchmarks.baseline_process import measure
+from lightning_llm.bench.harness import MIB, Columns, Request, Row
+from lightning_llm.bench.plots import bar_plot
+from lightning_llm.measure.resident import in_fresh_processes
 
+NAMES = ("layers", "heads", "hidden", "intermediate", "context", "rows", "vocab")
 SHAPES = {
     "shakespeare": ["6x6x384x1024x256x64x65"],
     "124m": ["12x12x768x2048x1024x8x50304"],
     "1.3b": ["24x16x2048x5504x2048x4x50304"],
 }
 DEFAULT_SHAPES = ["shakespeare"]
+DTYPES = ("float32", "bfloat16")  # the second by autocast
 STEPS = {"cpu": 3, "cuda": 30}  # of each round, after the warm-up
+COLUMNS: Columns = {
+    "ms per step": ("total_s", 1e3, ".0f"),
+    "tokens/s": ("tokens_per_s", 1, ",.0f"),
+    "time over ours": ("ratio", 1, ".2f"),
+    "peak MiB": ("peak_bytes", 1 / MIB, ",.0f"),
+}
+draw = bar_plot("tokens_per_s", 1, "tokens per second of whole training steps")
 
 
 class Variant(NamedTuple):
@@ -56,78 +62,29 @@ VARIANTS = {
 
 
 def run(asked: Request) -> Iterator[Row]:
-    """A row for each side, shape and dtype; ``ratio`` is its time over ours."""
+    """A row for each side; ``ratio`` is its time over ours."""
     own = ("ours", "products")
     here = [name for name, how in VARIANTS.items() if how.side in own or importlib.util.find_spec(how.side)]
     for name in asked.variants or ():
         if name in VARIANTS and name not in here:
             side = VARIANTS[name].side
-            raise ValueError(
-                f"variants {name!r}: {side} is not installed; python -m pip install {side}, or leave it out"
-            )
-    variants = chosen_names(here, asked.variants)
-    for shape in asked.shapes:
-        sizes = Shape.of(shape)
-        for dtype in asked.dtypes:
-            yield from _measure(variants, shape, sizes, str(dtype).removeprefix("torch."), asked)
-
-
-def _measure(variants: Sequence[str], shape: str, sizes: Shape, dtype: str, asked: Request) -> Iterator[Row]:
-    if dtype not in ("float32", "bfloat16"):
-        raise ValueError(f"dtype {dtype}: peers are compared in float32 and in bfloat16 (autocast)")
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
-    start = time.perf_counter()
-    for _ in range(asked.rounds):
-        for name, results in found.items():
-            results.append(_run_side(name, shape, dtype, asked.device))
-        if asked.budget_s is not None and time.perf_counter() - start > asked.budget_s:
-            break
-    medians = {name: statistics.median(one["median_s"] for one in results) for name, results in found.items()}
+            fix = f"{side} is not installed; python -m pip install {side}, or leave it out"
+            raise ValueError(f"variants {name!r}: {fix}")
+    found = asked.interleaved({name: partial(_run_side, name, asked) for name in asked.chosen(here)})
+    tokens, rows = asked.sizes["rows"] * asked.sizes["context"], {}
     for name, results in found.items():
-        times = [one["median_s"] for one in results]
-        yield Row(
-            bench="peers",
-            variant=name,
-            shape=shape,
-            dtype=dtype,
-            device=asked.device,
-            machine=describe_machine(asked.device),
-            total_s=medians[name],
-            total_p20_s=min(times),
-            total_p80_s=max(times),
-            ratio=medians[name] / medians["ours"] if "ours" in medians else None,
-            peak_bytes=int(max(one["peak_bytes"] for one in results)),
-            tokens_per_s=sizes.rows * sizes.context / medians[name],
-        )
+        row = asked.row(name, [one["median_s"] for one in results])
+        peak = int(max(one["peak_bytes"] for one in results))
+        rows[name] = dataclasses.replace(row, peak_bytes=peak, tokens_per_s=tokens / (row.total_s or 1))
+    ours = rows["ours"].total_s if "ours" in rows else None
+    yield from (dataclasses.replace(row, ratio=(row.total_s or 0) / ours if ours else None) for row in rows.values())
 
 
-def _run_side(name: str, shape: str, dtype: str, device: str) -> dict[str, float]:
-    job = {"shape": shape, "dtype": dtype, "device": device, "steps": STEPS[device], **VARIANTS[name]._asdict()}
-    command = [sys.executable, "-m", "benchmarks.baseline_process", json.dumps(job, allow_nan=False)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{name} failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def _run_side(name: str, asked: Request) -> dict[str, float]:
+    job = {"sizes": asked.sizes, "dtype": asked.dtype, "device": asked.device, "steps": STEPS[asked.device]}
+    return in_fresh_processes(measure, [{**job, **VARIANTS[name]._asdict()}], name=name)[0]
 
 
-def print_table(rows: Sequence[Row], console: Console) -> None:
-    """Tokens per second and memory of each side."""
-    for key in dict.fromkeys((row.shape, row.dtype) for row in rows):
-        table = Table(title=" ".join(key))
-        table.add_column("side", no_wrap=True)
-        for column in ("ms a step", "tokens/s", "time over ours", "peak MiB"):
-            table.add_column(column, justify="right")
-        for row in rows:
-            if (row.shape, row.dtype) == key:
-                ratio = "–" if row.ratio is None else f"{row.ratio:.2f}"
-                cells = (f"{1000 * (row.total_s or 0):.0f}", f"{row.tokens_per_s:,.0f}", ratio)
-                table.add_row(row.variant, *cells, f"{(row.peak_bytes or 0) / 2**20:,.0f}")
-        console.print(table)
-    console.print(f"{torch.get_num_threads()} threads each")
-
-
-def draw(rows: Sequence[Row], path: Path, title: str) -> None:
-    """A bar of tokens per second for each side."""
-    values = {f"{row.variant}, {row.dtype}": row.tokens_per_s or 0 for row in rows}
-    draw_bars(values, path, title, unit="tokens per second of whole training steps")
+def notes(rows: Sequence[Row]) -> list[str]:
+    """The threads of a side."""
+    return [f"{torch.get_num_threads()} threads each"]

@@ -1,4 +1,4 @@
-"""What ``bench data`` runs in processes of their own. ``prepare``'s do not load torch: its memory would count too."""
+"""What ``benchmarks data`` runs in processes of their own. ``prepare``'s load no torch: its memory would count too."""
 
 import tempfile
 import time
@@ -25,8 +25,9 @@ class Measured(NamedTuple):
     tokens: int
 
 
-def measured(variant: str, folder: Path, size: int) -> Measured:
-    """Prepares, or lets the library encode, the text of ``size`` bytes in the folder; runs in a process of its own."""
+def measured(job: tuple[str, Path, int]) -> Measured:
+    """Prepares, or lets the library encode, the text of a size in a folder; runs in a process of its own."""
+    variant, folder, size = job
     source, tokenizer = folder / f"{size}.txt", folder / "tokenizer.json"
     if variant == "tokenizers":
         seconds, tokens = _library(source, Tokenizer.from_file(tokenizer))

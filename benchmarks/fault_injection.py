@@ -1,4 +1,4 @@
-"""What goes wrong inside of a training process of ``bench faults``, and what is noted of how far it came.
+"""What goes wrong inside of a training process of ``benchmarks faults``, and what is noted of how far it came.
 
 Notes are ``step 7`` when a micro-batch of step 7 begins, ``saved 6`` when the checkpoint of step 6 has its name, and
 ``moment``. They do not go through the code that is put to the test.

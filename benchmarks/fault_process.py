@@ -1,4 +1,4 @@
-"""The parent of the training runs of ``bench faults``: it imports everything once and forks a process for each run.
+"""The parent of the runs of ``benchmarks faults``: it imports everything once and forks a process for each run.
 
 Forking a process that has threads would be unsafe: a lock that one of them holds stays locked in the child. So this one
 has a single thread at every fork, which is checked: torch and the libraries for linear algebra are told to start none,
@@ -21,16 +21,10 @@ from typing import Any, NamedTuple, NoReturn
 
 from benchmarks.fault_injection import MOMENT, inject
 
+ROOT = Path(__file__).resolve().parents[1]
 _SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-_OF_JOBS = (
-    "SLURM_",
-    "TORCHELASTIC_",
-    "RANK",
-    "LOCAL_",
-    "WORLD_SIZE",
-    "MASTER_",
-    "GROUP_",
-)  # this is none of their runs
+# this is none of their runs
+_OF_JOBS = ("SLURM_", "TORCHELASTIC_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "GROUP_")
 
 
 class Ended(NamedTuple):
@@ -56,7 +50,7 @@ class Forker:
 
     def __init__(self) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_JOBS)}
-        environment |= {**_SINGLE, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment |= {**_SINGLE, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT)])}
         command = [sys.executable, "-m", "benchmarks.fault_process"]
         self._parent = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True

@@ -1,4 +1,4 @@
-"""The rounds of ``bench faults``: what is drawn, how it is injected, and what must be said."""
+"""The rounds of ``benchmarks faults``: what is drawn, how it is injected, and what must be said."""
 
 import dataclasses
 import random

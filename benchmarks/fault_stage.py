@@ -1,6 +1,6 @@
-"""Where a round of ``bench faults`` takes place: a folder with one run in it, and the account of what happened to it.
+"""A round of ``benchmarks faults``: a folder with one run in it, and the account of what happened to it.
 
-The run is started, ended by whatever, gone on with as a user would, with ``--ckpt_path last``, or from the start where
+The run is started, ended by a fault, resumed as a user would, with ``--ckpt_path last``, or started again where
 nothing was saved, and compared at its end with an undisturbed one.
 """
 
@@ -89,6 +89,7 @@ class Stage:
         self.injected = self.has_ended = False
         self.resumed = self.refused = self.lost_steps = self.repeated_steps = self.runs = 0
         self.problems: list[str] = []
+        self.seconds = 0.0
         folder.mkdir(parents=True)
         (folder / "tiny.yaml").write_text(_config(processes), encoding="utf-8")
         shutil.copy2(data / "text.txt", folder)  # with its time, by which a store knows its text

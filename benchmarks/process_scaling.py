@@ -1,7 +1,7 @@
-"""``lightning-llm bench scaling``: tokens per second on 1 to N processes, and what 8 and 64 should reach.
+"""``python -m benchmarks process-scaling``: tokens per second on 1 to N processes, and a prediction for 8 and 64.
 
 Every process has the same rows, one thread on a CPU or one GPU, and the model in ``DistributedDataParallel`` as
-``configs/ddp.yaml`` sets it up. All counts of processes take turns within one job: the processes beyond the count wait.
+``configs/ddp.yaml`` sets it up. All counts of processes are interleaved within a job: those beyond it wait.
 
 What is predicted, and by which model (Thakur et al. 2005, "Optimization of Collective Communication Operations in
 MPICH", section 4.3; ring): an all-reduce of G bytes over n processes takes
@@ -15,6 +15,7 @@ machines would not. The hidden share h, from 0 to 1, is what the largest measure
 as fast as those measured.
 """
 
+import dataclasses
 import json
 import os
 import socket
@@ -28,16 +29,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.table import Table
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_llm.bench.harness import Request, Row, describe_machine
-from lightning_llm.model.config import ModelConfig
+from lightning_llm.bench.harness import MIB, Columns, Request, Row, Sizes, groups, model_config
+from lightning_llm.bench.plots import chart, lines
 from lightning_llm.training.groups import leave_groups
 from lightning_llm.training.module import LanguageModel
 
+NAMES = ("layers", "hidden", "context", "rows")  # of each process
 SHAPES: dict[str, list[str]] = {}
 DEFAULT_SHAPES = ["4x256x256x4"]
 PREDICTED = (8, 64)
@@ -45,19 +45,21 @@ VOCAB = 4096
 WARM_UP, STEPS = 3, 5  # of each count and round
 APART = 0  # all processes at once, none of which exchanges anything
 SMALL, LARGE = 4, 2**26  # bytes of the all-reduces that latency and bandwidth are taken from
+COLUMNS: Columns = {
+    "ms per step": ("total_s", 1e3, ".1f"),
+    "tokens/s": ("tokens_per_s", 1, ",.0f"),
+    "efficiency": ("ratio", 1, ".2f"),
+    "MiB on the wire per step, all": ("wire_bytes", 1 / MIB, ".1f"),
+}
 
 Found = dict[str, Any]
 
 
 def run(asked: Request) -> Iterator[Row]:
-    """A row for each shape and number of processes; ``variants`` are those numbers, by default powers of two."""
+    """A row for each number of processes; ``variants`` are those numbers, by default powers of two."""
     most = torch.cuda.device_count() if asked.device == "cuda" else (os.cpu_count() or 1)
     counts = _counts(asked.variants, most)
-    if len(asked.dtypes) != 1:
-        raise ValueError("dtype: scaling is measured in one at a time")
-    for shape in asked.shapes:
-        found = _launch(_sizes(shape), counts, asked)
-        yield from _rows(found, counts, shape, asked.device, str(asked.dtypes[0]).removeprefix("torch."))
+    yield from _rows(_launch(asked.sizes, counts, asked), counts, asked)
 
 
 def _counts(variants: Sequence[str] | None, most: int) -> list[int]:
@@ -68,29 +70,21 @@ def _counts(variants: Sequence[str] | None, most: int) -> list[int]:
     return sorted({1, *map(int, variants)})
 
 
-def _sizes(shape: str) -> list[int]:
-    parts = shape.split("x")
-    if len(parts) != 4 or not all(part.isdigit() and int(part) for part in parts):
-        raise ValueError(f"shapes {shape!r} must be layers x hidden x context x rows, such as {DEFAULT_SHAPES[0]}")
-    return [int(part) for part in parts]
-
-
-def _launch(sizes: list[int], counts: list[int], asked: Request) -> Found:
+def _launch(sizes: Sizes, counts: list[int], asked: Request) -> Found:
     """Run all processes; process 0 writes what it found into a file."""
     with tempfile.TemporaryDirectory(prefix="bench-scaling-") as folder:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         result = Path(folder, "found.json")
-        dtype = str(asked.dtypes[0]).removeprefix("torch.")
-        job = (sizes, counts, asked.device, dtype, asked.rounds, port, str(result))
+        job = (sizes, counts, asked.device, asked.dtype, asked.rounds, port, str(result))
         spawn(_process, job, nprocs=counts[-1])  # type: ignore[no-untyped-call]
         found: Found = json.loads(result.read_text(encoding="utf-8"))
         return found
 
 
 def _process(
-    rank: int, sizes: list[int], counts: list[int], device: str, dtype: str, rounds: int, port: int, result: str
+    rank: int, sizes: Sizes, counts: list[int], device: str, dtype: str, rounds: int, port: int, result: str
 ) -> None:
     torch.set_num_threads(1)
     if device == "cuda":
@@ -103,9 +97,7 @@ def _process(
     leave_groups()
 
 
-def _take_part(
-    rank: int, sizes: list[int], counts: list[int], device: str, dtype: str, rounds: int, result: str
-) -> None:
+def _take_part(rank: int, sizes: Sizes, counts: list[int], device: str, dtype: str, rounds: int, result: str) -> None:
     groups = {count: dist.new_group(list(range(count))) for count in counts}
     steps = {n: _steps(sizes, groups[n] if n > 1 else None, device, dtype) for n in counts if rank < n}
     apart = _steps(sizes, None, device, dtype)
@@ -135,17 +127,9 @@ def _take_part(
         Path(result).write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
 
 
-def _model(sizes: list[int]) -> LanguageModel:
-    layers, hidden, context, _ = sizes
+def _model(sizes: Sizes) -> LanguageModel:
     torch.manual_seed(0)
-    config = ModelConfig(
-        vocab_size=VOCAB,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=max(1, hidden // 64),
-        max_position_embeddings=context,
-    )
-    model = LanguageModel(config)
+    model = LanguageModel(model_config({**sizes, "vocab": VOCAB}))
     model.configure_model()
     return model
 
@@ -161,7 +145,7 @@ class _Loss(torch.nn.Module):
         return self.model.loss(batch)
 
 
-def _steps(sizes: list[int], group: Any, device: str, dtype: str) -> Callable[[], None]:
+def _steps(sizes: Sizes, group: Any, device: str, dtype: str) -> Callable[[], None]:
     """A function that makes one optimiser step."""
     loss: torch.nn.Module = _Loss(_model(sizes).to(device))
     optimizer = loss.model.make_optimizer(list(loss.parameters()))  # type: ignore[union-attr, operator]
@@ -179,13 +163,12 @@ def _steps(sizes: list[int], group: Any, device: str, dtype: str) -> Callable[[]
     return step
 
 
-def _batch(sizes: list[int], device: str) -> dict[str, torch.Tensor]:
-    _, _, context, rows = sizes
-    ids = torch.randint(VOCAB, (rows, context), device=device)
+def _batch(sizes: Sizes, device: str) -> dict[str, torch.Tensor]:
+    ids = torch.randint(VOCAB, (sizes["rows"], sizes["context"]), device=device)
     return {"input_ids": ids, "targets": ids.roll(-1, 1)}
 
 
-def _backward_seconds(sizes: list[int], device: str, dtype: str) -> float:
+def _backward_seconds(sizes: Sizes, device: str, dtype: str) -> float:
     """Of one process alone, the median of five."""
     model, batch, taken = _model(sizes).to(device), _batch(sizes, device), []
     for _ in range(WARM_UP + STEPS):
@@ -238,26 +221,22 @@ def link_of(processes: int, small_s: float, large_s: float) -> tuple[float, floa
     return latency, 2 * (processes - 1) / processes * (LARGE - SMALL) / max(large_s - small_s, 1e-9)
 
 
-def _rows(found: Found, counts: list[int], shape: str, device: str, dtype: str) -> Iterator[Row]:
-    _, _, context, rows = _sizes(shape)
+def _rows(found: Found, counts: list[int], asked: Request) -> Iterator[Row]:
     medians = {count: statistics.median(found["taken"][str(count)]) for count in counts}
+    tokens = asked.sizes["rows"] * asked.sizes["context"]
 
     def row(count: int, seconds: float, variant: str, wire: float | None) -> Row:
-        return Row(
-            bench="scaling",
-            variant=variant,
-            shape=shape,
-            dtype=dtype,
-            device=device,
-            machine=describe_machine(device).partition(",")[0],
+        made = asked.row(
+            variant,
             total_s=seconds,
-            tokens_per_s=count * rows * context / seconds,
+            tokens_per_s=count * tokens / seconds,
             ratio=medians[1] / seconds,  # efficiency: the work of each process stays the same
             wire_bytes=None if wire is None else int(wire),
         )
+        return dataclasses.replace(made, machine=made.machine.partition(",")[0])  # each has one thread
 
     for count in counts:
-        measured_wire = found["wire"][str(count)] if device == "cpu" and count > 1 else None
+        measured_wire = found["wire"][str(count)] if asked.device == "cpu" and count > 1 else None
         yield row(count, medians[count], f"{count}", measured_wire)
     if len(counts) == 1:
         return
@@ -273,35 +252,14 @@ def _rows(found: Found, counts: list[int], shape: str, device: str, dtype: str) 
             yield row(count, alone + open_s, f"{count} (predicted)", wire)
 
 
-def print_table(rows: Sequence[Row], console: Console) -> None:
-    """Processes, time, tokens per second, efficiency, bytes."""
-    table = Table(title=f"scaling, {rows[0].shape} a process")
-    for column in ("processes", "ms a step", "tokens/s", "efficiency", "MiB on the wire a step, all"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        wire = "–" if row.wire_bytes is None else f"{row.wire_bytes / 2**20:.1f}"
-        cells = (f"{1000 * (row.total_s or 0):.1f}", f"{row.tokens_per_s:,.0f}", f"{row.ratio:.2f}", wire)
-        table.add_row(row.variant, *cells)
-    console.print(table)
-
-
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:
     """Tokens per second against processes: measured, predicted, and in proportion."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(6.5, 4), layout="constrained")
-    counts = [int(row.variant.split()[0]) for row in rows]
-    speeds = [row.tokens_per_s or 0 for row in rows]
-    measured = [place for place, row in enumerate(rows) if "predicted" not in row.variant]
-    axis.plot(counts, [speeds[0] * count for count in counts], ":", color="tab:gray", label="in proportion")
-    axis.plot(counts, speeds, "--", color="tab:red", alpha=0.5, label="predicted")
-    axis.plot([counts[i] for i in measured], [speeds[i] for i in measured], "o-", color="tab:red", label="measured")
-    axis.set(xscale="log", yscale="log", xlabel="processes", ylabel="tokens per second")
-    axis.set_xticks(counts, [str(count) for count in counts])
-    axis.legend()
-    figure.suptitle(title, fontsize=9)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    shapes = groups(rows)
+    with chart(path, title, columns=len(shapes)) as [axes]:
+        for axis, (name, group) in zip(axes, shapes.items(), strict=True):
+            points = [(int(row.variant.split()[0]), row.tokens_per_s or 0) for row in group]
+            measured = [point for point, row in zip(points, group, strict=True) if row.variant.isdigit()]
+            proportion = [(count, points[0][1] * count) for count, _ in points]
+            series = {"in proportion": proportion, "predicted": points, "measured": measured}
+            lines(axis, series, "processes", "tokens per second")
+            axis.set_title(name)

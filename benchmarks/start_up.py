@@ -10,6 +10,7 @@ compiling of its blocks included where that is asked for.
 """
 
 import functools
+import itertools
 import json
 import os
 import random
@@ -20,59 +21,53 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # it loads torch, and loading is timed here
+    from lightning_llm.bench.harness import Request
 
 COMMAND = "lightning_llm"
-CONFIG = Path("configs/shakespeare-char.yaml")
-BAR_S = 4.0
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = ROOT / "configs" / "shakespeare-char.yaml"
+BAR_S = 4.0  # a start with a token store should take less
 PARTS = ("imports", "data", "model", "rest")
 TEXT_BYTES = 1_115_394  # as many as Tiny Shakespeare has
 LETTERS = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # its 65 characters
 
 
-def measure(device: str, rounds: int, *, compiled: bool = False) -> Iterator[tuple[str, dict[str, float]]]:
+def measure(asked: "Request", *, compiled: bool = False) -> Iterator[tuple[str, dict[str, float]]]:
     """Seconds of each part, the median over rounds: with the token store still to be made, and with it there.
 
     Args:
-        device: Where it trains.
-        rounds: How many starts of each kind.
+        asked: Device and rounds.
         compiled: With compiled blocks. The first start then finds nothing in the compiler's cache, the second all.
-
-    Raises:
-        ValueError: The config is not below the current folder.
     """
-    if not CONFIG.is_file():
-        raise ValueError(f"shapes startup: {CONFIG} is not here; run it in the root of the repository")
     with tempfile.TemporaryDirectory(prefix="bench-startup-") as folder:
         text = Path(folder, "text.txt")
         text.write_text("".join(random.Random(0).choices(LETTERS, k=TEXT_BYTES)), encoding="utf-8")
-        first, again = [], []
-        for turn in range(rounds):
-            words = _words(text, Path(folder, f"store-{turn}"), folder, device)
-            cache = {}
-            if compiled:
-                words.append("--model.compile_mode=default")
-                cache["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder, f"cache-{turn}"))
-            first.append(_start(words, cache))
-            again.append(_start(words, cache))
+
+        def start(rounds: Iterator[int]) -> dict[str, float]:
+            place = str(Path(folder, f"{next(rounds)}"))  # the same of both starts of a round
+            words = {"data.path": text, "data.store": f"{place}-store", "trainer.default_root_dir": folder}
+            words |= {"trainer.accelerator": asked.device}
+            words |= {"model.compile_mode": "default"} if compiled else {}
+            return _start([f"--{name}={value}" for name, value in words.items()], f"{place}-cache")
+
         names = ("compiled for the first time", "compiled before") if compiled else ("store to be made", "store there")
-        for name, found in zip(names, (first, again), strict=True):
-            yield name, {part: statistics.median(one[part] for one in found) for part in PARTS}
+        found = asked.interleaved({name: partial(start, itertools.count()) for name in names})
+        for name, starts in found.items():
+            yield name, {part: statistics.median(one[part] for one in starts) for part in PARTS}
 
 
-def _words(text: Path, store: Path, folder: str, device: str) -> list[str]:
-    options = {"data.path": text, "data.store": store, "trainer.default_root_dir": folder}
-    options |= {"trainer.accelerator": device}
-    return ["fit", "--config", str(CONFIG), *(f"--{name}={value}" for name, value in options.items())]
-
-
-def _start(words: list[str], environment: dict[str, str]) -> dict[str, float]:
-    command = [sys.executable, "-m", __name__, repr(time.time()), *words]
+def _start(words: list[str], cache: str) -> dict[str, float]:
+    command = [sys.executable, "-m", __name__, repr(time.time()), "fit", "--config", str(CONFIG), *words]
+    environment = {"TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
     last = (done.stdout.strip().splitlines() or [""])[-1]
     if done.returncode or not last.startswith("{"):
-        raise RuntimeError(f"fit did not start: {(done.stderr.strip().splitlines() or [last or 'no word'])[-1]}")
+        raise RuntimeError(f"fit did not start: {(done.stderr.strip().splitlines() or [last or 'no output'])[-1]}")
     found: dict[str, float] = json.loads(last)
     return found
 

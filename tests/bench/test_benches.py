@@ -6,9 +6,11 @@ import sys
 import pytest
 import torch
 
+from benchmarks.__main__ import BENCHES
 from lightning_llm.__main__ import main
-from lightning_llm.bench.harness import frontier
 from lightning_llm.bench.loss import resident_bytes
+from lightning_llm.bench.plots import frontier
+from lightning_llm.cli.bench import MOVED
 
 
 def rows_of(tmp_path, *words):
@@ -19,15 +21,15 @@ def rows_of(tmp_path, *words):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch.compile of torch 2.13
-def test_swiglu_keeps_less_at_each_level(tmp_path, capsys):
+def test_swiglu_saves_less_at_each_level(tmp_path, capsys):
     rows = rows_of(tmp_path, "swiglu", "--shapes", "2x64x32x128x2")
-    kept = {name: row["saved_bytes"] for name, row in rows.items()}
+    saved = {name: row["saved_bytes"] for name, row in rows.items()}
     tokens, hidden, intermediate = 128, 32, 128
     # by hand: g, u, silu(g) and a for each layer, the input of the second, and the output
-    assert kept["standard"] == 4 * (2 * 4 * tokens * intermediate + 2 * tokens * hidden)
-    assert kept["ours 0"] == 4 * (2 * 2 * tokens * intermediate + 2 * tokens * hidden)
-    assert kept["ours 1"] == kept["notebook 1"] == kept["checkpoint"] == 4 * 2 * tokens * hidden
-    assert kept["ours 2"] < kept["norm + standard"]
+    assert saved["standard"] == 4 * (2 * 4 * tokens * intermediate + 2 * tokens * hidden)
+    assert saved["ours 0"] == 4 * (2 * 2 * tokens * intermediate + 2 * tokens * hidden)
+    assert saved["ours 1"] == saved["notebook 1"] == saved["checkpoint"] == 4 * 2 * tokens * hidden
+    assert saved["ours 2"] < saved["norm + standard"]
     assert rows["compiled standard"]["peak_bytes"] is None  # what is compiled cannot be seen: not guessed
     for row in rows.values():
         assert row["bench"] == "swiglu"
@@ -43,7 +45,10 @@ def test_loss_never_holds_all_logits(tmp_path):
     assert rows["ours, 64 chunks"]["peak_bytes"] < logits / 8
     if sys.platform == "linux":  # even after this process was larger than the measured ones ever are
         held = torch.ones(2**26)
-        resident = [resident_bytes(variant, (2048, 8, 8000), torch.float32) for variant in ("plain", "ours")]
+        resident = [
+            resident_bytes(variant, {"tokens": 2048, "hidden": 8, "vocab": 8000}, torch.float32)
+            for variant in ("plain", "ours")
+        ]
         assert held.sum() > 0
         assert resident[0] > 2 * 4 * 2048 * 8000 > 1.5 * resident[1] > 0
 
@@ -51,8 +56,8 @@ def test_loss_never_holds_all_logits(tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["swiglu", "--shapes", "8x512"], "is not BATCHxSEQxHIDDENxINTERMEDIATExLAYERS"),
-        (["loss", "--shapes", "0x1x2"], "is not TOKENSxHIDDENxVOCAB"),
+        (["swiglu", "--shapes", "8x512"], "must be batch x seq x hidden x intermediate x layers, such as"),
+        (["loss", "--shapes", "0x1x2"], "must be tokens x hidden x vocab, such as 4096x768x50257, or llama-3-8b"),
         (["swiglu", "--variants", "ours 9", "standard"], "variants 'ours 9': there are standard, notebook 0,"),
         (["swiglu", "--rounds", "0"], "rounds must be at least 1"),
     ],
@@ -62,6 +67,22 @@ def test_a_users_mistake_is_one_line(words, says, capsys):
     error = capsys.readouterr().err.strip()
     assert says in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("old", "new"), sorted(MOVED.items()))
+def test_a_moved_bench_says_what_to_type(old, new, capsys):
+    assert new in BENCHES
+    assert main(["bench", old, "--rounds", "1"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert f"{old} has moved; from the root of a clone, type: python -m benchmarks {new} --rounds 1" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_the_old_name_of_techniques_still_runs(capsys):
+    assert main(["bench", "ladder", "--shapes", "few"]) == 2
+    renamed, error = capsys.readouterr().err.strip().splitlines()
+    assert renamed == "lightning-llm bench ladder is now lightning-llm bench techniques; the old name goes soon"
+    assert "shapes 'few' must be layers x heads x hidden" in error
 
 
 def test_the_frontier_is_what_nothing_beats_in_both():

@@ -1,57 +1,62 @@
-"""The ladder on a tiny model: every rung computes the same, and one that does not is found."""
+"""The techniques on a tiny model: every one computes the same, and one that does not is found."""
 
 import json
-from dataclasses import asdict
+from dataclasses import replace
 
 import pytest
 import torch
 
 from lightning_llm.__main__ import main
-from lightning_llm.bench import plain_operators, technique_process, techniques
-from lightning_llm.bench.harness import Shape
-from lightning_llm.bench.technique_list import CHANGES, Settings, distinct_rows, lacking, rungs, tolerance
+from lightning_llm.bench import technique_process, techniques
+from lightning_llm.bench.harness import model_config, sizes_of
+from lightning_llm.bench.technique_process import Settings, distinct_rows
+from lightning_llm.bench.techniques import CHANGES, NAMES, lacking, tolerance
 
 SHAPE = "2x2x32x64x16x8x64"
-EAGER = [name for name, settings in rungs(lacking("cpu", 1)).items() if not settings.compiled]
+EAGER = [name for name, settings in techniques.techniques(lacking("cpu", 1)).items() if not settings.compiled]
+
+
+def config_of(shape):
+    return model_config(sizes_of(shape, NAMES, SHAPE))
 
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-    """Rungs run here: a process of their own takes seconds to start, and nothing of it can be broken from here."""
-    monkeypatch.setattr(techniques, "run_processes", lambda name, jobs: technique_process.measure(jobs[0]))
+    """Trains here: a process of its own takes seconds to start, and nothing of it can be broken from here."""
+    monkeypatch.setattr(techniques, "in_fresh_processes", lambda function, jobs, **_: [function(jobs[0])])
 
 
-def climb(tmp_path, *words):
+def run(tmp_path, *words):
     path = tmp_path / "rows.json"
     status = main(["bench", "techniques", "--shapes", SHAPE, "--rounds", "1", "--json", str(path), *words])
     return status, {row["variant"]: row for row in json.loads(path.read_text())} if path.exists() else {}
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_every_eager_rung_has_a_whole_row(tmp_path, capsys):
-    status, rows = climb(tmp_path, "--variants", *EAGER)
+def test_every_eager_technique_has_a_whole_row(tmp_path, capsys):
+    status, rows = run(tmp_path, "--variants", *EAGER)
     assert status == 0
     left_out = [name for name in EAGER if name not in rows]
     assert left_out in ([], ["larger batch"])
     assert (tmp_path / "rows.png").stat().st_size > 5000
-    below = next(iter(rows.values()))
+    previous = next(iter(rows.values()))
     for row in rows.values():
         assert row["tokens_per_s"] == pytest.approx(row["rows"] * 16 / row["total_s"])
-        assert row["ratio"] == pytest.approx(row["tokens_per_s"] / below["tokens_per_s"])
+        assert row["ratio"] == pytest.approx(row["tokens_per_s"] / previous["tokens_per_s"])
         assert row["loss_difference"] <= row["loss_tolerance"] < 1e-3
         assert len(row["losses"]) == technique_process.CURVE
         assert row["losses"][-1] < row["losses"][0] - 0.01  # it trains
         assert row["peak_bytes"] > 0
         assert row["mfu"] is None  # no peak is known of a CPU
-        below = row
+        previous = row
     assert rows["per-head loops"]["ratio_to_first"] == 1
     assert rows["chunked loss"]["peak_bytes"] < rows["own operators"]["peak_bytes"]
     assert rows["memory-optimised MLP"]["peak_bytes"] < rows["chunked loss"]["peak_bytes"]
     assert "same losses over 6 steps" in capsys.readouterr().out
 
 
-def test_a_rung_in_a_process_of_its_own(tmp_path, capsys):
-    status, rows = climb(tmp_path, "--variants", "fused optimiser")
+def test_a_technique_in_a_process_of_its_own(tmp_path, capsys):
+    status, rows = run(tmp_path, "--variants", "fused optimiser")
     assert status == 0
     assert rows["fused optimiser"]["resident_bytes"] > 2**20
     assert rows["fused optimiser"]["dtype"] == "bfloat16"
@@ -61,20 +66,20 @@ def test_a_rung_in_a_process_of_its_own(tmp_path, capsys):
 @pytest.mark.parametrize("broken", ["scale", "mask", "optimiser"])
 def test_wrong_maths_is_reported(tmp_path, capsys, monkeypatch, broken):
     if broken == "scale":
-        monkeypatch.setattr(plain_operators.F, "scaled_dot_product_attention", _unscaled)
+        monkeypatch.setattr(technique_process.F, "scaled_dot_product_attention", _unscaled)
     elif broken == "mask":
         builtin = torch.nn.functional.scaled_dot_product_attention
         monkeypatch.setattr(
-            plain_operators.F, "scaled_dot_product_attention", lambda q, k, v, is_causal: builtin(q, k, v)
+            technique_process.F, "scaled_dot_product_attention", lambda q, k, v, is_causal: builtin(q, k, v)
         )
     else:
         monkeypatch.setattr(technique_process, "AdamW", lambda groups, **options: torch.optim.SGD(groups, lr=1e-3))
-    rung = "fused optimiser" if broken == "optimiser" else "all heads at once"
-    status, rows = climb(tmp_path, "--variants", "per-head loops", rung)
+    name = "fused optimiser" if broken == "optimiser" else "all heads at once"
+    status, rows = run(tmp_path, "--variants", "per-head loops", name)
     assert (status, rows) == (2, {})
     error = capsys.readouterr().err.strip()
     assert len(error.splitlines()) == 1
-    assert f"the loss of '{rung}' at step" in error
+    assert f"the loss of '{name}' at step" in error
     assert "its maths is not the same" in error
 
 
@@ -88,7 +93,7 @@ def _unscaled(query, key, value, is_causal):
 
 
 def test_a_larger_batch_of_the_same_rows_is_the_same_maths():
-    config = Shape.of(SHAPE).model_config()
+    config = config_of(SHAPE)
     sizes = {"device": "cpu", "context": 16, "period": distinct_rows(8)}
     curves = [technique_process.Training(config, Settings(), rows=rows, **sizes).curve() for rows in (8, 10)]
     assert curves[0] == pytest.approx(curves[1], rel=1e-5)
@@ -96,20 +101,20 @@ def test_a_larger_batch_of_the_same_rows_is_the_same_maths():
 
 
 def test_more_rows_fit_where_the_mlp_is_most_of_the_memory():
-    config = Shape.of("2x2x32x512x16x8x64").model_config()
-    settings = rungs({})["larger batch"]
+    config = config_of("2x2x32x512x16x8x64")
+    settings = techniques.techniques({})["larger batch"]
     sizes = {"device": "cpu", "context": 16, "rows": 8, "period": 2}
     found = technique_process.most_rows(config, settings, **sizes)
     assert found > 8
-    assert technique_process.most_rows(config, Settings(**{**asdict(settings), "mlp": "swiglu"}), **sizes) == 8
+    assert technique_process.most_rows(config, replace(settings, mlp="swiglu"), **sizes) == 8
 
 
 def test_what_a_device_lacks_is_said():
     assert set(lacking("cpu", 2)) == {"TF32", "CUDA graphs"}
     assert "one GPU" in lacking("cuda", 1)["all devices"]
-    assert list(rungs({})) == list(CHANGES)
-    top = rungs({})["all devices"]
-    assert (top.products, top.compiled, top.cuda_graph) == ("bfloat16", True, False)
+    assert list(techniques.techniques({})) == list(CHANGES)
+    top = techniques.techniques({})["all devices"]
+    assert (top.precision, top.compiled, top.cuda_graph) == ("bfloat16", True, False)
 
 
 def test_tolerance_grows_with_depth_and_with_what_rounding_does():
@@ -124,7 +129,7 @@ def test_tolerance_grows_with_depth_and_with_what_rounding_does():
         (["--shapes", "4x4x256"], "must be layers x heads x hidden"),
         (["--shapes", "1x3x32x64x16x4x64"], "hidden_size 32 is not divisible by num_attention_heads 3"),
         (["--variants", "TF32"], "variants 'TF32': there are per-head loops,"),
-        (["--dtype", "bfloat16"], "leave --dtype out"),
+        (["--dtype", "bfloat16"], "techniques takes only float32"),
     ],
 )
 def test_mistakes_are_one_line(words, says, capsys):

@@ -1,4 +1,4 @@
-"""Ours beside transformers, each in a process of its own."""
+"""Ours compared with transformers, each in a process of its own."""
 
 import json
 
@@ -7,29 +7,23 @@ import torch
 
 from benchmarks import baselines
 from benchmarks.__main__ import main
-from benchmarks.baseline_process import WARM_UP, ours, products, transformers
-from lightning_llm.bench.harness import Shape
+from benchmarks.baseline_process import WARM_UP, matmuls, ours, transformers
+from lightning_llm.bench.harness import model_config, sizes_of
 from lightning_llm.model import Transformer
 
 TINY = "1x2x32x64x32x2x65"
-
-
-def test_a_shape_is_seven_numbers():
-    assert Shape.of(TINY) == Shape(layers=1, heads=2, hidden=32, intermediate=64, context=32, rows=2, vocab=65)
-    for text in ("1x2", "1x2x32x64x32x2xmany", "0x2x32x64x32x2x65"):
-        with pytest.raises(ValueError, match="must be layers x heads x hidden"):
-            Shape.of(text)
+SIZES = sizes_of(TINY, baselines.NAMES, TINY)
 
 
 @pytest.mark.parametrize("side", [ours, transformers])
 def test_each_side_times_as_many_steps_as_asked(side):
-    seconds, peak = side(Shape.of(TINY), "float32", "cpu", 3)
+    seconds, peak = side(SIZES, "float32", "cpu", 3)
     assert peak is None  # the resident set tells, of the whole process
     assert len(seconds) == 3
     assert all(0 < second < 10 for second in seconds)
 
 
-def test_products_alone_are_those_with_weights(monkeypatch):
+def test_matmuls_alone_are_those_with_weights(monkeypatch):
     made, multiply = [], torch.mm
 
     def counted(a, b):
@@ -37,10 +31,9 @@ def test_products_alone_are_those_with_weights(monkeypatch):
         return multiply(a, b)
 
     monkeypatch.setattr(torch, "mm", counted)
-    shape = Shape.of(TINY)
-    seconds, _ = products(shape, "float32", "cpu", 1)
+    seconds, _ = matmuls(SIZES, "float32", "cpu", 1)
     assert len(seconds) == 1
-    model = Transformer(shape.model_config())
+    model = Transformer(model_config(SIZES))
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     assert sum(made) == (WARM_UP + 1) * 6 * 64 * sum(p.numel() for p in matrices)
 
@@ -48,9 +41,12 @@ def test_products_alone_are_those_with_weights(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--dtype", "float16"], "dtype float16: peers are compared in float32 and in bfloat16"),
+        (["--dtype", "float16"], "--dtype float16: baselines takes only float32, bfloat16"),
         (["--variants", "jax"], "variants 'jax': there are"),
-        (["--shapes", "gpt5"], "shapes 'gpt5' must be"),
+        *(
+            (["--shapes", text], f"shapes {text!r} must be layers x heads x hidden")
+            for text in ("gpt5", "1x2", "0x2x32x64x32x2x65")
+        ),
     ],
 )
 def test_bad_input(words, named, capsys):

@@ -23,7 +23,8 @@ def test_both_ways_and_the_step_beside_are_timed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"), [(["--shapes", "few"], "is no number of millions"), (["--variants", "no"], "variants 'no'")]
+    ("words", "says"),
+    [(["--shapes", "few"], "must be millions of parameters, such as 30"), (["--variants", "no"], "variants 'no'")],
 )
 def test_mistakes_are_one_line(words, says, capsys):
     assert main(["checkpoint", *words]) == 2

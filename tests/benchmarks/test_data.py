@@ -41,7 +41,7 @@ def test_rows_tell_speed_and_memory(tmp_path, capsys):
     [
         (["--shapes", "big"], "shapes 'big' is no size of text, such as 256MiB"),
         (["--variants", "words"], "variants 'words': there are byte, char, bpe, tokenizers, batches"),
-        (["--dtype", "bfloat16"], "it takes no --device and no --dtype"),
+        (["--dtype", "bfloat16"], "--dtype bfloat16: data takes only float32"),
     ],
 )
 def test_mistakes_are_one_line(words, says, capsys):

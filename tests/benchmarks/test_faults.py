@@ -222,7 +222,7 @@ def test_mistakes_are_one_line(capsys):
     for words, says in (
         (["--variants", "flood"], "variants 'flood': there are kill, full disk"),
         (["--rounds", "0"], "rounds must be at least 1"),
-        (["--dtype", "bfloat16"], "takes no --device"),
+        (["--dtype", "bfloat16"], "--dtype bfloat16: faults takes only float32"),
     ):
         assert main(["faults", *words]) == 2
         error = capsys.readouterr().err.strip()

@@ -1,4 +1,4 @@
-"""Optimisers over the parameters of a tiny model."""
+"""Optimizers over the parameters of a tiny model."""
 
 import json
 
@@ -8,7 +8,7 @@ from benchmarks import optimizer
 from benchmarks.__main__ import main
 
 
-def test_every_optimiser_is_timed_and_moves_the_weights(tmp_path, monkeypatch):
+def test_every_optimizer_is_timed_and_moves_the_weights(tmp_path, monkeypatch):
     path, moved = tmp_path / "rows.json", []
     ready = optimizer._ready
 
@@ -42,7 +42,14 @@ def test_every_optimiser_is_timed_and_moves_the_weights(tmp_path, monkeypatch):
     assert path.with_suffix(".png").stat().st_size > 5000
 
 
-@pytest.mark.parametrize("shape", ["6x384", "6x100x65", "0x64x65"])
-def test_a_shape_that_is_none_is_one_line(shape, capsys):
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        ("6x384", "must be layers x hidden x vocab"),
+        ("0x64x65", "must be layers x hidden x vocab"),
+        ("6x100x65", "hidden must be a multiple of 64"),
+    ],
+)
+def test_a_shape_that_is_none_is_one_line(shape, says, capsys):
     assert main(["optimizer", "--shapes", shape]) == 2
-    assert "is not LAYERSxHIDDENxVOCAB" in capsys.readouterr().err
+    assert says in capsys.readouterr().err

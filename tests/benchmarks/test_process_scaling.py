@@ -1,4 +1,4 @@
-"""The model of the network behind ``bench scaling``, and the bench on two processes."""
+"""The model of the network behind ``benchmarks process-scaling``, and the bench on two processes."""
 
 import json
 
@@ -6,8 +6,11 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.process_scaling import LARGE, SMALL, _rows, link_of, ring_seconds
+from lightning_llm.bench.harness import Request
 
 COUNTS = [1, 2]
+SIZES = {"layers": 4, "hidden": 256, "context": 128, "rows": 2}
+ASKED = Request(bench="process-scaling", shape="4x256x128x2", sizes=SIZES)
 
 
 def found(step=1.0, apart=1.0, two=1.5, latency=1e-4, bandwidth=1e9, gradient_bytes=4e8, backward=0.4):
@@ -36,7 +39,7 @@ def test_a_ring_moves_twice_the_bytes_once_there_are_many():
 
 
 def test_what_was_exposed_with_two_is_exposed_with_more():
-    rows = {row.variant: row for row in _rows(found(), COUNTS, "4x256x128x2", "cpu", "float32")}
+    rows = {row.variant: row for row in _rows(found(), COUNTS, ASKED)}
     assert rows["1"].ratio == 1
     assert rows["2"].ratio == pytest.approx(1 / 1.5)
     assert rows["2"].tokens_per_s == pytest.approx(2 * 2 * 128 / 1.5)
@@ -48,7 +51,7 @@ def test_what_was_exposed_with_two_is_exposed_with_more():
 
 
 def test_backward_hides_what_it_hid_with_two():
-    rows = {row.variant: row for row in _rows(found(two=1.0), COUNTS, "4x256x128x2", "cpu", "float32")}
+    rows = {row.variant: row for row in _rows(found(two=1.0), COUNTS, ASKED)}
     exchange = ring_seconds(64, 4e8, 1e-4, 1e9)
     hidden = ring_seconds(2, 4e8, 1e-4, 1e9)  # all of it, and no more is known to fit
     assert rows["64 (predicted)"].total_s == pytest.approx(1 + exchange - min(hidden, 0.4), rel=1e-6)
