@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_llm.bench.harness import MIB, Columns, Request, Row, model_config
+from lightning_llm.bench.harness import Columns, Request, Row, columns, model_config
 from lightning_llm.bench.plots import bar_plot
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops.losses import linear_cross_entropy
@@ -28,16 +28,11 @@ from lightning_llm.optim.grouping import param_groups
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 
 NAMES = ("millions of parameters",)
-SHAPES: dict[str, list[str]] = {}
 DEFAULT_SHAPES = ["30"]
 DTYPES = ("float32",)
 VARIANTS = ("waiting", "in the background", "step alone", "step beside the writing")
 COLUMNS: Columns = {
-    "ms": ("total_s", 1e3, ".1f"),
-    "least": ("total_p20_s", 1e3, ".1f"),
-    "most": ("total_p80_s", 1e3, ".1f"),
-    "ratio": ("ratio", 1, ".2f"),
-    "saved MiB": ("saved_bytes", 1 / MIB, ".0f"),
+    **columns("ms", "least", "most", "ratio", "saved MiB"),
     "MB/s to disk": ("bytes_per_s", 1e-6, ".0f"),
 }
 _HIDDEN, _VOCAB, _BATCH, _SEQ = 512, 4096, 1, 32

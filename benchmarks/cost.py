@@ -37,7 +37,6 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.module import LanguageModel
 
 BASE = {"context": 256, "width": 256, "depth": 4, "vocab": 4096, "batch": 2}  # what is not doubled
-SHAPES: dict[str, list[str]] = {}
 STARTUP, COMPILE = "startup", "compile"  # the start of the command, and the same with compiled blocks
 DEFAULT_SHAPES = [
     *("context=256-2048", "width=128-1024", "depth=1-8", "vocab=1024-16384", "batch=1-16"),

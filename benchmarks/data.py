@@ -15,22 +15,20 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.data_process import Measured, measured
-from lightning_llm.bench.harness import MIB, Columns, Request, Row
+from lightning_llm.bench.harness import Columns, Request, Row, columns
 from lightning_llm.bench.plots import bar_plot
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.cuts import cut_at_newlines
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.measure.resident import in_fresh_processes
 
-SHAPES: dict[str, list[str]] = {}
 DEFAULT_SHAPES = ["256MiB"]
 DEVICES, DTYPES = ("cpu",), ("float32",)  # it prepares text
 VARIANTS = ("byte", "char", "bpe", "tokenizers", "batches")
 COLUMNS: Columns = {
-    "s": ("total_s", 1, ".2f"),
+    **columns("s", "resident MiB"),
     "MB/s of text": ("bytes_per_s", 1e-6, ".1f"),
     "Mtokens/s": ("tokens_per_s", 1e-6, ".2f"),
-    "resident MiB": ("resident_bytes", 1 / MIB, ".0f"),
     "speed over the library's": ("ratio", 1, ".2f"),
 }
 draw = bar_plot("bytes_per_s", 1e-6, "MB/s of text", log=True)

@@ -23,7 +23,6 @@ from lightning_llm.bench import harness
 from lightning_llm.bench.harness import Columns, Request, Row
 from lightning_llm.bench.plots import bar_plot
 
-SHAPES: dict[str, list[str]] = {}
 DEFAULT_SHAPES = [""]
 DEVICES, DTYPES = ("cpu",), ("float32",)  # a tiny model
 FIELDS = {  # the numbers of rounds, or the most steps of one

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_llm.bench.harness import HEAD_DIM, Columns, Request, Row, model_config, timed_rows
+from lightning_llm.bench.harness import HEAD_DIM, Request, Row, columns, model_config, timed_rows
 from lightning_llm.bench.plots import bar_plot
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
@@ -22,12 +22,7 @@ from lightning_llm.optim.muon import MuonAdamW
 NAMES = ("layers", "hidden", "vocab")
 SHAPES = {"124m": ["12x768x50304"]}
 DEFAULT_SHAPES = ["4x128x65", "6x256x65", "6x384x65"]
-COLUMNS: Columns = {
-    "ms": ("total_s", 1e3, ".2f"),
-    "p20": ("total_p20_s", 1e3, ".2f"),
-    "p80": ("total_p80_s", 1e3, ".2f"),
-    "ratio": ("ratio", 1, ".2f"),
-}
+COLUMNS = columns("ms", "p20", "p80", "ratio")
 LR = 1e-3
 draw = bar_plot("total_s", 1e3, "ms per optimizer step", log=True)
 

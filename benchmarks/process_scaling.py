@@ -32,13 +32,12 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_llm.bench.harness import MIB, Columns, Request, Row, Sizes, groups, model_config
+from lightning_llm.bench.harness import MIB, Columns, Request, Row, Sizes, columns, groups, model_config
 from lightning_llm.bench.plots import chart, lines
 from lightning_llm.training.groups import leave_groups
 from lightning_llm.training.module import LanguageModel
 
 NAMES = ("layers", "hidden", "context", "rows")  # of each process
-SHAPES: dict[str, list[str]] = {}
 DEFAULT_SHAPES = ["4x256x256x4"]
 PREDICTED = (8, 64)
 VOCAB = 4096
@@ -46,8 +45,7 @@ WARM_UP, STEPS = 3, 5  # of each count and round
 APART = 0  # all processes at once, none of which exchanges anything
 SMALL, LARGE = 4, 2**26  # bytes of the all-reduces that latency and bandwidth are taken from
 COLUMNS: Columns = {
-    "ms per step": ("total_s", 1e3, ".1f"),
-    "tokens/s": ("tokens_per_s", 1, ",.0f"),
+    **columns("total ms", "tokens/s"),
     "efficiency": ("ratio", 1, ".2f"),
     "MiB on the wire per step, all": ("wire_bytes", 1 / MIB, ".1f"),
 }
@@ -146,7 +144,7 @@ class _Loss(torch.nn.Module):
 
 
 def _steps(sizes: Sizes, group: Any, device: str, dtype: str) -> Callable[[], None]:
-    """A function that makes one optimiser step."""
+    """A function that makes one optimizer step."""
     loss: torch.nn.Module = _Loss(_model(sizes).to(device))
     optimizer = loss.model.make_optimizer(list(loss.parameters()))  # type: ignore[union-attr, operator]
     if group is not None:

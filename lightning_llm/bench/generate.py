@@ -15,21 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_llm.bench.harness import Columns, Request, Row, llama, model_config, timed_rows
+from lightning_llm.bench.harness import Columns, Request, Row, columns, llama, model_config, timed_rows
 from lightning_llm.bench.plots import bar_plot
 from lightning_llm.generation.decoding import generate
 from lightning_llm.model.transformer import Transformer
 
 NAMES = ("layers", "heads", "kv_heads", "hidden", "vocab", "prompt", "new")
-SHAPES: dict[str, list[str]] = {}
 DEFAULT_SHAPES = ["4x4x4x256x4096x32x256", "8x8x4x512x8192x32x256"]
 VARIANTS = ("recomputed", "transformers", "cached")
 COLUMNS: Columns = {
-    "tokens/s": ("tokens_per_s", 1, ",.0f"),
+    **columns("tokens/s"),
     "ms/token": (lambda row: 1 / row.tokens_per_s if row.tokens_per_s else None, 1e3, ".2f"),
-    "total ms": ("total_s", 1e3, ".0f"),
-    "p20": ("total_p20_s", 1e3, ".0f"),
-    "p80": ("total_p80_s", 1e3, ".0f"),
+    **columns("total ms", "p20", "p80"),
     "speed over the first": (lambda row: 1 / row.ratio if row.ratio else None, 1, ".2f"),
 }
 draw = bar_plot("tokens_per_s", 1, "tokens per second, one sequence")

@@ -1,8 +1,8 @@
 """Rows of measurements: taken interleaved, written as JSON, shown as tables; ``plots`` draws them.
 
 A bench is a module with ``run(asked)``, which yields the rows of one shape and dtype. ``NAMES`` are the sizes in a
-shape (or ``parse`` reads it), ``SHAPES`` named sets of shapes, ``DEFAULT_SHAPES`` those that are measured by default.
-It may have ``DTYPES`` and ``DEVICES``, if it does not take all; ``COLUMNS`` of its table, or ``print_table``; ``notes``
+shape (or ``parse`` reads it), ``DEFAULT_SHAPES`` those that are measured by default. It may have ``SHAPES``, named sets
+of them; ``DTYPES`` and ``DEVICES``, if it does not take all; ``COLUMNS`` of its table, or ``print_table``; ``notes``
 below the table; ``draw``; and ``verdict``, which raises an error after the rows are written.
 
 A *case* builds a workload once and says how to run it: ``forward()`` gives something with ``backward()``. Time is the
@@ -12,7 +12,6 @@ CUDA, without parameters and inputs, gradients included.
 
 import dataclasses
 import gc
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,12 +25,14 @@ from rich.console import Console
 from rich.table import Column, Table
 from torch import Tensor, nn
 
+from lightning_llm.accounting.precision import cpu_name
 from lightning_llm.data.token_store import dtype_for
 from lightning_llm.data.token_store_writer import TokenStoreWriter
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.interop.families import home_of
+from lightning_llm.measure.attribution import state_tensors
 from lightning_llm.measure.meter import MemoryMeter
-from lightning_llm.measure.timer import interleave
+from lightning_llm.measure.timer import Timing, interleave
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.text_files import write_json
 
@@ -45,14 +46,22 @@ FIELDS = {
 Sizes = dict[str, int]
 Found = TypeVar("Found")
 # By heading: a field of a row, or a function of it; what it is multiplied by; its format.
-Columns = Mapping[str, tuple[str | Callable[["Row"], float | None], float, str]]
-COLUMNS: Columns = {
+Columns = dict[str, tuple[str | Callable[["Row"], float | None], float, str]]
+KNOWN: Columns = {
     **{f"{part} ms": (f"{part}_s", 1e3, ".1f") for part in ("forward", "backward", "total")},
-    "ratio": ("ratio", 1, ".2f"),
-    "saved MiB": ("saved_bytes", 1 / MIB, ".0f"),
-    "peak MiB": ("peak_bytes", 1 / MIB, ".0f"),
-    "peak ratio": ("peak_ratio", 1, ".2f"),
+    **{"p20": ("total_p20_s", 1e3, ".2f"), "p80": ("total_p80_s", 1e3, ".2f"), "ms": ("total_s", 1e3, ".2f")},
+    **{"least": ("total_p20_s", 1e3, ".2f"), "most": ("total_p80_s", 1e3, ".2f"), "s": ("total_s", 1, ".2f")},
+    **{"ratio": ("ratio", 1, ".2f"), "peak ratio": ("peak_ratio", 1, ".2f"), "tokens/s": ("tokens_per_s", 1, ",.0f")},
+    **{f"{kind} MiB": (f"{kind}_bytes", 1 / MIB, ",.0f") for kind in ("saved", "peak", "resident")},
 }
+
+
+def columns(*names: str) -> Columns:
+    """Columns that several benches have."""
+    return {name: KNOWN[name] for name in names}
+
+
+COLUMNS = columns("forward ms", "backward ms", "total ms", "ratio", "saved MiB", "peak MiB", "peak ratio")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,11 +169,13 @@ class Request:
             raise ValueError(f"variants {', '.join(map(repr, unknown))}: there are {', '.join(known)}")
         return list(known if self.variants is None else self.variants)
 
-    def row(self, variant: str, samples: Sequence[float] = (), **fields: Any) -> Row:
-        """A row of this shape; with the median and the extremes of samples in seconds."""
-        if samples:
-            spread = {"total_p20_s": min(samples), "total_p80_s": max(samples)}
-            fields = {"total_s": statistics.median(samples), **spread, **fields}
+    def row(self, variant: str, samples: Timing | Sequence[float] = (), **fields: Any) -> Row:
+        """A row of this shape; with the median of times in seconds, and their quantiles (a timing) or extremes."""
+        if isinstance(samples, Timing):
+            fields |= {"total_s": samples.median, "total_p20_s": samples.p20, "total_p80_s": samples.p80}
+        elif samples:
+            middle = statistics.median(samples)
+            fields |= {"total_s": middle, "total_p20_s": min(samples), "total_p80_s": max(samples)}
         own = {name: getattr(self, name) for name in ("bench", "shape", "dtype", "device")}
         own |= {"variant": variant, "machine": describe_machine(self.device)}
         extra = {"_group": f"{self.shape} {self.dtype}", **fields.pop("extra", {})}
@@ -244,11 +255,9 @@ def measure(cases: Mapping[str, Case], asked: Request, *, tokens: int) -> Iterat
         forward, total, first_peak = timings[f"fwd {name}"].median, timings[f"both {name}"], memory[first][1]
         yield asked.row(
             name,
-            total.samples,
+            total,
             forward_s=forward,
             backward_s=total.median - forward,
-            total_p20_s=total.p20,
-            total_p80_s=total.p80,
             ratio=total.ratio_to(timings[f"both {first}"]),
             peak_bytes=peak,
             saved_bytes=saved,
@@ -265,14 +274,7 @@ def timed_rows(
     timings = interleave(functions, rounds=asked.rounds, warmup=warmup, device=asked.device, budget_s=asked.budget_s)
     first = next(iter(timings.values()))
     return [
-        asked.row(
-            name,
-            timing.samples,
-            total_p20_s=timing.p20,
-            total_p80_s=timing.p80,
-            ratio=timing.ratio_to(first),
-            tokens_per_s=None if tokens is None else tokens / timing.median,
-        )
+        asked.row(name, timing, ratio=timing.ratio_to(first), tokens_per_s=tokens and tokens / timing.median)
         for name, timing in timings.items()
     ]
 
@@ -309,8 +311,7 @@ def step_peak_bytes(step: Callable[[], object], model: nn.Module, optimizer: Any
         torch.cuda.reset_peak_memory_stats()
         step()
         return int(torch.cuda.max_memory_allocated() - before)
-    state = [item for entry in optimizer.state.values() for item in entry.values() if torch.is_tensor(item)]
-    with MemoryMeter(exclude=[model, *batch, *state]) as meter:
+    with MemoryMeter(exclude=[model, *batch, *state_tensors(optimizer.state)]) as meter:
         step()
     return int(meter.peak_bytes)
 
@@ -319,12 +320,7 @@ def describe_machine(device: str) -> str:
     """What the numbers were taken on."""
     if device == "cuda":
         return str(torch.cuda.get_device_name())
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        found = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
-        name = found[0] if found else name
-    return f"{name}, {torch.get_num_threads()} threads"
+    return f"{cpu_name()}, {torch.get_num_threads()} threads"
 
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:
@@ -342,15 +338,15 @@ def groups(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def print_table(rows: Iterable[Row], console: Console, columns: Columns) -> None:
+def print_table(rows: Iterable[Row], console: Console, shown: Columns) -> None:
     """A table for each shape and dtype; a column without any value is left out."""
     for title, group in groups(rows).items():
         table = Table(Column("variant", no_wrap=True), title=title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
-        cells = {heading: [_cell(row, *column) for row in group] for heading, column in columns.items()}
-        shown = {heading: found for heading, found in cells.items() if set(found) != {"–"}}
-        for heading in shown:
+        cells = {heading: [_cell(row, *column) for row in group] for heading, column in shown.items()}
+        filled = {heading: found for heading, found in cells.items() if set(found) != {"–"}}
+        for heading in filled:
             table.add_column(heading, justify="right")
-        for row, found in zip(group, zip(*shown.values(), strict=True), strict=True):
+        for row, found in zip(group, zip(*filled.values(), strict=True), strict=True):
             table.add_row(row.variant, *found)
         console.print(table)
 

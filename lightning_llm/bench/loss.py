@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_llm.bench.harness import COLUMNS as CASE_COLUMNS
-from lightning_llm.bench.harness import MIB, Case, Columns, Request, Row, Sizes, measure
+from lightning_llm.bench import harness
+from lightning_llm.bench.harness import Case, Request, Row, Sizes, measure
 from lightning_llm.measure.resident import high_water_bytes, in_fresh_processes, restart_high_water
 from lightning_llm.ops.losses import linear_cross_entropy
 
@@ -25,7 +25,7 @@ NAMES = ("tokens", "hidden", "vocab")
 SHAPES = {"llama-3-8b": ["4096x4096x128256"]}
 DEFAULT_SHAPES = ["4096x768x50257"]
 CHUNKS = (4, 64)
-COLUMNS: Columns = {**CASE_COLUMNS, "resident MiB": ("resident_bytes", 1 / MIB, ".0f")}
+COLUMNS = {**harness.COLUMNS, **harness.columns("resident MiB")}
 
 
 def run(asked: Request) -> Iterator[Row]:

@@ -19,14 +19,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
-from lightning_llm.bench.harness import Request, Row
+from lightning_llm.bench.harness import Request, Row, describe_machine
 from lightning_llm.measure.timeline import KINDS
 from lightning_llm.training.callbacks import memory_picture
 from lightning_llm.training.callbacks.memory_report import NAMES as KIND_NAMES
 from lightning_llm.training.callbacks.memory_report import Report, mib
 
-SHAPES: dict[str, list[str]] = {}
 DEFAULT_SHAPES = [""]
+DTYPES = ("float32",)  # each config has its own
 STEPS = 3  # the optimizer's state is there from the second on
 MOST_MODULES = 20
 MOMENTS = {"peak": "At the peak", "kept": "When the last backward begins: saved by forward"}
@@ -49,7 +49,8 @@ def run(asked: Request) -> Iterator[Row]:
         report = measure(name, asked.options.fit_options)
         extra = {**{moment: report[moment] for moment in MOMENTS}, "_report": report}
         peak, saved = report["peak"]["bytes"], report["kept"]["by_kind"]["activations"]
-        yield asked.row(name, device=report["device"], dtype="", peak_bytes=peak, saved_bytes=saved, extra=extra)
+        fields = {"device": report["device"], "machine": describe_machine(report["device"].partition(":")[0])}
+        yield asked.row(name, **fields, dtype="", peak_bytes=peak, saved_bytes=saved, extra=extra)
 
 
 def measure(config: str, fit_options: Sequence[str]) -> Report:

@@ -20,7 +20,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from lightning_llm.bench.harness import Columns, Request, Row, make_store
+from lightning_llm.bench.harness import Request, Row, columns, make_store
 from lightning_llm.bench.plots import bar_plot
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.sampling import sample_batch
@@ -34,16 +34,11 @@ from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
 
 NAMES = ("steps",)
-SHAPES: dict[str, list[str]] = {}
 DEFAULT_SHAPES = ["300"]
 DTYPES = ("float32",)
 VARIANTS = ("raw", "barebones", "Lightning, bar and log", "Lightning, neither", "fit")
 WARM_UP = 50  # steps
-COLUMNS: Columns = {
-    "ms": ("total_s", 1e3, ".2f"),
-    "least": ("total_p20_s", 1e3, ".2f"),
-    "most": ("total_p80_s", 1e3, ".2f"),
-}
+COLUMNS = columns("ms", "least", "most")
 _CONTEXT, _ROWS = 32, 8
 _CONFIG = ModelConfig(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=2)
 draw = bar_plot("total_s", 1e3, "ms per step outside forward, backward, clipping and optimizer")

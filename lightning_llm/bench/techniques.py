@@ -20,7 +20,7 @@ import torch
 
 from lightning_llm.accounting.flops import step_flops
 from lightning_llm.accounting.hardware import find_device
-from lightning_llm.bench.harness import MIB, Columns, Request, Row, describe_machine, groups, model_config
+from lightning_llm.bench.harness import MIB, Columns, Request, Row, columns, describe_machine, groups, model_config
 from lightning_llm.bench.plots import bars, chart, color
 from lightning_llm.bench.technique_process import UNIT_ROUNDOFF, Settings, measure_alone
 from lightning_llm.measure.resident import in_fresh_processes
@@ -33,12 +33,10 @@ DTYPES = ("float32",)  # the techniques go from there to bf16 by themselves
 STEPS = {"cpu": 5, "cuda": 30}  # timed, of each round
 COLUMNS: Columns = {
     "rows": ("rows", 1, "d"),
-    "ms": ("total_s", 1e3, ".1f"),
-    "tokens/s": ("tokens_per_s", 1, ",.0f"),
+    **columns("total ms", "tokens/s"),
     "previous": ("ratio", 1, ".2f"),
     "first": ("ratio_to_first", 1, ".2f"),
-    "peak MiB": ("peak_bytes", 1 / MIB, ",.0f"),
-    "all MiB": ("resident_bytes", 1 / MIB, ",.0f"),
+    **columns("peak MiB", "resident MiB"),
     "MFU %": ("mfu", 100, ".1f"),
 }
 ROUNDINGS_PER_BLOCK = 20  # results written one after another: 2 norms, 7 matmuls, rotation, softmax, gate, sums
@@ -233,7 +231,7 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
         )
         yield from group[0].notes
     yield "previous, first: tokens/s over those of the previous technique and of the first"
-    yield "peak: tensors of a step without weights, optimizer state and batch; all: resident, libraries' buffers too"
+    yield "peak: tensors of a step without weights, optimizer state and batch; resident: libraries' buffers too"
 
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -83,7 +84,7 @@ def main(argv: Sequence[str], prog: str = PROG, benches: Mapping[str, str] = BEN
         words[0] = RENAMED[words[0]]
     end = words.index("--") if "--" in words else len(words)
     if benches is BENCHES and words and words[0] in MOVED:
-        command = " ".join(["python -m benchmarks", MOVED[words[0]], *words[1:]])
+        command = shlex.join(["python", "-m", "benchmarks", MOVED[words[0]], *words[1:]])
         line = f"{prog}: error: {words[0]} has moved; from the root of a clone, type: {command}"
         return reports.mistake("bench", line)
     act = partial(_measure, fit_options=words[end + 1 :], package=package)
@@ -110,7 +111,7 @@ def _measure(options: argparse.Namespace, fit_options: Sequence[str], package: s
         if wrong := [name for name in given if name not in taken]:
             raise ValueError(f"{option} {' '.join(wrong)}: {options.bench} takes only {', '.join(taken)}")
     kept = options.keep_freed_memory and keep_freed_memory()
-    example, known = bench.DEFAULT_SHAPES[0], bench.SHAPES
+    example, known = bench.DEFAULT_SHAPES[0], getattr(bench, "SHAPES", {})
     read = partial(harness.sizes_of, names=getattr(bench, "NAMES", ()), example=example, known=known)
     named = options.shapes or bench.DEFAULT_SHAPES
     shapes = {shape: getattr(bench, "parse", read)(shape) for name in named for shape in known.get(name, [name])}
@@ -135,8 +136,8 @@ def _measure(options: argparse.Namespace, fit_options: Sequence[str], package: s
                 for row in bench.run(asked):
                     rows.append(row)
                     status.update(f"measuring … {len(rows)} rows, last {row.shape} {row.dtype} {row.variant}")
-    console = Console(soft_wrap=options.bench == "faults")
-    table = partial(harness.print_table, columns=getattr(bench, "COLUMNS", harness.COLUMNS))
+    console = Console()
+    table = partial(harness.print_table, shown=getattr(bench, "COLUMNS", harness.COLUMNS))
     getattr(bench, "print_table", table)(rows, console)
     for note in getattr(bench, "notes", lambda rows: ())(rows):
         console.print(note, highlight=False)

@@ -78,12 +78,5 @@ def test_a_moved_bench_says_what_to_type(old, new, capsys):
     assert len(error.splitlines()) == 1
 
 
-def test_the_old_name_of_techniques_still_runs(capsys):
-    assert main(["bench", "ladder", "--shapes", "few"]) == 2
-    renamed, error = capsys.readouterr().err.strip().splitlines()
-    assert renamed == "lightning-llm bench ladder is now lightning-llm bench techniques; the old name goes soon"
-    assert "shapes 'few' must be layers x heads x hidden" in error
-
-
 def test_the_frontier_is_what_nothing_beats_in_both():
     assert frontier([(3, 1), (1, 5), (2, 6), (2.5, 2)]) == [(1, 5), (2.5, 2), (3, 1)]

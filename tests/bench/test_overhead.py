@@ -1,4 +1,4 @@
-"""What a step costs beside its four parts, on a few steps."""
+"""What a step costs outside its four parts, on a few steps."""
 
 import json
 
