@@ -36,7 +36,8 @@ COLUMNS: Columns = {
     **columns("total ms", "tokens/s"),
     "previous": ("ratio", 1, ".2f"),
     "first": ("ratio_to_first", 1, ".2f"),
-    **columns("peak MiB", "resident MiB"),
+    **columns("peak MiB"),
+    "all MiB": ("resident_bytes", 1 / MIB, ",.0f"),
     "MFU %": ("mfu", 100, ".1f"),
 }
 ROUNDINGS_PER_BLOCK = 20  # results written one after another: 2 norms, 7 matmuls, rotation, softmax, gate, sums
@@ -231,7 +232,7 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
         )
         yield from group[0].notes
     yield "previous, first: tokens/s over those of the previous technique and of the first"
-    yield "peak: tensors of a step without weights, optimizer state and batch; resident: libraries' buffers too"
+    yield "peak: tensors of a step without weights, optimizer state and batch; all: resident, libraries' buffers too"
 
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:

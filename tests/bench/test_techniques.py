@@ -62,6 +62,17 @@ def test_a_technique_in_a_process_of_its_own(tmp_path, capsys):
     assert rows["fused optimiser"]["dtype"] == "bfloat16"
 
 
+@pytest.mark.slow
+def test_compiled_blocks_and_two_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(techniques.os, "cpu_count", lambda: 2)
+    status, rows = run(tmp_path, "--variants", "per-head loops", "compiled blocks", "all devices")
+    assert status == 0
+    devices = rows["all devices"]
+    assert devices["tokens_per_s"] == pytest.approx(2 * devices["rows"] * 16 / devices["total_s"])
+    assert rows["compiled blocks"]["peak_bytes"] is None  # what is compiled cannot be seen
+
+
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("broken", ["scale", "mask", "optimiser"])
 def test_wrong_maths_is_reported(tmp_path, capsys, monkeypatch, broken):
