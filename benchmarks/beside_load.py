@@ -12,7 +12,6 @@ machine.
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -26,12 +25,12 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
 from rich.progress import track
 
+from lightning_llm.bench.harness import Request, Row, write_rows
 from lightning_llm.checkpoints.reading import digest, step_files
+from lightning_llm.io.console import Console
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs" / "shakespeare-char.yaml"
@@ -82,7 +81,7 @@ def checkpoints(folder: Path, name: str) -> list[Path]:
 
 def killed(folder: Path, name: str, kills: int, seed: int) -> int:
     """Kill a run at random moments and resume it until it ends; returns how often it was killed."""
-    rng, done, words = random.Random(seed), 0, ()
+    rng, done, words = random.Random(seed), 0, tuple[str, ...]()
     while done < kills:
         before = checkpoints(folder, name)[-1:]
         process = start(folder, name, *steps(KILLED_STEPS), *EVERY_STEP, *words)
@@ -119,7 +118,7 @@ def busy(processes: int) -> Iterator[None]:
             loop.wait()
 
 
-def bits(folder: Path, options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
+def bits(folder: Path, options: argparse.Namespace, console: Console) -> list[Row]:
     """The digests of identical runs, and of killed and resumed ones."""
     fit(folder, "first", *steps(STEPS))  # alone; it also prepares the store
     fit(folder, "whole", *steps(KILLED_STEPS), *EVERY_STEP)
@@ -131,7 +130,7 @@ def bits(folder: Path, options: argparse.Namespace, console: Console) -> list[di
             pass
         each = 10  # kills of one run
         runs = [(f"killed-{number}", min(each, options.kills - number)) for number in range(0, options.kills, each)]
-        jobs = pool.map(lambda run: killed(folder, *run, seed=hash(run[1]) + len(run[0])), runs)
+        jobs = pool.map(lambda run: killed(folder, run[0], run[1], hash(run[1]) + len(run[0])), runs)
         kills = sum(track(jobs, "killed and resumed runs", total=len(runs), console=Console(stderr=True)))
     same = Counter(digest(checkpoints(folder, name)[-1]) == truth["first"] for name in names)
     resumed = Counter(digest(checkpoints(folder, name)[-1]) == truth["whole"] for name, _ in runs)
@@ -139,14 +138,17 @@ def bits(folder: Path, options: argparse.Namespace, console: Console) -> list[di
     console.print(f"{resumed[True]} of {len(runs)} runs have the bits of an undisturbed one, after {kills} kills")
     if same[False] or resumed[False]:
         raise RuntimeError(f"other bits; everything is in {folder}")
-    return [
-        {"variant": "identical commands", "runs": len(names), "same_bits": same[True], "busy_processes": options.load},
-        {"variant": "killed and resumed", "runs": len(runs), "same_bits": resumed[True], "busy_processes": options.load}
-        | {"kills": kills},
-    ]
+    extra = {"runs": len(names), "same_bits": same[True], "busy_processes": options.load}
+    other = {**extra, "runs": len(runs), "same_bits": resumed[True], "kills": kills}
+    return [row("bits", "identical commands", extra), row("bits", "killed and resumed", other)]
 
 
-def two(folder: Path, options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
+def row(bench: str, variant: str, extra: dict[str, object]) -> Row:
+    """One measurement, of this machine."""
+    return Request(bench=bench, shape="", sizes=None).row(variant, dtype="", extra=extra)
+
+
+def two(folder: Path, options: argparse.Namespace, console: Console) -> list[Row]:
     """Seconds of one run alone and of two at once, interleaved."""
     words = (*steps(options.steps), "--trainer.precision", options.precision)
     fit(folder, "prepares", *steps(1))
@@ -164,8 +166,9 @@ def two(folder: Path, options: argparse.Namespace, console: Console) -> list[dic
         one, at_once = statistics.median(alone[way]), statistics.median(both[way])
         ratio = statistics.median(b / a for a, b in zip(alone[way], both[way], strict=True))
         console.print(f"{way}: one alone {one:.1f} s, two at once {at_once:.1f} s, {ratio:.2f} times as long")
-        rows.append({"variant": way, "alone_s": alone[way], "at_once_s": both[way], "ratio": round(ratio, 3)})
-    return [{**row, "steps": options.steps, "precision": options.precision} for row in rows]
+        extra = {"alone_s": alone[way], "at_once_s": both[way], "steps": options.steps, "precision": options.precision}
+        rows.append(row("two", way, {**extra, "ratio": round(ratio, 3)}))
+    return rows
 
 
 def main() -> None:
@@ -187,7 +190,7 @@ def main() -> None:
     (folder / "text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     rows = (bits if options.what == "bits" else two)(folder, options, console)
     if options.json is not None:
-        options.json.write_text(json.dumps([{"bench": options.what, **row} for row in rows], indent=1) + "\n")
+        write_rows(rows, options.json)
     shutil.rmtree(folder)
 
 

@@ -5,7 +5,7 @@ Written by hand because importing torch and Lightning takes seconds, and ``--hel
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from signal import SIGINT
 
@@ -57,11 +57,12 @@ def help_text() -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, run: Callable[[Sequence[str]], int] | None = None) -> int:
     """Run one command.
 
     Args:
         argv: The words after ``lightning-llm``; ``None`` takes them from the shell, and the process for the command's.
+        run: What runs the words; ``None``: the commands of ``lightning-llm``.
 
     Returns:
         The exit status: 0; 1 if it failed; 2 for a mistake of the user or in a file; 128 and the signal's number for
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stderr = lasting(sys.stderr)
             if words and words[0] in TRAINER_WORDS:  # what trains goes on; what only prints ends
                 sys.stdout = lasting(sys.stdout)
-        status = _run(words)
+        status = (run or _run)(words)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit) as leaving:  # whoever read it, `head` say, has had enough
         if not isinstance(leaving, BrokenPipeError) and not isinstance(leaving.__context__, BrokenPipeError):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "lightning_llm"
+BENCHMARKS = PACKAGE.parent / "benchmarks"  # may import all of the package, which imports nothing of it
 
 # From the ground up. A module imports from layers below its own, and from its own layer only inside its folder. It
 # belongs to its longest entry: a folder's bare name stands for every file of the folder that has no entry of its own.
@@ -39,6 +40,7 @@ NEVER = (
     *((room, TORCH) for room in ("model.config", "accounting", "optim.schedules", "ops.sizes")),
 )
 LAZY_NAMES = "lightning_llm.lazy"  # which imports none of the modules that it names
+OUTSIDE = ("benchmarks", "tests")
 GRAB_BAGS = ("utils", "common", "helpers")
 LINE_CAP = 400
 
@@ -253,6 +255,16 @@ def start_faults(folder: Path) -> list[str]:
     return faults
 
 
+def outside_faults(folder: Path) -> list[str]:
+    """The package is installed without what stands beside it in a clone."""
+    return [
+        f"{name}:{item.line} imports {item.target}, which is not installed with the package"
+        for name, imports in Tree(folder).imports.items()
+        for item in imports
+        if item.target.split(".")[0] in OUTSIDE
+    ]
+
+
 def file_faults(folder: Path) -> list[str]:
     faults = []
     for path in sorted(folder.rglob("*.py")):
@@ -265,13 +277,19 @@ def file_faults(folder: Path) -> list[str]:
     return faults
 
 
-RULES = (layer_faults, cycle_faults, never_faults, start_faults, file_faults)
+RULES = (layer_faults, cycle_faults, never_faults, start_faults, outside_faults, file_faults)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_package_keeps_the_rule(rule):
     assert len(list(PACKAGE.rglob("*.py"))) > 10  # the path is right
     assert not rule(PACKAGE), "\n".join(rule(PACKAGE))
+
+
+@pytest.mark.parametrize("rule", [cycle_faults, file_faults])
+def test_benchmarks_keep_the_rule(rule):
+    assert len(list(BENCHMARKS.glob("*.py"))) > 10
+    assert not rule(BENCHMARKS), "\n".join(rule(BENCHMARKS))
 
 
 def _plant(folder: Path, files: dict[str, str]) -> Path:
@@ -381,6 +399,11 @@ def _faults(tmp_path: Path, rule: Iterable, files: dict[str, str]) -> list[str]:
             start_faults,
             {"__main__.py": "from house.model.norm import f"},
             "__main__ loads torch by way of __main__ -> model.norm",
+        ),
+        (
+            outside_faults,
+            {"ops/a.py": "def f():\n    from benchmarks.faults import g"},
+            "ops.a:2 imports benchmarks.faults, which is not installed with the package",
         ),
         (file_faults, {"ops/long.py": "\n" * 401}, "ops/long.py has 401 lines, the cap is 400"),
         (file_faults, {"model/helpers.py": ""}, "model/helpers.py is a grab-bag by its name"),

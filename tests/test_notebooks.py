@@ -26,8 +26,8 @@ SMALL = {
     "01_shakespeare_fast": {
         "steps": 10,
         "validation_batches": 2,
-        "ladder_shape": "2x2x64x192x64x4x256",
-        "ladder_rungs": ["per-head loops", "all heads at once", "memory-optimised MLP"],
+        "technique_shape": "2x2x64x192x64x4x256",
+        "technique_names": ["per-head loops", "all heads at once", "memory-optimised MLP"],
         "ddp_steps": 4,
         "sample_characters": 40,
     },

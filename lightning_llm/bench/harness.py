@@ -1,26 +1,67 @@
-"""Rows of measurements: taken by turns, written as JSON, shown as a table, drawn as peak memory against time.
+"""Rows of measurements: taken interleaved, written as JSON, shown as tables; ``plots`` draws them.
+
+A bench is a module with ``run(asked)``, which yields the rows of one shape and dtype. ``NAMES`` are the sizes in a
+shape (or ``parse`` reads it), ``DEFAULT_SHAPES`` those that are measured by default. It may have ``SHAPES``, named sets
+of them; ``DTYPES`` and ``DEVICES``, if it does not take all; ``COLUMNS`` of its table, or ``print_table``; ``notes``
+below the table; ``draw``; and ``verdict``, which raises an error after the rows are written.
 
 A *case* builds a workload once and says how to run it: ``forward()`` gives something with ``backward()``. Time is the
-median of interleaved rounds; memory is what the operator-level meter counts on a CPU and what the allocator reports on
+median of interleaved rounds. Memory is what the operator-level meter counts on a CPU and what the allocator reports on
 CUDA, without parameters and inputs, gradients included.
 """
 
 import dataclasses
 import gc
-import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 from torch import Tensor, nn
 
+from lightning_llm.accounting.precision import cpu_name
+from lightning_llm.data.token_store import dtype_for
+from lightning_llm.data.token_store_writer import TokenStoreWriter
+from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.interop.families import home_of
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
+from lightning_llm.measure.attribution import state_tensors
 from lightning_llm.measure.meter import MemoryMeter
-from lightning_llm.measure.timer import interleave
+from lightning_llm.measure.timer import Timing, interleave
+from lightning_llm.model.config import ModelConfig
 
 MIB = 2**20
+HEAD_DIM = 64  # where a shape has no number of heads
+FIELDS = {
+    **{"vocab": "vocab_size", "hidden": "hidden_size", "intermediate": "intermediate_size"},
+    **{"layers": "num_hidden_layers", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads"},
+    "context": "max_position_embeddings",
+}
+Sizes = dict[str, int]
+Found = TypeVar("Found")
+# By heading: a field of a row, or a function of it; what it is multiplied by; its format.
+Columns = dict[str, tuple[str | Callable[["Row"], float | None], float, str]]
+KNOWN: Columns = {
+    **{f"{part} ms": (f"{part}_s", 1e3, ".1f") for part in ("forward", "backward", "total")},
+    **{"p20": ("total_p20_s", 1e3, ".2f"), "p80": ("total_p80_s", 1e3, ".2f"), "ms": ("total_s", 1e3, ".2f")},
+    **{"least": ("total_p20_s", 1e3, ".2f"), "most": ("total_p80_s", 1e3, ".2f"), "s": ("total_s", 1, ".2f")},
+    **{"ratio": ("ratio", 1, ".2f"), "peak ratio": ("peak_ratio", 1, ".2f"), "tokens/s": ("tokens_per_s", 1, ",.0f")},
+    **{f"{kind} MiB": (f"{kind}_bytes", 1 / MIB, ",.0f") for kind in ("saved", "peak", "resident")},
+}
+
+
+def columns(*names: str) -> Columns:
+    """Columns that several benches have."""
+    return {name: KNOWN[name] for name in names}
+
+
+COLUMNS = columns("forward ms", "backward ms", "total ms", "ratio", "saved MiB", "peak MiB", "peak ratio")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +81,7 @@ class Case:
     is_eager: bool = True
 
     def step(self) -> None:
-        """Forward and backward, gradients made anew."""
+        """Forward and backward, with new gradients."""
         self.clear()
         torch.autograd.backward(self.forward(), self.gradient)
 
@@ -52,29 +93,12 @@ class Case:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-    """What a bench is asked for.
+class Row:
+    """One measurement; what does not apply is ``None``. Seconds and bytes.
 
     Attributes:
-        device: ``cpu`` or ``cuda``.
-        dtypes: One or more.
-        shapes: In the bench's own words.
-        variants: Only these, or all for ``None``.
-        rounds: How often each is timed.
-        budget_s: Stop timing after so many seconds, however many rounds are done.
+        extra: Further fields of one bench. Those with a leading underscore are for the plot alone, and not written.
     """
-
-    device: str
-    dtypes: Sequence[torch.dtype]
-    shapes: Sequence[str]
-    variants: Sequence[str] | None
-    rounds: int
-    budget_s: float | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-    """One measurement; what does not apply is ``None``. Seconds and bytes."""
 
     bench: str
     variant: str
@@ -95,99 +119,164 @@ class Row:
     wire_bytes: int | None = None
     torch: str = torch.__version__
     machine: str = ""
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        """A further field; ``None`` where a row has none of that name."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.__dict__.get("extra", {}).get(name)
 
 
-def measure(
-    bench: str,
-    cases: Mapping[str, Case],
-    *,
-    shape: str,
-    dtype: torch.dtype,
-    device: str,
-    tokens: int,
-    rounds: int = 7,
-    budget_s: float | None = None,
-) -> list[Row]:
-    """Measure rivals by turns; the first is what ``ratio`` compares with."""
-    memory = {name: measure_memory(case, device) for name, case in cases.items()}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a bench is asked to measure.
+
+    Attributes:
+        bench: Its name.
+        shape: As typed.
+        sizes: What the bench reads from the shape.
+        dtype: ``float32``, ``bfloat16`` or ``float16``.
+        device: ``cpu`` or ``cuda``.
+        variants: Only these, or all for ``None``.
+        rounds: How often each is timed.
+        budget_s: Stop timing after so many seconds, regardless of the rounds.
+        parts: How many shapes and dtypes are asked for.
+        options: Of the command line.
+        status: A line about the progress; ``None`` where nobody reads it.
+    """
+
+    bench: str
+    shape: str
+    sizes: Any
+    dtype: str = "float32"
+    device: str = "cpu"
+    variants: Sequence[str] | None = None
+    rounds: int = 7
+    budget_s: float | None = None
+    parts: int = 1
+    options: Any = None
+    status: Any = None
+
+    def chosen(self, known: Iterable[str]) -> list[str]:
+        """The names that are asked for, in the order asked; by default all.
+
+        Raises:
+            ValueError: There is no such variant.
+        """
+        known = list(known)
+        if unknown := [name for name in self.variants or () if name not in known]:
+            raise ValueError(f"variants {', '.join(map(repr, unknown))}: there are {', '.join(known)}")
+        return list(known if self.variants is None else self.variants)
+
+    def row(self, variant: str, samples: Timing | Sequence[float] = (), **fields: Any) -> Row:
+        """A row of this shape; with the median of times in seconds, and their quantiles (a timing) or extremes."""
+        if isinstance(samples, Timing):
+            fields |= {"total_s": samples.median, "total_p20_s": samples.p20, "total_p80_s": samples.p80}
+        elif samples:
+            middle = statistics.median(samples)
+            fields |= {"total_s": middle, "total_p20_s": min(samples), "total_p80_s": max(samples)}
+        own = {name: getattr(self, name) for name in ("bench", "shape", "dtype", "device")}
+        own |= {"variant": variant, "machine": describe_machine(self.device)}
+        extra = {"_group": f"{self.shape} {self.dtype}", **fields.pop("extra", {})}
+        return Row(**{**own, **fields, "extra": extra})
+
+    def interleaved(self, functions: Mapping[str, Callable[[], Found]], rounds: int = 0) -> dict[str, list[Found]]:
+        """What each function returns in each round, until the rounds (those asked for) or the budget are spent."""
+        found: dict[str, list[Found]] = {name: [] for name in functions}
+        start = time.perf_counter()
+        for _ in range(rounds or self.rounds):
+            for name, function in functions.items():
+                found[name].append(function())
+            if self.budget_s is not None and time.perf_counter() - start > self.budget_s:
+                break
+        return found
+
+
+def sizes_of(text: str, names: Sequence[str], example: str, known: Iterable[str] = ()) -> Sizes:
+    """The sizes of a shape, numbers with an x between them.
+
+    Args:
+        text: Such as ``4096x768x50257``.
+        names: Of the sizes.
+        example: A shape, for the error.
+        known: Names of sets of shapes, for the error.
+
+    Raises:
+        ValueError: It is no such shape.
+    """
+    parts = text.split("x") if text else []
+    if len(parts) != len(names) or not all(part.isdigit() and int(part) for part in parts):
+        named = "".join(f", or {name}" for name in known)
+        wanted = f"must be {' x '.join(names)}, such as {example}{named}" if names else "are no option of this bench"
+        raise ValueError(f"shapes {text!r} {wanted}")
+    return dict(zip(names, map(int, parts), strict=True))
+
+
+def model_config(sizes: Sizes, **fields: Any) -> ModelConfig:
+    """A Llama-style model of these sizes; ``fields`` are its further options."""
+    sizes = {"heads": max(1, sizes["hidden"] // HEAD_DIM), **sizes}
+    named: dict[str, Any] = {field: sizes[name] for name, field in FIELDS.items() if name in sizes}
+    return ModelConfig(**named, **fields)
+
+
+def llama(config: ModelConfig, **options: Any) -> Any:
+    """``LlamaForCausalLM`` of the installed transformers, of the same sizes."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**home_of(config).to_fields(config), **options))
+
+
+def make_store(path: Path, *, vocab: int, tokens: int) -> str:
+    """Make a token store of random ids, a quarter of which are the validation split too; returns its path."""
+    ids = np.random.default_rng(0).integers(0, vocab, tokens).astype(dtype_for(vocab))
+    tokenizer, source = Tokenizer.train_byte().to_str(), {"fingerprint": "random"}
+    with TokenStoreWriter(path, vocab_size=vocab, tokenizer=tokenizer, source=source) as writer:
+        for split, part in (("train", ids), ("val", ids[: tokens // 4])):
+            writer.write(split, part, text_bytes=len(part), documents=1)
+    return str(path)
+
+
+def measure(cases: Mapping[str, Case], asked: Request, *, tokens: int) -> Iterator[Row]:
+    """Time and memory of the chosen cases, interleaved; the first is what the ratios compare with.
+
+    All shapes and dtypes share a budget evenly.
+    """
+    cases = {name: cases[name] for name in asked.chosen(cases)}
+    memory = {name: measure_memory(case, asked.device) for name, case in cases.items()}
     for case in cases.values():
         case.clear()
     # a whole step right after its forward: what disturbs the one disturbs the other
     runs = {f"{part} {name}": run for name, c in cases.items() for part, run in (("fwd", c.forward), ("both", c.step))}
-    timings = interleave(runs, rounds=rounds, warmup=1, device=device, budget_s=budget_s)
-    forward, total = ({name: timings[f"{part} {name}"] for name in cases} for part in ("fwd", "both"))
+    share = None if asked.budget_s is None else asked.budget_s / asked.parts
+    timings = interleave(runs, rounds=asked.rounds, warmup=1, device=asked.device, budget_s=share)
     first = next(iter(cases))
-    rows = []
-    for name in cases:
-        saved, peak = memory[name]
-        rows.append(
-            Row(
-                bench=bench,
-                variant=name,
-                shape=shape,
-                dtype=str(dtype).removeprefix("torch."),
-                device=device,
-                machine=describe_machine(device),
-                forward_s=forward[name].median,
-                backward_s=total[name].median - forward[name].median,
-                total_s=total[name].median,
-                total_p20_s=total[name].p20,
-                total_p80_s=total[name].p80,
-                ratio=total[name].ratio_to(total[first]),
-                peak_bytes=peak,
-                saved_bytes=saved,
-                tokens_per_s=tokens / total[name].median,
-            )
+    for name, (saved, peak) in memory.items():
+        forward, total, first_peak = timings[f"fwd {name}"].median, timings[f"both {name}"], memory[first][1]
+        yield asked.row(
+            name,
+            total,
+            forward_s=forward,
+            backward_s=total.median - forward,
+            ratio=total.ratio_to(timings[f"both {first}"]),
+            peak_bytes=peak,
+            saved_bytes=saved,
+            tokens_per_s=tokens / total.median,
+            extra={"peak_ratio": peak / first_peak if peak and first_peak else None},
         )
         cases[name].clear()
-    return rows
 
 
 def timed_rows(
-    bench: str,
-    functions: Mapping[str, Callable[[], object]],
-    asked: Request,
-    *,
-    shape: str,
-    dtype: torch.dtype,
-    warmup: int,
-    tokens: int | None = None,
+    functions: Mapping[str, Callable[[], object]], asked: Request, *, warmup: int, tokens: int | None = None
 ) -> list[Row]:
-    """Time rivals by turns, whole calls; the first is what ``ratio`` compares with, ``tokens`` are those of a call."""
+    """Time whole calls, interleaved; the first is what ``ratio`` compares with, ``tokens`` are those of a call."""
     timings = interleave(functions, rounds=asked.rounds, warmup=warmup, device=asked.device, budget_s=asked.budget_s)
-    first = next(iter(timings))
+    first = next(iter(timings.values()))
     return [
-        Row(
-            bench=bench,
-            variant=name,
-            shape=shape,
-            dtype=str(dtype).removeprefix("torch."),
-            device=asked.device,
-            machine=describe_machine(asked.device),
-            total_s=timing.median,
-            total_p20_s=timing.p20,
-            total_p80_s=timing.p80,
-            ratio=timing.ratio_to(timings[first]),
-            tokens_per_s=None if tokens is None else tokens / timing.median,
-        )
+        asked.row(name, timing, ratio=timing.ratio_to(first), tokens_per_s=tokens and tokens / timing.median)
         for name, timing in timings.items()
     ]
-
-
-def chosen(cases: Mapping[str, Case], variants: Sequence[str] | None) -> dict[str, Case]:
-    """Those of the cases that are asked for, in the order asked; all of them for ``None``.
-
-    Raises:
-        ValueError: If there is no such variant.
-    """
-    return {name: cases[name] for name in chosen_names(list(cases), variants)}
-
-
-def chosen_names(known: Sequence[str], variants: Sequence[str] | None) -> list[str]:
-    """As :func:`chosen`, for names alone."""
-    if unknown := [name for name in variants or () if name not in known]:
-        raise ValueError(f"variants {', '.join(map(repr, unknown))}: there are {', '.join(known)}")
-    return list(known if variants is None else variants)
 
 
 def measure_memory(case: Case, device: str) -> tuple[int | None, int | None]:
@@ -214,97 +303,54 @@ def measure_memory(case: Case, device: str) -> tuple[int | None, int | None]:
     return saved, meter.peak_bytes
 
 
+def step_peak_bytes(step: Callable[[], object], model: nn.Module, optimizer: Any, batch: Sequence[Tensor]) -> int:
+    """The most that a training step holds beyond weights, optimizer state and batch."""
+    if batch[0].is_cuda:
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()  # libraries' buffers too, which are no part of a step
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        return int(torch.cuda.max_memory_allocated() - before)
+    with MemoryMeter(exclude=[model, *batch, *state_tensors(optimizer.state)]) as meter:
+        step()
+    return int(meter.peak_bytes)
+
+
 def describe_machine(device: str) -> str:
     """What the numbers were taken on."""
     if device == "cuda":
         return str(torch.cuda.get_device_name())
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        found = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
-        name = found[0] if found else name
-    return f"{name}, {torch.get_num_threads()} threads"
+    return f"{cpu_name()}, {torch.get_num_threads()} threads"
 
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:
     """One JSON array of objects."""
-    write_json(path, [dataclasses.asdict(row) for row in rows], indent=1)
+    written = ({**vars(row), **row.extra} for row in rows)
+    hidden = ("extra", "_")
+    write_json(path, [{k: v for k, v in row.items() if not k.startswith(hidden)} for row in written], indent=1)
 
 
-def print_table(rows: Sequence[Row], console: Console) -> None:
-    """A table for each shape and dtype."""
-    for key in dict.fromkeys((row.shape, row.dtype) for row in rows):
-        table = Table(Column("variant", no_wrap=True), title=" ".join(key))
-        for column in ("fwd ms", "bwd ms", "both ms", "ratio", "kept MiB", "peak MiB", "ratio"):
-            table.add_column(column, justify="right")
-        group = [row for row in rows if (row.shape, row.dtype) == key]
-        for row in group:
-            ratios = (row.ratio, _ratio(row.peak_bytes, group[0].peak_bytes))
-            time_ratio, peak_ratio = ("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
-            table.add_row(
-                row.variant,
-                *("–" if t is None else f"{1000 * t:.1f}" for t in (row.forward_s, row.backward_s, row.total_s)),
-                time_ratio,
-                *("–" if b is None else f"{b / MIB:.0f}" for b in (row.saved_bytes, row.peak_bytes)),
-                peak_ratio,
-            )
+def groups(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """The rows of each shape and dtype that were asked for."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row._group, []).append(row)
+    return found
+
+
+def print_table(rows: Iterable[Row], console: Console, shown: Columns) -> None:
+    """A table for each shape and dtype; a column without any value is left out."""
+    for title, group in groups(rows).items():
+        table = Table(Column("variant", no_wrap=True), title=title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+        cells = {heading: [_cell(row, *column) for row in group] for heading, column in shown.items()}
+        filled = {heading: found for heading, found in cells.items() if set(found) != {"–"}}
+        for heading in filled:
+            table.add_column(heading, justify="right")
+        for row, found in zip(group, zip(*filled.values(), strict=True), strict=True):
+            table.add_row(row.variant, *found)
         console.print(table)
 
 
-def _ratio(part: int | None, whole: int | None) -> float | None:
-    return part / whole if part is not None and whole else None
-
-
-def draw(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Peak memory against time for each shape and dtype, with the frontier: what nothing else beats in both."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    keys = list(dict.fromkeys((row.shape, row.dtype) for row in rows))
-    figure, axes = pyplot.subplots(1, len(keys), figsize=(6.5 * len(keys), 5), squeeze=False, layout="constrained")
-    for axis, key in zip(axes[0], keys, strict=True):
-        points = [
-            (1000 * row.total_s, row.peak_bytes / MIB, row.variant)
-            for row in rows
-            if (row.shape, row.dtype) == key and row.total_s is not None and row.peak_bytes is not None
-        ]
-        for time, memory, name in points:
-            ours = name.startswith("ours")
-            axis.scatter(time, memory, s=55, color="tab:red" if ours else "tab:gray", zorder=3)
-            axis.annotate(name, (time, memory), textcoords="offset points", xytext=(6, 4), fontsize=8)
-        edge = frontier([(time, memory) for time, memory, _ in points])
-        axis.plot(*zip(*edge, strict=True), color="tab:red", alpha=0.4, zorder=2, label="frontier")
-        axis.set(xlabel="forward and backward, ms (median)", ylabel="peak memory, MiB", title=" ".join(key))
-        axis.set_ylim(bottom=0)
-        axis.margins(x=0.2)
-        axis.legend()
-    figure.suptitle(title)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-
-
-def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that no other point beats in both coordinates, by the first one."""
-    edge: list[tuple[float, float]] = []
-    for time, memory in sorted(points):
-        if not edge or memory < edge[-1][1]:
-            edge.append((time, memory))
-    return edge
-
-
-def draw_bars(values: Mapping[str, float], path: Path, title: str, *, unit: str, log: bool = False) -> None:
-    """A horizontal bar for each value."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(7, 3.5), layout="constrained")
-    axis.barh(list(values), list(values.values()))
-    axis.set(xlabel=unit, xscale="log" if log else "linear")
-    axis.invert_yaxis()
-    figure.suptitle(title, fontsize=9)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+def _cell(row: Row, what: str | Callable[[Row], float | None], factor: float, spec: str) -> str:
+    value = what(row) if callable(what) else getattr(row, what)
+    return "–" if value is None else format(value * factor, spec)

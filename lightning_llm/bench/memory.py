@@ -1,81 +1,62 @@
 """``lightning-llm bench memory --config A --config B``: where the memory of two runs differs.
 
 Each config trains the same few steps by ``lightning-llm fit`` in a process of its own, in a folder that is removed
-afterwards; its last step is metered by ``MemoryProfiler``. What stands behind ``--`` goes to each ``fit``:
+afterwards; its last step is metered by ``MemoryProfiler``. Words after ``--`` are passed to each ``fit``:
 
     lightning-llm bench memory --config a.yaml --config b.yaml --json out/memory.json -- --data.path my.txt
 
-Two moments are compared: the peak of the step, which may lie in forward here and in backward there, and the beginning
-of backward, when all that forward kept is alive.
+Two points in the step are compared: its peak, which may be in forward for one and in backward for the other, and the
+beginning of backward, when everything saved by forward is alive.
 """
 
-import dataclasses
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import torch
-from rich.markup import escape
 from rich.table import Column, Table
 
-from lightning_llm.bench.harness import Row, describe_machine
-from lightning_llm.io.atomic import write_json
+from lightning_llm.bench.harness import Request, Row, describe_machine
 from lightning_llm.io.console import Console
 from lightning_llm.measure.timeline import KINDS
-from lightning_llm.training.callbacks.memory_picture import draw, save
-from lightning_llm.training.callbacks.memory_report import NAMES, Report, mib
+from lightning_llm.training.callbacks import memory_picture
+from lightning_llm.training.callbacks.memory_report import NAMES as KIND_NAMES
+from lightning_llm.training.callbacks.memory_report import Report, mib
 
-STEPS = 3  # the optimiser's state is there from the second on
+DEFAULT_SHAPES = [""]
+DTYPES = ("float32",)  # each config has its own
+STEPS = 3  # the optimizer's state is there from the second on
 MOST_MODULES = 20
-MOMENTS = {"peak": "At the peak", "kept": "When the last backward begins: what forward has kept"}
+MOMENTS = {"peak": "At the peak", "kept": "When the last backward begins: saved by forward"}
 
 
-def compare(configs: Sequence[str], fit_options: Sequence[str], *, json_path: Path | None, console: Console) -> None:
-    """Measure each config, print the differences, and write JSON and a picture if a path is given.
-
-    Args:
-        configs: Files for ``fit``; the first is what the others are compared with.
-        fit_options: Further options of every ``fit``.
-        json_path: Where rows go; the picture lies beside it.
-        console: Where tables go.
+def run(asked: Request) -> Iterator[Row]:
+    """A row for each config; the first is what the others are compared with.
 
     Raises:
         ValueError: Fewer than two configs, one twice, or one that is no file.
         RuntimeError: A run failed, with the last line that it wrote.
     """
+    configs = asked.options.config
     if len(configs) < 2 or len(set(configs)) < len(configs):
         raise ValueError("bench memory compares runs: give --config two different files or more")
     if missing := [name for name in configs if not Path(name).is_file()]:
         raise ValueError(f"--config {', '.join(missing)}: no such file")
-    reports = {}
     for name in configs:
-        with console.status(f"training {STEPS} steps of {escape(name)} …"):
-            reports[name] = measure(name, fit_options)
-    for moment in MOMENTS:
-        console.print(difference(reports, moment))
-    devices = {"cuda" if report["device"].startswith("cuda") else "cpu" for report in reports.values()}
-    machine = describe_machine(devices.pop() if len(devices) == 1 else "cpu")
-    console.print(f"{machine}, torch {torch.__version__}; counted operator by operator")
-    if json_path is not None:
-        rows = [
-            {**dataclasses.asdict(_row(n, r, machine)), "peak": r["peak"], "kept": r["kept"]}
-            for n, r in reports.items()
-        ]
-        write_json(json_path, rows, indent=1)
-        picture = json_path.with_suffix(".png")
-        save(draw(reports, f"bench memory: step {STEPS}, {machine}"), picture)
-        console.print(f"written: {json_path}, {picture}")
+        asked.status.update(f"training {STEPS} steps of {name} …")
+        report = measure(name, asked.options.fit_options)
+        extra = {**{moment: report[moment] for moment in MOMENTS}, "_report": report}
+        peak, saved = report["peak"]["bytes"], report["kept"]["by_kind"]["activations"]
+        fields = {"device": report["device"], "machine": describe_machine(report["device"].partition(":")[0])}
+        yield asked.row(name, **fields, dtype="", peak_bytes=peak, saved_bytes=saved, extra=extra)
 
 
 def measure(config: str, fit_options: Sequence[str]) -> Report:
     """The report of one config's last step."""
-    profiler = {
-        "class_path": "lightning_llm.training.callbacks.MemoryProfiler",
-        "init_args": {"every_n_steps": STEPS},
-    }
+    name = "lightning_llm.training.callbacks.MemoryProfiler"
+    profiler = json.dumps({"class_path": name, "init_args": {"every_n_steps": STEPS}}, allow_nan=False)
     with tempfile.TemporaryDirectory(prefix="bench-memory-") as folder:
         words = [
             *("fit", "--config", config, *fit_options),
@@ -83,7 +64,7 @@ def measure(config: str, fit_options: Sequence[str]) -> Report:
             f"--trainer.val_check_interval={STEPS}",
             "--trainer.limit_val_batches=1",
             f"--trainer.default_root_dir={folder}",
-            f"--trainer.callbacks+={json.dumps(profiler, allow_nan=False)}",
+            f"--trainer.callbacks+={profiler}",
         ]
         done = subprocess.run([sys.executable, "-m", "lightning_llm", *words], capture_output=True, text=True)
         found = sorted(Path(folder).rglob(f"memory/step-{STEPS}.json"))
@@ -92,23 +73,37 @@ def measure(config: str, fit_options: Sequence[str]) -> Report:
             raise RuntimeError(f"fit --config {config} failed: {lines[-1]}")
         report: Report = json.loads(found[0].read_text(encoding="utf-8"))
     if report["compiled"]:
-        raise ValueError(f"--config {config}: what torch.compile made cannot be metered; leave compiling out")
+        raise ValueError(f"--config {config}: the meter does not see compiled code; leave compiling out")
     return report
+
+
+def print_table(rows: Sequence[Row], console: Console) -> None:
+    """The differences at each point in the step."""
+    for moment in MOMENTS:
+        console.print(difference({row.variant: row._report for row in rows}, moment))
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """How it was counted."""
+    return ["counted operator by operator"]
+
+
+def draw(rows: Sequence[Row], path: Path, title: str) -> None:
+    """The timelines of all configs."""
+    memory_picture.save(memory_picture.draw({row.variant: row._report for row in rows}, f"{title}, step {STEPS}"), path)
 
 
 def difference(reports: Mapping[str, Report], moment: str) -> Table:
     """Kinds, then modules (those that differ, most first): MiB of each config, and the difference from the first."""
-    names = list(reports)
+    names = [Path(name).stem for name in reports]
     table = Table(Column("MiB", no_wrap=True), title=MOMENTS[moment])
-    for name in names:
-        table.add_column(Path(name).stem, justify="right")
-    for name in names[1:]:
-        table.add_column(f"{Path(name).stem} - {Path(names[0]).stem}", justify="right")
-    moments = [reports[name][moment] for name in names]
+    for name in (*names, *(f"{name} - {names[0]}" for name in names[1:])):
+        table.add_column(name, justify="right")
+    moments = [report[moment] for report in reports.values()]
     for kind in KINDS:
         sizes = [m["by_kind"][kind] for m in moments]
         if any(sizes):
-            table.add_row(NAMES.get(kind, kind), *_cells(sizes))
+            table.add_row(KIND_NAMES.get(kind, kind), *_cells(sizes))
     table.add_section()
     modules = dict.fromkeys(name for m in moments for name in m["by_module"])
     sizes_of = {name: [m["by_module"].get(name, 0) for m in moments] for name in modules}
@@ -130,16 +125,3 @@ def _cells(sizes: Sequence[int]) -> list[str]:
 
 def _spread(sizes: Sequence[int]) -> int:
     return max(sizes) - min(sizes)
-
-
-def _row(name: str, report: Report, machine: str) -> Row:
-    return Row(
-        bench="memory",
-        variant=name,
-        shape="",
-        dtype="",
-        device=report["device"],
-        machine=machine,
-        peak_bytes=report["peak"]["bytes"],
-        saved_bytes=report["kept"]["by_kind"]["activations"],
-    )

@@ -1,33 +1,30 @@
-"""``lightning-llm bench overhead``: what a training step costs beside forward, backward, clipping and the optimiser.
+"""``lightning-llm bench overhead``: what a training step costs outside forward, backward, clipping and the optimizer.
 
 A tiny model is trained by a plain loop (``raw``), by Lightning's Trainer in several set-ups, and by ours with all that
-`fit` does (``fit``). What lies outside of the four parts is measured within each run, since the difference of whole
-steps would be noise.
+`fit` does (``fit``). The time outside the four parts is measured within each run, since the difference of whole steps
+would be noise.
 """
 
 import contextlib
+import dataclasses
 import logging
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
-from rich.table import Column, Table
 from torch import Tensor
 
-from lightning_llm.bench.harness import Request, Row, chosen_names, describe_machine, draw_bars
+from lightning_llm.bench.harness import Request, Row, columns, make_store
+from lightning_llm.bench.plots import bar_plot
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.sampling import sample_batch
 from lightning_llm.data.token_store import TokenStore
-from lightning_llm.data.token_store_writer import TokenStoreWriter
-from lightning_llm.data.tokenizers import Tokenizer
-from lightning_llm.io.console import Console
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
@@ -36,67 +33,46 @@ from lightning_llm.training.callbacks.resume_diff import HonestResume
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
 
-SHAPES: dict[str, list[str]] = {}
+NAMES = ("steps",)
 DEFAULT_SHAPES = ["300"]
+DTYPES = ("float32",)
 VARIANTS = ("raw", "barebones", "Lightning, bar and log", "Lightning, neither", "fit")
 WARM_UP = 50  # steps
+COLUMNS = columns("ms", "least", "most")
 _CONTEXT, _ROWS = 32, 8
 _CONFIG = ModelConfig(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=2)
+draw = bar_plot("total_s", 1e3, "ms per step outside forward, backward, clipping and optimizer")
 
 
 def run(asked: Request) -> Iterator[Row]:
-    """A row for each set-up and number of steps (``shapes``): medians over runs that take turns."""
-    variants = chosen_names(VARIANTS, asked.variants)
-    for text in asked.shapes:
-        if not text.isdigit() or int(text) < 1:
-            raise ValueError(f"shapes {text!r} is no number of steps, such as {DEFAULT_SHAPES[0]}")
-        taken: dict[str, list[float]] = {name: [] for name in variants}
-        start = time.perf_counter()
-        for _ in range(asked.rounds):
-            for name, seconds in taken.items():
-                seconds.append(_overhead(name, int(text), asked.device))
-            if asked.budget_s is not None and time.perf_counter() - start > asked.budget_s:
-                break
-        medians = {name: statistics.median(seconds) for name, seconds in taken.items()}
-        for name, median in medians.items():
-            yield Row(
-                bench="overhead",
-                variant=name,
-                shape=f"{text} steps",
-                dtype="float32",
-                device=asked.device,
-                machine=describe_machine(asked.device),
-                total_s=median,
-                total_p20_s=min(taken[name]),
-                total_p80_s=max(taken[name]),
-                ratio=median / next(iter(medians.values())),
-            )
+    """A row for each set-up: medians over interleaved runs."""
+    steps, variants = asked.sizes["steps"], asked.chosen(VARIANTS)
+    taken = asked.interleaved({name: partial(_overhead, name, steps, asked.device) for name in variants})
+    rows = [asked.row(name, seconds, shape=f"{steps} steps") for name, seconds in taken.items()]
+    yield from (dataclasses.replace(row, ratio=(row.total_s or 0) / (rows[0].total_s or 1)) for row in rows)
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What is measured."""
+    return ["time of a step outside forward, backward, clipping and optimizer"]
 
 
 def _overhead(variant: str, steps: int, device: str) -> float:
     """Seconds per step outside of the four parts."""
-    with tempfile.TemporaryDirectory(prefix="bench-overhead-") as name, open(os.devnull, "w") as nowhere:
-        folder = Path(name)
-        _make_store(folder / "store")
+    with tempfile.TemporaryDirectory(prefix="bench-overhead-") as folder, open(os.devnull, "w") as nowhere:
+        store = make_store(Path(folder, "store"), vocab=256, tokens=100_000)
         if variant == "raw":
-            return _raw_overhead(folder / "store", steps, device)
-        data = TokenDataModule(store=str(folder / "store"), context_length=_CONTEXT, global_batch_size=_ROWS)
+            return _raw_overhead(store, steps, device)
+        data = TokenDataModule(store=store, context_length=_CONTEXT, global_batch_size=_ROWS)
         model = _Timed(logs=variant == "Lightning, bar and log")
-        options = {
-            "max_steps": WARM_UP + steps,
-            "accelerator": device,
-            "devices": 1,
-            "limit_val_batches": 0,
-            "gradient_clip_val": 1.0,
-        }
         for noisy in ("lightning.pytorch", "lightning.fabric"):
             logging.getLogger(noisy).setLevel(logging.ERROR)
         with contextlib.redirect_stderr(nowhere), contextlib.redirect_stdout(nowhere):
-            _trainer(variant, folder, options).fit(model, datamodule=data)
+            _trainer(variant, folder, WARM_UP + steps, device).fit(model, datamodule=data)
         return (model.whole_s - model.inside_s) / steps
 
 
-def _raw_overhead(store: Path, steps: int, device: str) -> float:
+def _raw_overhead(store: str, steps: int, device: str) -> float:
     """The same of a loop that draws windows from the store and does the four parts."""
     tokens, model = TokenStore.open(store).tokens("train"), LanguageModel(_CONFIG)
     model.configure_model()
@@ -124,25 +100,19 @@ def now(device: str) -> float:
     return time.perf_counter()
 
 
-def _trainer(variant: str, folder: Path, options: dict[str, Any]) -> pl.Trainer:
-    plain = {**options, "default_root_dir": folder, "enable_model_summary": False}
+def _trainer(variant: str, folder: str, steps: int, device: str) -> pl.Trainer:
+    options: dict[str, Any] = {"max_steps": steps, "accelerator": device, "devices": 1, "limit_val_batches": 0}
+    options["gradient_clip_val"] = 1.0
     if variant == "barebones":
-        return pl.Trainer(**{**options, "barebones": True})
+        return pl.Trainer(**options, barebones=True)
+    options |= {"default_root_dir": folder, "enable_model_summary": False}
     if variant == "Lightning, neither":
-        return pl.Trainer(**plain, logger=False, enable_progress_bar=False, enable_checkpointing=False)
+        return pl.Trainer(**options, logger=False, enable_progress_bar=False, enable_checkpointing=False)
     if variant == "Lightning, bar and log":
-        return pl.Trainer(**plain, enable_checkpointing=False)
+        return pl.Trainer(**options, enable_checkpointing=False)
     # as the command adds them; the last two stand for those that report and write config.yaml, neither in a step
     added = [SameEverywhere(), HonestResume({}), pl.Callback(), pl.Callback()]
-    return Trainer(**{**plain, "default_root_dir": str(folder), "precision": "32-true", "callbacks": added})
-
-
-def _make_store(path: Path) -> None:
-    ids = np.random.default_rng(0).integers(0, 256, 100_000, dtype=np.uint16)
-    tokenizer = Tokenizer.train_byte().to_str()
-    with TokenStoreWriter(path, vocab_size=256, tokenizer=tokenizer, source={"fingerprint": "random"}) as writer:
-        for split, part in (("train", ids), ("val", ids[:1000])):
-            writer.write(split, part, text_bytes=len(part), documents=1)
+    return Trainer(**options, precision="32-true", callbacks=added)
 
 
 class _Timed(LanguageModel):
@@ -174,48 +144,12 @@ class _Timed(LanguageModel):
 
     def configure_optimizers(self) -> Any:
         made: Any = super().configure_optimizers()
-        optimizer = made["optimizer"]
-        step = optimizer.step
-
-        def timed_step(closure: Callable[[], Any]) -> Any:
-            waited = 0.0
-
-            def timed_closure() -> Any:
-                nonlocal waited
-                before = now(self.device.type)
-                result = closure()
-                waited = now(self.device.type) - before
-                return result
-
-            before = now(self.device.type)
-            result = step(timed_closure)
-            self.inside_s += now(self.device.type) - before - waited
-            return result
-
-        optimizer.step = timed_step
+        step = made["optimizer"].step
+        made["optimizer"].step = lambda closure: self._timed(step, lambda: self._timed(closure, sign=-1))
         return made
 
-    def _timed(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _timed(self, function: Callable[..., Any], *args: Any, sign: int = 1, **kwargs: Any) -> Any:
         before = now(self.device.type)
         result = function(*args, **kwargs)
-        self.inside_s += now(self.device.type) - before
+        self.inside_s += sign * (now(self.device.type) - before)  # of a closure in the step: it counts on its own
         return result
-
-
-def print_table(rows: Sequence[Row], console: Console) -> None:
-    """Milliseconds per step of each set-up."""
-    for shape in dict.fromkeys(row.shape for row in rows):
-        table = Table(Column("set-up", no_wrap=True), title=f"{shape}: what a step costs beside its four parts")
-        for column in ("ms", "least", "most"):
-            table.add_column(column, justify="right")
-        for row in rows:
-            if row.shape == shape:
-                times = (row.total_s, row.total_p20_s, row.total_p80_s)
-                table.add_row(row.variant, *(f"{1000 * (t or 0):.2f}" for t in times))
-        console.print(table)
-
-
-def draw(rows: Sequence[Row], path: Path, title: str) -> None:
-    """A bar of milliseconds for each set-up."""
-    values = {row.variant: 1000 * (row.total_s or 0) for row in rows}
-    draw_bars(values, path, title, unit="ms per step beside forward, backward, clipping and optimiser")

@@ -1,40 +1,45 @@
-"""``lightning-llm bench NAME``: measure on this machine; a table here, JSON and a picture by option."""
+"""``lightning-llm bench NAME``: measure on this machine; a table here, JSON and a plot by option.
+
+``python -m benchmarks`` of a clone is the same with other benches.
+"""
 
 import argparse
-from collections.abc import Sequence
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+from lightning_llm.cli.failures import reports
 from lightning_llm.cli.parser import OneLineParser, run_tool
 
+PROG, PACKAGE = "lightning-llm bench", "lightning_llm.bench"
 BENCHES = {
-    "swiglu": "memory and time of the MLP, every way of writing it",
+    "swiglu": "memory and time of the MLP, in every implementation",
     "loss": "memory and time of head and cross-entropy",
-    "growth": "peak memory of the MLP against the number of tokens",
-    "overhead": "what a training step costs beside its products",
     "memory": "where the memory of two configs differs (--config A --config B [-- options of fit])",
-    "optimizer": "milliseconds of a step of each optimiser, ours and torch's",
-    "checkpoint": "how long saving holds training up, waited for and in the background",
-    "peers": "whole training steps beside transformers and litgpt",
-    "cost": "how time and memory of a step grow with each size, and the time to the first step of fit",
-    "ladder": "the techniques of a training step, one rung at a time",
-    "scaling": "tokens per second on 1 to N processes, and what 8 and 64 should reach",
-    "generate": "tokens per second of decoding, beside recomputing the prefix and transformers",
-    "data": "speed and memory of prepare, for each tokenizer",
-    "faults": "random kills, full disks, damaged files and so on, and what they cost (--rounds N in all, --seed)",
+    "generate": "tokens per second of decoding, compared with recomputing the prefix and with transformers",
+    "overhead": "what a training step costs outside forward, backward, clipping and optimizer",
+    "techniques": "the techniques of a fast training step, added one at a time",
+}
+RENAMED = {"ladder": "techniques"}  # for one version
+MOVED = {
+    **{name: name for name in ("cost", "checkpoint", "optimizer", "data", "faults")},
+    **{"peers": "baselines", "growth": "memory-scaling", "scaling": "process-scaling"},
 }
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(prog: str = PROG, benches: Mapping[str, str] = BENCHES) -> argparse.ArgumentParser:
     """The options."""
-    listed = "\n".join(f"  {name:<11}{text}" for name, text in BENCHES.items())
+    listed = "\n".join(f"  {name:<16} {text}" for name, text in benches.items())
     parser = OneLineParser(
-        "lightning-llm bench",
+        prog,
         f"Measure one thing on this machine, and print a table. BENCH is one of:\n\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("bench", choices=BENCHES, metavar="BENCH", help="one of those above")
+    parser.add_argument("bench", choices=benches, metavar="BENCH", help="one of those above")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where to measure (default: cpu)")
     parser.add_argument(
         "--dtype", nargs="+", default=["float32"], choices=DTYPES, help="one or more (default: float32)"
@@ -44,17 +49,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--variants", nargs="+", metavar="NAME", help="only these, such as standard 'ours 1' (default: all)"
     )
     parser.add_argument(
-        "--rounds", type=int, default=7, metavar="N", help="timed rounds (default: 7); for faults: all of them"
+        "--rounds", type=int, default=7, metavar="N", help="timed rounds (default: 7); for faults: the total"
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="for faults: draws the first round (default: 0)"
     )
-    parser.add_argument(
-        "--budget-s", type=float, metavar="S", help="stop timing after so many seconds, however many rounds are done"
-    )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the rows here, and a picture beside them (.png)"
-    )
+    parser.add_argument("--budget-s", type=float, metavar="S", help="stop timing after so many seconds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here, and a plot beside them (.png)")
     parser.add_argument(
         "--keep-freed-memory", action="store_true", help="glibc: measure with freed memory kept, as `fit` runs"
     )
@@ -68,45 +69,33 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit status."""
+def main(argv: Sequence[str], prog: str = PROG, benches: Mapping[str, str] = BENCHES, package: str = PACKAGE) -> int:
+    """Run a bench; returns the exit status.
+
+    Args:
+        argv: The words of the command line behind ``prog``.
+        prog: As it is typed.
+        benches: A line about each.
+        package: Of their modules.
+    """
     words = list(argv)
+    if benches is BENCHES and words and words[0] in RENAMED:
+        print(f"{prog} {words[0]} is now {prog} {RENAMED[words[0]]}; the old name goes soon", file=sys.stderr)
+        words[0] = RENAMED[words[0]]
     end = words.index("--") if "--" in words else len(words)
-
-    def bench(options: argparse.Namespace) -> None:
-        if options.bench == "memory":
-            _compare(options, words[end + 1 :])
-        elif options.bench == "faults":
-            _inject(options)
-        else:
-            _measure(options)
-
-    return run_tool(build_parser(), words[:end], bench, RuntimeError)
+    if benches is BENCHES and words and words[0] in MOVED:
+        command = shlex.join(["python", "-m", "benchmarks", MOVED[words[0]], *words[1:]])
+        line = f"{prog}: error: {words[0]} has moved; from the root of a clone, type: {command}"
+        return reports.mistake("bench", line)
+    act = partial(_measure, fit_options=words[end + 1 :], package=package)
+    return run_tool(build_parser(prog, benches), words[:end], act, RuntimeError)
 
 
-def _compare(options: argparse.Namespace, fit_options: Sequence[str]) -> None:
-    from lightning_llm.bench import memory
-    from lightning_llm.io.console import Console
-
-    memory.compare(options.config, fit_options, json_path=options.json, console=Console())
-
-
-def _inject(options: argparse.Namespace) -> None:
-    from lightning_llm.bench import faults
-    from lightning_llm.io.console import Console
-
-    if options.device != "cpu" or options.shapes or options.dtype != ["float32"]:
-        raise ValueError("bench faults trains a tiny model on the CPU: it takes no --device, --dtype or --shapes")
-    faults.measure(
-        options.rounds, options.variants, seed=options.seed, json_path=options.json, console=Console(soft_wrap=True)
-    )
-
-
-def _measure(options: argparse.Namespace) -> None:
+def _measure(options: argparse.Namespace, fit_options: Sequence[str], package: str) -> None:
     # after the options are read: a typing mistake is answered without waiting for torch
     import torch
 
-    from lightning_llm.bench import harness
+    from lightning_llm.bench import harness, plots
     from lightning_llm.io.console import Console
     from lightning_llm.training.allocator import keep_freed_memory
 
@@ -114,28 +103,49 @@ def _measure(options: argparse.Namespace) -> None:
         raise ValueError("device cuda: there is no CUDA device; measure on cpu")
     if options.rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {options.rounds}")
+    bench = import_module(f"{package}.{options.bench.replace('-', '_')}")
+    for option, given, taken in (
+        ("--device", [options.device], getattr(bench, "DEVICES", ("cpu", "cuda"))),
+        ("--dtype", options.dtype, getattr(bench, "DTYPES", DTYPES)),
+    ):
+        if wrong := [name for name in given if name not in taken]:
+            raise ValueError(f"{option} {' '.join(wrong)}: {options.bench} takes only {', '.join(taken)}")
     kept = options.keep_freed_memory and keep_freed_memory()
-    bench = import_module(f"lightning_llm.bench.{options.bench}")
-    given = options.shapes or bench.DEFAULT_SHAPES
+    example, known = bench.DEFAULT_SHAPES[0], getattr(bench, "SHAPES", {})
+    read = partial(harness.sizes_of, names=getattr(bench, "NAMES", ()), example=example, known=known)
+    named = options.shapes or bench.DEFAULT_SHAPES
+    shapes = {shape: getattr(bench, "parse", read)(shape) for name in named for shape in known.get(name, [name])}
     rows = []
+    options.fit_options = fit_options
     with Console(stderr=True).status("measuring …") as status:
-        asked = harness.Request(
-            device=options.device,
-            dtypes=[getattr(torch, name) for name in options.dtype],
-            shapes=[shape for name in given for shape in bench.SHAPES.get(name, [name])],
-            variants=options.variants,
-            rounds=options.rounds,
-            budget_s=options.budget_s,
-        )
-        for row in bench.run(asked):
-            rows.append(row)
-            status.update(f"measuring … {len(rows)} rows, last {row.shape} {row.dtype} {row.variant}")
+        for shape, sizes in shapes.items():
+            for dtype in options.dtype:
+                asked = harness.Request(
+                    bench=options.bench,
+                    shape=shape,
+                    sizes=sizes,
+                    dtype=dtype,
+                    device=options.device,
+                    variants=options.variants,
+                    rounds=options.rounds,
+                    budget_s=options.budget_s,
+                    parts=len(shapes) * len(options.dtype),
+                    options=options,
+                    status=status,
+                )
+                for row in bench.run(asked):
+                    rows.append(row)
+                    status.update(f"measuring … {len(rows)} rows, last {row.shape} {row.dtype} {row.variant}")
     console = Console()
-    getattr(bench, "print_table", harness.print_table)(rows, console)
+    table = partial(harness.print_table, shown=getattr(bench, "COLUMNS", harness.COLUMNS))
+    getattr(bench, "print_table", table)(rows, console)
+    for note in getattr(bench, "notes", lambda rows: ())(rows):
+        console.print(note, highlight=False)
     allocator = "freed memory kept" if kept else "default allocator"
     console.print(f"{rows[0].machine}, torch {rows[0].torch}, {allocator}")
     if options.json is not None:
         harness.write_rows(rows, options.json)
-        draw = getattr(bench, "draw", harness.draw)
-        draw(rows, options.json.with_suffix(".png"), f"bench {options.bench}: {rows[0].machine}, {allocator}")
-        console.print(f"written: {options.json}, {options.json.with_suffix('.png')}")
+        plot = options.json.with_suffix(".png")
+        getattr(bench, "draw", plots.draw_points)(rows, plot, f"{options.bench}: {rows[0].machine}, {allocator}")
+        console.print(f"written: {options.json}, {plot}")
+    getattr(bench, "verdict", lambda rows: None)(rows)

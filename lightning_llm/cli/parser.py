@@ -30,8 +30,8 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def command_of(prog: str) -> str:
-    """``data`` of ``lightning-llm data inspect``."""
-    return prog.split()[1]
+    """``data`` of ``lightning-llm data inspect``; ``bench`` of ``python -m benchmarks``."""
+    return prog.split()[1] if prog.startswith("lightning-llm") else "bench"
 
 
 def run_tool(

@@ -6,10 +6,11 @@ import sys
 import pytest
 import torch
 
+from benchmarks.__main__ import BENCHES
 from lightning_llm.__main__ import main
-from lightning_llm.bench.harness import frontier
 from lightning_llm.bench.loss import resident_bytes
-from lightning_llm.ops import sizes
+from lightning_llm.bench.plots import frontier
+from lightning_llm.cli.bench import MOVED
 
 
 def rows_of(tmp_path, *words):
@@ -20,15 +21,15 @@ def rows_of(tmp_path, *words):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch.compile of torch 2.13
-def test_swiglu_keeps_less_at_each_level(tmp_path, capsys):
+def test_swiglu_saves_less_at_each_level(tmp_path, capsys):
     rows = rows_of(tmp_path, "swiglu", "--shapes", "2x64x32x128x2")
-    kept = {name: row["saved_bytes"] for name, row in rows.items()}
+    saved = {name: row["saved_bytes"] for name, row in rows.items()}
     tokens, hidden, intermediate = 128, 32, 128
     # by hand: g, u, silu(g) and a for each layer, the input of the second, and the output
-    assert kept["standard"] == 4 * (2 * 4 * tokens * intermediate + 2 * tokens * hidden)
-    assert kept["ours 0"] == 4 * (2 * 2 * tokens * intermediate + 2 * tokens * hidden)
-    assert kept["ours 1"] == kept["notebook 1"] == kept["checkpoint"] == 4 * 2 * tokens * hidden
-    assert kept["ours 2"] < kept["norm + standard"]
+    assert saved["standard"] == 4 * (2 * 4 * tokens * intermediate + 2 * tokens * hidden)
+    assert saved["ours 0"] == 4 * (2 * 2 * tokens * intermediate + 2 * tokens * hidden)
+    assert saved["ours 1"] == saved["notebook 1"] == saved["checkpoint"] == 4 * 2 * tokens * hidden
+    assert saved["ours 2"] < saved["norm + standard"]
     assert rows["compiled standard"]["peak_bytes"] is None  # what is compiled cannot be seen: not guessed
     for row in rows.values():
         assert row["bench"] == "swiglu"
@@ -44,30 +45,19 @@ def test_loss_never_holds_all_logits(tmp_path):
     assert rows["ours, 64 chunks"]["peak_bytes"] < logits / 8
     if sys.platform == "linux":  # even after this process was larger than the measured ones ever are
         held = torch.ones(2**26)
-        resident = [resident_bytes(variant, (2048, 8, 8000), torch.float32) for variant in ("plain", "ours")]
+        resident = [
+            resident_bytes(variant, {"tokens": 2048, "hidden": 8, "vocab": 8000}, torch.float32)
+            for variant in ("plain", "ours")
+        ]
         assert held.sum() > 0
         assert resident[0] > 2 * 4 * 2048 * 8000 > 1.5 * resident[1] > 0
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch.compile of torch 2.13
-def test_growth_of_the_tiled_op_is_what_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(sizes, "TILE_BYTES", {"cpu": 256 * 64 * 4})
-    monkeypatch.setattr(sizes, "LONGEST_BLOCK", 256)
-    path = tmp_path / "rows.json"
-    shapes = ["1x512x32x512x1", "1x1024x32x512x1"]
-    assert main(["bench", "growth", "--shapes", *shapes, "--json", str(path)]) == 0
-    assert path.with_suffix(".png").stat().st_size > 5000
-    peaks = {(row["variant"], row["shape"]): row["peak_bytes"] for row in json.loads(path.read_text())}
-    growth = {name: peaks[name, shapes[1]] - peaks[name, shapes[0]] for name, _ in peaks}
-    assert growth["ours 1"] == 512 * 2 * 32 * 4  # the output, and the gradient of the input
-    assert growth["standard"] >= 512 * 4 * 512 * 4
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["swiglu", "--shapes", "8x512"], "is not BATCHxSEQxHIDDENxINTERMEDIATExLAYERS"),
-        (["loss", "--shapes", "0x1x2"], "is not TOKENSxHIDDENxVOCAB"),
+        (["swiglu", "--shapes", "8x512"], "must be batch x seq x hidden x intermediate x layers, such as"),
+        (["loss", "--shapes", "0x1x2"], "must be tokens x hidden x vocab, such as 4096x768x50257, or llama-3-8b"),
         (["swiglu", "--variants", "ours 9", "standard"], "variants 'ours 9': there are standard, notebook 0,"),
         (["swiglu", "--rounds", "0"], "rounds must be at least 1"),
     ],
@@ -76,6 +66,15 @@ def test_a_users_mistake_is_one_line(words, says, capsys):
     assert main(["bench", *words]) == 2
     error = capsys.readouterr().err.strip()
     assert says in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("old", "new"), sorted(MOVED.items()))
+def test_a_moved_bench_says_what_to_type(old, new, capsys):
+    assert new in BENCHES
+    assert main(["bench", old, "--rounds", "1"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert f"{old} has moved; from the root of a clone, type: python -m benchmarks {new} --rounds 1" in error
     assert len(error.splitlines()) == 1
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_llm.__main__ import main
-from lightning_llm.bench.generate import _sizes, _transformers_model
+from lightning_llm.bench.generate import _transformers_model
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 
@@ -42,7 +42,6 @@ def test_the_rival_has_the_same_weights():
     assert (theirs - truth).norm() <= 2 * (ours - truth).norm()  # float32's own error, not that of other weights
 
 
-def test_a_shape_is_seven_numbers():
-    assert _sizes(SHAPE)["new"] == 12
-    with pytest.raises(ValueError, match="shapes '2x4' must be layers x heads"):
-        _sizes("2x4")
+def test_a_shape_is_seven_numbers(capsys):
+    assert main(["bench", "generate", "--shapes", "2x4"]) == 2
+    assert "shapes '2x4' must be layers x heads" in capsys.readouterr().err

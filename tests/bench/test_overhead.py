@@ -1,4 +1,4 @@
-"""What a step costs beside its four parts, on a few steps."""
+"""What a step costs outside its four parts, on a few steps."""
 
 import json
 
@@ -22,7 +22,7 @@ def test_every_set_up_is_timed(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"), [(["--shapes", "few"], "is no number of steps"), (["--variants", "no"], "variants 'no'")]
+    ("words", "says"), [(["--shapes", "few"], "must be steps, such as 300"), (["--variants", "no"], "variants 'no'")]
 )
 def test_mistakes_are_one_line(words, says, capsys):
     assert main(["bench", "overhead", *words]) == 2

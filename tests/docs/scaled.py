@@ -27,22 +27,22 @@ ONCE = ["--rounds", "1"]
 BENCHES = {
     "swiglu": ["--shapes", "1x8x8x16x1", *ONCE],
     "loss": ["--shapes", "64x8x200", *ONCE],
-    "growth": ["--shapes", "1x8x8x16x1", "1x16x8x16x1", *ONCE],
+    "memory-scaling": ["--shapes", "1x8x8x16x1", "1x16x8x16x1", *ONCE],
     "overhead": ["--shapes", "5", *ONCE],
     "checkpoint": ["--shapes", "1", "--rounds", "2"],
     "optimizer": ["--shapes", "1x64x65", *ONCE],
-    "scaling": ["--shapes", "2x64x32x1", "--variants", "1", "2", *ONCE],
+    "process-scaling": ["--shapes", "2x64x32x1", "--variants", "1", "2", *ONCE],
     "generate": ["--shapes", "2x4x2x32x65x4x12", *ONCE],
     "data": ["--shapes", "1MiB", *ONCE],
     "faults": ONCE,
-    "ladder": ["--shapes", "2x2x32x64x16x8x64", *ONCE],
+    "techniques": ["--shapes", "2x2x32x64x16x8x64", "--variants", "per-head loops", "fused optimiser", *ONCE],
     "cost": ["--shapes", "depth=1-2", "--variants", "ours", *ONCE],
-    "peers": ["--shapes", "1x2x32x64x32x2x65", "--variants", "transformers", "ours", "--rounds", "2"],
+    "baselines": ["--shapes", "1x2x32x64x32x2x65", "--variants", "transformers", "ours", *ONCE],
 }
 
 
 def scaled(words: Sequence[str]) -> list[str]:
-    """The words behind ``lightning-llm``, with what makes the command small.
+    """The words behind ``lightning-llm`` (``bench`` for ``python -m benchmarks``), with what makes the command small.
 
     Raises:
         KeyError: A bench that is not known here.

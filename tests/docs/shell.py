@@ -169,7 +169,8 @@ def _python(words: Sequence[str]) -> None:
     if words[:2] == ["-m", "pip"]:
         print("what is needed is installed")
     elif words[:1] == ["-m"]:
-        sys.argv = ["", *words[2:]]
+        given = list(words[2:])
+        sys.argv = ["", *(scaled(["bench", *given])[1:] if words[1] == "benchmarks" else given)]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     elif words[:1] == ["-c"]:
         sys.argv = ["-c", *words[2:]]

@@ -1,0 +1,27 @@
+"""``python -m benchmarks NAME``: measure what the documentation claims, with the options of ``lightning-llm bench``."""
+
+import sys
+from collections.abc import Sequence
+
+from lightning_llm import __main__ as command
+from lightning_llm.cli import bench
+
+BENCHES = {
+    "baselines": "whole training steps, compared with transformers and litgpt",
+    "cost": "how time and memory of a step grow with each size, and the time to the first step of fit",
+    "memory-scaling": "peak memory of the MLP against the number of tokens",
+    "process-scaling": "tokens per second on 1 to N processes, and a prediction for 8 and 64",
+    "checkpoint": "how long saving holds up training: waiting for the disk, and in the background",
+    "optimizer": "milliseconds per step of each optimizer, ours and torch's",
+    "data": "speed and memory of prepare, for each tokenizer",
+    "faults": "random kills, full disks, damaged files and so on, and their cost (--rounds: total, --seed)",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one benchmark; returns the exit status, as ``lightning-llm`` does."""
+    return command.main(argv, lambda words: bench.main(words, "python -m benchmarks", BENCHES, "benchmarks"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

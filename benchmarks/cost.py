@@ -1,0 +1,213 @@
+"""``python -m benchmarks cost``: how time and memory of a step grow, and how soon `fit` has done its first one.
+
+One size of a small Llama-style model at a time is doubled, the others stay: context length, width, depth, vocabulary,
+rows. Ours and transformers' ``LlamaForCausalLM`` (where it is installed) are interleaved; a step is forward, loss,
+backward, clipping, AdamW. Per token, time and peak follow a power of the size, whose exponent is the slope of a line
+through the logarithms: 0 where the cost per token stays, 1 where it grows in proportion.
+"""
+
+import dataclasses
+import gc
+import importlib.util
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import start_up
+from lightning_llm.bench.harness import (
+    HEAD_DIM,
+    MIB,
+    Columns,
+    Request,
+    Row,
+    groups,
+    llama,
+    model_config,
+    step_peak_bytes,
+    timed_rows,
+)
+from lightning_llm.bench.plots import bars, chart, lines
+from lightning_llm.model.config import ModelConfig
+from lightning_llm.training.module import LanguageModel
+
+BASE = {"context": 256, "width": 256, "depth": 4, "vocab": 4096, "batch": 2}  # what is not doubled
+STARTUP, COMPILE = "startup", "compile"  # the start of the command, and the same with compiled blocks
+DEFAULT_SHAPES = [
+    *("context=256-2048", "width=128-1024", "depth=1-8", "vocab=1024-16384", "batch=1-16"),
+    *(STARTUP, COMPILE),
+]
+DTYPES = ("float32", "bfloat16")  # the second by autocast
+VARIANTS = ("ours", "transformers")
+
+
+def _part(part: str, row: Row) -> float | None:
+    return row.parts_s[part] if row.parts_s else None
+
+
+COLUMNS: Columns = {
+    "size": ("value", 1, "d"),
+    "s to the first step": (lambda row: row.total_s if row.parts_s else None, 1, ".2f"),
+    **{part: (partial(_part, part), 1, ".2f") for part in start_up.PARTS},
+    "ms": (lambda row: None if row.parts_s else row.total_s, 1e3, ".1f"),
+    "µs/token": (lambda row: time_per_token(row), 1e6, ".1f"),
+    "time slope": ("time_slope", 1, ".2f"),
+    "peak MiB": ("peak_bytes", 1 / MIB, ".0f"),
+    "KiB/token": (lambda row: memory_per_token(row), 2**-10, ".1f"),
+    "memory slope": ("memory_slope", 1, ".2f"),
+}
+
+
+def run(asked: Request) -> Iterator[Row]:
+    """A row for each value and variant of an axis; of ``startup`` one without and one with a token store.
+
+    ``axis`` is the size that is varied, ``value`` the size, ``time_slope`` the exponent of time per token along the
+    axis, ``memory_slope`` likewise of peak bytes per token. ``parts_s`` are the seconds of the parts of a start.
+    """
+    variants = asked.chosen(name for name in VARIANTS if name == "ours" or importlib.util.find_spec(name))
+    if asked.sizes is not None:
+        axis, values = asked.sizes
+        yield from _along(axis, values, variants, asked)
+    elif asked.dtype == asked.options.dtype[0]:  # a start has the dtype of its config
+        for variant, parts in start_up.measure(asked, compiled=asked.shape == COMPILE):
+            extra = {"axis": asked.shape, "parts_s": parts}
+            yield asked.row(variant, dtype="as configured", total_s=sum(parts.values()), extra=extra)
+
+
+def parse(text: str) -> tuple[str, list[int]] | None:
+    """``context=256-2048`` as the name of a size and its values, each twice the one before; ``None`` for a start.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if text in (STARTUP, COMPILE):
+        return None
+    found = re.fullmatch(r"(\w+)=([1-9]\d*)-([1-9]\d*)", text)
+    wanted = f"one of {', '.join(BASE)} with two sizes, the second at least twice the first, such as context=256-2048"
+    if found is None or found[1] not in BASE or int(found[3]) < 2 * int(found[2]):
+        raise ValueError(f"shapes {text!r} must be {wanted}; or {STARTUP}, or {COMPILE}")
+    first, last = int(found[2]), int(found[3])
+    if found[1] == "width" and first % HEAD_DIM:
+        raise ValueError(f"shapes {text!r}: a width must be a multiple of {HEAD_DIM}, the width of a head")
+    return found[1], [first * 2**power for power in range((last // first).bit_length())]
+
+
+def slope(values: Sequence[float], costs: Sequence[float]) -> float:
+    """The exponent b of ``cost = a · value^b``: least squares through the logarithms."""
+    points = [(math.log(value), math.log(cost)) for value, cost in zip(values, costs, strict=True)]
+    x_mean, y_mean = (sum(numbers) / len(points) for numbers in zip(*points, strict=True))
+    return float(sum((x - x_mean) * (y - y_mean) for x, y in points) / sum((x - x_mean) ** 2 for x, _ in points))
+
+
+def time_per_token(row: Row) -> float | None:
+    """Seconds."""
+    return 1 / row.tokens_per_s if row.tokens_per_s else None
+
+
+def memory_per_token(row: Row) -> float | None:
+    """Peak bytes."""
+    known = row.peak_bytes and row.tokens_per_s and row.total_s
+    return (row.peak_bytes or 0) / ((row.tokens_per_s or 1) * (row.total_s or 1)) if known else None
+
+
+def _along(axis: str, values: list[int], variants: Sequence[str], asked: Request) -> Iterator[Row]:
+    rows: list[Row] = []
+    for value in values:
+        sizes = {**BASE, axis: value}
+        steps = {name: _Step(name, sizes, asked.device, asked.dtype) for name in variants}
+        for row in timed_rows(steps, asked, warmup=2, tokens=sizes["batch"] * sizes["context"]):
+            extra = {**row.extra, "axis": axis, "value": value}
+            rows.append(dataclasses.replace(row, peak_bytes=steps[row.variant].peak_bytes(), extra=extra))
+        del steps
+        gc.collect()  # a module and its hooks may hold each other
+    for name in variants:
+        own = [row for row in rows if row.variant == name]
+        slopes = {
+            "time_slope": slope(values, [time_per_token(row) or 1 for row in own]),
+            "memory_slope": slope(values, [memory_per_token(row) or 1 for row in own]),
+        }
+        yield from (dataclasses.replace(row, extra={**row.extra, **slopes}) for row in own)
+
+
+class _Step:
+    """A whole training step of one side; called again and again."""
+
+    def __init__(self, variant: str, sizes: dict[str, int], device: str, dtype: str) -> None:
+        torch.manual_seed(0)
+        self.device, self.dtype = device, dtype
+        intermediate = 64 * math.ceil(sizes["width"] / 24)
+        named = {"hidden": sizes["width"], "layers": sizes["depth"], "intermediate": intermediate}
+        config = model_config({**sizes, **named})
+        windows = torch.randint(sizes["vocab"], (sizes["batch"], sizes["context"] + 1)).to(device)
+        self.ids, self.targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        self.model: torch.nn.Module
+        self.model, self.loss = _ours(config) if variant == "ours" else _transformers(config)
+        self.model.to(device).train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True)
+
+    def __call__(self) -> None:
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.dtype == "bfloat16"):
+            loss = self.loss(self.ids, self.targets)
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def peak_bytes(self) -> int:
+        """The most that a step holds beyond weights, optimizer state and batch."""
+        return step_peak_bytes(self, self.model, self.optimizer, (self.ids, self.targets))
+
+
+LossOf = Callable[[Tensor, Tensor], Tensor]
+
+
+def _ours(config: ModelConfig) -> tuple[torch.nn.Module, LossOf]:
+    model = LanguageModel(config)
+    model.configure_model()
+    return model, lambda ids, targets: model.loss({"input_ids": ids, "targets": targets})
+
+
+def _transformers(config: ModelConfig) -> tuple[Any, LossOf]:
+    model = llama(config, use_cache=False)
+
+    def loss(ids: Tensor, targets: Tensor) -> Tensor:
+        found: Tensor = model(input_ids=ids, shift_labels=targets, labels=targets).loss
+        return found
+
+    return model, loss
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """The sizes that were not varied."""
+    return ["what is not varied: " + ", ".join(f"{name} {value}" for name, value in BASE.items())]
+
+
+def draw(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Time and memory per token along each axis, of both sides; the parts of a start as bars."""
+    plots = groups(rows)
+    with chart(path, title, rows=2, columns=len(plots), size=(4, 3.25)) as axes:
+        for (upper, lower), group in zip(axes.T, plots.values(), strict=True):
+            axis = group[0].axis
+            if group[0].parts_s:
+                parts = {part: [row.parts_s[part] for row in group] for part in start_up.PARTS}
+                bars(upper, [row.variant for row in group], parts, f"s until the first step, {axis}", stacked=True)
+                if axis == STARTUP:
+                    upper.axvline(start_up.BAR_S, color="black", linestyle=":")
+                lower.axis("off")
+                continue
+            for place, cost, scale, label in (
+                (upper, time_per_token, 1e6, "µs/token"),
+                (lower, memory_per_token, 2**-10, "peak KiB/token"),
+            ):
+                series: dict[str, list[tuple[float, float]]] = {}
+                for row in group:
+                    found = row.time_slope if place is upper else row.memory_slope
+                    line = series.setdefault(f"{row.variant}, slope {found:.2f}", [])
+                    line.append((row.value, scale * (cost(row) or 0)))
+                lines(place, series, axis, label)
+            upper.set_title(f"{axis}, {group[0].dtype}")

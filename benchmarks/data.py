@@ -1,0 +1,86 @@
+"""``python -m benchmarks data``: speed and memory of ``prepare``.
+
+The text, Python's standard library repeated, is made here. Each measurement is a process of its own, whose resident
+high-water is reported; its time is that of the whole of ``prepare_store``, surveys and checks included, but not of the
+imports. ``bpe`` has a tokenizer of 4,096 ids that was trained before, and an eighth of the text; it is compared with
+the time of the library ``tokenizers`` to encode the same text, held in memory and already cut, on the same cores.
+``batches`` is the other end: training batches, in their order, from a store of bytes that the system has cached.
+"""
+
+import re
+import statistics
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from benchmarks.data_process import Measured, measured
+from lightning_llm.bench.harness import Columns, Request, Row, columns
+from lightning_llm.bench.plots import bar_plot
+from lightning_llm.data.corpora import open_corpus
+from lightning_llm.data.cuts import cut_at_newlines
+from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.measure.resident import in_fresh_processes
+
+DEFAULT_SHAPES = ["256MiB"]
+DEVICES, DTYPES = ("cpu",), ("float32",)  # it prepares text
+VARIANTS = ("byte", "char", "bpe", "tokenizers", "batches")
+COLUMNS: Columns = {
+    **columns("s", "resident MiB"),
+    "MB/s of text": ("bytes_per_s", 1e-6, ".1f"),
+    "Mtokens/s": ("tokens_per_s", 1e-6, ".2f"),
+    "speed over the library's": ("ratio", 1, ".2f"),
+}
+draw = bar_plot("bytes_per_s", 1e-6, "MB/s of text", log=True)
+
+_UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
+_BPE_PART = 8
+_MOST_ROUNDS = 3  # a round takes seconds to minutes
+
+
+def run(asked: Request) -> Iterator[Row]:
+    """A row for each variant; at most three rounds, interleaved, medians."""
+    variants, size = asked.chosen(VARIANTS), asked.sizes
+    with tempfile.TemporaryDirectory(prefix="bench-data-") as name:
+        folder = Path(name)
+        unit = "".join(file.text() for file in open_corpus(["stdlib"]).files).encode()
+        bpe = Tokenizer.train_bpe(cut_at_newlines([unit.decode()], 1 << 15), 4096)
+        (folder / "tokenizer.json").write_text(bpe.to_str(), encoding="utf-8")
+        whole = ("byte", "char", "batches")
+        sizes = {variant: size if variant in whole else max(1, size // _BPE_PART) for variant in variants}
+        for length in set(sizes.values()):
+            _make_text(folder / f"{length}.txt", unit, length)
+        runs = {variant: partial(_in_process, variant, folder, sizes[variant]) for variant in variants}
+        taken = asked.interleaved(runs, min(asked.rounds, _MOST_ROUNDS))
+    seconds = {variant: statistics.median(each.seconds for each in runs) for variant, runs in taken.items()}
+    for variant, found in taken.items():
+        yield asked.row(
+            variant,
+            shape=asked.shape if sizes[variant] == size else f"{asked.shape}/{_BPE_PART}",
+            dtype="uint16",
+            total_s=seconds[variant],
+            ratio=seconds["tokenizers"] / seconds["bpe"] if variant == "bpe" and "tokenizers" in seconds else None,
+            resident_bytes=max(each.resident_bytes for each in found),
+            tokens_per_s=found[0].tokens / seconds[variant],
+            bytes_per_s=None if variant == "batches" else sizes[variant] / seconds[variant],
+        )
+
+
+def parse(text: str) -> int:
+    """``256MiB`` or ``4GiB``: bytes of text."""
+    found = re.fullmatch(r"([1-9][0-9]*)(MiB|GiB)", text)
+    if found is None:
+        raise ValueError(f"shapes {text!r} is no size of text, such as 256MiB or 4GiB")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _make_text(file: Path, unit: bytes, size: int) -> None:
+    with file.open("wb") as out:
+        whole, rest = divmod(size, len(unit))
+        for _ in range(whole):
+            out.write(unit)
+        out.write(unit[:rest].decode("utf-8", errors="ignore").encode().ljust(rest))
+
+
+def _in_process(variant: str, folder: Path, size: int) -> Measured:
+    return in_fresh_processes(measured, [(variant, folder, size)], name=variant)[0]

@@ -1,0 +1,262 @@
+"""A round of ``benchmarks faults``: a folder with one run in it, and the account of what happened to it.
+
+The run is started, ended by a fault, resumed as a user would, with ``--ckpt_path last``, or started again where
+nothing was saved, and compared at its end with an undisturbed one.
+"""
+
+import contextlib
+import dataclasses
+import math
+import re
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.fault_injection import MOMENT
+from benchmarks.fault_process import Ended, Forker
+from lightning_llm.checkpoints.reading import BEST, read_checkpoint, step_files
+
+STEPS, SAVED_EVERY, MICRO_BATCHES = 12, 2, 2  # micro-batches of a step
+PARTS = ("global_step", "state_dict", "optimizer_states", "lr_schedulers")
+CURVES = ("train_loss", "val_loss", "learning_rate")
+TIME_LIMIT_S = 90.0  # a run takes 2 s; where one of two processes is lost, the other has LOST_S to notice
+LOST_S = 30
+CONFIG = f"""
+model:
+  architecture:
+    {{hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, max_position_embeddings: 16, dropout: 0.1}}
+data:
+  {{path: text.txt, store: store, tokenizer: char, context_length: 16, global_batch_size: 8, micro_batch_size: 4}}
+trainer:
+  accelerator: cpu
+  max_steps: {STEPS}
+  val_check_interval: 4
+  limit_val_batches: 2
+  log_every_n_steps: 3
+  gradient_clip_val: 1.0
+  enable_progress_bar: false
+  callbacks:
+    - class_path: lightning_llm.training.callbacks.RunCheckpoints
+      init_args: {{every_n_steps: {SAVED_EVERY}}}
+"""
+_TWO = f"""
+  devices: 2
+  strategy:
+    class_path: lightning.pytorch.strategies.DDPStrategy
+    init_args: {{process_group_backend: gloo, timeout: "0:00:{LOST_S}"}}
+"""
+_RESUMED = re.compile(r"^Resumed from step (\d+): (\S+)", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """One run: how each of its processes ended, and where it went on from."""
+
+    ended: list[Ended]
+    resumed_step: int | None
+    resumed_file: str
+
+    @property
+    def status(self) -> int | None:
+        """Of the (first) process, as in ``Ended``."""
+        return self.ended[0].status
+
+    @property
+    def error(self) -> str:
+        """What all wrote to the standard error."""
+        return "".join(each.error for each in self.ended)
+
+
+@dataclasses.dataclass(frozen=True)
+class Truth:
+    """What an undisturbed run ends with: parts of its checkpoint, the step of the best one, its curves."""
+
+    checkpoint: dict[str, Any]
+    best_step: int
+    curves: dict[str, list[tuple[int, float]]]
+
+
+class Stage:
+    """A folder in which one run is started, ended and gone on with; keeps the account of what happened."""
+
+    def __init__(self, forker: Forker, folder: Path, data: Path, processes: int = 1) -> None:
+        self._forker, self.folder, self.processes = forker, folder, processes
+        self.begun, self.saved = 0, 0  # the newest step that has begun, and that is in a checkpoint
+        self.what = ""
+        self.injected = self.has_ended = False
+        self.resumed = self.refused = self.lost_steps = self.repeated_steps = self.runs = 0
+        self.problems: list[str] = []
+        self.seconds = 0.0
+        folder.mkdir(parents=True)
+        (folder / "tiny.yaml").write_text(_config(processes), encoding="utf-8")
+        shutil.copy2(data / "text.txt", folder)  # with its time, by which a store knows its text
+        if (data / "store").exists():
+            shutil.copytree(data / "store", folder / "store")
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """The numbered ones of the newest run directory, oldest first."""
+        return step_files(self.newest_run / "checkpoints")
+
+    @property
+    def newest_run(self) -> Path:
+        """The run directory that was made last, by its number."""
+        found = sorted(self.folder.glob("runs/tiny/version_*"), key=lambda path: int(path.name.partition("_")[2]))
+        return found[-1] if found else self.folder / "runs/tiny/version_0"
+
+    def fit(self, *words: str, afresh: bool = False, kill: dict[str, Any] | None = None, **effects: Any) -> Ran:
+        """Train, going on from the last checkpoint if there is one.
+
+        Args:
+            words: Further options.
+            afresh: Start a new run even so.
+            kill: ``on``, ``count``, ``after_s`` and ``rank``: when to send SIGKILL to which process.
+            effects: As for ``fault_injection.inject``, in every process.
+        """
+        if afresh:
+            self.begun = self.saved = 0
+        resume, self.runs = (["--ckpt_path", "last"] if self.saved else []), self.runs + 1
+        port, given = str(_free_port()), ["fit", "--config", "tiny.yaml", *words, *resume]
+        children: list[dict[str, Any]] = []
+        for rank in range(self.processes):
+            killed = kill if kill is not None and kill.get("rank", 0) == rank else None
+            children.append(
+                {
+                    "folder": str(self.folder),
+                    "words": given,
+                    "environment": {"COLUMNS": "200", **(_as_torchrun(rank, port) if self.processes > 1 else {})},
+                    "effects": {**effects, **({MOMENT: killed} if killed else {})},
+                    "kill_after_s": killed["after_s"] if killed else None,
+                    "threads": torch.get_num_threads() if self.processes == 1 else 1,  # as fit, and as torchrun has it
+                }
+            )
+        ended = self._forker.run(children, TIME_LIMIT_S)
+        for rank, each in enumerate(ended):
+            written = f"{' '.join(given)}\n{each.out}\n{each.error}\nstatus {each.status}\n"
+            (self.folder / f"run-{self.runs}-{rank}.txt").write_text(written, encoding="utf-8")
+        found = _RESUMED.search(ended[0].out)
+        ran = Ran(ended, int(found[1]) if found else None, found[2] if found else "")
+        self._look(ran)
+        return ran
+
+    def _look(self, ran: Ran) -> None:
+        self.has_ended = all(each.status == 0 for each in ran.ended)
+        if any(each.status is None for each in ran.ended):
+            self.problems.append(f"run {self.runs} did not end within {TIME_LIMIT_S:.0f} s")
+        if "Traceback" in ran.error:
+            self.problems.append(f"run {self.runs} ended in a stack trace: {last_line(ran.error)}")
+        if ran.resumed_step is not None:
+            self.resumed += 1
+            self.repeated_steps = max(self.repeated_steps, self.begun - ran.resumed_step)
+            self.lost_steps = max(self.lost_steps, self.saved - ran.resumed_step)
+        elif self.saved and self.has_ended:
+            self.problems.append(f"run {self.runs} did not say where it goes on from")
+        for note in ran.ended[0].notes:
+            word, _, number = note.partition(" ")
+            if word == "step":
+                self.begun = int(number)
+            elif word == "saved":
+                self.saved = int(number)
+
+    def expect_refusal(self, ran: Ran, *says: str) -> None:
+        """Note whether a run was refused, with a line that says one of these."""
+        line = next((line for line in ran.error.splitlines() if any(word in line for word in says)), "")
+        if ran.status in (1, 2) and line and "Traceback" not in ran.error:
+            self.refused += 1
+        else:
+            self.problems.append(f"run {self.runs}: status {ran.status} and no message: {last_line(ran.error)!r}")
+
+    def go_on(self) -> None:
+        """Run until the end, if it was not reached; nothing stands in the way any more."""
+        if not self.has_ended and (ran := self.fit()) and not self.has_ended:
+            self.problems.append(f"run {self.runs} ended with {ran.status}: {last_line(ran.error)}")
+
+    def truth(self) -> Truth:
+        """What the newest run directory holds.
+
+        Raises:
+            ValueError: A checkpoint cannot be read.
+            IndexError: There is none.
+        """
+        content = read_checkpoint(self.checkpoints[-1])
+        best = read_checkpoint(self.newest_run / "checkpoints" / BEST)
+        parts = {name: content[name] for name in PARTS}
+        return Truth(parts, best["global_step"], _curves(self.newest_run))
+
+    def compare(self, truth: Truth) -> None:
+        """Note what differs from an undisturbed run."""
+        try:
+            ours = self.truth()
+        except (ValueError, IndexError, KeyError) as error:
+            self.problems.append(f"no result to compare: {type(error).__name__} {error}")
+            return
+        for name, value in truth.checkpoint.items():
+            if not _same(ours.checkpoint[name], value):
+                self.problems.append(f"wrong result: {name} differs from the undisturbed run")
+        if ours.best_step != truth.best_step:
+            self.problems.append(f"wrong result: best.ckpt is of step {ours.best_step}, not {truth.best_step}")
+        for name, curve in truth.curves.items():
+            # what several processes had added up before a checkpoint is there as one sum: the last bit may differ
+            tolerance = 0.0 if self.processes == 1 else 1e-6
+            same = [step for step, _ in ours.curves[name]] == [step for step, _ in curve] and all(
+                math.isclose(our, their, rel_tol=tolerance)
+                for (_, our), (_, their) in zip(ours.curves[name], curve, strict=True)
+            )
+            if not same:
+                self.problems.append(f"wrong curve: {name} is {ours.curves[name]} instead of {curve}")
+        if left := list(self.newest_run.glob("checkpoints/.*")):
+            self.problems.append(f"left behind: {', '.join(path.name for path in left)}")
+
+
+def _config(processes: int) -> str:
+    if processes == 1:
+        return CONFIG
+    return CONFIG.replace("micro_batch_size: 4", f"micro_batch_size: {4 // processes}") + _TWO
+
+
+def _as_torchrun(rank: int, port: str) -> dict[str, str]:
+    names = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    job = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
+    return {
+        **{name: str(value) for name, value in names.items()},
+        **job,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+
+
+def _free_port() -> int:
+    with contextlib.closing(socket.socket()) as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
+
+
+def _curves(run: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
+    events = EventAccumulator(str(run))
+    events.Reload()
+    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in CURVES}
+
+
+def _same(first: Any, second: Any) -> bool:
+    if torch.is_tensor(first):
+        return torch.is_tensor(second) and torch.equal(first, second)
+    if isinstance(first, dict):
+        return (
+            isinstance(second, dict)
+            and first.keys() == second.keys()
+            and all(_same(first[k], second[k]) for k in first)
+        )
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(_same, first, second))
+    return bool(first == second)
+
+
+def last_line(text: str) -> str:
+    """The last one that is not empty."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

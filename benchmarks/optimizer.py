@@ -1,0 +1,71 @@
+"""``python -m benchmarks optimizer``: one step of each optimizer over the parameters of a model, in milliseconds.
+
+Variants: torch's AdamW in its three forms, ours in two and with its state in bfloat16, torch's Muon with its fused
+AdamW for all but hidden matrices, and ``MuonAdamW``. Each has its own parameters and gradients; they are interleaved.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from lightning_llm.bench.harness import HEAD_DIM, Request, Row, columns, model_config, timed_rows
+from lightning_llm.bench.plots import bar_plot
+from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.transformer import Transformer
+from lightning_llm.optim.adamw import AdamW
+from lightning_llm.optim.grouping import HIDDEN_MATRICES, param_groups
+from lightning_llm.optim.muon import MuonAdamW
+
+NAMES = ("layers", "hidden", "vocab")
+SHAPES = {"124m": ["12x768x50304"]}
+DEFAULT_SHAPES = ["4x128x65", "6x256x65", "6x384x65"]
+COLUMNS = columns("ms", "p20", "p80", "ratio")
+LR = 1e-3
+draw = bar_plot("total_s", 1e3, "ms per optimizer step", log=True)
+
+
+class _TorchMuonAdamW:
+    """torch's two optimizers, as one has to combine them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        groups = param_groups(model)
+        hidden = [group for group in groups if group["name"] == HIDDEN_MATRICES]
+        others = [group for group in groups if group["name"] != HIDDEN_MATRICES]
+        self.both = (torch.optim.Muon(hidden, lr=LR), torch.optim.AdamW(others, lr=LR, fused=True))
+
+    def step(self) -> None:
+        for optimizer in self.both:
+            optimizer.step()  # type: ignore[no-untyped-call]
+
+
+VARIANTS: dict[str, Callable[[nn.Module], Optimizer | _TorchMuonAdamW]] = {
+    "torch AdamW, fused": lambda model: torch.optim.AdamW(param_groups(model), lr=LR, fused=True),
+    "torch AdamW, foreach": lambda model: torch.optim.AdamW(param_groups(model), lr=LR, foreach=True),
+    "torch AdamW, loop": lambda model: torch.optim.AdamW(param_groups(model), lr=LR, foreach=False),
+    "AdamW": lambda model: AdamW(param_groups(model), lr=LR),
+    "AdamW, foreach": lambda model: AdamW(param_groups(model), lr=LR, fused=False),
+    "AdamW, bf16 state": lambda model: AdamW(param_groups(model), lr=LR, state_dtype="bfloat16"),
+    "torch Muon + AdamW": _TorchMuonAdamW,
+    "MuonAdamW": lambda model: MuonAdamW(param_groups(model), lr=LR),
+}
+
+
+def run(asked: Request) -> Iterator[Row]:
+    """A row for each variant; the dtype is that of the parameters, ``ratio`` is to the first variant."""
+    if asked.sizes["hidden"] % HEAD_DIM:
+        raise ValueError(f"shapes {asked.shape!r}: hidden must be a multiple of {HEAD_DIM}, the width of a head")
+    config, dtype = model_config(asked.sizes), getattr(torch, asked.dtype)
+    steps = {name: _ready(VARIANTS[name], config, dtype, asked.device).step for name in asked.chosen(VARIANTS)}
+    yield from timed_rows(steps, asked, warmup=2)
+
+
+def _ready(make: Callable[[nn.Module], Any], config: ModelConfig, dtype: torch.dtype, device: str) -> Any:
+    """The optimizer over a model of its own, with gradients."""
+    torch.manual_seed(0)
+    model = Transformer(config).to(device, dtype)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    return make(model)

@@ -1,0 +1,123 @@
+"""How long ``fit`` takes from the command to the end of its first step, and what the time goes to.
+
+    python -m benchmarks.start_up SECONDS WORD …
+
+runs `lightning-llm WORD …` as begun at SECONDS (of ``time.time()``), notes when its parts begin and end, prints the
+parts as JSON after the first step and leaves at once. ``imports`` is the time until model and data module are loaded,
+the start of Python included; ``data`` that of preparing and opening the token store; ``model`` that of building the
+transformer; ``rest`` is the parser's own imports, the parsing of the config, the Trainer, and the step itself, the
+compiling of its blocks included where that is asked for.
+"""
+
+import functools
+import itertools
+import json
+import os
+import random
+import runpy
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # it loads torch, and loading is timed here
+    from lightning_llm.bench.harness import Request
+
+COMMAND = "lightning_llm"
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = ROOT / "configs" / "shakespeare-char.yaml"
+BAR_S = 4.0  # a start with a token store should take less
+PARTS = ("imports", "data", "model", "rest")
+TEXT_BYTES = 1_115_394  # as many as Tiny Shakespeare has
+LETTERS = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # its 65 characters
+
+
+def measure(asked: "Request", *, compiled: bool = False) -> Iterator[tuple[str, dict[str, float]]]:
+    """Seconds of each part, the median over rounds: with the token store still to be made, and with it there.
+
+    Args:
+        asked: Device and rounds.
+        compiled: With compiled blocks. The first start then finds nothing in the compiler's cache, the second all.
+    """
+    with tempfile.TemporaryDirectory(prefix="bench-startup-") as folder:
+        text = Path(folder, "text.txt")
+        text.write_text("".join(random.Random(0).choices(LETTERS, k=TEXT_BYTES)), encoding="utf-8")
+
+        def start(rounds: Iterator[int]) -> dict[str, float]:
+            place = str(Path(folder, f"{next(rounds)}"))  # the same of both starts of a round
+            words = {"data.path": text, "data.store": f"{place}-store", "trainer.default_root_dir": folder}
+            words |= {"trainer.accelerator": asked.device}
+            words |= {"model.compile_mode": "default"} if compiled else {}
+            return _start([f"--{name}={value}" for name, value in words.items()], f"{place}-cache")
+
+        names = ("compiled for the first time", "compiled before") if compiled else ("store to be made", "store there")
+        found = asked.interleaved({name: partial(start, itertools.count()) for name in names})
+        for name, starts in found.items():
+            yield name, {part: statistics.median(one[part] for one in starts) for part in PARTS}
+
+
+def _start(words: list[str], cache: str) -> dict[str, float]:
+    command = [sys.executable, "-m", __name__, repr(time.time()), "fit", "--config", str(CONFIG), *words]
+    environment = {"TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    if done.returncode or not last.startswith("{"):
+        raise RuntimeError(f"fit did not start: {(done.stderr.strip().splitlines() or [last or 'no output'])[-1]}")
+    found: dict[str, float] = json.loads(last)
+    return found
+
+
+def main(begun: float, words: list[str]) -> None:
+    """Run the command until its first step is done."""
+    # only now: loading them is what is timed
+    import torch
+
+    from lightning_llm.data import datamodule
+    from lightning_llm.training.module import LanguageModel
+
+    spent = {"imports": time.time() - begun, "data": 0.0, "model": 0.0}
+
+    inside: list[str] = []  # the parts that are running: one within another counts once
+
+    def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run_timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.time()
+            inside.append(part)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                inside.pop()
+                if not inside:
+                    spent[part] += time.time() - start
+
+        return run_timed
+
+    def first_step_done(self: LanguageModel, *args: Any, **kwargs: Any) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        print(
+            "\n" + json.dumps({**spent, "rest": time.time() - begun - sum(spent.values())}, allow_nan=False), flush=True
+        )
+        os._exit(0)  # the other steps are not asked for
+
+    for owner, name, part in (
+        (datamodule, "find_or_prepare", "data"),  # the first who asks for the vocabulary may cause it
+        (datamodule.TokenDataModule, "prepare_data", "data"),
+        (datamodule.TokenDataModule, "setup", "data"),
+        (datamodule.TokenDataModule, "train_dataloader", "data"),
+        (LanguageModel, "configure_model", "model"),
+    ):
+        setattr(owner, name, timed(part, getattr(owner, name)))
+    LanguageModel.on_train_batch_end = first_step_done  # type: ignore[assignment]
+    sys.argv = [COMMAND, *words]
+    runpy.run_module(COMMAND, run_name="__main__")  # as the shell starts it; leaves by itself
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), sys.argv[2:])

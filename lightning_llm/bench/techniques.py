@@ -1,0 +1,248 @@
+"""``lightning-llm bench techniques``: the techniques of a fast training step, each measured against the previous one.
+
+A technique is added to all those before it. Every one trains the same model on the same batch, whole steps, in a
+process of its own; they are interleaved. The first is what a course notebook writes. In the first round the loss curve
+of each is compared with that of the first: with all matmuls in float32, where only rounding may separate them, and then
+in its own precision. A technique whose losses differ by more than rounding explains ends the bench.
+"""
+
+import dataclasses
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_llm.accounting.flops import step_flops
+from lightning_llm.accounting.hardware import find_device
+from lightning_llm.bench.harness import MIB, Columns, Request, Row, columns, describe_machine, groups, model_config
+from lightning_llm.bench.plots import bars, chart, color
+from lightning_llm.bench.technique_process import UNIT_ROUNDOFF, Settings, measure_alone
+from lightning_llm.measure.resident import in_fresh_processes
+from lightning_llm.model.config import ModelConfig
+
+NAMES = ("layers", "heads", "hidden", "intermediate", "context", "rows", "vocab")
+SHAPES: dict[str, list[str]] = {"124m": ["12x12x768x2048x1024x8x50304"]}
+DEFAULT_SHAPES = ["4x4x256x704x128x8x4096"]
+DTYPES = ("float32",)  # the techniques go from there to bf16 by themselves
+STEPS = {"cpu": 5, "cuda": 30}  # timed, of each round
+COLUMNS: Columns = {
+    "rows": ("rows", 1, "d"),
+    **columns("total ms", "tokens/s"),
+    "previous": ("ratio", 1, ".2f"),
+    "first": ("ratio_to_first", 1, ".2f"),
+    **columns("peak MiB"),
+    "all MiB": ("resident_bytes", 1 / MIB, ",.0f"),
+    "MFU %": ("mfu", 100, ".1f"),
+}
+ROUNDINGS_PER_BLOCK = 20  # results written one after another: 2 norms, 7 matmuls, rotation, softmax, gate, sums
+ROUNDINGS_OF_HEAD = 5  # the last norm, logits, maximum, sum, logarithm
+_GROWING_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+MORE_ROWS = "larger batch"
+CHANGES: dict[str, dict[str, Any]] = {
+    "per-head loops": {},
+    "all heads at once": {"operators": "torch"},
+    "TF32": {"precision": "tf32"},
+    "bf16": {"precision": "bfloat16"},
+    "fused optimiser": {"optimizer": "fused"},
+    "own operators": {"operators": "ours"},
+    "chunked loss": {"chunked_loss": True},
+    "memory-optimised MLP": {"mlp": "memory_optimized_swiglu"},
+    MORE_ROWS: {"more_rows": True},
+    "compiled blocks": {"compiled": True},
+    "CUDA graphs": {"cuda_graph": True},
+    "allocator settings": {"allocator": True},
+    "all devices": {"all_devices": True, "cuda_graph": False},  # NCCL inside a recorded graph is not measured
+}
+NEEDS_CUDA = ("TF32", "CUDA graphs")
+Found = dict[str, Any]
+
+
+def lacking(device: str, count: int) -> dict[str, str]:
+    """The techniques that ``count`` devices of this kind do not have, and why."""
+    found = {} if device == "cuda" else dict.fromkeys(NEEDS_CUDA, "it needs CUDA")
+    if count < 2:
+        found["all devices"] = f"there is one {'GPU' if device == 'cuda' else 'core'}"
+    return found
+
+
+def techniques(left_out: Mapping[str, str]) -> dict[str, Settings]:
+    """The settings of each remaining technique, in order."""
+    settings, found = Settings(), {}
+    for name, change in CHANGES.items():
+        if name not in left_out:
+            settings = found[name] = dataclasses.replace(settings, **change)
+    return found
+
+
+def tolerance(layers: int, loss: float, shaken: float) -> float:
+    """How far the losses of two techniques may be apart at any step, in nats.
+
+    One rounding of all weights moves the loss by ``shaken`` (measured: the largest over the steps), and the loss itself
+    is rounded to float32. A step rounds ``n`` times in a row, forward and twice that backward; as independent
+    roundings do, they add up to √n of one. Two techniques round independently (√2); three standard deviations.
+
+    Args:
+        layers: Blocks of the model.
+        loss: The loss compared with.
+        shaken: By how much rounding every weight up or down by chance, to the matmuls' precision, changed the loss.
+    """
+    roundings = 3 * (ROUNDINGS_PER_BLOCK * layers + ROUNDINGS_OF_HEAD)
+    return 3 * math.sqrt(2 * roundings) * max(shaken, UNIT_ROUNDOFF["float32"] * abs(loss))
+
+
+def run(asked: Request) -> Iterator[Row]:
+    """A row for each technique, in order.
+
+    ``ratio`` is of tokens per second over those of the previous one, ``ratio_to_first`` over those of the first.
+    ``mfu`` is the share of the device's dense peak for these matmuls that the model's FLOPs take, if that is known.
+    ``loss_difference`` is the largest from the first with all matmuls in float32, in nats.
+    """
+    count = torch.cuda.device_count() if asked.device == "cuda" else min(os.cpu_count() or 1, torch.get_num_threads())
+    left_out = lacking(asked.device, count)
+    known = techniques(left_out)
+    names = asked.chosen(known)
+    why = [f"{name}: left out, {why}" for name, why in left_out.items() if asked.variants is None]
+    config = model_config(asked.sizes)  # the MLP is set by the technique
+    yield from _Comparison(asked, config, count).rows({name: known[name] for name in known if name in names}, why)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Comparison:
+    asked: Request
+    config: ModelConfig
+    count: int
+
+    def rows(self, chosen: Mapping[str, Settings], notes: list[str]) -> Iterator[Row]:
+        batches, why = self._batches(chosen)
+        chosen = {name: settings for name, settings in chosen.items() if name in batches}
+        first, checked = next(iter(chosen)), dict[str, Found]()
+        shake = list(dict.fromkeys(["float32", *(settings.precision for settings in chosen.values())]))
+
+        def train(name: str) -> Found:
+            is_new = name not in checked
+            job = {"rows": batches[name], "check": is_new, "shake": shake if name == first else []}
+            found = self._run(name, chosen[name], {**job, "steps": STEPS[self.asked.device]})
+            if is_new:
+                checked[name] = found
+                self._check(name, chosen[name], found, first, checked[first])
+            return found
+
+        results = self.asked.interleaved({name: partial(train, name) for name in chosen})
+        speeds = {name: self._speeds(found, batches[name], chosen[name]) for name, found in results.items()}
+        lowest, layers, previous = checked[first], self.asked.sizes["layers"], first
+        for name, settings in chosen.items():
+            pairs = list(zip(checked[name]["exact_losses"], lowest["exact_losses"], strict=True))
+            speed = statistics.median(speeds[name])
+            extra = {
+                "rows": batches[name],
+                "ratio_to_first": _ratio(speeds[name], speeds[first]),
+                "mfu": self._utilization(settings, speed),
+                "losses": checked[name]["losses"],
+                "loss_difference": max(abs(one - other) for one, other in pairs),
+                "loss_tolerance": tolerance(layers, pairs[0][1], lowest["shaken"]["float32"]),
+                "notes": [*notes, *why],
+            }
+            yield self.asked.row(
+                name,
+                [one["median_s"] for one in results[name]],
+                dtype=settings.precision,
+                tokens_per_s=speed,
+                ratio=_ratio(speeds[name], speeds[previous]),
+                peak_bytes=checked[name]["peak_bytes"],
+                resident_bytes=max(one["resident_bytes"] for one in results[name]),
+                extra=extra,
+            )
+            previous = name
+
+    def _batches(self, chosen: Mapping[str, Settings]) -> tuple[dict[str, int], list[str]]:
+        """Rows of each batch; without the technique of the larger batch, and why, if there is no room for one."""
+        rows = self.asked.sizes["rows"]
+        batches = dict.fromkeys(chosen, rows)
+        lean = [name for name, settings in chosen.items() if settings.more_rows]
+        if not lean:
+            return batches, []
+        single = dataclasses.replace(chosen[lean[0]], allocator=False, all_devices=False)
+        more = int(self._run(lean[0], single, {"rows": rows, "look_for_rows": True})["rows"])
+        batches.update(dict.fromkeys(lean, more))
+        if more == rows and MORE_ROWS in batches:
+            del batches[MORE_ROWS]
+            return batches, [f"{MORE_ROWS}: left out, the memory that the standard MLP needs has no room for one"]
+        return batches, []
+
+    def _run(self, name: str, settings: Settings, job: Found) -> Found:
+        """What one technique finds, in a process of its own, or in one for each device."""
+        world, sizes, device = self.count if settings.all_devices else 1, self.asked.sizes, self.asked.device
+        environment = _GROWING_SEGMENTS if device == "cuda" and settings.allocator else {}
+        with tempfile.TemporaryDirectory(prefix="bench-techniques-") as folder:
+            job = {**job, "config": self.config, "settings": settings, "device": device, "world": world}
+            job |= {"context": sizes["context"], "first_rows": sizes["rows"], "meeting": str(Path(folder, "meeting"))}
+            jobs = [{**job, "rank": rank} for rank in range(world)]
+            return in_fresh_processes(measure_alone, jobs, name=name, environment=environment)[0]
+
+    def _check(self, name: str, settings: Settings, found: Found, first: str, lowest: Found) -> None:
+        """Compare the losses with those of the first technique.
+
+        Raises:
+            RuntimeError: They differ by more than rounding explains.
+        """
+        for which, precision in (("exact_losses", "float32"), ("losses", settings.precision)):
+            for step, (loss, other) in enumerate(zip(found[which], lowest["exact_losses"], strict=True), start=1):
+                allowed = tolerance(self.asked.sizes["layers"], other, lowest["shaken"][precision])
+                if not abs(loss - other) <= allowed:
+                    raise RuntimeError(
+                        f"{self.asked.shape}: the loss of {name!r} at step {step} with matmuls in {precision} is "
+                        f"{loss:.7g}, that of {first!r} {other:.7g}: {abs(loss - other):.2g} apart, rounding explains "
+                        f"{allowed:.2g}; its maths is not the same"
+                    )
+
+    def _speeds(self, found: Sequence[Found], rows: int, settings: Settings) -> list[float]:
+        """Tokens per second of each round, all devices together."""
+        tokens = rows * self.asked.sizes["context"] * (self.count if settings.all_devices else 1)
+        return [tokens / one["median_s"] for one in found]
+
+    def _utilization(self, settings: Settings, tokens_per_s: float) -> float | None:
+        try:
+            peak = find_device(describe_machine(self.asked.device)).flops.get(settings.precision)
+        except ValueError:  # no peak is known of it, a CPU for one
+            return None
+        devices = self.count if settings.all_devices else 1
+        flops = step_flops(self.config, tokens=1, context_length=self.asked.sizes["context"]).model
+        return None if peak is None else flops * tokens_per_s / (peak * devices)
+
+
+def _ratio(these: Sequence[float], those: Sequence[float]) -> float:
+    """The median over rounds of the ratio within a round."""
+    return statistics.median(one / other for one, other in zip(these, those, strict=True))
+
+
+def notes(rows: Sequence[Row]) -> Iterator[str]:
+    """What was compared and left out, and what the columns mean."""
+    for group in groups(rows).values():
+        worst = max(group, key=lambda row: float(row.loss_difference / row.loss_tolerance))
+        yield (
+            f"same losses over {len(worst.losses)} steps: in float32 at most {worst.loss_difference:.1e} nats apart "
+            f"({worst.variant}; rounding explains {worst.loss_tolerance:.1e})"
+        )
+        yield from group[0].notes
+    yield "previous, first: tokens/s over those of the previous technique and of the first"
+    yield "peak: tensors of a step without weights, optimizer state and batch; all: resident, libraries' buffers too"
+
+
+def draw(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Tokens per second of each technique with its gain over the previous one, and the memory."""
+    shapes = groups(rows)
+    with chart(path, title, rows=len(shapes), columns=2) as axes:
+        for (speed, memory), group in zip(axes, shapes.values(), strict=True):
+            names, speeds = [row.variant for row in group], [row.tokens_per_s or 0 for row in group]
+            gains = [f"× {row.ratio:.2f}, total {row.ratio_to_first:.2f}" for row in group]
+            bars(speed, names, {"": speeds}, "tokens per second", labels=gains, colors=[color("ours")] * len(names))
+            fields = {"a step's tensors": "peak_bytes", "resident, with weights and libraries": "resident_bytes"}
+            sizes = {label: [(getattr(row, of) or 0) / MIB for row in group] for label, of in fields.items()}
+            bars(memory, names, sizes, "memory, MiB")
