@@ -11,7 +11,7 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.norm import build_head_norm
 from lightning_llm.model.rope import Rotation, rotate
-from lightning_llm.ops.attention import causal_attention, is_worth_it
+from lightning_llm.ops.attention import causal_attention, is_faster_than_builtin
 
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -70,7 +70,7 @@ class CausalSelfAttention(nn.Module):
                 mask = torch.ones(seq, key.shape[-2], dtype=torch.bool, device=x.device).tril(cache.length)
                 causal = False
         dropout = self.dropout if self.training else 0.0
-        if causal and not dropout and is_worth_it(query):
+        if causal and not dropout and is_faster_than_builtin(query):
             mixed = causal_attention(query, key, value)
         elif seq == 1 and cache is not None and not dropout:
             mixed = attend_once(query, key, value, mask)
