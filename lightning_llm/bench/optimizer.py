@@ -17,7 +17,7 @@ from lightning_llm.io.console import Console
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.adamw import AdamW
-from lightning_llm.optim.grouping import HIDDEN_MATRICES, param_groups
+from lightning_llm.optim.groups import HIDDEN_MATRICES, param_groups
 from lightning_llm.optim.muon import MuonAdamW
 
 SHAPES = {"124m": ["12x768x50304"]}  # layers x hidden x vocab
