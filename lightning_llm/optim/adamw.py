@@ -15,7 +15,7 @@ The one temporary, √v + ε c₂, is bounded by working in chunks; on a CPU a c
 time (10.7 M parameters in 57 tensors, float32, 2 cores: 10 ms against 25 ms in one go). Where torch has the same update
 as one kernel (``torch._fused_adamw_``; CPU and CUDA) it is used unless ``fused=False``: 4.7 ms in that measurement.
 
-With ``state_dtype="bfloat16"`` both averages are kept in half the bytes. A chunk of them is widened to float32, updated
+With ``state_dtype="bfloat16"`` both averages take half the bytes. A chunk of them is widened to float32, updated
 as above and rounded back stochastically (see ``rounding``), so that no float32 copy outlives its chunk.
 """
 
@@ -33,7 +33,7 @@ from lightning_llm.optim.rounding import rounding_update_
 
 FUSED_DEVICES = ("cpu", "cuda")
 _CHUNK_BYTES = {"cpu": 2**20}  # the cache of a core holds the five tensors of a chunk
-_CHUNK_BYTES_ELSEWHERE = 2**27  # 128 MiB: launches cost nothing against it, and it is small beside a model that counts
+_CHUNK_BYTES_ELSEWHERE = 2**27  # 128 MiB: launches cost nothing against it, and it is small compared with a large model
 
 # Parameter, gradient, exp_avg, exp_avg_sq, and the index of its first number among those of all parameters.
 Row = tuple[Tensor, Tensor, Tensor, Tensor, int]
@@ -56,7 +56,7 @@ class AdamW(GroupOptimizer):
         fused: ``None``: torch's single kernel on CPU and CUDA, multi-tensor operations elsewhere and for tensors that
             are not contiguous. ``True``: an error on a device without the kernel. ``False``: multi-tensor operations.
         state_dtype: Of both averages. ``None``: the parameter's. ``"bfloat16"``: half the bytes beside float32
-            parameters; computed in float32 and rounded stochastically, by noise that depends on the step and the place
+            parameters; computed in float32 and rounded stochastically, by noise that depends on the step and the index
             alone: all ranks and every resumed run get the same bits. So do shards along the first dimension; other
             shards round with noise of their own. Parameters in bfloat16 are themselves rounded to the nearest.
 

@@ -1,10 +1,10 @@
-"""Muon for the hidden matrices and AdamW for everything else, as one optimizer.
+"""Muon for the hidden matrices and AdamW foreverything else, as one optimizer.
 
 Muon (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks") replaces the momentum M of a matrix
 by the nearest orthogonal one, U Vᵀ of M = U S Vᵀ, so that every direction of the matrix learns at the same rate:
 
     B ← μ B + (1 - μ) G                    momentum_buffer
-    O ← NewtonSchulz((1 - μ) G + μ B)      Nesterov momentum, orthogonalised
+    O ← NewtonSchulz((1 - μ) G + μ B)      Nesterov momentum, orthogonalized
     W ← (1 - lr λ) W - lr 0.2 √max(rows, columns) O
 
 The root makes the update's root mean square that of a typical AdamW step (Liu et al. 2025, "Muon is Scalable for LLM
@@ -29,8 +29,8 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 RMS_OF_ADAMW = 0.2
 ALGORITHMS = ("muon", "adamw")
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-# Of matrices orthogonalised together, which bounds the temporaries. On a CPU a stack that stays in the cache is as fast
-# as one product a matrix at 384 wide and nearly twice as fast at 128 wide.
+# Of matrices orthogonalized together, which bounds the temporaries. On a CPU a stack that stays in the cache is as fast
+# as one matmul per matrix at 384 wide and nearly twice as fast at 128 wide.
 _STACK_BYTES = {"cpu": 2**22}
 _STACK_BYTES_ELSEWHERE = 2**28
 
@@ -38,10 +38,10 @@ _STACK_BYTES_ELSEWHERE = 2**28
 class MuonAdamW(GroupOptimizer):
     """Muon for hidden matrices, AdamW for embeddings, heads, norms and biases.
 
-    Sharded matrices (``DTensor``) are gathered one stack at a time, and orthogonalised by every process.
+    Sharded matrices (``DTensor``) are gathered one stack at a time, and orthogonalized by every process.
 
     Takes the groups of ``lightning_llm.optim.param_groups`` and uses Muon for the one named ``hidden_matrices``. Groups
-    made by hand say ``"algorithm": "muon"`` or ``"adamw"``. State: ``momentum_buffer`` (as ``torch.optim.Muon``) or
+    made by hand set ``"algorithm": "muon"`` or ``"adamw"``. State: ``momentum_buffer`` (as ``torch.optim.Muon``) or
     ``exp_avg``, ``exp_avg_sq``, ``step``.
 
     Args:
@@ -55,11 +55,11 @@ class MuonAdamW(GroupOptimizer):
         newton_schulz_dtype: Of Muon: ``bfloat16``, which is 4 times as fast on CPUs and GPUs that multiply it in
             hardware, or ``float32``.
         fused: Of AdamW, see ``AdamW``.
-        state_dtype: Of AdamW, see ``AdamW``; Muon's momentum keeps the dtype of its matrix.
+        state_dtype: Of AdamW, see ``AdamW``; Muon's momentum has the dtype of its matrix.
 
     Raises:
-        ValueError: For options out of range (all at once), a group that does not say its algorithm, parameters that are
-            no matrices in a Muon group, complex parameters or sparse gradients.
+        ValueError: For options out of range (all at once), a group without an algorithm, parameters that are
+            not matrices in a Muon group, complex parameters or sparse gradients.
     """
 
     def __init__(
@@ -146,12 +146,12 @@ def newton_schulz(matrices: Tensor, *, steps: int = 5, dtype: torch.dtype = torc
     """Brings the singular values of each matrix near 1, keeping its singular vectors.
 
     Quintic Newton-Schulz iteration: X ← a X + (b A + c A²) X with A = X Xᵀ (Jordan et al. 2024). After five steps, in
-    exact arithmetic, whatever singular value was above 0.3 % of the Frobenius norm lies between 0.68 and 1.21.
+    exact arithmetic, every singular value above 0.3 % of the Frobenius norm lies between 0.68 and 1.21.
 
     Args:
         matrices: (batch, rows, columns), cheapest with rows ≤ columns.
         steps: Number of iterations.
-        dtype: Of the products.
+        dtype: Of the matmuls.
 
     Returns:
         (batch, rows, columns) in the dtype of ``matrices``. Zero stays zero.
@@ -167,7 +167,7 @@ def newton_schulz(matrices: Tensor, *, steps: int = 5, dtype: torch.dtype = torc
 
 
 def _stacks(params: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Matrices of one shape (or its transpose), device and dtype: a stack is one product instead of many small ones."""
+    """Matrices of one shape (or its transpose), device and dtype: a stack is one matmul instead of many small ones."""
     alike: dict[tuple[object, ...], list[Tensor]] = {}
     for param in params:
         alike.setdefault((*sorted(param.shape), param.device, param.dtype), []).append(param)
@@ -209,11 +209,9 @@ def _whole(rows: Tensor, param: Any) -> Tensor:
     """All rows of a sharded matrix, gathered; every process then orthogonalises it, so nothing is sent back."""
     if not hasattr(param, "to_local"):
         return rows
-    whole: Tensor = (
-        type(param.data)
-        .fromlocal(rows, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride())
-        .full_tensor()
-    )
+    options = {"run_check": False, "shape": param.shape, "stride": param.stride()}
+    sharded = type(param.data).from_local(rows, param.device_mesh, param.placements, **options)
+    whole: Tensor = sharded.full_tensor()
     return whole
 
 
@@ -224,5 +222,5 @@ def _own_rows(matrix: Tensor, param: Any) -> Tensor:
     from torch.distributed.tensor import Replicate  # half a second, which only sharded runs wait for
 
     there = [Replicate()] * param.device_mesh.ndim
-    replicated = type(param.data).fromlocal(matrix, param.device_mesh, there, run_check=False)
+    replicated = type(param.data).from_local(matrix, param.device_mesh, there, run_check=False)
     return local(replicated.redistribute(placements=param.placements))

@@ -1,8 +1,8 @@
 """Learning-rate schedules: plain functions of the step, and the same as objects for configs.
 
-The functions give the learning rate itself. The classes give a factor for the optimiser's own learning rate, so that a
-config names the rate once; they can be named by class path in YAML. Steps count from 0, where a warm-up gives 0: who
-sets the rate of the coming update from the number of those already made loses the first one; ``step + 1`` does not.
+The functions give the learning rate itself. The classes give a factor for the optimizer's own learning rate, so that a
+config names the rate once; they can be named by class path in YAML. Steps count from 0, where a warm-up gives 0. If you
+pass the number of updates already made, the first update has rate 0; pass ``step + 1`` to avoid that.
 
 No torch is imported here.
 """
@@ -16,7 +16,7 @@ DecayShape = Literal["linear", "sqrt"]
 
 
 def constant_lr(step: int, *, max_lr: float, warmup_steps: int = 0) -> float:
-    """Linear warm-up from 0 to ``max_lr`` over ``warmup_steps``, then ``max_lr`` for ever."""
+    """Linear warm-up from 0 to ``max_lr`` over ``warmup_steps``, then ``max_lr`` forever."""
     return step / warmup_steps * max_lr if step < warmup_steps else max_lr
 
 
@@ -79,7 +79,7 @@ def wsd_lr(
 
 
 class Schedule(abc.ABC):
-    """A learning rate as a factor of the optimiser's own. Derive from it to make another one."""
+    """A learning rate as a factor of the optimizer's own. Derive your own schedules from it."""
 
     @abc.abstractmethod
     def factor(self, step: int, total_steps: int | None = None) -> float:
@@ -96,7 +96,7 @@ class Schedule(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constant(Schedule):
-    """The optimiser's learning rate, after a linear warm-up.
+    """The optimizer's learning rate, after a linear warm-up.
 
     Attributes:
         warmup_steps: Steps of the warm-up.
