@@ -44,7 +44,7 @@ def round_stochastically(values: Tensor, noise: Tensor) -> Tensor:
 
 
 def round_stochastically_(values: Tensor, noise: Tensor) -> None:
-    """The same in place: ``values`` keep their dtype and hold numbers that bfloat16 can represent. ``noise`` is not changed."""
+    """The same in place: ``values`` keep their dtype. ``noise`` is not changed."""
     # -inf, and NaN where NaN is: the carry may have turned such bits into a number. where() takes three times as long.
     bad = values.clamp(max=-torch.inf)
     values.view(torch.int32).add_(noise).bitwise_and_(_UPPER)

@@ -31,8 +31,8 @@ from lightning_llm.data.datamodule import TokenDataModule, rescale_batch_progres
 from lightning_llm.data.sources import Source
 from lightning_llm.generation import generate
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.plain import is_plain
 from lightning_llm.model.transformer import Transformer
+from lightning_llm.model.weights import is_plain
 from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
