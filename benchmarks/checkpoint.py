@@ -24,7 +24,7 @@ from lightning_llm.bench.plots import bar_plot
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim.adamw import AdamW
-from lightning_llm.optim.grouping import param_groups
+from lightning_llm.optim.groups import param_groups
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 
 NAMES = ("millions of parameters",)

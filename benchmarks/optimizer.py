@@ -16,7 +16,7 @@ from lightning_llm.bench.plots import bar_plot
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.adamw import AdamW
-from lightning_llm.optim.grouping import HIDDEN_MATRICES, param_groups
+from lightning_llm.optim.groups import HIDDEN_MATRICES, param_groups
 from lightning_llm.optim.muon import MuonAdamW
 
 NAMES = ("layers", "hidden", "vocab")

@@ -22,9 +22,9 @@ LAYERS = (
     ("model.config", "optim.schedules", "ops.sizes", "accounting.hardware", "measure"),
     ("io.console",),
     ("accounting", "ops", "data"),  # data: corpora, tokenizers, token_store, order
-    ("data.prepare", "model"),  # model: norm, rope, kv_cache
+    ("data.prepare", "model"),  # model: norm, rope, kv_cache, weights
     ("model.attention", "model.mlp"),
-    ("model.transformer", "model.init", "optim", "training.metrics"),
+    ("model.transformer", "optim", "training.metrics"),
     ("generation", "interop", "data.datamodule", "data.find_store"),
     ("checkpoints",),
     ("training",),

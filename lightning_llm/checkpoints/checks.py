@@ -30,8 +30,7 @@ from lightning_llm.checkpoints.schema import (
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
 from lightning_llm.model.transformer import Transformer
-from lightning_llm.optim.checks import saved_state_faults
-from lightning_llm.optim.grouping import param_groups
+from lightning_llm.optim.groups import param_groups, saved_state_faults
 
 FORMAT_VERSION = 1
 ARCHITECTURE = "hyper_parameters.architecture"

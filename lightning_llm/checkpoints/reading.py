@@ -31,9 +31,9 @@ from lightning_llm.checkpoints.checks import (
 from lightning_llm.checkpoints.files import Source
 from lightning_llm.checkpoints.schema import FORMAT
 from lightning_llm.model.config import config_of_file
-from lightning_llm.model.finite import only_finite
 from lightning_llm.model.transformer import Transformer
-from lightning_llm.optim.checks import saved_state_faults
+from lightning_llm.model.weights import only_finite
+from lightning_llm.optim.groups import saved_state_faults
 
 EXECUTION = "execution"  # in the part under FORMAT: see training.execution
 BEST = "best.ckpt"

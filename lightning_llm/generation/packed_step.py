@@ -20,9 +20,9 @@ from lightning_llm.model.attention import CausalSelfAttention
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.mlp import MLP, MemoryOptimizedSwiGLU, SwiGLU
 from lightning_llm.model.norm import RMSNorm
-from lightning_llm.model.plain import is_hooked, is_plain
 from lightning_llm.model.rope import rotation
 from lightning_llm.model.transformer import Block, Transformer
+from lightning_llm.model.weights import is_hooked, is_plain
 
 FEWEST_STEPS = 8  # that are worth the copies
 DTYPES = (torch.float32, torch.float64)  # torch's own product of a bfloat16 matrix and a row wants the usual layout

@@ -17,8 +17,8 @@ from lightning_llm.interop.fields import Fields
 from lightning_llm.interop.weights import DTYPES, Weights
 from lightning_llm.io.untrusted import file_in, read_json, shown
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.finite import only_finite
 from lightning_llm.model.transformer import Transformer
+from lightning_llm.model.weights import only_finite
 
 CONFIG = "config.json"
 FIRST = "layers.0."

@@ -7,7 +7,8 @@ accounting and the command line read a config without paying for it.
 
 import dataclasses
 import math
-from typing import Any, Literal, get_origin
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
 
 from lightning_llm.io.untrusted import shown
 
@@ -19,12 +20,12 @@ GATED_MLPS = ("swiglu", "memory_optimized_swiglu")
 PLAIN_MLPS = ("gelu", "gelu_tanh", "relu")
 BUILT_IN_MLPS = GATED_MLPS + PLAIN_MLPS
 CHECKPOINT_LEVELS = (0, 1, 2)
-OWN_CODE = "lightning_llm."  # what an import path of this package begins with
+OWN_CODE = "lightning_llm."  # how an import path of this package begins
 MOST_LAYERS = 2000  # twice the deepest that were trained (Wang et al. 2022, "DeepNet", arXiv:2203.00555)
 MOST_SIZE, MOST_NUMBER = 2**40, 1e30  # beyond them torch overflows
 MOST_PARAMETERS = 10**13  # several times the largest that were trained
 RECOMPUTE = ("none", "mlp", "attention", "block")
-# What each way of stretching the rotation needs beside its name; the names are those of Hugging Face.
+# The options of each way to stretch the rotation, by Hugging Face's names.
 ROPE_SCALINGS = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -35,7 +36,7 @@ ROPE_SCALINGS = {
 class ModelConfig:
     """Sizes and options of a decoder-only transformer.
 
-    All faults are reported at once. Sizes left at ``None`` are derived when the config is made, so that a config read
+    All errors are reported at once. Sizes left at ``None`` are derived when the config is made, so that a config read
     back (``dataclasses.asdict``) holds the numbers that were used.
 
     Attributes:
@@ -53,16 +54,16 @@ class ModelConfig:
         rms_norm_eps: Added to the mean square, or to the variance for ``layernorm``.
         position: ``rope`` (Su et al. 2021, rotate-half form), ``learned`` (an embedding per position) or ``none``.
         rope_theta: Base of the rotary frequencies.
-        rope_scaling: How the rotation was stretched to a longer context than the model began with, or ``None``:
+        rope_scaling: How the rotation was stretched to a longer context than that of pre-training, or ``None``:
             ``{rope_type: linear, factor: …}`` (Chen et al. 2023, "Extending Context Window of Large Language Models
             via Positional Interpolation") or ``{rope_type: llama3, factor: …, low_freq_factor: …, high_freq_factor: …,
-            original_max_position_embeddings: …}``, which leaves the fast frequencies as they are.
+            original_max_position_embeddings: …}``, which does not change the fast frequencies.
         mlp: ``swiglu``, ``memory_optimized_swiglu``, ``gelu`` (by the error function), ``gelu_tanh`` (as in GPT-2),
             ``relu``, or the import path of a class that is called with this config.
-        checkpoint_level: Of ``memory_optimized_swiglu``: 0 keeps what backward needs, 1 keeps only the input and the
-            weights and computes the rest again, 2 takes the norm before it in as well and keeps nothing beyond the
+        checkpoint_level: Of ``memory_optimized_swiglu``: 0 saves what backward needs, 1 saves only the input and the
+            weights and recomputes the rest, 2 includes the norm before it as well and saves nothing beyond the
             residual stream. A number, or a list with one for each layer.
-        recompute: Parts of a block that keep only their input in training and run again in backward
+        recompute: Parts of a block that save only their input in training and run again in backward
             (``torch.utils.checkpoint``): ``none``, ``mlp`` or ``attention`` with its norm, or the whole ``block``.
         qk_norm: RMSNorm on each query and key head before the rotation.
         dropout: Probability, on embeddings, attention weights and both residual branches.
@@ -98,15 +99,13 @@ class ModelConfig:
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
-        if wrong_types := self._type_faults():
-            raise ValueError("; ".join(wrong_types))
-        faults = self._size_faults()
-        if not faults:  # derived sizes make sense only from sound ones
-            self._fill_derived_sizes()
-        faults += self._shape_faults() + self._option_faults()
+        faults = list(self._type_faults())
         if not faults:
-            faults += self._magnitude_faults()
-        if faults:
+            faults = list(self._size_faults())
+            if not faults:  # derived sizes make sense only from sound ones
+                self._fill_derived_sizes()
+            faults += [*self._shape_faults(), *self._option_faults()]
+        if faults := faults or list(self._magnitude_faults()):
             raise ValueError("; ".join(faults))
 
     @property
@@ -141,8 +140,7 @@ class ModelConfig:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
 
-    def _type_faults(self) -> list[str]:
-        faults = []
+    def _type_faults(self) -> Iterator[str]:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type in (int, int | None):
@@ -159,120 +157,108 @@ class ModelConfig:
             else:
                 continue
             if not fits:
-                faults.append(f"{field.name} must be {expected}, got {shown(value)}")
-        return faults
+                yield f"{field.name} must be {expected}, got {shown(value)}"
 
-    def _size_faults(self) -> list[str]:
-        faults = []
+    def _size_faults(self) -> Iterator[str]:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             most = MOST_LAYERS if field.name == "num_hidden_layers" else MOST_SIZE
             if field.type in (int, int | None) and value is not None:
                 if value < 1:
-                    faults.append(f"{field.name} must be at least 1, got {value}")
+                    yield f"{field.name} must be at least 1, got {value}"
                 elif value > most:
-                    faults.append(f"{field.name} must be at most {most}, got {shown(value)}")
-        return faults
+                    yield f"{field.name} must be at most {most}, got {shown(value)}"
 
-    def _magnitude_faults(self) -> list[str]:
-        """Where a typing mistake made a model that nobody could hold: said before hours go into counting it."""
+    def _magnitude_faults(self) -> Iterator[str]:
+        """A typing mistake may make a model that no machine can hold: reported before counting it takes hours."""
         assert self.intermediate_size is not None
         assert self.head_dim is not None
         layer = 2 * self.hidden_size * (self.num_attention_heads * self.head_dim + self.intermediate_size)
         positions = self.max_position_embeddings if self.position == "learned" else 0
         elements = self.num_hidden_layers * layer + self.hidden_size * ((self.vocab_size or 0) + positions)
-        if elements <= MOST_PARAMETERS:
-            return []
-        sizes = "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"
-        given = ", ".join(f"{name} {getattr(self, name)}" for name in sizes)
-        return [f"the model would have over {elements:.1e} parameters, more than {MOST_PARAMETERS:.0e}: lower {given}"]
+        if elements > MOST_PARAMETERS:
+            sizes = "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"
+            given = ", ".join(f"{name} {getattr(self, name)}" for name in sizes)
+            yield f"the model would have over {elements:.1e} parameters, more than {MOST_PARAMETERS:.0e}: lower {given}"
 
-    def _shape_faults(self) -> list[str]:
-        faults = []
+    def _shape_faults(self) -> Iterator[str]:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         if self.head_dim is None and heads >= 1 and self.hidden_size % heads:
-            faults.append(
+            yield (
                 f"hidden_size {self.hidden_size} is not divisible by num_attention_heads {heads}: "
                 "change one of them or give head_dim"
             )
         if kv_heads is not None and kv_heads >= 1 and heads % kv_heads:
-            faults.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+            yield f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
         if self.position == "rope" and self.head_dim is not None and self.head_dim % 2:
-            faults.append(f"head_dim {self.head_dim} must be even with position 'rope': the rotation works on pairs")
-        return faults
+            yield f"head_dim {self.head_dim} must be even with position 'rope': the rotation works on pairs"
 
-    def _option_faults(self) -> list[str]:
-        faults = []
-        choices = {"norm": ("rmsnorm", "layernorm"), "position": ("rope", "learned", "none"), "recompute": RECOMPUTE}
-        for name, accepted in choices.items():
-            if getattr(self, name) not in accepted:
-                faults.append(f"{name} {getattr(self, name)!r} is unknown: choose one of {', '.join(accepted)}")
+    def _option_faults(self) -> Iterator[str]:
+        for field in dataclasses.fields(self):
+            value, accepted = getattr(self, field.name), get_args(field.type)
+            if get_origin(field.type) is Literal and value not in accepted:
+                yield f"{field.name} {value!r} is unknown: choose one of {', '.join(accepted)}"
         if self.mlp not in BUILT_IN_MLPS and "." not in self.mlp:
-            faults.append(
+            yield (
                 f"mlp {self.mlp!r} is unknown: choose one of {', '.join(BUILT_IN_MLPS)}, "
                 "or give the import path of a class (package.module.Class)"
             )
-        faults += self._level_faults() + self._scaling_faults()
+        yield from self._level_faults()
+        yield from self._scaling_faults()
         if self.mlp_bias and self.mlp == "memory_optimized_swiglu":
-            faults.append("mlp_bias is not supported by mlp 'memory_optimized_swiglu': use 'swiglu'")
+            yield "mlp_bias is not supported by mlp 'memory_optimized_swiglu': use 'swiglu'"
         if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
-            faults.append(f"dropout must be at least 0 and below 1, got {shown(self.dropout)}")
+            yield f"dropout must be at least 0 and below 1, got {shown(self.dropout)}"
         for name in ("rms_norm_eps", "rope_theta", "initializer_range"):
-            value = getattr(self, name)
-            if not _is_number(value) or not 0 < value <= MOST_NUMBER:
-                faults.append(f"{name} must be above 0 and finite, got {shown(value)}")
-        return faults
+            if not _is_positive(getattr(self, name)):
+                yield f"{name} must be above 0 and finite, got {shown(getattr(self, name))}"
 
-    def _scaling_faults(self) -> list[str]:
+    def _scaling_faults(self) -> Iterator[str]:
         scaling = self.rope_scaling
         if scaling is None:
-            return []
-        kind, known = scaling.get("rope_type"), ", ".join(ROPE_SCALINGS)
+            return
+        kind = scaling.get("rope_type")
         if not isinstance(kind, str) or kind not in ROPE_SCALINGS:
-            kind = shown(kind)
-            return [f"rope_scaling.rope_type {kind} is not supported: choose one of {known}, or leave rope_scaling out"]
-        needed, given = set(ROPE_SCALINGS[kind]), set(scaling) - {"rope_type"}
-        faults = [f"rope_scaling of type {kind} lacks {name}" for name in ROPE_SCALINGS[kind] if name not in given]
-        unknown = sorted(shown(str(name))[1:-1] for name in given - needed)
+            known = f"choose one of {', '.join(ROPE_SCALINGS)}, or leave rope_scaling out"
+            yield f"rope_scaling.rope_type {shown(kind)} is not supported: {known}"
+            return
+        needed, given = ROPE_SCALINGS[kind], set(scaling) - {"rope_type"}
+        faults = [f"rope_scaling of type {kind} lacks {name}" for name in needed if name not in given]
+        unknown = sorted(shown(str(name))[1:-1] for name in given - set(needed))
         faults += [f"rope_scaling.{name} is unknown to type {kind}" for name in unknown]
-        for name in sorted(given & needed):
-            value = scaling[name]
-            if not _is_number(value) or not 0 < value <= MOST_NUMBER:
-                faults.append(f"rope_scaling.{name} must be a number above 0, got {shown(value)}")
+        for name in sorted(given & set(needed)):
+            if not _is_positive(scaling[name]):
+                faults.append(f"rope_scaling.{name} must be a number above 0, got {shown(scaling[name])}")
         if not faults and kind == "llama3" and not scaling["low_freq_factor"] < scaling["high_freq_factor"]:
             faults.append(
                 f"rope_scaling.low_freq_factor {scaling['low_freq_factor']} must be below "
                 f"high_freq_factor {scaling['high_freq_factor']}"
             )
+        yield from faults
         if self.position != "rope":
-            faults.append(f"rope_scaling needs position 'rope', got {self.position!r}")
-        return faults
+            yield f"rope_scaling needs position 'rope', got {self.position!r}"
 
-    def _level_faults(self) -> list[str]:
+    def _level_faults(self) -> Iterator[str]:
         given = self.checkpoint_level
         levels = list(given) if isinstance(given, list | tuple) else [given]
         if any(level not in CHECKPOINT_LEVELS for level in levels):
-            accepted = ", ".join(map(str, CHECKPOINT_LEVELS))
-            return [f"checkpoint_level must be one of {accepted}, got {self.checkpoint_level!r}"]
-        faults = []
-        if isinstance(given, list | tuple) and len(levels) != self.num_hidden_layers:
-            faults.append(f"checkpoint_level lists {len(levels)} layers, num_hidden_layers is {self.num_hidden_layers}")
+            yield f"checkpoint_level must be one of {', '.join(map(str, CHECKPOINT_LEVELS))}, got {given!r}"
+            return
+        if not isinstance(given, int) and len(levels) != self.num_hidden_layers:
+            yield f"checkpoint_level lists {len(levels)} layers, num_hidden_layers is {self.num_hidden_layers}"
         if any(levels) and self.mlp != "memory_optimized_swiglu":
-            faults.append(
-                f"checkpoint_level {self.checkpoint_level} needs mlp 'memory_optimized_swiglu', got {self.mlp!r}"
-            )
+            yield f"checkpoint_level {given} needs mlp 'memory_optimized_swiglu', got {self.mlp!r}"
         if 2 in levels and self.norm != "rmsnorm":
-            faults.append(f"checkpoint_level 2 takes the norm in: it needs norm 'rmsnorm', got {self.norm!r}")
-        return faults
+            yield f"checkpoint_level 2 takes the norm in: it needs norm 'rmsnorm', got {self.norm!r}"
 
 
 def is_foreign(path: str) -> bool:
-    """Whether an import path leads out of this package."""
+    """Whether an import path is outside this package."""
     return not path.startswith(OWN_CODE)
 
 
 def config_of_file(fields: dict[str, Any], source: object, *, trust_code: bool = False) -> ModelConfig:
-    """The config in a file that a stranger may have written, whose model is going to be built.
+    """The config in a file that may be untrusted, before its model is built.
 
     Args:
         fields: Of :class:`ModelConfig`.
@@ -293,3 +279,7 @@ def config_of_file(fields: dict[str, Any], source: object, *, trust_code: bool =
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and 0 < value <= MOST_NUMBER

@@ -1,8 +1,8 @@
 """Keys and values of the tokens already seen, so that decoding computes one position a step.
 
 Every row has a length of its own and begins at place 0, so that a token's place in the cache is its position. Prompts
-of unequal length are read padded on the right: what stands behind a row's end is seen by no position of that row, and
-is written over by the row's next tokens.
+of unequal length are padded on the right: no position of a row sees what is after the row's end, and the row's next
+tokens overwrite it.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class KVCache:
         config: Of the model that will fill it.
         batch_size: Number of sequences.
         max_length: Most tokens it can hold, at most ``max_position_embeddings``.
-        device: Where it lives.
+        device: Of keys and values.
         dtype: Of keys and values.
 
     Attributes:
@@ -35,7 +35,7 @@ class KVCache:
         assert config.head_dim is not None
         assert config.num_key_value_heads is not None
         shape = (config.num_hidden_layers, 2, batch_size, config.num_key_value_heads, max_length, config.head_dim)
-        # zeros: what a row does not see has weight 0, and 0 times what happens to lie in memory may be no number
+        # zeros: masked positions have weight 0, and 0 times uninitialized memory may be NaN
         self._store = torch.zeros(shape, device=device, dtype=dtype)
         self.lengths = [0] * batch_size
         self._ends: tuple[Tensor, Tensor] | None = None
@@ -61,15 +61,15 @@ class KVCache:
         return self._store.dtype
 
     def positions(self, new: int) -> Tensor:
-        """Where the next tokens stand: (new,) where all rows are of one length, else (batch, new)."""
+        """Positions of the next tokens: (new,) where all rows are of one length, else (batch, new)."""
         steps = torch.arange(new, device=self._store.device)
         return steps + self.length if self.is_even else self._on_device(self.lengths)[:, None] + steps
 
     def mask(self, new: int) -> Tensor | None:
-        """Which places the next token of each row may look at, its own among them.
+        """Which positions the next token of each row sees, its own among them.
 
         Args:
-            new: How many tokens come: several only where all rows are of one length.
+            new: Number of new tokens: several only where all rows are of one length.
 
         Returns:
             (batch, 1, 1, length + 1), bool; ``None`` where all rows are of one length.
@@ -85,9 +85,9 @@ class KVCache:
         return (places <= self._on_device(self.lengths)[:, None])[:, None, None]
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the new positions of one layer behind each row's end and return all positions of that layer.
+        """Write the new positions of one layer after each row's end and return all positions of that layer.
 
-        ``lengths`` move once per forward pass, by :meth:`advance`: every layer writes at the same places.
+        ``lengths`` move once per forward pass, by :meth:`advance`: every layer writes at the same positions.
 
         Args:
             layer: Index of the block.
@@ -121,11 +121,11 @@ class KVCache:
         self.set_lengths([length + new for length in self.lengths])
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
-        """Say how many positions of each row are filled: fewer than were written where a prompt was padded."""
+        """Set how many positions of each row are filled: fewer than were written where a prompt was padded."""
         self.lengths, self._ends = list(lengths), None
 
     def row(self, index: int) -> "KVCache":
-        """A cache of one row that shares this one's memory, and counts for itself."""
+        """A cache of one row that shares this one's memory, and has a length of its own."""
         part: KVCache = KVCache.__new__(KVCache)
         part._store, part._ends = self._store[:, :, index : index + 1], None
         part.lengths = [self.lengths[index]]

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
 from lightning_llm.model.norm import RMSNorm
-from lightning_llm.model.plain import is_plain
+from lightning_llm.model.weights import is_plain
 from lightning_llm.ops.swiglu import memory_optimized_swiglu
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -57,7 +57,7 @@ class SwiGLU(nn.Module):
 
 
 class MemoryOptimizedSwiGLU(SwiGLU):
-    """The same function and the same parameters as :class:`SwiGLU`, keeping less for backward.
+    """The same function and the same parameters as :class:`SwiGLU`, saving less for backward.
 
     The operator reads the weights of the three projections. Where a call of a projection is more than that (a bias, an
     adapter, a quantized or any other class in its place, a hook), the projections are called as in :class:`SwiGLU`,
@@ -66,8 +66,8 @@ class MemoryOptimizedSwiGLU(SwiGLU):
     Args:
         hidden_size: Width of input and output.
         intermediate_size: Width between.
-        checkpoint_level: What is kept, see :func:`lightning_llm.ops.memory_optimized_swiglu`.
-        bias: Biases in all three projections. With them it computes, and keeps, what :class:`SwiGLU` does.
+        checkpoint_level: What is saved, see :func:`lightning_llm.ops.memory_optimized_swiglu`.
+        bias: Biases in all three projections. With them it computes and saves what :class:`SwiGLU` does.
         device: Of the parameters, as in ``nn.Linear``.
         dtype: Of the parameters, as in ``nn.Linear``.
     """
@@ -90,29 +90,21 @@ class MemoryOptimizedSwiGLU(SwiGLU):
 
         Args:
             x: The input.
-            norm: Applied to ``x`` first. At level 2 an RMSNorm is part of the operator, which then keeps ``x`` alone;
-                any other module, or one with hooks, is called, and its output kept, as at level 1.
+            norm: Applied to ``x`` first. At level 2 an RMSNorm is part of the operator, which then saves ``x`` alone;
+                any other module, or one with hooks, is called, and its output saved, as at level 1.
         """
-        level, norm_weight, norm_eps = self.checkpoint_level, None, 1e-6
-        if not self._has_plain_projections():
+        projections = self.gate_proj, self.up_proj, self.down_proj
+        if not all(is_plain(projection, nn.Linear) and projection.bias is None for projection in projections):
             return super().forward(x if norm is None else norm(x))
-        if isinstance(norm, nn.RMSNorm) and _is_usual(norm):
+        level, norm_weight, norm_eps = self.checkpoint_level, None, 1e-6
+        if isinstance(norm, nn.RMSNorm) and _is_plain_norm(norm):
             norm_weight, norm_eps = norm.weight, norm.eps or 0.0
         elif norm is not None:
             x, level = norm(x), min(level, 1)
+        gate, up, down = (projection.weight for projection in projections)
         return memory_optimized_swiglu(
-            x,
-            self.gate_proj.weight,
-            self.up_proj.weight,
-            self.down_proj.weight,
-            checkpoint_level=level,
-            norm_weight=norm_weight,
-            norm_eps=norm_eps,
+            x, gate, up, down, checkpoint_level=level, norm_weight=norm_weight, norm_eps=norm_eps
         )
-
-    def _has_plain_projections(self) -> bool:
-        projections = (self.gate_proj, self.up_proj, self.down_proj)
-        return all(is_plain(projection, nn.Linear) and projection.bias is None for projection in projections)
 
     def extra_repr(self) -> str:
         """Shown by ``print(model)``."""
@@ -142,8 +134,8 @@ class MLP(nn.Module):
         return out
 
 
-def _is_usual(norm: nn.RMSNorm) -> bool:
-    """With a weight and an epsilon, which is what the operator takes of it."""
+def _is_plain_norm(norm: nn.RMSNorm) -> bool:
+    """With a weight and an epsilon, as the operator needs them."""
     return is_plain(norm, RMSNorm, nn.RMSNorm) and norm.elementwise_affine and norm.eps is not None
 
 

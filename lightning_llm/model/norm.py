@@ -1,4 +1,4 @@
-"""Normalisation of the residual stream and of the query and key heads."""
+"""Normalization of the residual stream and of the query and key heads."""
 
 from torch import Tensor, nn
 
@@ -7,7 +7,7 @@ from lightning_llm.ops.norm import rms_norm
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's module, by :func:`lightning_llm.ops.norm.rms_norm`."""
+    """torch's module, computed by :func:`lightning_llm.ops.norm.rms_norm`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, size) -> (…, size)."""

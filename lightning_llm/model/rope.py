@@ -16,7 +16,7 @@ def rotation(
 
     Args:
         positions: (seq,) or (batch, seq), token positions.
-        head_dim: Width of a head; pair i (of dimensions i and i + head_dim / 2) turns by ``theta^(-2i / head_dim)``
+        head_dim: Width of a head; pair i (of dimensions i and i + head_dim / 2) rotates by ``theta^(-2i / head_dim)``
             per position.
         theta: Base of the frequencies.
         dtype: Of the result. The angles are computed in float32: bf16 cannot tell position 257 from 258.
@@ -36,11 +36,11 @@ def rotation(
 
 
 def rotate(x: Tensor, by: Rotation) -> Tensor:
-    """Turn each pair of dimensions of every head by its position's angle.
+    """Rotate each pair of dimensions of every head by its position's angle.
 
     Args:
         x: (batch, heads, seq, head_dim).
-        by: What :func:`rotation` gave.
+        by: The result of :func:`rotation`.
 
     Returns:
         As ``x``.
@@ -51,7 +51,7 @@ def rotate(x: Tensor, by: Rotation) -> Tensor:
 
 
 def _stretched(periods: Tensor, scaling: dict[str, Any]) -> Tensor:
-    """Periods of a model that was taught longer contexts than it began with: (head_dim / 2) -> (head_dim / 2).
+    """Periods of a model whose context was extended after pre-training: (head_dim / 2) -> (head_dim / 2).
 
     ``linear`` makes all of them longer by ``factor``. ``llama3`` does so with those that the first context did not see
     ``low_freq_factor`` times, leaves those that it saw ``high_freq_factor`` times, and blends between (the frequencies,

@@ -4,7 +4,7 @@
                            └─input_layernorm─self_attn─▶───┘  └─post_attention_layernorm─mlp─▶───┘
 
 The head is not applied by ``forward``: the loss takes the hidden states and the head's weight, so that the logits of
-all tokens need never exist at once (``ops.linear_cross_entropy``). ``logits`` applies it where they are wanted.
+all tokens need never exist at once (``ops.linear_cross_entropy``). ``logits`` applies it.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_llm.model.attention import CausalSelfAttention, document_mask, positions_in_documents
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.init import initialize
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.mlp import build_mlp
 from lightning_llm.model.norm import build_norm
 from lightning_llm.model.rope import Rotation, rotation
+from lightning_llm.model.weights import initialize
+from lightning_llm.ops.matmul import matmul_dtype
 
 
 class Block(nn.Module):
@@ -46,15 +47,15 @@ class Block(nn.Module):
         mask: Tensor | None = None,
     ) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, hidden). The rest as for :class:`CausalSelfAttention`."""
-        # a cache grows with every call, for each length of which there would be other code
+        # a cache grows with every call, and each length would be compiled again
         run = Block._run if self._compiled is None or cache is not None else self._compiled
         return run(self, x, rotation, cache, mask)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile what is done without a cache, in place. Arguments as for ``torch.compile``.
+        """Compile the forward pass without a cache, in place. Arguments as for ``torch.compile``.
 
-        Unlike that of ``nn.Module`` it leaves hooks out, by which FSDP2 gathers the weights, and takes the block as an
-        argument: blocks of the same settings, and copies of one, share the code that was made for the first.
+        Unlike that of ``nn.Module`` it excludes hooks, by which FSDP2 gathers the weights, and takes the block as an
+        argument: blocks of the same settings, and copies of one, share the code compiled for the first.
         """
         self._compiled = torch.compile(Block._run, *args, **kwargs)
 
@@ -64,12 +65,9 @@ class Block(nn.Module):
         return self._compiled is not None
 
     def _run(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None, mask: Tensor | None) -> Tensor:
-        if self.recompute == "block" and self._keeps_activations():
-            out: Tensor = checkpoint(self._whole, x, rotation, cache, mask, use_reentrant=False)
-            return out
-        return self._whole(x, rotation, cache, mask)
+        return self._part("block", self._parts, x, rotation, cache, mask)
 
-    def _whole(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None, mask: Tensor | None) -> Tensor:
+    def _parts(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None, mask: Tensor | None) -> Tensor:
         x = x + self._part("attention", self._attention, x, rotation, cache, mask)
         return x + self._part("mlp", self._mlp, x)
 
@@ -84,13 +82,10 @@ class Block(nn.Module):
         return out
 
     def _part(self, name: str, function: Callable[..., Tensor], *args: Any) -> Tensor:
-        if self.recompute == name and self._keeps_activations():
+        if self.recompute == name and self.training and torch.is_grad_enabled():
             out: Tensor = checkpoint(function, *args, use_reentrant=False)
             return out
         return function(*args)
-
-    def _keeps_activations(self) -> bool:
-        return self.training and torch.is_grad_enabled()
 
 
 class Transformer(nn.Module):
@@ -124,7 +119,7 @@ class Transformer(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
 
     def compile_blocks(self, mode: str = "default") -> None:
-        """Let ``torch.compile`` make code for the blocks, in place, at their first call; generation goes without.
+        """Let ``torch.compile`` compile the blocks, in place, at their first call; generation does not use it.
 
         Args:
             mode: As for ``torch.compile``.
@@ -155,7 +150,7 @@ class Transformer(nn.Module):
 
         Raises:
             ValueError: ``input_ids`` is not two-dimensional, or more positions than ``max_position_embeddings``, or
-                ``documents`` with a cache or of another shape, or several positions behind unequal rows of a cache.
+                ``documents`` with a cache or of another shape, or several positions after unequal rows of a cache.
         """
         if input_ids.dim() != 2:
             raise ValueError(f"input_ids must have shape (batch, seq), got {tuple(input_ids.shape)}")
@@ -179,11 +174,14 @@ class Transformer(nn.Module):
         if self.config.position == "learned":
             x = x + self.embed_positions(positions)
         x = self.dropout(x)
-        turn = self._rotation(positions, x)
+        cos_sin, dtype, config = None, matmul_dtype(x), self.config  # dtype: of queries, keys and values
+        if config.position == "rope":
+            assert config.head_dim is not None
+            cos_sin = rotation(positions, config.head_dim, config.rope_theta, dtype, config.rope_scaling)
         if documents is not None:
-            mask = document_mask(documents, _product_dtype(x))
+            mask = document_mask(documents, dtype)
         for layer in self.layers:
-            x = layer(x, rotation=turn, cache=cache, mask=mask)
+            x = layer(x, rotation=cos_sin, cache=cache, mask=mask)
         if cache is not None:
             cache.advance(seq)
         out: Tensor = self.norm(x)
@@ -193,16 +191,3 @@ class Transformer(nn.Module):
         """(…, hidden) -> (…, vocab), through the head."""
         out: Tensor = self.lm_head(hidden)
         return out
-
-    def _rotation(self, positions: Tensor, x: Tensor) -> Rotation | None:
-        if self.config.position != "rope":
-            return None
-        assert self.config.head_dim is not None
-        dtype = _product_dtype(x)
-        return rotation(positions, self.config.head_dim, self.config.rope_theta, dtype, self.config.rope_scaling)
-
-
-def _product_dtype(x: Tensor) -> torch.dtype:
-    """In which queries, keys and values come out of their projections."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype

@@ -1,4 +1,4 @@
-"""Memory-optimised operators: SwiGLU and cross-entropy, each beside its plain reference.
+"""Memory-optimized operators: SwiGLU and cross-entropy, each with its plain reference.
 
 The public names are loaded when first used (PEP 562): importing the package costs no torch.
 """

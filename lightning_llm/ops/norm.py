@@ -4,11 +4,11 @@ With r = 1 / √(mean(x²) + ε) per row, x̂ = r x and y = w ⊙ x̂, for a giv
 
     dw = Σ_rows dy ⊙ x̂,    dx = r (w ⊙ dy - x̂ · mean(w ⊙ dy ⊙ x̂))
 
-Kept for backward: x, and r, one number a row. Computed in float32 at least; the result comes in the dtype of autocast,
-so that the projections behind it need not cast it one by one. On CUDA torch's own kernel does this. Its CPU form does
+Saved for backward: x, and r, one number per row. Computed in float32 at least; the result has the dtype of autocast,
+so that the projections after it need not cast it one by one. On CUDA torch's own kernel does this. Its CPU form does
 not: at 2048 × 128 its backward took 536 µs in float32 and 1,888 in bf16, where this takes 143 and 175 (AMD Zen 5,
 2 cores, torch 2.13). The rows go through in blocks that stay in cache from one operator to the next: 16,384 × 384 with
-a result in bf16 take 3.2 + 7.4 ms so, all rows at once 4.9 + 14.8; 2048 × 128, one block, 0.13 more for the cutting.
+a result in bf16 takes 3.2 + 7.4 ms so, all rows at once 4.9 + 14.8; 2048 × 128, one block, 0.13 more for the cutting.
 """
 
 from collections.abc import Iterator
@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_llm.ops import sizes
+from lightning_llm.ops.matmul import matmul_dtype
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalise the last dimension by its root mean square.
+    """Normalizes the last dimension by its root mean square.
 
     Args:
         x: (…, size).
@@ -32,34 +33,39 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         As ``x``, in autocast's dtype where autocast is on.
     """
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    if torch.compiler.is_compiling():  # written out, it is merged with what stands around it
+    dtype = matmul_dtype(x)
+    if torch.compiler.is_compiling():  # written out, it is merged with the operators around it
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(dtype)
-    if device != "cpu":
+    if x.device.type != "cpu":
         normalized: Tensor = F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
         return normalized.to(dtype)
-    out: Tensor = _RMSNorm.apply(x, weight, eps, dtype)  # type: ignore[no-untyped-call]
+    return rms_norm_function(x, weight, eps, dtype, save_scale=True)
+
+
+def rms_norm_function(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, *, save_scale: bool) -> Tensor:
+    """RMSNorm in ``dtype`` that saves x, and r unless backward is to recompute it."""
+    out: Tensor = _RMSNorm.apply(x, weight, eps, dtype, save_scale)  # type: ignore[no-untyped-call]
     return out
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, save_scale: bool) -> Tensor:
         out, scale = normalize(x, weight, eps, dtype)
-        ctx.save_for_backward(x, weight, scale)
+        ctx.save_for_backward(x, weight, scale if save_scale else None)
+        ctx.eps = eps
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
-        need_x, need_weight, *_ = ctx.needs_input_grad
-        d_x = x.new_empty(x.shape) if need_x else None
-        d_weight = torch.zeros_like(weight, dtype=scale.dtype) if need_weight else None
+        scale = inverse_rms(x, ctx.eps) if scale is None else scale
+        d_x = x.new_empty(x.shape) if ctx.needs_input_grad[0] else None
+        d_weight = torch.zeros_like(weight, dtype=scale.dtype) if ctx.needs_input_grad[1] else None
         normalize_backward(dy, x, weight, scale, d_x, d_weight)
-        return d_x, None if d_weight is None else d_weight.to(weight.dtype), None, None
+        return d_x, None if d_weight is None else d_weight.to(weight.dtype), None, None, None
 
 
 def normalize(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -101,11 +107,11 @@ def normalize_backward(
 
     Args:
         dy: (…, size), the gradient of the result.
-        x: (…, size), what was normalised.
+        x: (…, size), the input.
         weight: (size,).
         scale: (…, 1), r.
-        d_x: (…, size), contiguous, overwritten with the gradient of ``x``; ``None`` where it is not wanted.
-        d_weight: (size,), the gradient of ``weight`` is added to it; ``None`` where it is not wanted.
+        d_x: (…, size), contiguous, overwritten with the gradient of ``x``; ``None`` where it is not needed.
+        d_weight: (size,), the gradient of ``weight`` is added to it; ``None`` where it is not needed.
     """
     blocks, longest = _in_blocks(x, dy, scale, x if d_x is None else d_x)
     wide_weight, size = weight.to(scale.dtype), x.shape[-1]

@@ -1,36 +1,36 @@
 """How large the operators' tiles and chunks are. No torch: the accounting reads the same numbers.
 
-Sizes are in bytes where a cache or an allocation is meant, in rows (tokens) or columns where a product is. ``device``
-is a device's type; what is not listed is treated as a CPU.
+Sizes of caches and allocations are in bytes, those of matmuls in rows (tokens) or columns. ``device`` is a device's
+type; one that is not listed is treated as a CPU.
 """
 
 from collections.abc import Iterator
 
-# One buffer of a tile of SwiGLU. On 2 cores of an AMD EPYC (Zen 5) at 4,096 tokens and 1024/4096, products of such
-# tiles are as fast as whole ones to 2 %; tiles of half the width are 5 to 10 % slower. A GPU wants more work at once.
+# One buffer of a tile of SwiGLU. On 2 cores of an AMD EPYC (Zen 5) at 4,096 tokens and 1024/4096, matmuls of such tiles
+# are as fast as whole ones to within 2 %; tiles of half the width are 5 to 10 % slower. A GPU wants more work at once.
 TILE_BYTES = {"cpu": 8 * 2**20, "cuda": 64 * 2**20}
 LONGEST_BLOCK = 8192  # tokens
-# Tokens of a block whose weight gradients are summed where they belong, since they are float32: a tile has more columns
-# for it. 16,384 tokens of 384/1024 with freed memory kept: 707 ms forward and backward in float32, 763 in blocks of
-# 8,192 (the standard MLP 724); in bf16 359 and 374 (336); 8,192 of 768/2048 1,410 and 1,466 (1,364), 661 and 686 (646).
+# Tokens of a block whose weight gradients, being float32, are summed in place: fewer tokens mean more columns per tile.
+# 16,384 tokens of 384/1024 with freed memory cached: 707 ms forward and backward in float32, 763 in blocks of 8,192
+# (the standard MLP 724); in bf16 359 and 374 (336); 8,192 of 768/2048 1,410 and 1,466 (1,364), 661 and 686 (646).
 SUMMING_BLOCK = {"cpu": 2048}
 SHORTEST_BLOCK = 256
 NARROWEST_CHUNK = 256
-# One float32 copy of the rows that are normalised at once: three of them stay in cache. 16,384 × 384 backward takes
+# One float32 copy of the rows that are normalized at once: three of them stay in cache. 16,384 × 384 backward takes
 # 6.4 ms in pieces of 3 MiB, 8.7 in 0.8 and 15.3 in one.
 NORM_BYTES = {"cpu": 3 * 2**20, "cuda": 64 * 2**20}
 
 # Logits of one chunk of the loss. 2 cores of an AMD EPYC (Zen 5), vocabulary 50,257: 320 tokens in float32, whose
-# products are as fast as those of 1,024 tokens; those of 128 are 20 % slower.
+# matmuls are as fast as those of 1,024 tokens; those of 128 are 20 % slower.
 CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
 SMALLEST_CHUNK = 256  # tokens
-# Columns of one product. There, 4,096 tokens in float32: 1.8 s in such blocks, 2.1 s in one.
+# Columns of one matmul. There, 4,096 tokens in float32: 1.8 s in such blocks, 2.1 s in one.
 VOCAB_BLOCK = {"cpu": 2048, "cuda": 16384}
 GROUP_BYTES = 3 * 2**20  # logits that softmax and its gradient are computed for at once, so that they stay in cache
 
-# Longest sequence of the attention that keeps its probabilities; beyond, the built-in's O(seq) memory is worth more.
+# Longest sequence of the attention that saves its probabilities; beyond, the built-in's O(seq) memory is worth more.
 LONGEST_SHORT_ATTENTION = 512
-# Queries that meet all keys up to theirs at once: fewer pairs behind the mask than with all queries. Their scores for
+# Queries in one matmul with all keys up to theirs: fewer masked pairs than with all queries. Their scores for
 # some heads at once, so that they stay in cache: 384 heads × 256 × 64 on 2 cores of an AMD EPYC (Zen 5) take 59 + 89 ms
 # in float32, where all heads and queries at once took 61 + 110; in bf16 28 + 45 and 33 + 50; 48 heads × 512 × 64 in
 # float32 25 + 40 and 32 + 58.
@@ -44,7 +44,7 @@ def even(total: int, most: int) -> int:
 
 
 def norm_rows(width: int, device: str) -> int:
-    """Rows that are normalised at once."""
+    """Rows that are normalized at once."""
     return max(1, NORM_BYTES.get(device, NORM_BYTES["cpu"]) // (4 * max(1, width)))
 
 
@@ -62,13 +62,13 @@ def backward_rows(tokens: int, device: str, weight_itemsize: int) -> int:
 def chunk_columns(rows: int, width: int, itemsize: int, device: str, num_chunks: int | None = None) -> int:
     """Columns of a tile of SwiGLU in backward; the last one may have fewer, but none has one only.
 
-    A single column of a bf16 matrix, as factor or result, is read at the wrong places by torch 2.9's products on a CPU.
+    A single column of a bf16 matrix, as factor or result, is read at the wrong places by torch 2.9's matmuls on a CPU.
     """
     if num_chunks is not None:
         columns = -(-width // num_chunks)
     else:
         columns = even(width, max(NARROWEST_CHUNK, _tile_elements(itemsize, device) // rows))
-        columns = 64 * -(-columns // 64)  # products like such widths
+        columns = 64 * -(-columns // 64)  # fast for matmuls
     columns = min(width, max(2, columns))
     while width % columns == 1:
         columns += 1
@@ -86,19 +86,19 @@ def are_few(
     keep: bool,
     has_norm: bool,
 ) -> bool:
-    """Whether so few tokens go through SwiGLU that its tiles could need more memory than plain linear layers.
+    """Whether SwiGLU has so few tokens that its tiles could need more memory than plain linear layers.
 
-    These hold six matrices (tokens, intermediate) where gating goes backward, or five and a weight gradient. Tiles hold
-    three weight gradients, dx and their buffers, and these may come on top of gradients that are there.
+    These hold six matrices (tokens, intermediate) in backward of the gating, or five and a weight gradient. Tiles hold
+    three weight gradients, dx and their buffers, possibly in addition to gradients of the step before.
 
     Args:
         tokens: Of a call.
         hidden: Width of the input.
         width: The intermediate width.
-        itemsize: Bytes of a factor of the products.
+        itemsize: Bytes of a factor of the matmuls.
         weight_itemsize: Bytes of a weight.
         device: Type of the device.
-        keep: Whether g and u are kept for backward.
+        keep: Whether g and u are saved for backward.
         has_norm: Whether the norm is part of it.
     """
     rows = backward_rows(tokens, device, weight_itemsize)
@@ -118,11 +118,11 @@ def loss_rows(tokens: int, vocab: int, itemsize: int, device: str, num_chunks: i
     if num_chunks is not None:
         return -(-tokens // num_chunks)
     budget = CHUNK_BYTES.get(device, CHUNK_BYTES["cpu"]) // (vocab * itemsize)
-    return min(tokens, max(SMALLEST_CHUNK, budget // 64 * 64))  # products like such heights
+    return min(tokens, max(SMALLEST_CHUNK, budget // 64 * 64))  # fast for matmuls
 
 
 def vocab_block(device: str) -> int:
-    """Columns of logits that one product computes."""
+    """Columns of logits that one matmul computes."""
     return VOCAB_BLOCK.get(device, VOCAB_BLOCK["cpu"])
 
 
@@ -132,13 +132,13 @@ def softmax_rows(vocab: int, itemsize: int) -> int:
 
 
 def attention_blocks(seq: int) -> list[tuple[int, int]]:
-    """Beginnings and ends of the blocks of queries; each looks at the keys before its end."""
+    """Starts and ends of the blocks of queries; each sees the keys before its end."""
     rows = even(seq, ATTENTION_ROWS)
     return [(start, min(start + rows, seq)) for start in range(0, seq, rows)]
 
 
 def attention_heads(heads: int, seq: int, itemsize: int) -> int:
-    """Heads, of all rows of a batch, whose scores of one block are there at once."""
+    """Heads, of all rows of a batch, whose scores of one block exist at once."""
     return even(heads, max(1, ATTENTION_BYTES // (even(seq, ATTENTION_ROWS) * seq * itemsize)))
 
 

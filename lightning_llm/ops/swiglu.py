@@ -1,4 +1,4 @@
-"""SwiGLU: the plain reference first, the memory-optimised operator second.
+"""SwiGLU: the plain reference first, the memory-optimized operator second.
 
 With weights written as in the paper (Shazeer 2020, "GLU Variants Improve Transformer", equation 6), for ``tokens``
 rows x, W and V of shape (hidden, intermediate) and U of shape (intermediate, hidden):
@@ -20,13 +20,22 @@ and the gradients that leave the function, with the weights' own shapes:
     4. dx through the up path:      du Vᵀ    (tokens, hidden)
     5. dx through the gate path:    dg Wᵀ    (tokens, hidden);    dx is the sum of 4 and 5
 
-Forward takes three matrix products, backward six. Backward needs x, g, u and the weights: silu, a, and the
-derivatives follow from g and u elementwise. Autograd keeps SiLU(g) and a as well: twice as much. The levels keep
+Forward takes three matmuls, backward six. Backward needs x, g, u and the weights: silu, a, and the derivatives follow
+from g and u elementwise. Autograd saves SiLU(g) and a as well: twice as much. The levels save
 
-    0: x, g, u        1: x; g and u are computed again        2: the same, with x before its RMSNorm
+    0: x, g, u        1: x; g and u are recomputed        2: the same, with x before its RMSNorm
 
 ``swiglu_tiles.py`` says how the work is cut so that no buffer of the full intermediate width exists for all tokens.
-With few tokens such buffers are smaller than the weight gradients; ``swiglu_whole.py`` is the form for these.
+With few tokens such buffers are smaller than the weight gradients. Tiles would hold all three of these, and their
+buffers, at once. So with few tokens each matmul is a node of autograd's graph, as with plain linear layers: a gradient
+is computed, handed to its weight and, where gradients accumulate, freed before the next one is computed. Casts are
+nodes too, so that a gradient is cast when the matmul's own tensors are freed.
+
+    x ─[normalize]─▶ h ─┬─project─▶ g ─┐
+                        └─project─▶ u ─┴─gate and down─▶ y
+
+What is saved is the same: no node saves h, a or a cast weight, and at levels 1 and 2 none saves g and u, which the last
+node recomputes from x.
 In the code the weights are (out, in), as in ``nn.Linear``: ``gate_weight`` is Wᵀ, ``up_weight`` Vᵀ, ``down_weight`` Uᵀ.
 """
 
@@ -36,10 +45,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_llm.ops import checks, compiled, sizes
-from lightning_llm.ops.norm import rms_norm
-from lightning_llm.ops.swiglu_tiles import Options, Weights, swiglu_backward, swiglu_forward
-from lightning_llm.ops.swiglu_whole import whole_swiglu
+from lightning_llm.ops import arguments, sizes
+from lightning_llm.ops import swiglu_tiles as tiles
+from lightning_llm.ops.matmul import matmul_dtype
+from lightning_llm.ops.norm import rms_norm, rms_norm_function
+from lightning_llm.ops.swiglu_tiles import Options, Weights
 
 CHECKPOINT_LEVELS = (0, 1, 2)
 
@@ -70,9 +80,9 @@ def memory_optimized_swiglu(
     norm_weight: Tensor | None = None,
     norm_eps: float = 1e-6,
 ) -> Tensor:
-    """SwiGLU that keeps less for backward than autograd does. Without gradients it keeps nothing.
+    """SwiGLU that saves less for backward than autograd does. Without gradients it saves nothing.
 
-    Under autocast the products are in autocast's dtype, the weights are cast inside and not kept twice, and gradients
+    Under autocast the matmuls are in autocast's dtype, the weights are cast inside and not saved twice, and gradients
     come in the dtype of their tensors. Can be differentiated once, by autograd: not under ``torch.func``.
 
     Args:
@@ -80,11 +90,11 @@ def memory_optimized_swiglu(
         gate_weight: (intermediate, hidden).
         up_weight: (intermediate, hidden).
         down_weight: (hidden, intermediate).
-        checkpoint_level: 0 keeps x and two matrices (tokens, intermediate), half of what autograd keeps, and computes
-            no matrix product twice. 1 keeps x only and computes two of nine products again. 2 also includes the norm
-            in front, so that nothing is kept but its input, the residual stream.
+        checkpoint_level: 0 saves x and two matrices (tokens, intermediate), half of what autograd saves, and recomputes
+            no matmul. 1 saves x only and recomputes two of nine matmuls. 2 also includes the norm before the MLP, so
+            that nothing is saved but its input, the residual stream.
         num_chunks: Into how many chunks backward cuts the intermediate width, at most: more make smaller buffers and
-            smaller products. ``None`` chooses by shape and dtype.
+            smaller matmuls. ``None`` chooses by shape and dtype.
         norm_weight: (hidden,). The function becomes SwiGLU(RMSNorm(x)): needed at level 2, possible at all levels.
         norm_eps: Added to the mean square in the norm.
 
@@ -96,53 +106,118 @@ def memory_optimized_swiglu(
         NotImplementedError: Under a transform of ``torch.func``.
     """
     weights = Weights(gate_weight, up_weight, down_weight, norm_weight)
-    dtype = checks.product_dtype(x)
-    _check(x, weights, dtype, checkpoint_level, num_chunks)
-    checks.refuse_transforms("memory_optimized_swiglu", "swiglu_reference")
+    _check(x, weights, checkpoint_level, num_chunks)
+    arguments.reject_transforms("memory_optimized_swiglu", "swiglu_reference")
     is_empty = 0 in (x.numel(), gate_weight.numel())
+    options = Options(norm_eps, num_chunks, matmul_dtype(x))
     if norm_weight is not None and (checkpoint_level < 2 or is_empty):
         x, weights = rms_norm(x, norm_weight, norm_eps), weights._replace(norm=None)
     if is_empty:
         return swiglu_reference(x, *weights[:3])
-    options = Options(norm_eps, num_chunks, dtype)
-    return _apply(x, weights, options, keep=checkpoint_level == 0)
-
-
-def _apply(x: Tensor, weights: Weights, options: Options, *, keep: bool) -> Tensor:
+    save = checkpoint_level == 0
     needs_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *weights))
+    hidden, width = x.shape[-1], gate_weight.shape[0]
+    shape = x.numel() // hidden, hidden, width, options.dtype.itemsize, gate_weight.dtype.itemsize, x.device.type
     if torch.compiler.is_compiling():
-        return compiled.swiglu(x, weights, options, keep=keep and needs_grad)
-    if not needs_grad:
-        return swiglu_forward(x, weights, options, keep=False)[0]
-    hidden, width = x.shape[-1], weights.gate.shape[0]
-    shape = x.numel() // hidden, hidden, width, options.dtype.itemsize, weights.gate.dtype.itemsize, x.device.type
-    has_norm = weights.norm is not None
-    if options.num_chunks is None and sizes.are_few(*shape, keep=keep, has_norm=has_norm):
-        return whole_swiglu(x, weights, options, keep=keep)
-    y: Tensor = _SwiGLU.apply(x, *weights, options, keep)  # type: ignore[no-untyped-call]
+        y: Tensor = _opaque(x, *weights, *options, save and needs_grad)[0]
+    elif not needs_grad:
+        y = tiles.swiglu_forward(x, weights, options, save=False)[0]
+    elif num_chunks is None and sizes.are_few(*shape, keep=save, has_norm=weights.norm is not None):
+        y = _swiglu_of_few_tokens(x, weights, options, save=save)
+    else:
+        y = _SwiGLU.apply(x, *weights, *options, save)  # type: ignore[no-untyped-call]
     return y
 
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        results = _run(*inputs)
+        _save(ctx, inputs, results)
+        return results[0]
+
+    @staticmethod
+    @arguments.differentiable_once
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, gate, up, down, norm, *saved = ctx.saved_tensors
+        weights, options = Weights(gate, up, down, norm), Options(*ctx.options)
+        return *tiles.swiglu_backward(dy, x, weights, saved, options, ctx.needs_input_grad[:5]), None, None, None, None
+
+
+def _swiglu_of_few_tokens(x: Tensor, weights: Weights, options: Options, *, save: bool) -> Tensor:
+    gate, up, down, norm = weights
+    dtype = options.dtype
+    h = x.to(dtype) if norm is None else rms_norm_function(x, norm, options.norm_eps, dtype, save_scale=False)
+    g = _Project.apply(h, gate.to(dtype), x, gate, norm, options)  # type: ignore[no-untyped-call]
+    u = _Project.apply(h, up.to(dtype), x, up, norm, options)  # type: ignore[no-untyped-call]
+    del h
+    y: Tensor = _GateAndDown.apply(g, u, down.to(dtype), x, weights, options, save)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Project(torch.autograd.Function):
+    """h (…, hidden) and a cast weight -> (tokens, intermediate); saves the tensors from which these two were made."""
+
+    @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor, norm: Tensor | None, options: Options, keep: bool
+        ctx: Any, h: Tensor, cast: Tensor, x: Tensor, weight: Tensor, norm: Tensor | None, options: Options
     ) -> Tensor:
-        y, *kept = swiglu_forward(x, Weights(gate, up, down, norm), options, keep=keep)
-        ctx.save_for_backward(x, gate, up, down, norm, *kept)
+        ctx.save_for_backward(x, weight, norm)
         ctx.options = options
+        return torch.mm(tiles.flat(h), cast.t())
+
+    @staticmethod
+    @arguments.differentiable_once
+    def backward(ctx: Any, dg: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, norm = ctx.saved_tensors
+        need_h, need_weight, *_ = ctx.needs_input_grad
+        dh = torch.mm(dg, weight.to(dg.dtype)).view(x.shape) if need_h else None
+        d_weight = torch.mm(dg.t(), tiles.normalized(tiles.flat(x), norm, ctx.options)) if need_weight else None
+        return dh, d_weight, None, None, None, None
+
+
+class _GateAndDown(torch.autograd.Function):
+    """g and u (tokens, intermediate) and down, cast -> (…, hidden) as x; saves g and u, or what they are made from."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, g: Tensor, u: Tensor, cast: Tensor, x: Tensor, weights: Weights, options: Options, save: bool
+    ) -> Tensor:
+        gate, up, down, norm = weights
+        ctx.save_for_backward(down, *((g, u) if save else (x, gate, up, norm)))
+        ctx.options, ctx.save = options, save
+        y = x.new_empty(x.shape, dtype=options.dtype)  # no view, see tiles.swiglu_forward
+        torch.mm(tiles.gate_forward(g, u, torch.empty_like(g)), cast.t(), out=tiles.flat(y))
         return y
 
     @staticmethod
-    @checks.differentiable_once
+    @arguments.differentiable_once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, gate, up, down, norm, *kept = ctx.saved_tensors
-        weights = Weights(gate, up, down, norm)
-        grads = swiglu_backward(dy, x, weights, tuple(kept), ctx.options, ctx.needs_input_grad[:5])
-        return *grads, None, None
+        need_g, need_u, need_down, *_ = ctx.needs_input_grad
+        down, *saved = ctx.saved_tensors
+        dy = tiles.flat(dy.to(ctx.options.dtype))
+        g, u = saved if ctx.save else _recompute(saved, ctx.options)
+        del saved
+        dg = du = d_down = None
+        if need_g or need_u:
+            du = torch.mm(dy, down.to(dy.dtype))
+            a, dg = torch.empty_like(g), torch.empty_like(g)
+            tiles.gate_backward(g, u, du, a, dg)
+        else:
+            a = tiles.gate_forward(g, u, torch.empty_like(g))
+        del g, u
+        if need_down:
+            d_down = torch.mm(dy.t(), a)
+        return dg if need_g else None, du if need_u else None, d_down, None, None, None, None
 
 
-def _check(x: Tensor, weights: Weights, dtype: torch.dtype, level: int, num_chunks: int | None) -> None:
+def _recompute(saved: list[Any], options: Options) -> list[Tensor]:
+    x, gate, up, norm = saved
+    h = tiles.normalized(tiles.flat(x), norm, options)
+    return [torch.mm(h, weight.to(h.dtype).t()) for weight in (gate, up)]
+
+
+def _check(x: Tensor, weights: Weights, level: int, num_chunks: int | None) -> None:
     if isinstance(level, bool) or level not in CHECKPOINT_LEVELS:
         raise ValueError(f"checkpoint_level must be one of {', '.join(map(str, CHECKPOINT_LEVELS))}, got {level!r}")
     if level == 2 and weights.norm is None:
@@ -153,8 +228,47 @@ def _check(x: Tensor, weights: Weights, dtype: torch.dtype, level: int, num_chun
             f"gate_weight must be (intermediate, hidden) for x (…, hidden), got {gate_shape} for x {tuple(x.shape)}"
         )
     hidden, width = x.shape[-1], weights.gate.shape[0]
-    expected = {"gate_weight": (width, hidden), "up_weight": (width, hidden), "down_weight": (hidden, width)}
-    for (name, shape), weight in zip({**expected, "norm_weight": (hidden,)}.items(), weights, strict=True):
-        if weight is not None:
-            checks.match(name, weight, shape, x, dtype)
-    checks.count("num_chunks", num_chunks, width, "the intermediate width")
+    expected = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width), "norm": (hidden,)}
+    for (name, shape), weight in zip(expected.items(), weights, strict=True):
+        arguments.check_weight(f"{name}_weight", weight, shape, x)
+    arguments.check_chunks(num_chunks, width, "the intermediate width")
+
+
+def _run(x: Tensor, *rest: Any) -> list[Tensor]:
+    return tiles.swiglu_forward(x, Weights(*rest[:4]), Options(*rest[4:7]), save=rest[7])
+
+
+def _empty_results(x: Tensor, *rest: Any) -> list[Tensor]:
+    gate, dtype, save = rest[0], rest[6], rest[7]
+    saved = [(x.numel() // x.shape[-1], gate.shape[0])] * 2 if save else []
+    return [x.new_empty(shape, dtype=dtype) for shape in (x.shape, *saved)]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:5], *output[1:])
+    ctx.options = inputs[5:8]
+
+
+def _gradients(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
+    tensors, saved, needed = ctx.saved_tensors[:5], ctx.saved_tensors[5:], ctx.needs_input_grad[:5]
+    found = iter(_opaque_backward(grads[0], *tensors, *ctx.options, list(saved), list(needed)))
+    return *(next(found) if need else None for need in needed), None, None, None, None
+
+
+def _run_backward(dy: Tensor, x: Tensor, *rest: Any) -> list[Tensor]:
+    weights, options, (saved, needed) = Weights(*rest[:4]), Options(*rest[4:7]), rest[7:]
+    grads = tiles.swiglu_backward(dy, x, weights, saved, options, tuple(needed))
+    return [grad for grad in grads if grad is not None]
+
+
+def _empty_gradients(dy: Tensor, *rest: Any) -> list[Tensor]:
+    return [t.new_empty(t.shape) for t, need in zip(rest[:5], rest[-1], strict=True) if need]
+
+
+_INPUTS = (
+    "Tensor x, Tensor gate, Tensor up, Tensor down, Tensor? norm, float norm_eps, SymInt? num_chunks, ScalarType dtype"
+)
+_opaque = arguments.opaque("swiglu", f"{_INPUTS}, bool save", _run, _empty_results, save=_save, gradients=_gradients)
+_opaque_backward = arguments.opaque(
+    "swiglu_backward", f"Tensor dy, {_INPUTS}, Tensor[] saved, bool[] needed", _run_backward, _empty_gradients
+)

@@ -1,4 +1,4 @@
-"""Optimisers, learning-rate schedules, parameter groups and gradient clipping.
+"""Optimizers, learning-rate schedules, parameter groups and gradient clipping.
 
 The public names are loaded when first used (PEP 562): the schedules cost no torch.
 """
@@ -10,8 +10,8 @@ from lightning_llm.lazy import lazy
 if TYPE_CHECKING:
     from lightning_llm.optim.adamw import AdamW as AdamW
     from lightning_llm.optim.clipping import clip_grad_norm_ as clip_grad_norm_
-    from lightning_llm.optim.grouping import check_coverage as check_coverage
-    from lightning_llm.optim.grouping import param_groups as param_groups
+    from lightning_llm.optim.groups import check_coverage as check_coverage
+    from lightning_llm.optim.groups import param_groups as param_groups
     from lightning_llm.optim.muon import MuonAdamW as MuonAdamW
     from lightning_llm.optim.schedules import Constant as Constant
     from lightning_llm.optim.schedules import Schedule as Schedule
@@ -27,7 +27,7 @@ else:
         __name__,
         optim__adamw="AdamW",
         optim__clipping="clip_grad_norm_",
-        optim__grouping="check_coverage param_groups",
+        optim__groups="check_coverage param_groups",
         optim__muon="MuonAdamW",
         optim__schedules="Constant Schedule WarmupCosine WarmupLinear WarmupStableDecay "
         "constant_lr cosine_lr linear_lr wsd_lr",

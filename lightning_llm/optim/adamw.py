@@ -15,45 +15,32 @@ The one temporary, √v + ε c₂, is bounded by working in chunks; on a CPU a c
 time (10.7 M parameters in 57 tensors, float32, 2 cores: 10 ms against 25 ms in one go). Where torch has the same update
 as one kernel (``torch._fused_adamw_``; CPU and CUDA) it is used unless ``fused=False``: 4.7 ms in that measurement.
 
-With ``state_dtype="bfloat16"`` both averages are kept in half the bytes. A chunk of them is widened to float32, updated
+With ``state_dtype="bfloat16"`` both averages take half the bytes. A chunk of them is widened to float32, updated
 as above and rounded back stochastically (see ``rounding``), so that no float32 copy outlives its chunk.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from itertools import accumulate
-from typing import Any, Literal, overload
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from lightning_llm.optim.checks import (
-    STATE_DTYPES,
-    State,
-    check_group,
-    check_saved_group,
-    check_saved_state,
-    refuse_complex,
-    refuse_sparse_gradients,
-    restore_state_dtypes,
-    restore_steps,
-    state_dtypes,
-)
+from lightning_llm.optim.groups import ADAMW_STATE, STATE_DTYPES, Group, GroupOptimizer, State, local
 from lightning_llm.optim.rounding import rounding_update_
 
 FUSED_DEVICES = ("cpu", "cuda")
 _CHUNK_BYTES = {"cpu": 2**20}  # the cache of a core holds the five tensors of a chunk
-_CHUNK_BYTES_ELSEWHERE = 2**27  # 128 MiB: launches cost nothing against it, and it is small beside a model that counts
+_CHUNK_BYTES_ELSEWHERE = 2**27  # 128 MiB: launches cost nothing against it, and it is small compared with a large model
 
-# Params, grads, exp_avgs, exp_avg_sqs, and the place of each one's first number among those of all parameters.
-Columns = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[int]]
+# Parameter, gradient, exp_avg, exp_avg_sq, and the index of its first number among those of all parameters.
+Row = tuple[Tensor, Tensor, Tensor, Tensor, int]
 Bucket = tuple[torch.device, torch.dtype, int, bool]  # device, dtype, step, whether all is contiguous
 
 
-class AdamW(Optimizer):
+class AdamW(GroupOptimizer):
     """AdamW with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2).
 
     Agrees with ``torch.optim.AdamW`` to rounding and shares its state (``exp_avg``, ``exp_avg_sq``, ``step``): the
@@ -69,7 +56,7 @@ class AdamW(Optimizer):
         fused: ``None``: torch's single kernel on CPU and CUDA, multi-tensor operations elsewhere and for tensors that
             are not contiguous. ``True``: an error on a device without the kernel. ``False``: multi-tensor operations.
         state_dtype: Of both averages. ``None``: the parameter's. ``"bfloat16"``: half the bytes beside float32
-            parameters; computed in float32 and rounded stochastically, by noise that depends on the step and the place
+            parameters; computed in float32 and rounded stochastically, by noise that depends on the step and the index
             alone: all ranks and every resumed run get the same bits. So do shards along the first dimension; other
             shards round with noise of their own. Parameters in bfloat16 are themselves rounded to the nearest.
 
@@ -92,72 +79,41 @@ class AdamW(Optimizer):
         defaults |= {"fused": fused, "state_dtype": state_dtype}
         super().__init__(params, defaults)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, after checking its options."""
-        check_group({**self.defaults, **param_group})
-        super().add_param_group(param_group)
-        refuse_complex(self.param_groups[-1]["params"])
+    def step_group(self, group: Group, first: int) -> None:
+        """See :meth:`GroupOptimizer.step_group`."""
+        adamw_step(group, self.state, first)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Updates every parameter that has a gradient; returns what the closure returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        refuse_sparse_gradients(self.param_groups)
-        with torch.no_grad():
-            for group, first in zip(self.param_groups, first_places(self.param_groups), strict=True):
-                adamw_step(group, self.state, first)
-        return loss
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state of this class or of ``torch.optim.AdamW``, in the ``state_dtype`` of this optimiser.
-
-        Raises:
-            ValueError: If another optimiser saved it, or one with an option that this class lacks (``amsgrad``).
-        """
-        for group in state_dict["param_groups"]:
-            check_saved_group(group)
-        check_saved_state(state_dict["state"].values())
-        dtypes = state_dtypes(self)
-        super().load_state_dict(state_dict)
-        restore_steps(self)
-        restore_state_dtypes(self, dtypes)
-        for group in self.param_groups:
-            group.setdefault("fused", None)
+    def check_saved(self, state_dict: dict[str, Any]) -> None:
+        """Accepts the state of this class or of ``torch.optim.AdamW``, without options that this class lacks."""
+        super().check_saved(state_dict)
+        for state in state_dict["state"].values():
+            if state and sorted(state) != ADAMW_STATE:
+                raise ValueError(
+                    f"the optimizer state holds {', '.join(sorted(state))}: AdamW's is {', '.join(ADAMW_STATE)}"
+                )
 
 
-def first_places(groups: list[dict[str, Any]]) -> list[int]:
-    """How many numbers the parameters of the groups before each one hold."""
-    return list(accumulate((sum(param.numel() for param in group["params"]) for group in groups[:-1]), initial=0))
-
-
-def adamw_step(group: dict[str, Any], state: "defaultdict[Tensor, State]", first: int) -> None:
+def adamw_step(group: Group, state: "defaultdict[Tensor, State]", first: int) -> None:
     """One AdamW step for the parameters of one group that have a gradient.
 
     Args:
         group: Its parameters and options.
-        state: Of the optimiser.
-        first: Place of the group's first number, see ``first_places``.
+        state: Of the optimizer.
+        first: Index of the group's first number among those of all parameters.
     """
-    beta1, beta2 = group["betas"]
-    hyper = {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"]}
-    hyper["weight_decay"] = group["weight_decay"]
+    hyper = {name: group[name] for name in ("lr", "eps", "weight_decay")}
+    hyper["beta1"], hyper["beta2"] = group["betas"]
     rounding = group["state_dtype"] is not None
-    for (device, _, step, contiguous), columns in _buckets(group, state, first).items():
+    for (device, _, step, contiguous), rows in _buckets(group, state, first).items():
         fused = _is_fused(group["fused"], device) and contiguous
         update_ = _fused_update_ if fused else adamw_update_
-        for chunk in [columns] if fused and not rounding else _chunks(columns, contiguous=contiguous):
+        for chunk in [rows] if fused and not rounding else _chunks(rows, contiguous=contiguous):
+            params, grads, exp_avgs, exp_avg_sqs, places = (list(column) for column in zip(*chunk, strict=True))
+            columns = params, grads, exp_avgs, exp_avg_sqs
             if rounding:
-                rounding_update_(*chunk, update_=update_, step=step, **hyper)
+                rounding_update_(*columns, places, update_=update_, step=step, **hyper)
             else:
-                update_(*chunk[:4], step=step, **hyper)
+                update_(*columns, step=step, **hyper)
 
 
 def adamw_update_(
@@ -218,42 +174,29 @@ def _is_fused(fused: bool | None, device: torch.device) -> bool:
     return fused is not False and device.type in FUSED_DEVICES
 
 
-def _buckets(group: dict[str, Any], state: "defaultdict[Tensor, State]", first: int) -> dict[Bucket, Columns]:
-    """Counts the step and sorts parameters, gradients and averages by what one multi-tensor operation can do."""
-    buckets: dict[Bucket, Columns] = {}
+def _buckets(group: Group, state: "defaultdict[Tensor, State]", first: int) -> dict[Bucket, list[Row]]:
+    """Counts the step and sorts parameters, gradients and averages by what one multi-tensor operation can take."""
+    buckets: dict[Bucket, list[Row]] = {}
     for param in group["params"]:
         place, first = first, first + param.numel()
         if param.grad is None:
             continue
         own = state[param]
         if not own:
-            own.update(_new_state(param, STATE_DTYPES[group["state_dtype"]]))
+            dtype = STATE_DTYPES[group["state_dtype"]]
+            own["step"] = 0
+            for average in ("exp_avg", "exp_avg_sq"):
+                own[average] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
         own["step"] += 1
-        row = _local(param, param.grad, own["exp_avg"], own["exp_avg_sq"])
-        # torch's CPU kernel does not look at strides: it would pair the wrong elements without a word.
-        contiguous = all(tensor.is_contiguous() for tensor in row)
-        columns = buckets.setdefault((param.device, param.dtype, own["step"], contiguous), ([], [], [], [], []))
-        for column, tensor in zip(columns[:4], row, strict=True):
-            column.append(tensor)
-        columns[4].append(place + _place_of_shard(param))
+        tensors = [param, param.grad, own["exp_avg"], own["exp_avg_sq"]]
+        if hasattr(param, "to_local"):
+            tensors[1:] = [tensor.redistribute(placements=param.placements) for tensor in tensors[1:]]
+        # torch's CPU kernel does not look at strides: it would silently pair the wrong elements.
+        shard, grad, exp_avg, exp_avg_sq = map(local, tensors)
+        contiguous = all(tensor.is_contiguous() for tensor in (shard, grad, exp_avg, exp_avg_sq))
+        bucket = param.device, param.dtype, own["step"], contiguous
+        buckets.setdefault(bucket, []).append((shard, grad, exp_avg, exp_avg_sq, place + _place_of_shard(param)))
     return buckets
-
-
-def _new_state(param: Tensor, dtype: torch.dtype | None) -> State:
-    return {
-        "step": 0,
-        "exp_avg": torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format),
-        "exp_avg_sq": torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format),
-    }
-
-
-def _local(param: Any, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """This rank's shards if the parameter is a ``DTensor`` (whose import costs half a second), else the tensors."""
-    row = (param, *others)
-    if hasattr(param, "to_local"):
-        others = tuple(other.redistribute(placements=param.placements).to_local() for other in others)
-        row = (param.to_local(), *others)
-    return row
 
 
 def _place_of_shard(param: Any) -> int:
@@ -269,28 +212,26 @@ def _place_of_shard(param: Any) -> int:
     return int(row * math.prod(param.shape[1:]))
 
 
-def _chunks(columns: Columns, *, contiguous: bool) -> Iterator[Columns]:
-    """Columns of bounded size; larger tensors are cut, along the first dimension if they are not contiguous."""
-    first = columns[0][0]
+def _chunks(rows: list[Row], *, contiguous: bool) -> Iterator[list[Row]]:
+    """Rows of bounded size; larger tensors are cut, along the first dimension if they are not contiguous."""
+    first = rows[0][0]
     limit = _CHUNK_BYTES.get(first.device.type, _CHUNK_BYTES_ELSEWHERE) // first.element_size()
-    chunk: Columns = ([], [], [], [], [])
+    chunk: list[Row] = []
     size = 0
-    for *row, place in zip(*columns, strict=True):
+    for row in rows:
+        *tensors, place = row
         elements = row[0].numel()
         if elements > limit:
-            for pieces in zip(*(_cut(tensor, limit, contiguous) for tensor in row), strict=True):
-                param, grad, exp_avg, exp_avg_sq = pieces
-                yield [param], [grad], [exp_avg], [exp_avg_sq], [place]
+            for param, grad, exp_avg, exp_avg_sq in zip(*(_cut(t, limit, contiguous) for t in tensors), strict=True):
+                yield [(param, grad, exp_avg, exp_avg_sq, place)]
                 place += param.numel()
             continue
-        if chunk[0] and size + elements > limit:
+        if chunk and size + elements > limit:
             yield chunk
-            chunk, size = ([], [], [], [], []), 0
-        for column, tensor in zip(chunk[:4], row, strict=True):
-            column.append(tensor)
-        chunk[4].append(place)
+            chunk, size = [], 0
+        chunk.append(row)
         size += elements
-    if chunk[0]:
+    if chunk:
         yield chunk
 
 

@@ -1,10 +1,10 @@
-"""Muon for the hidden matrices and AdamW for everything else, as one optimiser.
+"""Muon for the hidden matrices and AdamW foreverything else, as one optimizer.
 
 Muon (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks") replaces the momentum M of a matrix
 by the nearest orthogonal one, U Vᵀ of M = U S Vᵀ, so that every direction of the matrix learns at the same rate:
 
     B ← μ B + (1 - μ) G                    momentum_buffer
-    O ← NewtonSchulz((1 - μ) G + μ B)      Nesterov momentum, orthogonalised
+    O ← NewtonSchulz((1 - μ) G + μ B)      Nesterov momentum, orthogonalized
     W ← (1 - lr λ) W - lr 0.2 √max(rows, columns) O
 
 The root makes the update's root mean square that of a typical AdamW step (Liu et al. 2025, "Muon is Scalable for LLM
@@ -14,44 +14,34 @@ and heads, whose rows belong to tokens that are seen unevenly often, stay with A
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from typing import Any, Literal, overload
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from lightning_llm.optim.adamw import adamw_step, first_places
-from lightning_llm.optim.checks import (
-    State,
-    check_group,
-    check_saved_group,
-    refuse_complex,
-    refuse_sparse_gradients,
-    restore_state_dtypes,
-    state_dtypes,
-)
-from lightning_llm.optim.grouping import HIDDEN_MATRICES
+from lightning_llm.optim.adamw import adamw_step
+from lightning_llm.optim.groups import HIDDEN_MATRICES, Group, GroupOptimizer, State, local
 
 # Jordan et al. 2024: steep at 0, at the price of singular values that end between 0.68 and 1.21 instead of at 1.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 RMS_OF_ADAMW = 0.2
 ALGORITHMS = ("muon", "adamw")
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-# Of matrices orthogonalised together, which bounds the temporaries. On a CPU a stack that stays in the cache is as fast
-# as one product a matrix at 384 wide and nearly twice as fast at 128 wide.
+# Of matrices orthogonalized together, which bounds the temporaries. On a CPU a stack that stays in the cache is as fast
+# as one matmul per matrix at 384 wide and nearly twice as fast at 128 wide.
 _STACK_BYTES = {"cpu": 2**22}
 _STACK_BYTES_ELSEWHERE = 2**28
 
 
-class MuonAdamW(Optimizer):
+class MuonAdamW(GroupOptimizer):
     """Muon for hidden matrices, AdamW for embeddings, heads, norms and biases.
 
-    Sharded matrices (``DTensor``) are gathered one stack at a time, and orthogonalised by every process.
+    Sharded matrices (``DTensor``) are gathered one stack at a time, and orthogonalized by every process.
 
     Takes the groups of ``lightning_llm.optim.param_groups`` and uses Muon for the one named ``hidden_matrices``. Groups
-    made by hand say ``"algorithm": "muon"`` or ``"adamw"``. State: ``momentum_buffer`` (as ``torch.optim.Muon``) or
+    made by hand set ``"algorithm": "muon"`` or ``"adamw"``. State: ``momentum_buffer`` (as ``torch.optim.Muon``) or
     ``exp_avg``, ``exp_avg_sq``, ``step``.
 
     Args:
@@ -65,11 +55,11 @@ class MuonAdamW(Optimizer):
         newton_schulz_dtype: Of Muon: ``bfloat16``, which is 4 times as fast on CPUs and GPUs that multiply it in
             hardware, or ``float32``.
         fused: Of AdamW, see ``AdamW``.
-        state_dtype: Of AdamW, see ``AdamW``; Muon's momentum keeps the dtype of its matrix.
+        state_dtype: Of AdamW, see ``AdamW``; Muon's momentum has the dtype of its matrix.
 
     Raises:
-        ValueError: For options out of range (all at once), a group that does not say its algorithm, parameters that are
-            no matrices in a Muon group, complex parameters or sparse gradients.
+        ValueError: For options out of range (all at once), a group without an algorithm, parameters that are
+            not matrices in a Muon group, complex parameters or sparse gradients.
     """
 
     def __init__(
@@ -86,61 +76,33 @@ class MuonAdamW(Optimizer):
         fused: bool | None = None,
         state_dtype: Literal["bfloat16"] | None = None,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": tuple(betas),
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "newton_schulz_steps": newton_schulz_steps,
-            "newton_schulz_dtype": newton_schulz_dtype,
-            "fused": fused,
-            "state_dtype": state_dtype,
-        }
+        defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
+        defaults |= {"newton_schulz_steps": newton_schulz_steps, "newton_schulz_dtype": newton_schulz_dtype}
+        defaults |= {"fused": fused, "state_dtype": state_dtype}
         super().__init__(params, defaults)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: Group) -> None:
         """Adds a group, after choosing its algorithm and checking its options."""
         if "algorithm" not in param_group and "name" in param_group:
             algorithm = "muon" if param_group["name"] == HIDDEN_MATRICES else "adamw"
             param_group = {**param_group, "algorithm": algorithm}
-        options = {**self.defaults, **param_group}
-        _check_muon_options(options)
-        check_group(options)
+        _check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
-        refuse_complex(self.param_groups[-1]["params"])
-        if param_group["algorithm"] == "muon":
-            _check_matrices(self.param_groups[-1]["params"])
+        for param in self.param_groups[-1]["params"] if param_group["algorithm"] == "muon" else ():
+            if param.ndim != 2:
+                shape = tuple(param.shape)
+                raise ValueError(f"Muon takes matrices, got a parameter of shape {shape}: use algorithm 'adamw'")
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
+    def step_group(self, group: Group, first: int) -> None:
+        """See :meth:`GroupOptimizer.step_group`."""
+        if group["algorithm"] == "muon":
+            muon_step(group, self.state)
+        else:
+            adamw_step(group, self.state, first)
 
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Updates every parameter that has a gradient; returns what the closure returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        refuse_sparse_gradients(self.param_groups)
-        with torch.no_grad():
-            for group, first in zip(self.param_groups, first_places(self.param_groups), strict=True):
-                if group["algorithm"] == "muon":
-                    muon_step(group, self.state)
-                else:
-                    adamw_step(group, self.state, first)
-        return loss
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state of this class.
-
-        Raises:
-            ValueError: If another optimiser saved it, or one whose groups use other algorithms.
-        """
-        for group in state_dict["param_groups"]:
-            check_saved_group(group)
+    def check_saved(self, state_dict: dict[str, Any]) -> None:
+        """Accepts the state of this class, with groups of the same algorithms."""
+        super().check_saved(state_dict)
         saved = [group.get("algorithm") for group in state_dict["param_groups"]]
         here = [group["algorithm"] for group in self.param_groups]
         if saved != here:
@@ -148,13 +110,10 @@ class MuonAdamW(Optimizer):
         for group in state_dict["param_groups"]:
             if missing := self.defaults.keys() - group.keys():
                 raise ValueError(f"the optimizer state has no {min(missing)}: it was not saved by MuonAdamW")
-            _check_muon_options(group)
-        dtypes = state_dtypes(self)
-        super().load_state_dict(state_dict)
-        restore_state_dtypes(self, dtypes)
+            _check_options(group)
 
 
-def muon_step(group: dict[str, Any], state: "defaultdict[Tensor, State]") -> None:
+def muon_step(group: Group, state: "defaultdict[Tensor, State]") -> None:
     """One Muon step for the matrices of one group that have a gradient."""
     dtype = _DTYPES[group["newton_schulz_dtype"]]
     for params in _stacks([param for param in group["params"] if param.grad is not None]):
@@ -162,8 +121,8 @@ def muon_step(group: dict[str, Any], state: "defaultdict[Tensor, State]") -> Non
         for param in params:
             if not state[param]:
                 state[param]["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-        buffers = [_local(state[param]["momentum_buffer"]) for param in params]
-        grads = [_local(grad) for grad in grads]
+        buffers = [local(state[param]["momentum_buffer"]) for param in params]
+        grads = [local(grad) for grad in grads]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         updates = torch._foreach_lerp(grads, buffers, group["momentum"])
         orthogonal = newton_schulz(
@@ -177,7 +136,7 @@ def muon_step(group: dict[str, Any], state: "defaultdict[Tensor, State]") -> Non
             _own_rows(change.mT if _is_tall(param) else change, param)
             for param, change in zip(params, orthogonal.unbind(), strict=True)
         ]
-        weights = [_local(param) for param in params]
+        weights = [local(param) for param in params]
         if group["weight_decay"]:
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(weights, changes, alpha=-group["lr"] * scale)
@@ -187,12 +146,12 @@ def newton_schulz(matrices: Tensor, *, steps: int = 5, dtype: torch.dtype = torc
     """Brings the singular values of each matrix near 1, keeping its singular vectors.
 
     Quintic Newton-Schulz iteration: X ← a X + (b A + c A²) X with A = X Xᵀ (Jordan et al. 2024). After five steps, in
-    exact arithmetic, whatever singular value was above 0.3 % of the Frobenius norm lies between 0.68 and 1.21.
+    exact arithmetic, every singular value above 0.3 % of the Frobenius norm lies between 0.68 and 1.21.
 
     Args:
         matrices: (batch, rows, columns), cheapest with rows ≤ columns.
         steps: Number of iterations.
-        dtype: Of the products.
+        dtype: Of the matmuls.
 
     Returns:
         (batch, rows, columns) in the dtype of ``matrices``. Zero stays zero.
@@ -208,7 +167,7 @@ def newton_schulz(matrices: Tensor, *, steps: int = 5, dtype: torch.dtype = torc
 
 
 def _stacks(params: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Matrices of one shape (or its transpose), device and dtype: a stack is one product instead of many small ones."""
+    """Matrices of one shape (or its transpose), device and dtype: a stack is one matmul instead of many small ones."""
     alike: dict[tuple[object, ...], list[Tensor]] = {}
     for param in params:
         alike.setdefault((*sorted(param.shape), param.device, param.dtype), []).append(param)
@@ -226,7 +185,7 @@ def _wide(matrix: Tensor) -> Tensor:
     return matrix.mT if _is_tall(matrix) else matrix
 
 
-def _check_muon_options(options: dict[str, Any]) -> None:
+def _check_options(options: dict[str, Any]) -> None:
     if options.get("algorithm") not in ALGORITHMS:
         raise ValueError(
             f"a parameter group has algorithm {options.get('algorithm')!r}, accepted are 'muon' and 'adamw': "
@@ -246,31 +205,13 @@ def _check_muon_options(options: dict[str, Any]) -> None:
         raise ValueError("; ".join(faults))
 
 
-def _check_matrices(params: list[Tensor]) -> None:
-    for param in params:
-        if param.ndim != 2:
-            raise ValueError(
-                f"Muon takes matrices, got a parameter of shape {tuple(param.shape)}: use algorithm 'adamw'"
-            )
-
-
-def _local(tensor: Any) -> Tensor:
-    """This process's rows of a sharded matrix (``DTensor``), or the matrix."""
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
-
-
 def _whole(rows: Tensor, param: Any) -> Tensor:
     """All rows of a sharded matrix, gathered; every process then orthogonalises it, so nothing is sent back."""
     if not hasattr(param, "to_local"):
         return rows
-    whole: Tensor = (
-        type(param.data)
-        .from_local(
-            rows, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
-        )
-        .full_tensor()
-    )
+    options = {"run_check": False, "shape": param.shape, "stride": param.stride()}
+    sharded = type(param.data).from_local(rows, param.device_mesh, param.placements, **options)
+    whole: Tensor = sharded.full_tensor()
     return whole
 
 
@@ -282,4 +223,4 @@ def _own_rows(matrix: Tensor, param: Any) -> Tensor:
 
     there = [Replicate()] * param.device_mesh.ndim
     replicated = type(param.data).from_local(matrix, param.device_mesh, there, run_check=False)
-    return _local(replicated.redistribute(placements=param.placements))
+    return local(replicated.redistribute(placements=param.placements))

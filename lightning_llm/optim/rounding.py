@@ -1,22 +1,22 @@
-"""Stochastic rounding of float32 to bfloat16, with noise that is a pure function of step and place.
+"""Stochastic rounding of float32 to bfloat16, with noise that is a pure function of step and index.
 
 bfloat16 is the upper half of float32's bits. Rounded to the nearest, an average that moves by less than half of a last
-digit (2⁻⁸ of its size at most) stands still: with β₂ = 0.999 Adam's second average, which shrinks by 1/1000 a step at
-most, never does. Rounded stochastically it is right in the mean (Zamirai et al. 2020, "Revisiting BFloat16 Training",
-arXiv:2010.06192):
+digit (2⁻⁸ of its size at most) does not move at all: with β₂ = 0.999 Adam's second average, which shrinks by 1/1000 a
+step at most, never does. Rounded stochastically it is right in the mean (Zamirai et al. 2020, "Revisiting BFloat16
+Training", arXiv:2010.06192):
 
-    x between the neighbours a and b = a + u    becomes b with probability (x - a) / u, else a
+    x between the neighbors a and b = a + u    becomes b with probability (x - a) / u, else a
 
 To do so, add 16 random bits to the bits of the float32 and drop the lower 16: the carry is the draw. It leads away from
-zero for either sign, as the sign is a bit of its own. What bfloat16 can hold stays as it is (±0 and ±∞ too), and NaN
-stays NaN. Above the largest finite bfloat16 the upper neighbour is ∞, in the place of 2¹²⁸; rounding to the nearest
-goes there from half of the way on.
+zero for either sign, as the sign is a bit of its own. A value that bfloat16 can represent does not change (±0 and ±∞
+too), and NaN stays NaN. Above the largest finite bfloat16 the upper neighbor is ∞, in the place of 2¹²⁸; rounding to
+the nearest becomes ∞ from halfway on.
 
 The noise is a hash of a counter (the principle of Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"):
-no generator is read or moved, all processes and resumed runs make the same bits, and tensors may be cut anywhere. Its
-rounds multiply and xor-shift as MurmurHash3's finaliser does, with the step as key. A 32-bit word serves both averages,
-one by each half: 1.1 ns a word on two cores, for 2^18 of them; a ``torch.Generator``, which fills on one core, takes
-0.84 ns for each half.
+no generator is read or advanced, all processes and resumed runs make the same bits, and tensors may be cut anywhere.
+Its rounds multiply and xor-shift as MurmurHash3's finalizer does, with the step as key. A 32-bit word serves both
+averages, one by each half: 1.1 ns a word on two cores, for 2^18 of them; a ``torch.Generator``, which fills on one
+core, takes 0.84 ns for each half.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,7 +30,7 @@ _UPPER = -(2**16)  # 0xFFFF0000 as int32
 
 
 def round_stochastically(values: Tensor, noise: Tensor) -> Tensor:
-    """The reference: rounds to one of the two bfloat16 neighbours.
+    """The reference: rounds to one of the two bfloat16 neighbors.
 
     Args:
         values: Any shape, float32.
@@ -44,7 +44,7 @@ def round_stochastically(values: Tensor, noise: Tensor) -> Tensor:
 
 
 def round_stochastically_(values: Tensor, noise: Tensor) -> None:
-    """The same in place: ``values`` keep their dtype and hold what bfloat16 can hold. ``noise`` is not changed."""
+    """The same in place: ``values`` keep their dtype. ``noise`` is not changed."""
     # -inf, and NaN where NaN is: the carry may have turned such bits into a number. where() takes three times as long.
     bad = values.clamp(max=-torch.inf)
     values.view(torch.int32).add_(noise).bitwise_and_(_UPPER)
@@ -54,13 +54,13 @@ def round_stochastically_(values: Tensor, noise: Tensor) -> None:
 def rounding_noise(
     places: Iterable[tuple[int, int]], *, step: int, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """Two streams of 16 random bits for each place.
+    """Two streams of 16 random bits for each index.
 
     Args:
-        places: Ranges (start, length) of the numbers' places among all that the optimiser keeps. Places that differ by
+        places: Ranges (start, length) of the numbers' indices among all parameters. Indices that differ by
             a multiple of 2³² get the same bits.
         step: Number of the step.
-        device: Where to make it; the same bits everywhere.
+        device: Where to compute it; the bits do not depend on it.
 
     Returns:
         Two int32 tensors of the lengths' sum, each value from 0 to 65535.
@@ -98,8 +98,8 @@ def rounding_update_(
         grads: Their gradients; not changed.
         exp_avgs: First averages, bfloat16.
         exp_avg_sqs: Second averages, likewise.
-        places: Of the first number of each, among all that the optimiser keeps.
-        update_: What updates parameters and averages of one dtype in place, called with the first four, step and hyper.
+        places: Index of the first number of each, among all parameters.
+        update_: Updates parameters and averages of one dtype in place; called with the first four, step and hyper.
         step: Number of this step.
         hyper: Numbers for the update.
     """

@@ -1,8 +1,8 @@
 """Learning-rate schedules: plain functions of the step, and the same as objects for configs.
 
-The functions give the learning rate itself. The classes give a factor for the optimiser's own learning rate, so that a
-config names the rate once; they can be named by class path in YAML. Steps count from 0, where a warm-up gives 0: who
-sets the rate of the coming update from the number of those already made loses the first one; ``step + 1`` does not.
+The functions give the learning rate itself. The classes give a factor for the optimizer's own learning rate, so that a
+config names the rate once; they can be named by class path in YAML. Steps count from 0, where a warm-up gives 0. If you
+pass the number of updates already made, the first update has rate 0; pass ``step + 1`` to avoid that.
 
 No torch is imported here.
 """
@@ -10,13 +10,13 @@ No torch is imported here.
 import abc
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal
 
 DecayShape = Literal["linear", "sqrt"]
 
 
 def constant_lr(step: int, *, max_lr: float, warmup_steps: int = 0) -> float:
-    """Linear warm-up from 0 to ``max_lr`` over ``warmup_steps``, then ``max_lr`` for ever."""
+    """Linear warm-up from 0 to ``max_lr`` over ``warmup_steps``, then ``max_lr`` forever."""
     return step / warmup_steps * max_lr if step < warmup_steps else max_lr
 
 
@@ -37,9 +37,7 @@ def cosine_lr(step: int, *, max_lr: float, min_lr: float, warmup_steps: int, dec
         decay_steps: The step, counted from 0, at which the decay ends.
     """
     if step < warmup_steps:
-        return step / warmup_steps * max_lr
-    if step > decay_steps:
-        return min_lr
+        return constant_lr(step, max_lr=max_lr, warmup_steps=warmup_steps)
     progress = _progress(step, warmup_steps, decay_steps)
     return min_lr + (1 + math.cos(progress * math.pi)) / 2 * (max_lr - min_lr)
 
@@ -47,9 +45,7 @@ def cosine_lr(step: int, *, max_lr: float, min_lr: float, warmup_steps: int, dec
 def linear_lr(step: int, *, max_lr: float, min_lr: float, warmup_steps: int, decay_steps: int) -> float:
     """Linear warm-up to ``max_lr`` and a straight line to ``min_lr``; arguments as in ``cosine_lr``."""
     if step < warmup_steps:
-        return step / warmup_steps * max_lr
-    if step > decay_steps:
-        return min_lr
+        return constant_lr(step, max_lr=max_lr, warmup_steps=warmup_steps)
     return min_lr + (1 - _progress(step, warmup_steps, decay_steps)) * (max_lr - min_lr)
 
 
@@ -77,15 +73,13 @@ def wsd_lr(
     """
     if step < decay_start:
         return constant_lr(step, max_lr=max_lr, warmup_steps=warmup_steps)
-    if step > decay_steps:
-        return min_lr
     progress = _progress(step, decay_start, decay_steps)
     left = 1 - (math.sqrt(progress) if shape == "sqrt" else progress)
     return min_lr + left * (max_lr - min_lr)
 
 
 class Schedule(abc.ABC):
-    """A learning rate as a factor of the optimiser's own. Derive from it to make another one."""
+    """A learning rate as a factor of the optimizer's own. Derive your own schedules from it."""
 
     @abc.abstractmethod
     def factor(self, step: int, total_steps: int | None = None) -> float:
@@ -102,7 +96,7 @@ class Schedule(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constant(Schedule):
-    """The optimiser's learning rate, after a linear warm-up.
+    """The optimizer's learning rate, after a linear warm-up.
 
     Attributes:
         warmup_steps: Steps of the warm-up.
@@ -119,119 +113,108 @@ class Constant(Schedule):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WarmupCosine(Schedule):
+class _WarmupDecay(Schedule):
+    """The options of all schedules that decay to a fraction of the learning rate."""
+
+    warmup_steps: int = 0
+    decay_steps: int | None = None
+    min_lr_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        _raise(self._faults())
+
+    def _faults(self) -> list[str]:
+        faults = _warmup_faults(self.warmup_steps) + _fraction_faults("min_lr_ratio", self.min_lr_ratio)
+        if self.decay_steps is not None:
+            if not _is_whole(self.decay_steps) or self.decay_steps < 1:
+                faults.append(f"decay_steps must be a whole number of at least 1 or null, got {self.decay_steps!r}")
+            elif _is_whole(self.warmup_steps) and self.decay_steps < self.warmup_steps:
+                faults.append(f"decay_steps {self.decay_steps} must not lie before warmup_steps {self.warmup_steps}")
+        return faults
+
+    def _lrs_and_steps(self, total_steps: int | None) -> dict[str, Any]:
+        end = self.decay_steps if self.decay_steps is not None else total_steps
+        if end is None or end < 1:
+            raise ValueError(
+                f"{type(self).__name__} does not know at which step the run ends: give it decay_steps, or set "
+                "trainer.max_steps or trainer.max_epochs"
+            )
+        steps = {"warmup_steps": self.warmup_steps, "decay_steps": end}
+        return {"max_lr": 1.0, "min_lr": self.min_lr_ratio, **steps}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WarmupCosine(_WarmupDecay):
     """Linear warm-up, then half a cosine down to a fraction of the learning rate.
 
     Attributes:
         warmup_steps: Steps of the warm-up. A run that ends before is all warm-up.
         decay_steps: The step at which the decay ends. ``None``: the end of the run.
-        min_lr_ratio: What is left in the end, as a fraction of the learning rate.
+        min_lr_ratio: The final learning rate, as a fraction of the optimizer's.
     """
 
-    warmup_steps: int = 0
-    decay_steps: int | None = None
     min_lr_ratio: float = 0.1
-
-    def __post_init__(self) -> None:
-        _raise(_decay_faults(self.warmup_steps, self.decay_steps, self.min_lr_ratio))
 
     def factor(self, step: int, total_steps: int | None = None) -> float:
         """See ``Schedule.factor``."""
-        end = _end(self, total_steps)
-        return cosine_lr(step, max_lr=1.0, min_lr=self.min_lr_ratio, warmup_steps=self.warmup_steps, decay_steps=end)
+        return cosine_lr(step, **self._lrs_and_steps(total_steps))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WarmupLinear(Schedule):
+class WarmupLinear(_WarmupDecay):
     """Linear warm-up, then a straight line down to a fraction of the learning rate.
 
     Attributes:
         warmup_steps: Steps of the warm-up. A run that ends before is all warm-up.
         decay_steps: The step at which the decay ends. ``None``: the end of the run.
-        min_lr_ratio: What is left in the end, as a fraction of the learning rate.
+        min_lr_ratio: The final learning rate, as a fraction of the optimizer's.
     """
-
-    warmup_steps: int = 0
-    decay_steps: int | None = None
-    min_lr_ratio: float = 0.0
-
-    def __post_init__(self) -> None:
-        _raise(_decay_faults(self.warmup_steps, self.decay_steps, self.min_lr_ratio))
 
     def factor(self, step: int, total_steps: int | None = None) -> float:
         """See ``Schedule.factor``."""
-        end = _end(self, total_steps)
-        return linear_lr(step, max_lr=1.0, min_lr=self.min_lr_ratio, warmup_steps=self.warmup_steps, decay_steps=end)
+        return linear_lr(step, **self._lrs_and_steps(total_steps))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WarmupStableDecay(Schedule):
+class WarmupStableDecay(_WarmupDecay):
     """Linear warm-up, a stable phase, and a decay over the last part of the run.
 
     Attributes:
         warmup_steps: Steps of the warm-up. A run that ends before is all warm-up.
         decay_steps: The step at which the decay ends. ``None``: the end of the run.
+        min_lr_ratio: The final learning rate, as a fraction of the optimizer's.
         decay_fraction: The part of ``decay_steps`` over which it decays, between 0 and 1.
-        min_lr_ratio: What is left in the end, as a fraction of the learning rate.
         shape: Of the decay: ``sqrt`` (1 - √progress) or ``linear``.
     """
 
-    warmup_steps: int = 0
-    decay_steps: int | None = None
     decay_fraction: float = 0.2
-    min_lr_ratio: float = 0.0
     shape: DecayShape = "sqrt"
 
-    def __post_init__(self) -> None:
-        faults = _decay_faults(self.warmup_steps, self.decay_steps, self.min_lr_ratio)
-        faults += _fraction_faults("decay_fraction", self.decay_fraction)
+    def _faults(self) -> list[str]:
+        faults = super()._faults() + _fraction_faults("decay_fraction", self.decay_fraction)
         if self.shape not in ("linear", "sqrt"):
             faults.append(f"shape {self.shape!r} is unknown: choose one of linear, sqrt")
-        _raise(faults)
+        return faults
 
     def factor(self, step: int, total_steps: int | None = None) -> float:
         """See ``Schedule.factor``."""
-        end = _end(self, total_steps)
-        return wsd_lr(
-            step,
-            max_lr=1.0,
-            min_lr=self.min_lr_ratio,
-            warmup_steps=self.warmup_steps,
-            decay_start=max(self.warmup_steps, end - round(self.decay_fraction * end)),
-            decay_steps=end,
-            shape=self.shape,
-        )
+        options = self._lrs_and_steps(total_steps)
+        end = options["decay_steps"]
+        start = max(self.warmup_steps, end - round(self.decay_fraction * end))
+        return wsd_lr(step, **options, decay_start=start, shape=self.shape)
 
 
 def _progress(step: int, start: int, end: int) -> float:
-    """From 0 at ``start`` to 1 at ``end``; 0 where these are one step."""
+    """From 0 at ``start`` to 1 at ``end`` and after it; 0 at ``start`` if that is ``end``."""
+    if step > end:
+        return 1.0
     return (step - start) / (end - start) if end > start else 0.0
-
-
-def _end(schedule: WarmupCosine | WarmupLinear | WarmupStableDecay, total_steps: int | None) -> int:
-    end = schedule.decay_steps if schedule.decay_steps is not None else total_steps
-    if end is None or end < 1:
-        raise ValueError(
-            f"{type(schedule).__name__} does not know at which step the run ends: give it decay_steps, or set "
-            "trainer.max_steps or trainer.max_epochs"
-        )
-    return end
 
 
 def _warmup_faults(warmup_steps: int) -> list[str]:
     if _is_whole(warmup_steps) and warmup_steps >= 0:
         return []
     return [f"warmup_steps must be a whole number of at least 0, got {warmup_steps!r}"]
-
-
-def _decay_faults(warmup_steps: int, decay_steps: int | None, min_lr_ratio: float) -> list[str]:
-    faults = _warmup_faults(warmup_steps) + _fraction_faults("min_lr_ratio", min_lr_ratio)
-    if decay_steps is not None:
-        if not _is_whole(decay_steps) or decay_steps < 1:
-            faults.append(f"decay_steps must be a whole number of at least 1 or null, got {decay_steps!r}")
-        elif _is_whole(warmup_steps) and decay_steps < warmup_steps:
-            faults.append(f"decay_steps {decay_steps} must not lie before warmup_steps {warmup_steps}")
-    return faults
 
 
 def _fraction_faults(name: str, value: float) -> list[str]:

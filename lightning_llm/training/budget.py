@@ -18,7 +18,7 @@ from lightning_llm.accounting.step_time import GENERIC, Pace
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
-from lightning_llm.optim.grouping import param_groups
+from lightning_llm.optim.groups import param_groups
 
 
 def check_budget(words: str) -> None:

@@ -19,7 +19,7 @@ from lightning_llm.checkpoints.schema import FORMAT
 from lightning_llm.checkpoints.sharded import Rows, is_folder, local_rows
 from lightning_llm.interop.reader import is_model_folder, read_folder
 from lightning_llm.model.config import ModelConfig, config_of_file
-from lightning_llm.model.finite import only_finite
+from lightning_llm.model.weights import only_finite
 
 PREFIX = "transformer."
 # What a tokenizer.json says beyond the ids of a text: how much of it is used at once, and what is put around it.

@@ -31,12 +31,12 @@ from lightning_llm.data.datamodule import TokenDataModule, rescale_batch_progres
 from lightning_llm.data.sources import Source
 from lightning_llm.generation import generate
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.plain import is_plain
 from lightning_llm.model.transformer import Transformer
+from lightning_llm.model.weights import is_plain
 from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
-from lightning_llm.optim.grouping import param_groups
+from lightning_llm.optim.groups import param_groups
 from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine
 from lightning_llm.training.budget import check_budget, overridden, plan_for, task_of
 from lightning_llm.training.callbacks.throughput import TrainingLog

@@ -16,7 +16,7 @@ from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.token_store import TokenStore, dtype_for
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
-from lightning_llm.optim.grouping import param_groups
+from lightning_llm.optim.groups import param_groups
 from lightning_llm.training.budget import optimizer_state_bytes
 from lightning_llm.training.length import total_steps
 

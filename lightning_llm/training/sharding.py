@@ -8,7 +8,7 @@ Lightning calls ``training_step`` and not the module, so that hooks on the Light
 
 The first weights are those of an unsharded model of the same seed, to the bit. No process ever holds them all: while
 the model is built, each block is emptied as soon as it is whole, which leaves torch's generator where it would have
-been; then each is filled as ``model.init`` says, in its order, and cut.
+been; then each is filled as ``model.weights`` says, in its order, and cut.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.init import initialize
 from lightning_llm.model.transformer import Block, Transformer
+from lightning_llm.model.weights import initialize
 
 # What ``initialize`` fills; parameters of other modules keep what their own constructor gave them.
 FILLED = (nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm)

@@ -11,7 +11,7 @@ from lightning_llm.accounting import parameters_by_part, step_memory
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.ops import sizes
-from lightning_llm.ops.attention_blocks import _triangle
+from lightning_llm.ops.attention import _triangle
 from lightning_llm.optim import AdamW, clip_grad_norm_, param_groups
 from lightning_llm.training.module import LanguageModel
 

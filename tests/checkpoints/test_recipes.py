@@ -9,7 +9,7 @@ import torch
 from lightning_llm import LanguageModel, ModelConfig, TokenDataModule
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.optim import AdamW, MuonAdamW, Schedule, WarmupLinear, WarmupStableDecay
-from lightning_llm.optim.grouping import param_groups
+from lightning_llm.optim.groups import param_groups
 
 ARCHITECTURE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 16}
 

@@ -13,13 +13,12 @@ SCRIPT = """
 import torch
 from test_swiglu import assert_as_good_as_plain as judge_mlp, make_inputs as mlp_inputs, optimised
 from test_losses import assert_as_good_as_plain as judge_loss, make_inputs as loss_inputs, ours, plain
-from lightning_llm.ops import fused
-from lightning_llm.ops.kernels import cross_entropy, swiglu
+from lightning_llm.ops.kernels import cross_entropy, kernels_for, swiglu
 
 cross_entropy.BLOCK = swiglu.BLOCK = 32  # several blocks and a rest in each row
-assert fused.kernels("swiglu", torch.empty(1)) is swiglu
-assert fused.kernels("cross_entropy", torch.empty(1)) is cross_entropy
-assert fused.kernels("swiglu", torch.empty(1, dtype=torch.float64)) is None
+assert kernels_for("swiglu", torch.empty(1)) is swiglu
+assert kernels_for("cross_entropy", torch.empty(1)) is cross_entropy
+assert kernels_for("swiglu", torch.empty(1, dtype=torch.float64)) is None
 
 for dtype in (torch.float32, torch.float16):  # the interpreter cuts float32 off to bf16 where a GPU rounds
     for level in (0, 1):

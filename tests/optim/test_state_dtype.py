@@ -197,7 +197,7 @@ def test_temporaries_are_bounded_by_the_chunk(fused, transposed):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fused", [False, None])
-def test_going_on_from_a_file_is_going_on(dtype, fused):
+def test_resuming_from_a_file_is_exact(dtype, fused):
     whole, halves = start(dtype), start(dtype)
     first = run(AdamW(whole, **BF16, fused=fused), whole, 10)
     before = run(AdamW(halves, **BF16, fused=fused), halves, 5)

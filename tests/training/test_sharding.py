@@ -14,8 +14,8 @@ from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.checkpoints.sharded import Rows, local_rows, split, write_folder
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.mlp import SwiGLU
-from lightning_llm.model.plain import is_plain
 from lightning_llm.model.transformer import Transformer
+from lightning_llm.model.weights import is_plain
 from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim import AdamW, MuonAdamW, clip_grad_norm_, param_groups
 from lightning_llm.training.sharded_strategy import ShardedStrategy, strategy_for

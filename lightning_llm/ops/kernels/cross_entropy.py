@@ -1,4 +1,4 @@
-"""From a chunk of logits to losses and dz, one program a row: see ``ops/softmax_rows.py``.
+"""From a chunk of logits to losses and dz, one program per row: see ``ops/loss_chunks.py``.
 
 The first pass over the row finds the maximum and the sum of exponentials together, rescaling the sum whenever the
 maximum grows (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", algorithm 3). The second
@@ -30,7 +30,7 @@ def _rows(  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     z_ptr += row * z_row
     target = tl.load(index_ptr + row)
-    known = (target >= 0) & (target < vocab)  # where it is not, the loss is no number rather than a wrong one
+    known = (target >= 0) & (target < vocab)  # where it is not, the loss is NaN rather than a wrong number
     target_logit = tl.load(z_ptr + target, mask=known, other=float("nan")).to(tl.float32)
     if HAS_BIAS:
         target_logit += tl.load(bias_ptr + target, mask=known, other=0.0)
@@ -65,21 +65,11 @@ def _rows(  # type: ignore[no-untyped-def]
 def losses_of_rows(
     z: Tensor, bias: Tensor | None, index: Tensor, weights: Tensor | None, z_loss: float, losses: Tensor
 ) -> None:
-    """As ``softmax_rows.losses_of_rows``, into ``losses`` (rows,), without the gradient of the bias."""
+    """As ``loss_chunks._losses_of_rows``, into ``losses`` (rows,), without the gradient of the bias."""
     assert z.stride(1) == 1
-    block = min(BLOCK, triton.next_power_of_2(z.shape[1]))
+    bias_or_any, weights_or_any = (z if tensor is None else tensor.contiguous() for tensor in (bias, weights))
+    options = {"HAS_BIAS": bias is not None, "HAS_WEIGHT": weights is not None, "num_warps": 8}
+    tensors, (rows, vocab) = (z, bias_or_any, index.contiguous(), weights_or_any, losses), z.shape
+    block = min(BLOCK, triton.next_power_of_2(vocab))
     with torch.cuda.device_of(z):  # type: ignore[no-untyped-call]
-        _rows[(z.shape[0],)](
-            z,
-            z if bias is None else bias.contiguous(),
-            index.contiguous(),
-            z if weights is None else weights.contiguous(),
-            losses,
-            z.stride(0),
-            z.shape[1],
-            z_loss,
-            HAS_BIAS=bias is not None,
-            HAS_WEIGHT=weights is not None,
-            BLOCK=block,
-            num_warps=8,
-        )
+        _rows[(rows,)](*tensors, z.stride(0), vocab, z_loss, BLOCK=block, **options)

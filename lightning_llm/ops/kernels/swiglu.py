@@ -1,4 +1,4 @@
-"""The elementwise half of SwiGLU in one pass: see ``ops/gating.py``, whose signatures these functions share.
+"""The elementwise half of SwiGLU in one pass: see ``ops/swiglu_tiles.py``, whose signatures these functions share.
 
 Each program takes one stretch of one row. Everything between load and store is float32. Offsets are 64-bit: a row
 index times a stride passes 2³¹ at 131,072 tokens of width 16,384.
@@ -42,12 +42,12 @@ def _backward(  # type: ignore[no-untyped-def]
 
 
 def gate_forward(g: Tensor, u: Tensor, out: Tensor) -> None:
-    """As ``gating.gate_forward``; the columns must lie side by side."""
+    """As ``swiglu_tiles.gate_forward``; columns must be contiguous."""
     _launch(_forward, g, u, out)
 
 
 def gate_backward(g: Tensor, u: Tensor, da: Tensor, out: Tensor, scratch: Tensor) -> None:
-    """As ``gating.gate_backward``; the columns must lie side by side."""
+    """As ``swiglu_tiles.gate_backward``; columns must be contiguous."""
     _launch(_backward, g, u, da, out, scratch)
 
 

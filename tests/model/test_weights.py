@@ -17,7 +17,7 @@ from lightning_llm.generation.packed_step import can_pack
 from lightning_llm.measure import MemoryMeter
 from lightning_llm.measure.attribution import AttributedMeter
 from lightning_llm.model.norm import RMSNorm
-from lightning_llm.model.plain import WATCHERS, is_plain
+from lightning_llm.model.weights import WATCHERS, is_plain
 
 HIDDEN, WIDTH, VOCAB = 12, 20, 31
 LEVELS = [0, 1, 2]

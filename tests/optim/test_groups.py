@@ -52,7 +52,7 @@ def test_frozen_parameters_and_empty_groups_are_left_out():
     model = Model().requires_grad_(False)
     model.proj.weight.requires_grad_(True)
     assert named(model, param_groups(model)) == {"hidden_matrices": ["proj.weight"]}
-    with pytest.raises(ValueError, match="Model has no trainable parameters: nothing to optimise"):
+    with pytest.raises(ValueError, match="Model has no trainable parameters: nothing to optimize"):
         param_groups(Model().requires_grad_(False))
 
 

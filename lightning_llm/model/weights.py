@@ -1,0 +1,109 @@
+"""The weights of a model: their initial values, a check for NaN, and when to read one instead of calling its module.
+
+Initial values:
+
+=========================================  ==========================================================================
+parameter                                  initial value
+=========================================  ==========================================================================
+embed_tokens, embed_positions              normal, standard deviation ``initializer_range``
+q, k, v, gate, up projections, lm_head     normal, standard deviation ``initializer_range``
+o_proj, down_proj (they write to the       normal, ``initializer_range / sqrt(2 · num_hidden_layers)``, so that the
+residual stream)                           stream's variance does not grow with depth (Radford et al. 2019, "GPT-2",
+                                           section 2.3)
+biases                                     0
+weights of norms                           1
+=========================================  ==========================================================================
+
+A module from elsewhere (a user's MLP) keeps the values of its own constructor, except for linear layers, to which the
+table applies by name.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from lightning_llm.model.config import ModelConfig
+
+RESIDUAL_PROJECTIONS = ("o_proj", "down_proj")
+# Classes whose hooks change nothing, by name: this file imports none of them. A subclass counts as its base.
+WATCHERS = frozenset(
+    {
+        ("lightning_llm.measure.attribution", "AttributedMeter"),
+        ("torch.utils.module_tracker", "ModuleTracker"),  # of FlopCounterMode
+        ("lightning.pytorch.profilers.pytorch", "RegisterRecordFunction"),  # of trainer.profiler "pytorch"
+    }
+)
+
+
+def initialize(model: nn.Module, config: ModelConfig) -> None:
+    """Give every parameter of ``model`` its initial value, in place, from torch's global generator."""
+    residual_std = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            is_residual = name.rpartition(".")[2] in RESIDUAL_PROJECTIONS
+            nn.init.normal_(module.weight, std=residual_std if is_residual else config.initializer_range)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=config.initializer_range)
+        elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
+            nn.init.ones_(module.weight)
+            if isinstance(module, nn.LayerNorm):
+                nn.init.zeros_(module.bias)
+
+
+def only_finite(tensors: Iterable[tuple[str, Tensor]], source: object) -> Iterator[tuple[str, Tensor]]:
+    """Yields the same tensors, each checked as it passes. A model with a single NaN answers everything with NaN.
+
+    Args:
+        tensors: Names and tensors.
+        source: Their origin, for the message.
+
+    Raises:
+        ValueError: At the first tensor that holds NaN or infinite values.
+    """
+    for name, tensor in tensors:
+        if not torch.isfinite(tensor).all():
+            raise ValueError(
+                f"{source}: the weights are NaN or infinite, {name} for one: take a checkpoint from before that"
+            )
+        yield name, tensor
+
+
+def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether a call of ``module`` computes the formula of its class from its parameters, and nothing else happens.
+
+    An operator that takes ``projection.weight`` skips everything else that happens in a call of the projection: a LoRA
+    adapter, a quantized matmul, a hook. Hooks that only watch do not count, so that the memory profiler does not
+    change the run. A parametrization (``torch.nn.utils.parametrize``) is plain: ``module.weight`` computes it.
+
+    Args:
+        module: With a ``weight``.
+        kinds: The classes whose formula the caller knows; a subclass is none of them.
+
+    Returns:
+        False for another class, for hooks that may change something, for a ``forward`` set on the object, and for a
+        weight that is a tensor subclass with tensors inside (quantized, or a ``DTensor``).
+    """
+    kind = type(module)
+    if kind not in kinds and not (parametrize.is_parametrized(module) and kind.__bases__[0] in kinds):
+        return False
+    weight = getattr(module, "weight", None)
+    return "forward" not in module.__dict__ and not hasattr(weight, "__tensor_flatten__") and not is_hooked(module)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a hook of the module itself, or one for all modules, may change what a call of it computes."""
+    names = "forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks"
+    hooks = [getattr(module, f"_{name}") for name in names]
+    hooks += [getattr(nn.modules.module, f"_global_{name}") for name in names]
+    return any(not _only_watches(hook) for group in hooks for hook in group.values())
+
+
+def _only_watches(hook: Any) -> bool:
+    owner = getattr(getattr(hook, "func", hook), "__self__", None)  # of a method, or of a partial of one
+    return any((base.__module__, base.__qualname__) in WATCHERS for base in type(owner).__mro__)

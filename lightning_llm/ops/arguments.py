@@ -1,0 +1,115 @@
+"""What the operators require of their arguments, and how autograd and ``torch.compile`` may use them."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, library
+
+Backward = Callable[..., tuple[Tensor | None, ...]]
+
+
+def check_weight(name: str, weight: Tensor | None, shape: tuple[int, ...], x: Tensor, x_name: str = "x") -> None:
+    """Rejects a weight that does not fit the input.
+
+    Args:
+        name: The weight's name.
+        weight: The weight; ``None`` always fits.
+        shape: The shape that it must have.
+        x: The input.
+        x_name: The input's name.
+
+    Raises:
+        ValueError: Another shape, another device, another dtype that autocast does not cast, or no floating dtype.
+    """
+    if weight is None:
+        return
+    if weight.shape != shape:
+        raise ValueError(
+            f"{name} must have shape {shape} for {x_name} of shape {tuple(x.shape)}, got {tuple(weight.shape)}"
+        )
+    if weight.device != x.device:
+        raise ValueError(
+            f"{name} {shape} is on {weight.device}, {x_name} {tuple(x.shape)} on {x.device}: move one of them"
+        )
+    if not x.is_floating_point():
+        raise ValueError(f"{x_name} must be of a floating dtype, got {x.dtype} {tuple(x.shape)}")
+    is_cast = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64 and weight.is_floating_point()
+    if weight.dtype != x.dtype and not is_cast:
+        raise ValueError(
+            f"{name} {shape} is {weight.dtype}, {x_name} {tuple(x.shape)} {x.dtype}: use one dtype, or torch.autocast"
+        )
+
+
+def check_chunks(num_chunks: int | None, most: int, of: str) -> None:
+    """Rejects a number of chunks outside 1 to ``most``; the operator chooses one for ``None``.
+
+    Raises:
+        ValueError: It is outside, or not a whole number.
+    """
+    is_whole = isinstance(num_chunks, int) and not isinstance(num_chunks, bool)
+    if num_chunks is not None and not (is_whole and 1 <= num_chunks <= most):
+        raise ValueError(f"num_chunks must be a whole number from 1 to {most} ({of}) or None, got {num_chunks!r}")
+
+
+def reject_transforms(name: str, instead: str) -> None:
+    """Reports that an operator with a backward of its own does not work under ``torch.func``.
+
+    Raises:
+        NotImplementedError: One of its transforms is active.
+    """
+    if torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(f"{name} does not work under the transforms of torch.func: use {instead} there")
+
+
+def differentiable_once(backward: Backward) -> Backward:
+    """Decorates the backward of a Function that autograd cannot differentiate again.
+
+    torch's own ``once_differentiable`` looks at the incoming gradient only: where that is constant, gradients come out
+    as if they were constants too, and a penalty on them is silently lost.
+
+    Raises:
+        RuntimeError: Under ``create_graph=True``.
+    """
+
+    @wraps(backward)
+    def only_once(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "this operator of lightning_llm cannot be differentiated twice (create_graph=True): "
+                "use the plain form, swiglu_reference or torch.nn.functional.cross_entropy"
+            )
+        return backward(ctx, *grads)
+
+    return only_once
+
+
+def opaque(
+    name: str,
+    arguments: str,
+    run: Callable[..., list[Tensor]],
+    shapes: Callable[..., list[Tensor]],
+    *,
+    save: Callable[..., None] | None = None,
+    gradients: Callable[..., tuple[Any, ...]] | None = None,
+) -> Callable[..., list[Tensor]]:
+    """An operator that ``torch.compile`` does not trace into, so that it saves for backward what it says.
+
+    If the compiler traced into it, it would merge recomputation in backward with the forward pass (it removes common
+    subexpressions), and the memory would be back. The kernels inside are the same as in eager mode.
+
+    Args:
+        name: In this package's namespace of torch's library.
+        arguments: Its schema's arguments; it returns a list of tensors.
+        run: Its implementation.
+        shapes: Returns empty tensors of the results' shapes and dtypes.
+        save: Saves inputs and results for backward: called with a context, the inputs and the results.
+        gradients: Its backward, called with that context and the gradients of the results.
+    """
+    schema, namespace = f"({arguments}) -> Tensor[]", __name__.partition(".")[0]
+    operator = library.custom_op(f"{namespace}::{name}", run, mutates_args=(), schema=schema)
+    operator.register_fake(shapes)
+    if gradients is not None:
+        operator.register_autograd(gradients, setup_context=save)
+    return operator

@@ -1,0 +1,243 @@
+"""Parameter groups: which parameters are in which, which options and saved states they accept, a step over all.
+
+Every optimizer gets the same groups; the ``name`` of a group says what is in it:
+
+    name              what is in it                                       decays          MuonAdamW uses
+    hidden_matrices   two-dimensional weights inside the network          yes             Muon
+    matrices          heads, and weights of three dimensions or more      yes             AdamW
+    embeddings        weights of nn.Embedding; a head tied to one         by option       AdamW
+    vectors           norms, biases: below two dimensions                 no              AdamW
+
+``name`` is a key that ``torch.optim`` optimizers accept and ignore, and by which Lightning's ``LearningRateMonitor``
+labels its curves. So a factory that knows no model, such as jsonargparse's ``OptimizerCallable``, makes any optimizer:
+``factory(param_groups(model))``, be it ``torch.optim.SGD``, our ``AdamW`` or ``MuonAdamW``.
+"""
+
+import abc
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from itertools import accumulate
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+HIDDEN_MATRICES, MATRICES, EMBEDDINGS, VECTORS = "hidden_matrices", "matrices", "embeddings", "vectors"
+HEADS = ("lm_head",)
+
+AVERAGES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")  # of the shape of their parameter
+ADAMW_STATE = ["exp_avg", "exp_avg_sq", "step"]
+STATE_DTYPES = {None: None, "bfloat16": torch.bfloat16}
+
+Group = dict[str, Any]
+State = dict[str, Any]
+
+
+def param_groups(
+    module: nn.Module,
+    *,
+    weight_decay: float | None = None,
+    decay_embeddings: bool = False,
+    heads: Collection[str] = HEADS,
+) -> list[Group]:
+    """Sorts the trainable parameters into groups for an optimizer; empty groups are left out.
+
+    Args:
+        module: The model. Frozen parameters are left out, shared ones are counted once.
+        weight_decay: Decay of the groups that decay. ``None``: these groups leave it out, so that the optimizer's own
+            setting applies. The others have 0 in either case.
+        decay_embeddings: Whether embeddings decay.
+        heads: Names of the modules that turn hidden states into logits. They decay but are not hidden matrices.
+
+    Raises:
+        ValueError: If no parameter is trainable.
+    """
+    categories = _categories(module, heads)
+    decaying = {HIDDEN_MATRICES, MATRICES} | ({EMBEDDINGS} if decay_embeddings else set())
+    groups: list[Group] = []
+    for name in (HIDDEN_MATRICES, MATRICES, EMBEDDINGS, VECTORS):
+        params = [param for param, category in categories.items() if category == name]
+        if params:
+            group: Group = {"params": params, "name": name}
+            if name not in decaying:
+                group["weight_decay"] = 0.0
+            elif weight_decay is not None:
+                group["weight_decay"] = weight_decay
+            groups.append(group)
+    if not groups:
+        raise ValueError(f"{type(module).__name__} has no trainable parameters: nothing to optimize")
+    check_coverage(module, groups)
+    return groups
+
+
+def check_coverage(module: nn.Module, groups: Iterable[Group]) -> None:
+    """Checks that groups, ours or the user's own, hold every trainable parameter exactly once.
+
+    Raises:
+        ValueError: Naming the parameters that are in no group or in several.
+    """
+    counts = Counter(param for group in groups for param in group["params"])
+    names = {param: name for name, param in module.named_parameters() if param.requires_grad}
+    missing = [name for param, name in names.items() if not counts[param]]
+    repeated = [names.get(param, "a parameter from elsewhere") for param, count in counts.items() if count > 1]
+    faults = [f"in no parameter group: {', '.join(missing)}"] if missing else []
+    faults += [f"in more than one parameter group: {', '.join(repeated)}"] if repeated else []
+    if faults:
+        raise ValueError("; ".join(faults))
+
+
+def _categories(module: nn.Module, heads: Collection[str]) -> dict[nn.Parameter, str]:
+    parts = list(module.named_modules(remove_duplicate=False))
+    embeddings = [part for _, part in parts if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
+    embedded = {param for part in embeddings for param in part.parameters(recurse=False)}
+    in_heads = {param for name, part in parts if name.rpartition(".")[2] in heads for param in part.parameters()}
+
+    def category(param: nn.Parameter) -> str:
+        if param.ndim < 2:
+            return VECTORS
+        if param in embedded:
+            return EMBEDDINGS
+        return MATRICES if param.ndim > 2 or param in in_heads else HIDDEN_MATRICES
+
+    return {param: category(param) for param in module.parameters() if param.requires_grad}
+
+
+class GroupOptimizer(Optimizer, abc.ABC):
+    """What AdamW and MuonAdamW share: checks of groups and saved states, a step over all groups."""
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Adds a group, after checking its options."""
+        check_group({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+        for param in self.param_groups[-1]["params"]:
+            if param.is_complex():
+                raise ValueError(f"params must be real, got a tensor of {param.dtype}: pass torch.view_as_real of it")
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Updates every parameter that has a gradient; returns what the closure returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for param in (param for group in self.param_groups for param in group["params"]):
+            if param.grad is not None and param.grad.layout != torch.strided:  # before any parameter is changed
+                raise ValueError(
+                    f"gradients must be dense, got {param.grad.layout} of shape {tuple(param.grad.shape)}: "
+                    "make the embedding with sparse=False"
+                )
+        sizes = (sum(param.numel() for param in group["params"]) for group in self.param_groups)
+        with torch.no_grad():
+            for group, first in zip(self.param_groups, accumulate(sizes, initial=0), strict=False):
+                self.step_group(group, first)
+        return loss
+
+    @abc.abstractmethod
+    def step_group(self, group: Group, first: int) -> None:
+        """Updates the parameters of one group.
+
+        Args:
+            group: Its parameters and options.
+            first: How many numbers the parameters of the groups before it hold.
+        """
+
+    def check_saved(self, state_dict: dict[str, Any]) -> None:
+        """Raises ValueError if another optimizer saved this state, or one with options that change the result."""
+        for group in state_dict["param_groups"]:
+            check_saved_group(group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a saved state in the ``state_dtype`` of this optimizer.
+
+        torch takes all options from what was saved, loads averages in the dtype of their parameter, and saves the step
+        as a tensor. An average that was saved in bfloat16 gets the same bits; one in float32 is rounded to the nearest.
+
+        Raises:
+            ValueError: If another optimizer saved it, or one with an option that this class lacks.
+        """
+        self.check_saved(state_dict)
+        names = [group["state_dtype"] for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, name in zip(self.param_groups, names, strict=True):
+            group["state_dtype"] = name
+            group.setdefault("fused", None)
+            for param in group["params"]:
+                state = self.state.get(param, {})
+                if "step" in state:
+                    state["step"] = int(state["step"])
+                for average in {"exp_avg", "exp_avg_sq"} & state.keys():
+                    state[average] = state[average].to(STATE_DTYPES[name] or param.dtype)
+
+
+def check_group(group: dict[str, Any]) -> None:
+    """Raises ValueError with every option of an AdamW group that is out of range."""
+    faults = [
+        f"{name} must be a number of at least 0, got {group[name]!r}"
+        for name in ("lr", "eps", "weight_decay")
+        if not _is_number(group[name]) or not 0 <= group[name] < math.inf
+    ]
+    betas = group["betas"]
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2 or not all(_is_number(b) and 0 <= b < 1 for b in betas):
+        faults.append(f"betas must be two numbers of at least 0 and below 1, got {betas!r}")
+    if group["state_dtype"] not in STATE_DTYPES:
+        faults.append(f"state_dtype must be None (the parameter's) or 'bfloat16', got {group['state_dtype']!r}")
+    if faults:
+        raise ValueError("; ".join(faults))
+
+
+def check_saved_group(group: dict[str, Any]) -> None:
+    """Raises ValueError if a saved group is not one of AdamW, or has options of torch's that change the result."""
+    missing = [name for name in ("lr", "betas", "eps", "weight_decay") if name not in group]
+    if missing:
+        raise ValueError(f"the optimizer state has no {', '.join(missing)}: it was not saved by AdamW")
+    changed = [f"{name}=True" for name in ("amsgrad", "maximize") if group.get(name)]
+    if group["weight_decay"] and not group.get("decoupled_weight_decay", True):
+        changed.append("decoupled_weight_decay=False")
+    if changed:
+        raise ValueError(
+            f"the optimizer state was saved with {', '.join(changed)}: load it into the class that saved it"
+        )
+    check_group({"state_dtype": None, **group})
+
+
+def saved_state_faults(groups: Iterable[dict[str, Any]], saved: dict[str, Any]) -> list[str]:
+    """Where a saved state does not fit the parameters, which torch would not notice before the next step.
+
+    Args:
+        groups: Of the optimizer that is going to load it, or of one with the same parameters.
+        saved: As of ``Optimizer.state_dict``. torch itself reports another number of parameters.
+    """
+    params = [param for group in groups for param in group["params"]]
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    faults = []
+    for number, param in zip(numbers, params, strict=False) if len(numbers) == len(params) else ():
+        for name, value in saved["state"].get(number, {}).items():
+            found = tuple(getattr(value, "shape", ())), getattr(value, "dtype", torch.int64).is_floating_point
+            is_none = value is None and name == "momentum_buffer"  # torch's SGD without momentum
+            if name in AVERAGES and not is_none and found != (tuple(param.shape), True):
+                faults.append(f"{name} of parameter {number} has shape {found[0]}, expected {tuple(param.shape)}")
+            elif name == "step" and not _is_step(value):
+                faults.append(f"step of parameter {number} is {value!r:.60}, no number of steps")
+    return faults
+
+
+def _is_step(value: Any) -> bool:
+    number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    return _is_number(number) and 0 <= number < 2**53 and number == int(number)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def local(tensor: Any) -> Tensor:
+    """This rank's shard of a ``DTensor`` (whose import costs half a second), or the tensor itself."""
+    shard: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return shard
