@@ -22,8 +22,7 @@ from rich.table import Column, Table
 from lightning_llm.bench.data_process import Measured, measured
 from lightning_llm.bench.harness import MIB, Request, Row, chosen_names, describe_machine, draw_bars
 from lightning_llm.data.corpora import open_corpus
-from lightning_llm.data.cuts import cut_at_newlines
-from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.data.tokenizers import Tokenizer, cut_at_newlines
 from lightning_llm.io.console import Console
 
 SHAPES: dict[str, list[str]] = {}

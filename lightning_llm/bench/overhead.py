@@ -22,8 +22,8 @@ from rich.table import Column, Table
 from torch import Tensor
 
 from lightning_llm.bench.harness import Request, Row, chosen_names, describe_machine, draw_bars
+from lightning_llm.data.batches import sample_batch
 from lightning_llm.data.datamodule import TokenDataModule
-from lightning_llm.data.sampling import sample_batch
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.token_store_writer import TokenStoreWriter
 from lightning_llm.data.tokenizers import Tokenizer
