@@ -97,7 +97,7 @@ class WindowReader:
         """Raw windows as tensors. Errors as in calling."""
         if (largest := int(rows.max())) >= self.vocab_size:
             raise ValueError(
-                f"{self.file} has token id {largest}, but vocab_size is {self.vocab_size}: prepare the store again"
+                f"{self.file} has token id {largest}, but vocab_size is {self.vocab_size}: prepare it again"
             )
         input_ids, targets = (torch.from_numpy(ids.astype(np.int64)) for ids in (rows[:, :-1], rows[:, 1:]))
         batch = {"input_ids": input_ids, "targets": targets}

@@ -252,9 +252,7 @@ class TextFile:
                 before = raw.tell()
                 size += len(block)
                 if self.compression and size > max(_SMALL, _MOST_GROWTH * before):  # would fill memory or take hours
-                    raise ValueError(
-                        f"{self.name} is more than {_MOST_GROWTH} times as large unpacked: unpack it first"
-                    )
+                    raise ValueError(f"{self.name} is over {_MOST_GROWTH} times as large unpacked: unpack it first")
                 yield block
 
     @contextlib.contextmanager

@@ -34,13 +34,8 @@ from lightning_llm.io import untrusted
 from lightning_llm.io.untrusted import file_in
 
 _JOURNAL = "journal.json"
-_JOURNAL_SCHEMA = untrusted.record(
-    {
-        "key": untrusted.TEXT,
-        "cursor": untrusted.list_of(untrusted.whole(), 2),
-        "splits": stores.SPLIT_COUNTS,
-    }
-)
+_CURSOR = untrusted.list_of(untrusted.whole(), 2)
+_JOURNAL_SCHEMA = untrusted.record({"key": untrusted.TEXT, "cursor": _CURSOR, "splits": stores.SPLIT_COUNTS})
 _BLOCK_BYTES = 1 << 24
 _LISTED = 8  # missing shards that a message lists
 _active: set[Path] = set()  # folders that this process is writing
