@@ -18,8 +18,7 @@ from benchmarks.data_process import Measured, measured
 from lightning_llm.bench.harness import Columns, Request, Row, columns
 from lightning_llm.bench.plots import bar_plot
 from lightning_llm.data.corpora import open_corpus
-from lightning_llm.data.cuts import cut_at_newlines
-from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.data.tokenizers import Tokenizer, cut_at_newlines
 from lightning_llm.measure.resident import in_fresh_processes
 
 DEFAULT_SHAPES = ["256MiB"]

@@ -28,7 +28,7 @@ from lightning_llm.accounting.precision import cpu_name
 from lightning_llm.data.token_store import dtype_for
 from lightning_llm.data.token_store_writer import TokenStoreWriter
 from lightning_llm.data.tokenizers import Tokenizer
-from lightning_llm.interop.families import home_of
+from lightning_llm.interop.hf_mapping import mapping_for
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
 from lightning_llm.measure.attribution import state_tensors
@@ -224,7 +224,7 @@ def llama(config: ModelConfig, **options: Any) -> Any:
     """``LlamaForCausalLM`` of the installed transformers, of the same sizes."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(LlamaConfig(**home_of(config).to_fields(config), **options))
+    return LlamaForCausalLM(LlamaConfig(**mapping_for(config).to_fields(config), **options))
 
 
 def make_store(path: Path, *, vocab: int, tokens: int) -> str:

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from lightning_llm.bench.harness import Request, Row, columns, make_store
 from lightning_llm.bench.plots import bar_plot
+from lightning_llm.data.batches import sample_batch
 from lightning_llm.data.datamodule import TokenDataModule
-from lightning_llm.data.sampling import sample_batch
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.optim.adamw import AdamW

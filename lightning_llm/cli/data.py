@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_llm.cli.parser import OneLineParser, run_tool
-from lightning_llm.data.inspection import by_powers_of_two, document_lengths
-from lightning_llm.data.token_store import DTYPES, TokenStore
+from lightning_llm.data.token_store import DTYPES, TokenStore, by_powers_of_two, document_lengths
 from lightning_llm.data.tokenizers import Tokenizer
 
 _BAR = 40  # characters of the longest bar

@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 def _evaluate(options: argparse.Namespace) -> None:
     # after the options are read: a typing mistake is answered without waiting for torch
     from lightning_llm.data.corpora import open_corpus
-    from lightning_llm.data.progress import progress_bar
+    from lightning_llm.data.formats import progress_bar
     from lightning_llm.generation.scoring import Score
 
     corpus = open_corpus(options.data, text_key=options.text_key)
@@ -72,7 +72,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 def _score(model: "Transformer", tokenizer: "Tokenizer", document: "Document", stride: int | None) -> "Score":
     """Each document begins anew. Its first token is not predicted, so its bytes do not count either."""
-    from lightning_llm.data.tokenizer_training import encode_document
+    from lightning_llm.data.prepare import encode_document
     from lightning_llm.generation.scoring import score
 
     size = 0

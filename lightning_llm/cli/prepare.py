@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _prepare(arguments: argparse.Namespace) -> None:
     from lightning_llm.data.find_store import default_store
-    from lightning_llm.data.prepare import DEFAULT_VOCAB_SIZE, prepare_shard, prepare_store
+    from lightning_llm.data.prepare import DEFAULT_VOCAB_SIZE, prepare_store
     from lightning_llm.data.segments import Share
 
     if not arguments.inputs:
@@ -81,13 +81,13 @@ def _prepare(arguments: argparse.Namespace) -> None:
     if share is None:
         _show(prepare_store(arguments.inputs, out, **options))
         return
-    folder = prepare_shard(arguments.inputs, out, share, **options)
-    print(f"{folder}: shard {share.index} of {share.count}")
+    shard = prepare_store(arguments.inputs, out, share=share, **options)
+    print(f"{shard.path}: shard {share.index} of {share.count}")
     print(f"when all {share.count} are made: lightning-llm prepare --merge {out}")
 
 
 def _merge(arguments: argparse.Namespace) -> None:
-    from lightning_llm.data.shards import merge_shards
+    from lightning_llm.data.token_store_writer import merge_shards
 
     defaults = vars(_parser().parse_args([]))
     if [name for name, value in vars(arguments).items() if name != "merge" and value != defaults[name]]:

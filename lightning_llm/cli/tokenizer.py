@@ -42,9 +42,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _train(options: argparse.Namespace) -> None:
     from lightning_llm.data.corpora import open_corpus
-    from lightning_llm.data.prepare import DEFAULT_VOCAB_SIZE
-    from lightning_llm.data.progress import progress_bar
-    from lightning_llm.data.tokenizer_training import bytes_and_tokens, train_tokenizer
+    from lightning_llm.data.formats import progress_bar
+    from lightning_llm.data.prepare import DEFAULT_VOCAB_SIZE, bytes_and_tokens, train_tokenizer
 
     if options.kind != "bpe" and (options.vocab_size is not None or options.special_token):
         name = "--special-token" if options.vocab_size is None else "--vocab-size"

@@ -1,16 +1,20 @@
-"""Batches of windows from a token file: in training order, or one after another for evaluation.
+"""Batches of windows from a token file: in training order, one after another for evaluation, or at random.
 
-Plain iterables with a length, made for Lightning's loops: it takes them as they are, and adds neither a sampler nor a
-warning. A batch is ``{"input_ids", "targets"}``, int64, both (rows, context_length); a target is the token behind its
-input. Where documents are told apart it has ``"documents"`` too: their number within the row, for each input.
-Assembling one is a single gather from the memory-mapped file (7 µs for 32 x 256 tokens on a server CPU).
+1. :class:`WindowReader` reads windows of one file. A batch is ``{"input_ids", "targets"}``, int64, both
+   (rows, context_length); a target is the token after its input. With a document mask it also has ``"documents"``: for
+   each input, the index of its document within the row. Assembling a batch is a single gather from the memory-mapped
+   file (7 µs for 32 x 256 tokens on a server CPU).
+2. :class:`TrainBatches`, :class:`EvalBatches` and :class:`PromptBatches` are plain iterables with a length, made for
+   Lightning's loops: it takes them as they are, and adds neither a sampler nor a warning.
+3. :func:`sample_batch` draws random windows, for raw training loops without an order.
 """
 
+import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,8 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_llm.data.mixture import MixtureOrder, first_tokens, source_slices
-from lightning_llm.data.order import WindowOrder
 from lightning_llm.data.token_store import Tokens, check_mapped, map_tokens
 from lightning_llm.data.tokenizers import Tokenizer
 
@@ -31,35 +33,38 @@ IGNORED = -100  # a target that no loss counts, as in torch.nn.functional.cross_
 _SEQUENCES_ORDERED_AT_ONCE = 4096  # the order costs 0.1 ms for 32 sequences and 0.3 ms for 4,096
 
 
+class Order(Protocol):
+    """The order of a run's sequences, such as ``order.WindowOrder``."""
+
+    def starts(self, first: int, count: int) -> Starts:
+        """First tokens of the windows of ``count`` sequences from number ``first`` on, shape (count,)."""
+
+
+@dataclasses.dataclass(eq=False)
 class WindowReader:
-    """Reads windows of a token file. Cheap to send to a worker process: it maps the file where it is used.
+    """Reads windows of a token file. Cheap to send to a worker process, which maps the file itself.
 
     Args:
         file: Raw token ids.
         dtype: ``uint16`` or ``uint32``.
         context_length: Targets per window.
-        vocab_size: Ids are checked against it in every batch: beyond it, an embedding fails in riddles on a GPU.
+        vocab_size: Every batch is checked for larger ids: an embedding fails with an obscure error on a GPU.
         document_start: The id that begins a document. If given, batches also say which document each token belongs to.
-        num_tokens: How many the file must hold when it is mapped. Default: as many as it does.
+        num_tokens: Required number of ids when the file is mapped. Default: any.
     """
 
-    def __init__(
-        self,
-        file: Path,
-        *,
-        dtype: str,
-        context_length: int,
-        vocab_size: int,
-        document_start: int | None = None,
-        num_tokens: int | None = None,
-    ) -> None:
-        self._file, self._dtype, self._vocab_size, self._num_tokens = file, dtype, vocab_size, num_tokens
-        self.context_length, self._document_start = context_length, document_start
+    file: Path
+    _: dataclasses.KW_ONLY
+    dtype: str
+    context_length: int
+    vocab_size: int
+    document_start: int | None = None
+    num_tokens: int | None = None
 
     @functools.cached_property
     def tokens(self) -> Tokens:
         """The file, memory-mapped."""
-        return map_tokens(self._file, self._dtype, self._num_tokens)
+        return map_tokens(self.file, self.dtype, self.num_tokens)
 
     @functools.cached_property
     def _windows(self) -> Tokens:
@@ -73,113 +78,88 @@ class WindowReader:
         """The windows that start at these tokens.
 
         Raises:
-            ValueError: If one of their ids is not in the vocabulary, or the file has become shorter.
+            ValueError: If one of their ids is not in the vocabulary, or the file was truncated.
         """
         return self.batch(self.rows(starts))
 
     def rows(self, starts: Starts) -> Tokens:
         """The raw windows, (rows, context_length + 1)."""
-        check_mapped(self.tokens, self._file)
+        check_mapped(self.tokens, self.file)
         rows: Tokens = self._windows[starts]
         return rows
 
     def tail(self, start: int) -> Batch:
-        """What follows the last whole window, as a batch of one shorter row."""
-        check_mapped(self.tokens, self._file)
+        """The tokens from ``start`` to the end, as a batch of one row."""
+        check_mapped(self.tokens, self.file)
         return self.batch(self.tokens[start:][None])
 
     def batch(self, rows: Tokens) -> Batch:
         """Raw windows as tensors. Errors as in calling."""
-        if (largest := int(rows.max())) >= self._vocab_size:
+        if (largest := int(rows.max())) >= self.vocab_size:
             raise ValueError(
-                f"{self._file} holds token id {largest}, but vocab_size is {self._vocab_size}: prepare the store again"
+                f"{self.file} has token id {largest}, but vocab_size is {self.vocab_size}: prepare it again"
             )
-        batch = {
-            "input_ids": torch.from_numpy(rows[:, :-1].astype(np.int64)),
-            "targets": torch.from_numpy(rows[:, 1:].astype(np.int64)),
-        }
-        if self._document_start is not None:
-            batch["documents"] = (batch["input_ids"] == self._document_start).cumsum(1)
+        input_ids, targets = (torch.from_numpy(ids.astype(np.int64)) for ids in (rows[:, :-1], rows[:, 1:]))
+        batch = {"input_ids": input_ids, "targets": targets}
+        if self.document_start is not None:
+            batch["documents"] = (input_ids == self.document_start).cumsum(1)
         return batch
 
 
-class MixtureReader:
-    """Reads windows of several token files that are addressed as if they lay end to end.
-
-    Args:
-        readers: Of each file; their windows are of one length and vocabulary.
-        sizes: Tokens of each file.
-    """
-
-    def __init__(self, readers: Sequence[WindowReader], sizes: Sequence[int]) -> None:
-        self._readers, self._first_tokens = list(readers), first_tokens(sizes)
-
-    def __call__(self, starts: Starts) -> Batch:
-        """The windows that start at these positions. Errors as of :class:`WindowReader`."""
-        first = self._readers[0]
-        rows = np.empty((len(starts), first.context_length + 1), dtype=first.tokens.dtype)
-        for number, here in enumerate(source_slices(starts, self._first_tokens)):
-            if here.size:
-                rows[here] = self._readers[number].rows(starts[here] - self._first_tokens[number])
-        return first.batch(rows)
-
-
+@dataclasses.dataclass(eq=False)
 class TrainBatches(Dataset[Batch]):
     """The micro-batches of one rank, in the order of the run.
 
-    Of the sequences of an optimiser step, micro-batch ``m`` of rank ``r`` takes ``micro_batch_size`` in a row, from
+    Of the sequences of an optimizer step, micro-batch ``m`` of rank ``r`` takes ``micro_batch_size`` in a row, from
     number ``(m * world_size + r) * micro_batch_size`` on. Together all ranks and micro-batches take each once.
 
     Args:
-        reader: Of the training tokens.
-        order: Of their windows.
-        global_batch_size: Sequences per optimiser step.
+        reader: Reads the windows that start at given tokens.
+        order: Of the windows.
+        global_batch_size: Sequences per optimizer step.
         micro_batch_size: Sequences per batch.
-        rank: Number of this process.
+        length: Micro-batches from the start of the run (or of Lightning's epoch) to its end, including the completed
+            ones: Lightning adds the completed ones to those it fetches, and compares with this.
+        position: Called at the start of each iteration; returns the number of completed optimizer steps.
+        rank: Of this process.
         world_size: Number of processes.
-        length: Micro-batches from the start of the run (or of Lightning's epoch) to its end, however many of them are
-            past: Lightning adds what is past to what it fetches, and compares with this.
-        position: Asked at the start of each iteration: optimiser steps that are past.
         workers: Processes that read ahead; 0 reads in this one.
-        pin_memory: Put batches where a GPU can fetch them while it computes.
-        repeat: Go through the first ``repeat`` micro-batches again and again (Lightning's ``overfit_batches``); 0: not.
+        pin_memory: Copy batches to pinned memory, so that a GPU can fetch them while it computes.
+        repeat: Repeat the first ``repeat`` micro-batches (Lightning's ``overfit_batches``); 0: never.
 
     Attributes:
-        waited_s: Seconds that iterating took so far: what training had to wait for its data.
+        waited_s: Seconds that training has waited for data so far.
     """
 
-    def __init__(
-        self,
-        reader: WindowReader | MixtureReader,
-        order: WindowOrder | MixtureOrder,
-        *,
-        global_batch_size: int,
-        micro_batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
-        length: int,
-        position: Callable[[], int],
-        workers: int = 0,
-        pin_memory: bool = False,
-        repeat: int = 0,
-    ) -> None:
-        self._reader, self._order, self._length, self._position = reader, order, length, position
-        self._global, self._micro, self._rank, self._world = global_batch_size, micro_batch_size, rank, world_size
-        self._accumulation = global_batch_size // (micro_batch_size * world_size)
-        self._workers, self._pin_memory, self._repeat = workers, pin_memory, repeat
+    reader: Callable[[Starts], Batch]
+    order: Order
+    _: dataclasses.KW_ONLY
+    global_batch_size: int
+    micro_batch_size: int
+    length: int
+    position: Callable[[], int] | None
+    rank: int = 0
+    world_size: int = 1
+    workers: int = 0
+    pin_memory: bool = False
+    repeat: int = 0
+
+    def __post_init__(self) -> None:
         self.waited_s = 0.0
+        self._accumulation = self.global_batch_size // (self.micro_batch_size * self.world_size)
         self._ordered: tuple[int, Starts] = (-1, np.empty((0, 0), dtype=np.int64))
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def __iter__(self) -> Iterator[Batch]:
-        first = 0 if self._repeat else self._position() * self._accumulation
-        numbers = range(first, first + self._length)  # Lightning stops where its count says
-        batches: Iterator[Batch] = (_pinned(self[number]) if self._pin_memory else self[number] for number in numbers)
-        if self._workers:
-            workers, pin = self._workers, self._pin_memory
-            batches = iter(DataLoader(self, batch_size=None, sampler=numbers, num_workers=workers, pin_memory=pin))
+        assert self.position is not None
+        first = 0 if self.repeat else self.position() * self._accumulation
+        numbers = range(first, first + self.length)  # Lightning stops by its own count
+        batches: Iterator[Batch] = (_pinned(self[number], self.pin_memory) for number in numbers)
+        if self.workers:
+            options: dict[str, Any] = {"num_workers": self.workers, "pin_memory": self.pin_memory}
+            batches = iter(DataLoader(self, batch_size=None, sampler=numbers, **options))
         while True:
             before = time.perf_counter()
             batch = next(batches, None)
@@ -190,60 +170,62 @@ class TrainBatches(Dataset[Batch]):
 
     def __getitem__(self, number: int) -> Batch:
         """Micro-batch ``number`` of the run."""
-        step, micro = divmod(number % self._repeat if self._repeat else number, self._accumulation)
-        start = (micro * self._world + self._rank) * self._micro
-        return self._reader(self._starts(step)[start : start + self._micro])
+        step, micro = divmod(number % self.repeat if self.repeat else number, self._accumulation)
+        start = (micro * self.world_size + self.rank) * self.micro_batch_size
+        return self.reader(self._starts(step)[start : start + self.micro_batch_size])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_position": None}  # only iterating asks it, and it reaches into the trainer
+        return {**vars(self), "position": None}  # used only for iterating, and it refers to the trainer
 
     def _starts(self, step: int) -> Starts:
-        """Window starts of an optimiser step, (global_batch_size,)."""
-        steps = max(1, _SEQUENCES_ORDERED_AT_ONCE // self._global)
+        """Window starts of an optimizer step, (global_batch_size,)."""
+        steps = max(1, _SEQUENCES_ORDERED_AT_ONCE // self.global_batch_size)
         block, row = divmod(step, steps)
         if self._ordered[0] != block:
-            starts = self._order.starts(block * steps * self._global, steps * self._global)
-            self._ordered = block, starts.reshape(steps, self._global)
+            starts = self.order.starts(block * steps * self.global_batch_size, steps * self.global_batch_size)
+            self._ordered = block, starts.reshape(steps, self.global_batch_size)
         starts_of_step: Starts = self._ordered[1][row]
         return starts_of_step
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty: says to Lightning that resuming is taken care of (the position comes from its own counters)."""
+        """Empty: tells Lightning that the loader can resume (its position comes from Lightning's own counters)."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing to load."""
 
 
+@dataclasses.dataclass(eq=False)
 class EvalBatches:
-    """One rank's share of the batches of an evaluation.
+    """One rank's batches of an evaluation.
 
-    Each rank has equally many, since a model that is spread over ranks must be run by all of them together: where there
-    are not enough, a rank runs the first batch once more with every target ignored.
+    All ranks have the same number of batches, since a sharded model must be run by all of them together. A rank with
+    too few runs the first batch again with every target ignored.
 
     Args:
-        batches: Makes batch number ``n`` of all ranks together.
-        count: How many there are.
-        rank: Number of this process.
+        batches: Returns batch number ``n`` of all ranks together.
+        count: Number of batches of all ranks together.
+        rank: Of this process.
         world_size: Number of processes.
-        pin_memory: Put batches where a GPU can fetch them while it computes.
+        pin_memory: As in :class:`TrainBatches`.
     """
 
-    def __init__(
-        self, batches: Callable[[int], Batch], count: int, *, rank: int, world_size: int, pin_memory: bool = False
-    ) -> None:
-        self._batches, self._count, self._rank, self._world = batches, count, rank, world_size
-        self._pin_memory = pin_memory
+    batches: Callable[[int], Batch]
+    count: int
+    _: dataclasses.KW_ONLY
+    rank: int
+    world_size: int
+    pin_memory: bool = False
 
     def __len__(self) -> int:
-        return -(-self._count // self._world)
+        return -(-self.count // self.world_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        for number in range(self._rank, len(self) * self._world, self._world):
-            batch = self._batches(number if number < self._count else 0)
-            if number >= self._count:
+        for number in range(self.rank, len(self) * self.world_size, self.world_size):
+            batch = self.batches(number if number < self.count else 0)
+            if number >= self.count:
                 batch = {**batch, "targets": torch.full_like(batch["targets"], IGNORED)}
-            yield _pinned(batch) if self._pin_memory else batch
+            yield _pinned(batch, self.pin_memory)
 
 
 class PromptBatches:
@@ -251,21 +233,19 @@ class PromptBatches:
 
     Args:
         tokenizer: Encodes them.
-        prompts: Texts; an empty one starts from the end-of-text token.
+        prompts: Texts; an empty one becomes the end-of-text token.
 
     Raises:
-        ValueError: If the tokenizer cannot encode one, or has nothing to start an empty one from.
+        ValueError: If the tokenizer cannot encode a prompt, or a prompt is empty and there is no end-of-text token.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompts: list[str]) -> None:
         self._batches = []
         for prompt in prompts:
             ids = tokenizer.encode(prompt)
-            if not ids:
-                if tokenizer.eos_token_id is None:
-                    raise ValueError(f"an empty prompt needs end of text, which tokenizer {tokenizer.kind!r} lacks")
-                ids = [tokenizer.eos_token_id]
-            self._batches.append({"input_ids": torch.tensor([ids]), "prompt": prompt})
+            if not ids and tokenizer.eos_token_id is None:
+                raise ValueError(f"an empty prompt needs end of text, which tokenizer {tokenizer.kind!r} lacks")
+            self._batches.append({"input_ids": torch.tensor([ids or [tokenizer.eos_token_id]]), "prompt": prompt})
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -277,7 +257,7 @@ class PromptBatches:
 def every_target_once(reader: WindowReader, batch_size: int, **share: Any) -> EvalBatches:
     """Windows one after another: each of the ``tokens - 1`` targets is in exactly one batch of exactly one rank.
 
-    The last batch of whole windows may have fewer rows; a rest shorter than a window comes last, as one short row.
+    The last batch of whole windows may have fewer rows. A remainder shorter than a window comes last, as one short row.
 
     Args:
         reader: Of the tokens.
@@ -295,12 +275,12 @@ def every_target_once(reader: WindowReader, batch_size: int, **share: Any) -> Ev
 
 
 def evenly_spaced(reader: WindowReader, rows: list[int], *, used: int | None = None, **share: Any) -> EvalBatches:
-    """Windows from fixed places, spread evenly over the file: an estimate over all of it.
+    """Windows at fixed positions, spread evenly over the file: an estimate for all of it.
 
     Args:
         reader: Of the tokens.
         rows: Windows of each batch, such as :func:`rows_per_batch` of another split.
-        used: How many of the batches will be used: they are spread evenly, and so is what follows them.
+        used: How many of the batches will be used: these are spread evenly, and so are the others.
         **share: As in :func:`every_target_once`.
     """
     last = len(reader.tokens) - 1 - reader.context_length
@@ -317,9 +297,48 @@ def rows_per_batch(reader: WindowReader, batch_size: int) -> list[int]:
 
 
 def limited_batches(length: int, limit: int | float) -> int:
-    """Batches that Lightning takes under one of its ``limit_*_batches``: an int counts, a float is a share."""
+    """Batches that Lightning uses under one of its ``limit_*_batches``: an int is a number, a float is a share."""
     return min(length, limit) if isinstance(limit, int) else int(length * limit)
 
 
-def _pinned(batch: Batch) -> Batch:
-    return {name: ids.pin_memory() for name, ids in batch.items()}
+def _pinned(batch: Batch, pin_memory: bool) -> Batch:
+    return {name: ids.pin_memory() for name, ids in batch.items()} if pin_memory else batch
+
+
+def sample_batch(
+    tokens: NDArray[np.integer[Any]] | Tensor,
+    batch_size: int,
+    context_length: int,
+    device: str | torch.device,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Random windows: each start is equally likely, drawn with replacement.
+
+    Args:
+        tokens: Ids, shape (tokens,), of any integer type; of a memory map only the windows are read.
+        batch_size: Number of windows.
+        context_length: Tokens per window.
+        device: Device of the batch, such as ``cpu`` or ``cuda:0``.
+        generator: Source of the starts. ``None``: torch's global generator.
+
+    Returns:
+        Inputs and targets, int64, both of shape (batch_size, context_length); a target is the token after its input.
+
+    Raises:
+        ValueError: If there is no window: fewer than ``context_length + 1`` tokens.
+    """
+    num_starts = len(tokens) - context_length
+    if num_starts < 1 or context_length < 1 or batch_size < 1:
+        raise ValueError(
+            f"cannot take {batch_size} windows of context_length {context_length} from {len(tokens)} tokens: "
+            f"both must be at least 1, and a window with its last target needs {context_length + 1} tokens"
+        )
+    where = generator.device if generator is not None else torch.device("cpu")
+    starts = torch.randint(num_starts, (batch_size, 1), generator=generator, device=where).cpu()
+    places = starts + torch.arange(context_length + 1)  # (batch, seq + 1)
+    if isinstance(tokens, Tensor):
+        windows = tokens[places.to(tokens.device)].long()
+    else:
+        windows = torch.from_numpy(np.asarray(tokens[places.numpy()]).astype(np.int64))
+    windows = windows.to(device)
+    return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()

@@ -1,11 +1,11 @@
-"""Where text comes from: named corpora, files, folders, globs and the standard input.
+"""Where text comes from: named corpora, files, folders, globs and standard input.
 
 :func:`open_corpus` turns what the user typed into a :class:`Corpus`: a list of files, which ``formats.py`` reads as a
-stream of documents. Nothing is read, and nothing downloaded, before the first document or the fingerprint is asked for.
+stream of documents. Nothing is read or downloaded before the first document or the fingerprint is requested.
 
 Named corpora:
-    ``stdlib``: the source of the running Python's standard library without its tests; always there, no network.
-    ``shakespeare``: "tiny Shakespeare", downloaded once and checked.
+    ``stdlib``: the source of the running Python's standard library without its tests; always available, offline.
+    ``shakespeare``: "tiny Shakespeare", downloaded once and verified.
 """
 
 import dataclasses
@@ -19,12 +19,13 @@ import sysconfig
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
-from lightning_llm.data.formats import DEFAULT_TEXT_KEY, Document, TextFile, format_of
+from lightning_llm.data.formats import DEFAULT_TEXT_KEY, Advance, Document, TextFile, format_of, ignore_progress
+from lightning_llm.io.atomic import write_text
 from lightning_llm.io.untrusted import check_regular
 
 NAMED_CORPORA = ("stdlib", "shakespeare")
@@ -52,12 +53,12 @@ class Corpus:
 
     @property
     def size(self) -> int:
-        """Bytes on the disk."""
+        """Bytes on disk."""
         return sum(file.size for file in self.files)
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Changes when a file is added, taken away or renamed, or its content changes; times of change do not matter.
+        """Changes if a file is added, removed, renamed or edited; modification times do not matter.
 
         Reads every file once, several at the same time. Errors as in :meth:`documents`.
         """
@@ -66,31 +67,31 @@ class Corpus:
         lines = [f"{file.name}\t{file.size}\t{sum_}\n" for file, sum_ in zip(self.files, checksums, strict=True)]
         return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
-    def documents(self) -> Iterator[Document]:
-        """All documents, each to be read before the next one is asked for.
+    def documents(self, advance: Advance = ignore_progress) -> Iterator[Document]:
+        """All documents; read each before the next one is requested.
 
         Raises:
             ValueError: As :meth:`TextFile.documents <lightning_llm.data.formats.TextFile.documents>`.
         """
-        return (document for file in self.files for document in file.documents())
+        return (document for file in self.files for document in file.documents(advance))
 
 
 def open_corpus(
     inputs: Sequence[str], *, text_key: str | None = None, cache_dir: Path | None = None, spool_dir: Path | None = None
 ) -> Corpus:
-    """The documents of named corpora, files, folders (all that is in them, hidden files aside) and globs.
+    """The documents of named corpora, files, folders (every file in them except hidden ones) and globs.
 
-    Empty files among many are left out.
+    Empty files among several are skipped.
 
     Args:
-        inputs: Each a name of ``NAMED_CORPORA``, a file, a folder, a glob (``**`` goes into folders), or ``-`` for the
+        inputs: Each a name of ``NAMED_CORPORA``, a file, a folder, a glob (``**`` matches subfolders), or ``-`` for
             standard input: text, or JSON lines if a ``text_key`` is given.
         text_key: Key or column of the text in JSON lines and parquet. Default: ``text``.
-        cache_dir: Where downloads are kept. ``None``: ``lightning-llm`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
-        spool_dir: Where the standard input is kept, in a file without a name, as it is read more than once.
+        cache_dir: Folder for downloads. ``None``: ``lightning-llm`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+        spool_dir: Folder for standard input, which is saved in an unnamed file because it is read more than once.
 
     Raises:
-        ValueError: If an input is missing, empty or unknown, or there is nothing that a ``text_key`` is for.
+        ValueError: If an input is missing, empty or unknown, or ``text_key`` applies to none of the inputs.
     """
     key = DEFAULT_TEXT_KEY if text_key is None else text_key
     files: list[TextFile] = []
@@ -101,7 +102,7 @@ def open_corpus(
             locate = functools.partial(download_shakespeare, cache_dir)
             files.append(TextFile("shakespeare", SHAKESPEARE_SIZE, locate, SHAKESPEARE_SHA256))
         elif given == STDIN:
-            files.append(spool(sys.stdin.buffer, key, "text" if text_key is None else "jsonl", spool_dir))
+            files.append(_spool(sys.stdin.buffer, key, "text" if text_key is None else "jsonl", spool_dir))
         else:
             files += _given_files(given, key)
     if not files:
@@ -111,11 +112,11 @@ def open_corpus(
     return Corpus(tuple(inputs), tuple(files), key)
 
 
-def spool(stream: BinaryIO, text_key: str, kind: str, folder: Path | None = None) -> TextFile:
-    """Copies a stream into a file without a name, which is gone when the process is, however it ends.
+def _spool(stream: BinaryIO, text_key: str, kind: str, folder: Path | None = None) -> TextFile:
+    """Copies a stream into an unnamed file, which the system deletes when the process ends.
 
     Raises:
-        ValueError: If nothing comes, or the disk is full.
+        ValueError: If the stream is empty, or the disk is full.
     """
     digest, size = hashlib.sha256(), 0
     try:
@@ -127,35 +128,23 @@ def spool(stream: BinaryIO, text_key: str, kind: str, folder: Path | None = None
                 digest.update(block)
                 size += len(block)
             file.flush()
-            held = _Descriptor(file.fileno())
+            descriptor = os.dup(file.fileno())  # stays open until the process ends: the file has no other name
     except OSError as error:
         place = folder or tempfile.gettempdir()
-        raise ValueError(f"cannot keep the standard input in {place}: {error.strerror or error}") from error
+        raise ValueError(f"cannot save the standard input in {place}: {error.strerror or error}") from error
     if not size:
         raise ValueError("the standard input is empty: no text in it")
-    return TextFile("stdin", size, held, digest.hexdigest(), text_key, kind)
-
-
-class _Descriptor:
-    """Keeps a file without a name open; calling it returns the path by which the system knows it."""
-
-    def __init__(self, number: int) -> None:
-        self._number = os.dup(number)
-
-    def __call__(self) -> Path:
-        return Path(f"/dev/fd/{self._number}")
-
-    def __del__(self) -> None:
-        os.close(self._number)
+    locate = functools.partial(Path, f"/dev/fd/{descriptor}")
+    return TextFile("stdin", size, locate, digest.hexdigest(), text_key, kind)
 
 
 def download_shakespeare(cache_dir: Path | None = None, url: str = SHAKESPEARE_URL) -> Path:
     """The file of the ``shakespeare`` corpus, from the cache or from the network.
 
-    The checksum is checked each time; a download takes its place in the cache only when it is whole.
+    The checksum is verified each time. The cache never contains part of a download.
 
     Raises:
-        ValueError: If there is no network, or what came is not that file.
+        ValueError: If there is no network, or the server sent another file.
     """
     if cache_dir is None:
         cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning-llm"
@@ -179,25 +168,21 @@ def download_shakespeare(cache_dir: Path | None = None, url: str = SHAKESPEARE_U
             f"corpus 'shakespeare': {url} sent {len(content)} bytes with sha256 {found}, "
             f"not the {SHAKESPEARE_SIZE} bytes with sha256 {SHAKESPEARE_SHA256}; nothing was kept"
         )
-    partial = cache_dir / f".{target.name}.{os.getpid()}"
     try:
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content)
-        partial.replace(target)
+        write_text(target, content.decode())
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise ValueError(f"cannot write {target}: {error.strerror}") from error
     return target
 
 
 def _stdlib_files() -> list[TextFile]:
-    """Python files of the standard library, sorted by path, without tests and what was installed beside them."""
+    """Python files of the standard library, sorted by path, without tests and installed packages."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = []
-    for path in _files_below(root, skip=_NOT_IN_STDLIB):
-        if path.suffix == ".py" and (size := path.stat().st_size):
-            name = f"stdlib/{path.relative_to(root).as_posix()}"
-            files.append(TextFile(name, size, functools.partial(Path, path)))
+    files = [
+        TextFile(f"stdlib/{path.relative_to(root).as_posix()}", size, functools.partial(Path, path))
+        for path in _files_below(root, skip=_NOT_IN_STDLIB)
+        if path.suffix == ".py" and (size := path.stat().st_size)
+    ]
     if not files:
         raise ValueError(f"corpus 'stdlib': no Python source below {root}; give a text as data.path instead")
     return files
@@ -213,10 +198,8 @@ def _given_files(given: str, text_key: str) -> list[TextFile]:
     else:
         paths = sorted(Path(found) for found in glob.glob(str(path), recursive=True) if Path(found).is_file())
         if not paths:
-            raise ValueError(
-                f"{given!r} is no file, no folder, no glob that matches a file, "
-                f"and no corpus ({', '.join(NAMED_CORPORA)})"
-            )
+            corpora = ", ".join(NAMED_CORPORA)
+            raise ValueError(f"{given!r} is no file, no folder, no glob that matches a file, and no corpus ({corpora})")
     files = [
         TextFile(str(each), size, functools.partial(Path, each), "", text_key, *format_of(each.name))
         for each in paths
@@ -227,14 +210,14 @@ def _given_files(given: str, text_key: str) -> list[TextFile]:
     return files
 
 
-def _files_below(root: Path, skip: frozenset[str] | set[str] = frozenset()) -> list[Path]:
-    """Files below a folder, hidden ones left out, sorted by path."""
+def _files_below(root: Path, skip: Collection[str] = ()) -> list[Path]:
+    """Files in a folder and its subfolders, without hidden ones, sorted by path."""
     found = []
-    for folder, folders, files in os.walk(root, onerror=_refuse):
+    for folder, folders, files in os.walk(root, onerror=_reject):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in skip]
         found += [Path(folder, name) for name in files if not name.startswith(".")]
     return sorted((path for path in found if path.is_file()), key=lambda path: path.parts)
 
 
-def _refuse(error: OSError) -> None:
+def _reject(error: OSError) -> None:
     raise ValueError(f"cannot read {error.filename}: {error.strerror}") from error

@@ -1,10 +1,15 @@
-"""The LightningDataModule: token store in, batches out.
+"""The LightningDataModule: token stores in, batches out.
 
-``prepare_data`` makes a missing store (one process), ``setup`` opens and checks it (every process) and tells the
-trainer how many micro-batches make up an optimiser step. What was opened is never made again. Which windows are in a
-step is the business of ``order.py``, how they become tensors that of ``batches.py``. Where the run is, is asked of
-Lightning, in optimiser steps: a run may be resumed with another number of devices or another micro-batch size and sees
-the same tokens in each step.
+The file reads top to bottom, in Lightning's order:
+
+1. ``__init__`` checks the options.
+2. ``prepare_data`` prepares a missing store (``find_store.py``), once per node. What was opened is never made again.
+3. ``setup`` opens and checks the stores in every process, and sets the trainer's number of micro-batches per step.
+4. ``train_dataloader`` and the other loaders return batches (``batches.py``). ``order.py`` decides which windows are in
+   a step.
+5. ``state_dict`` and ``load_state_dict`` describe the data in a checkpoint. The position of the run is Lightning's own,
+   in optimizer steps: a run that is resumed with another number of devices or another micro-batch size sees the same
+   tokens in each step. :func:`rescale_batch_progress` converts Lightning's counts of micro-batches.
 """
 
 import sys
@@ -14,50 +19,44 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_only
 
-from lightning_llm.data.batches import (
-    EvalBatches,
-    PromptBatches,
-    TrainBatches,
-    WindowReader,
-    evenly_spaced,
-    every_target_once,
-    limited_batches,
-    rows_per_batch,
-)
+from lightning_llm.data import batches
+from lightning_llm.data.batches import EvalBatches, PromptBatches, TrainBatches, WindowReader, limited_batches
 from lightning_llm.data.find_store import find_or_prepare
+from lightning_llm.data.mixture import Source, fingerprint, open_mixture, train_order, train_reader
 from lightning_llm.data.prepare import DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE
-from lightning_llm.data.sources import Source, fingerprint, open_mixture, train_order, train_reader
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.tokenizers import LARGEST_VOCABULARY, Tokenizer
+
+_SPLITS = {"fit": ("train", "val"), "validate": ("train", "val"), "test": ("test",), "predict": ()}
 
 
 class TokenDataModule(LightningDataModule):
     """Serves windows of token stores as batches ``{"input_ids", "targets"}``, int64, (rows, context_length).
 
     Args:
-        corpus: Text where no path is given: ``stdlib`` (the source of Python's standard library, always there) or
-            ``shakespeare`` (downloaded once). Default: ``stdlib`` where neither path nor store is given.
+        corpus: Text if no path is given: ``stdlib`` (the source of Python's standard library, always available) or
+            ``shakespeare`` (downloaded once). Default: ``stdlib`` if neither path nor store is given.
         path: Text: a UTF-8 file, a folder, or a glob.
         store: Folder of the token store. If it does not exist, it is prepared from the path or corpus given with it; a
-            corpus in a config does not count. Default: a folder below ``stores``, named after text and tokenizer.
+            corpus in a config does not count. Default: a folder in ``stores``, named after text and tokenizer.
         tokenizer: ``char``, ``byte``, ``bpe`` (trained on the text) or the path of a ``tokenizer.json``.
         vocab_size: Number of token ids of ``bpe``, or of the files that ``raw_dtype`` reads.
         context_length: Tokens per window.
-        global_batch_size: Windows per optimiser step, over all devices; gradient accumulation follows from it.
+        global_batch_size: Windows per optimizer step, over all devices; determines gradient accumulation.
         micro_batch_size: Windows per forward pass of one device. Default: all of the device's share of a step.
         seed: Seed of the order of the training windows.
         eval_batch_size: Windows per forward pass of one device in validation and test. Default: the micro-batch size.
         num_workers: Processes that read training batches ahead. 0, reading in the training process, is fast enough.
-        raw_dtype: ``uint16`` or ``uint32``: ``store`` holds bare train.bin and val.bin, as nanoGPT writes them.
-        predict_prompts: Texts that ``predict`` goes on with.
+        raw_dtype: ``uint16`` or ``uint32``: ``store`` has plain train.bin and val.bin, as nanoGPT writes them.
+        predict_prompts: Texts that ``predict`` continues.
         mixture: Instead of one store: folders of prepared stores, each with its share of the training sequences, such
             as ``{stores/web: 0.7, stores/code: 0.3}``. They must have been made with one tokenizer.
-        document_mask: Keep attention and positions inside a document: batches get ``"documents"``. A document begins
-            with the end-of-text token in front of it.
+        document_mask: Restrict attention and positions to one document: batches get ``"documents"``. A document begins
+            with the end-of-text token before it.
 
     Attributes:
-        accumulation: Micro-batches per optimiser step, known after ``setup``.
-        loaded_state: What the checkpoint that the run was resumed from held of this module; empty otherwise.
+        accumulation: Micro-batches per optimizer step, known after ``setup``.
+        loaded_state: This module's state in the checkpoint that the run was resumed from; empty otherwise.
 
     Raises:
         ValueError: If a number is out of range; by ``setup``, if store, batch sizes and devices do not fit together.
@@ -88,17 +87,17 @@ class TokenDataModule(LightningDataModule):
             "micro_batch_size": 1 if micro_batch_size is None else micro_batch_size,
             "eval_batch_size": 1 if eval_batch_size is None else eval_batch_size,
         }
-        faults = [f"{name} must be at least 1, got {size}" for name, size in sizes.items() if size is None or size < 1]
+        problems = [f"{name} must be at least 1, got {size}" for name, size in sizes.items() if not size or size < 1]
         if num_workers < 0:
-            faults.append(f"num_workers must be at least 0, got {num_workers}")
+            problems.append(f"num_workers must be at least 0, got {num_workers}")
         if not 0 < vocab_size <= LARGEST_VOCABULARY:
-            faults.append(f"vocab_size must be at least 1 and at most {LARGEST_VOCABULARY}, got {vocab_size}")
+            problems.append(f"vocab_size must be at least 1 and at most {LARGEST_VOCABULARY}, got {vocab_size}")
         if raw_dtype is not None and store is None:
-            faults.append("raw_dtype needs store, the folder with train.bin and val.bin")
+            problems.append("raw_dtype needs store, the folder with train.bin and val.bin")
         if mixture is not None and (path, store, raw_dtype) != (None, None, None):
-            faults.append("mixture names the stores: leave out path, store and raw_dtype")
-        if faults:
-            raise ValueError("; ".join(faults))
+            problems.append("mixture names the stores: leave out path, store and raw_dtype")
+        if problems:
+            raise ValueError("; ".join(problems))
         self._text = {"corpus": corpus, "path": path, "store": store, "tokenizer": tokenizer, "vocab_size": vocab_size}
         self.context_length = context_length
         self.global_batch_size = global_batch_size
@@ -115,14 +114,29 @@ class TokenDataModule(LightningDataModule):
         self._sources: list[Source] = []
         self._tokenizer: Tokenizer | None = None
 
-    # ---- what there is
+    # ---- stores and their properties
 
     @property
     def sources(self) -> list[Source]:
-        """The token stores, opened (and prepared, if need be) when first asked for. Errors as in ``setup``."""
+        """The token stores, opened (and prepared, if needed) on first use. Errors as in ``setup``."""
         if not self._sources:
-            self._sources = self._find_sources()
+            self._sources = open_mixture(self.mixture) if self.mixture is not None else [self._find_source()]
         return self._sources
+
+    def _find_source(self) -> Source:
+        if self.raw_dtype is not None:
+            folder, vocab_size = str(self._text["store"]), int(self._text["vocab_size"] or 0)
+            store = TokenStore.open_raw(folder, vocab_size=vocab_size, dtype=self.raw_dtype)
+        else:
+            prepare = getattr(self.trainer, "local_rank", 0) == 0  # the first process of each machine, before others
+            store = find_or_prepare(**self._text, prepare=prepare, progress=True, say=self._say)  # type: ignore[arg-type]
+        return Source(store.path.name, store)
+
+    @rank_zero_only
+    def _say(self, line: str) -> None:
+        """Prints a line. In an evaluation, standard output is for the results alone."""
+        evaluates = self.trainer is not None and self.trainer.state.fn not in (None, "fit")
+        print(line, file=sys.stderr if evaluates else sys.stdout, flush=True)
 
     @property
     def store(self) -> TokenStore:
@@ -136,7 +150,7 @@ class TokenDataModule(LightningDataModule):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of the store; ``None`` for raw files, which come without one."""
+        """The tokenizer of the store; ``None`` for raw files, which have none."""
         if self._tokenizer is None and self.store.tokenizer_file is not None:
             self._tokenizer = Tokenizer.from_file(self.store.tokenizer_file)
         return self._tokenizer
@@ -148,170 +162,60 @@ class TokenDataModule(LightningDataModule):
 
     @property
     def tokens_per_step(self) -> int:
-        """Targets of one optimiser step."""
+        """Targets of one optimizer step."""
         return self.global_batch_size * self.context_length
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimiser steps that the windows of one epoch fill; 1 where they do not fill one."""
+        """Whole optimizer steps in the windows of one epoch, at least 1."""
         windows = sum(source.windows(self.context_length) for source in self.sources)
         return max(1, windows // self.global_batch_size)
 
     @property
     def position(self) -> int:
-        """Optimiser steps that are past.
+        """Completed optimizer steps.
 
-        Lightning's own count, saved and restored with its loops. Its counts of batches tell the same, but in
-        micro-batches, which mean something else once their size has changed.
+        This is Lightning's own count, saved and restored with its loops. Its counts of batches are in micro-batches,
+        which change their meaning when the micro-batch size changes.
         """
         if self.trainer is not None:
             return self.trainer.global_step
         return int(self.loaded_state.get("optimizer_steps", 0))
 
-    # ---- Lightning's hooks
+    # ---- prepare_data and setup
 
     def prepare_data(self) -> None:
-        """Prepares the store if it is missing. Lightning calls it in one process (per node)."""
+        """Prepares the store if it is missing. Lightning calls it in one process per node."""
         _ = self.sources
 
     def setup(self, stage: str | None = None) -> None:
-        """Opens the store and checks that it fits.
+        """Opens the store and checks it against the options.
 
         Raises:
-            ValueError: If a store is damaged, a split is shorter than one window, documents are to be told apart and
-                the tokenizer has no end of text, the global batch size is not a multiple of micro-batch size times
-                devices, or ``trainer.accumulate_grad_batches`` says otherwise.
+            ValueError: If a store is damaged, a split is shorter than one window, ``document_mask`` is set and the
+                tokenizer has no end of text, the global batch size is not a multiple of micro-batch size times devices,
+                or ``trainer.accumulate_grad_batches`` contradicts it.
         """
-        needed = {"fit": ["train", "val"], "validate": ["train", "val"], "test": ["test"], "predict": []}
-        for split in needed.get(stage or "fit", []):
+        for split in _SPLITS.get(stage or "fit", ()):
             for source in self.sources:
                 self._check_length(source.store, split)
         self._document_start()
         if stage in (None, "fit"):
             keep_to_budget = getattr(getattr(self.trainer, "lightning_module", None), "keep_to_budget", None)
-            if keep_to_budget is not None:  # before anything is derived from the micro-batch that it may choose
+            if keep_to_budget is not None:  # it may choose the micro-batch size, which the rest depends on
                 keep_to_budget(self, self.trainer)
             self._set_accumulation()
 
-    def train_dataloader(self) -> TrainBatches:
-        """Micro-batches of this process from the current position on.
-
-        Its length counts from the start: of the run if ``trainer.max_steps`` limits it, otherwise of an epoch.
-
-        Raises:
-            ValueError: If Lightning would end an epoch within an optimiser step.
-        """
-        trainer, length, repeat = self.trainer, self.steps_per_epoch * self.accumulation, 0
-        if trainer is not None:
-            if trainer.max_steps > 0 and trainer.max_epochs in (None, -1):
-                length = trainer.max_steps * self.accumulation
-            limited = limited_batches(length, trainer.limit_train_batches)
-            if limited % self.accumulation:
-                raise ValueError(
-                    f"trainer.limit_train_batches leaves {limited} micro-batches, which is no multiple of the "
-                    f"{self.accumulation} of an optimiser step: the last step would see a part of its gradient"
-                )
-            repeat = limited if getattr(trainer, "overfit_batches", 0) else 0
-        share = self._share()
-        for source in self.sources:
-            self._check_length(source.store, "train")
-        return TrainBatches(
-            train_reader(self.sources, self.context_length, self._document_start()),
-            train_order(self.sources, self.context_length, self.seed),
-            global_batch_size=self.global_batch_size,
-            micro_batch_size=self._micro_batch_size(),
-            length=length,
-            position=lambda: self.position,
-            workers=self.num_workers,
-            repeat=repeat,
-            **share,
-        )
-
-    def val_dataloader(self) -> list[EvalBatches]:
-        """Of each source every validation target once; then of each as many windows spread over its training split.
-
-        With several processes some batches may have all targets ignored (-100), so that all have equally many.
-        """
-        share, size = self._share(), self._eval_batch_size()
-        validation, training = [], []
-        for source in self.sources:
-            reader = self._reader(source, "val")
-            validation.append(every_target_once(reader, size, **share))
-            rows, used = rows_per_batch(reader, size), None
-            if self.trainer is not None:
-                used = limited_batches(len(validation[-1]), self.trainer.limit_val_batches) * share["world_size"]
-            training.append(evenly_spaced(self._reader(source, "train"), rows, used=used, **share))
-        return validation + training
-
-    def test_dataloader(self) -> list[EvalBatches]:
-        """Of each source every target of the test split once.
-
-        Raises:
-            ValueError: If a store has no test split.
-        """
-        share, size = self._share(), self._eval_batch_size()
-        return [every_target_once(self._reader(source, "test"), size, **share) for source in self.sources]
-
-    def predict_dataloader(self) -> PromptBatches:
-        """Each of ``predict_prompts`` as ``{"input_ids": (1, tokens), "prompt": its text}``.
-
-        Raises:
-            ValueError: If there are none, or no tokenizer, or it cannot encode one of them.
-        """
-        if not self.predict_prompts:
-            raise ValueError("predict needs data.predict_prompts, the texts to go on with")
-        if self.tokenizer is None:
-            raise ValueError(f"token store {self.store.path} is of raw files: no tokenizer to encode prompts with")
-        share = self._share()
-        return PromptBatches(self.tokenizer, self.predict_prompts[share["rank"] :: share["world_size"]])
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint says about the data: plain values, the same in every process."""
-        return {
-            "optimizer_steps": self.position,
-            "accumulation": self.accumulation,
-            "global_batch_size": self.global_batch_size,
-            "context_length": self.context_length,
-            "seed": self.seed,
-            "store": fingerprint(self.sources),
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes note of what a checkpoint says; the position itself comes with Lightning's loops.
-
-        Raises:
-            ValueError: If training is to go on with other tokens.
-        """
-        self.loaded_state = dict(state_dict)
-        fitting = self.trainer is not None and self.trainer.state.fn == "fit"
-        if fitting and state_dict.get("store") != fingerprint(self.sources):
-            paths = " + ".join(str(source.store.path) for source in self.sources)
+    def _check_length(self, store: TokenStore, split: str) -> None:
+        if (tokens := len(store.tokens(split))) < self.context_length + 1:
             raise ValueError(
-                f"the checkpoint was trained on token store {state_dict.get('store')}, data.store {paths} is "
-                f"{fingerprint(self.sources)}: other text or another tokenizer; name the store it was trained on"
+                f"data.context_length {self.context_length} is too long for the {split} split of {store.path}: it "
+                f"has {tokens} tokens, a window and its last target need {self.context_length + 1}; "
+                "take more text or a shorter context"
             )
 
-    # ---- the parts
-
-    def _find_sources(self) -> list[Source]:
-        if self.mixture is not None:
-            return open_mixture(self.mixture)
-        if self.raw_dtype is not None:
-            folder, vocab_size = str(self._text["store"]), int(self._text["vocab_size"] or 0)
-            store = TokenStore.open_raw(folder, vocab_size=vocab_size, dtype=self.raw_dtype)
-        else:
-            prepare = getattr(self.trainer, "local_rank", 0) == 0  # the first of each machine, before the others come
-            store = find_or_prepare(**self._text, prepare=prepare, progress=True, say=self._say)  # type: ignore[arg-type]
-        return [Source(store.path.name, store)]
-
-    @rank_zero_only
-    def _say(self, line: str) -> None:
-        """Beside the summary of a run; of an evaluation the standard output holds the results alone."""
-        evaluates = self.trainer is not None and self.trainer.state.fn not in (None, "fit")
-        print(line, file=sys.stderr if evaluates else sys.stdout, flush=True)
-
     def _document_start(self) -> int | None:
-        """The end-of-text token, where documents are to be told apart."""
+        """The end-of-text token if there is a document mask."""
         if not self.document_mask:
             return None
         for store in (source.store for source in self.sources):
@@ -322,20 +226,8 @@ class TokenDataModule(LightningDataModule):
                 )
         return self.store.eos_token_id
 
-    def _reader(self, source: Source, split: str) -> WindowReader:
-        self._check_length(source.store, split)
-        return source.reader(split, self.context_length, self._document_start())
-
-    def _check_length(self, store: TokenStore, split: str) -> None:
-        if (tokens := len(store.tokens(split))) < self.context_length + 1:
-            raise ValueError(
-                f"data.context_length {self.context_length} is too long for the {split} split of {store.path}: it "
-                f"has {tokens} tokens, a window and its last target need {self.context_length + 1}; "
-                "take more text or a shorter context"
-            )
-
     def _share(self) -> dict[str, Any]:
-        """Which part of the data is this process's; processes that split one model among them have the same."""
+        """This process's share of the data; the same for processes that share one sharded model."""
         trainer = self.trainer
         if trainer is None:
             return {"rank": 0, "world_size": 1, "pin_memory": False}
@@ -344,20 +236,14 @@ class TokenDataModule(LightningDataModule):
         return {"rank": replicas["rank"], "world_size": replicas["num_replicas"], "pin_memory": pin_memory}
 
     def _micro_batch_size(self) -> int:
-        """Windows of one process per forward pass in training, so that whole passes make up an optimiser step."""
-        world_size = self._share()["world_size"]
-        micro = self.micro_batch_size
-        if micro is None and self.global_batch_size % world_size == 0:
-            return int(self.global_batch_size // world_size)
-        if micro is None or self.global_batch_size % (micro * world_size):
+        """Windows of one process per forward pass in training, so that whole passes make up an optimizer step."""
+        size, world_size = self.global_batch_size, self._share()["world_size"]
+        micro = int(size // world_size) if self.micro_batch_size is None else self.micro_batch_size
+        if not micro or size % (micro * world_size):
             by = f"{world_size} device{'s' if world_size > 1 else ''}"
-            by += "" if micro is None else f" times data.micro_batch_size {micro}"
-            raise ValueError(f"data.global_batch_size {self.global_batch_size} cannot be divided by {by}: change one")
+            by += "" if self.micro_batch_size is None else f" times data.micro_batch_size {micro}"
+            raise ValueError(f"data.global_batch_size {size} cannot be divided by {by}: change one")
         return micro
-
-    def _eval_batch_size(self) -> int:
-        everything = max(1, self.global_batch_size // self._share()["world_size"])
-        return self.eval_batch_size or self.micro_batch_size or everything
 
     def _set_accumulation(self) -> None:
         self.accumulation = self.global_batch_size // (self._micro_batch_size() * self._share()["world_size"])
@@ -370,17 +256,126 @@ class TokenDataModule(LightningDataModule):
             )
         self.trainer.accumulate_grad_batches = self.accumulation
 
+    # ---- loaders
+
+    def train_dataloader(self) -> TrainBatches:
+        """Micro-batches of this process from the current position on.
+
+        Its length counts from the start: of the run if ``trainer.max_steps`` limits it, otherwise of an epoch.
+
+        Raises:
+            ValueError: If Lightning would end an epoch within an optimizer step.
+        """
+        trainer, length, repeat = self.trainer, self.steps_per_epoch * self.accumulation, 0
+        if trainer is not None:
+            if trainer.max_steps > 0 and trainer.max_epochs in (None, -1):
+                length = trainer.max_steps * self.accumulation
+            limited = limited_batches(length, trainer.limit_train_batches)
+            if limited % self.accumulation:
+                raise ValueError(
+                    f"trainer.limit_train_batches leaves {limited} micro-batches, which is no multiple of the "
+                    f"{self.accumulation} of an optimizer step: the last step would see a part of its gradient"
+                )
+            repeat = limited if getattr(trainer, "overfit_batches", 0) else 0
+        for source in self.sources:
+            self._check_length(source.store, "train")
+        return TrainBatches(
+            train_reader(self.sources, self.context_length, self._document_start()),
+            train_order(self.sources, self.context_length, self.seed),
+            global_batch_size=self.global_batch_size,
+            micro_batch_size=self._micro_batch_size(),
+            length=length,
+            position=lambda: self.position,
+            workers=self.num_workers,
+            repeat=repeat,
+            **self._share(),
+        )
+
+    def val_dataloader(self) -> list[EvalBatches]:
+        """For each source, every validation target once; then, for each, as many windows across its training split.
+
+        With several processes, some batches may have all targets ignored (-100), so that all have the same number.
+        """
+        share, size = self._share(), self._eval_batch_size()
+        validation, training = [], []
+        for source in self.sources:
+            reader = self._reader(source, "val")
+            validation.append(batches.every_target_once(reader, size, **share))
+            rows, used = batches.rows_per_batch(reader, size), None
+            if self.trainer is not None:
+                used = limited_batches(len(validation[-1]), self.trainer.limit_val_batches) * share["world_size"]
+            training.append(batches.evenly_spaced(self._reader(source, "train"), rows, used=used, **share))
+        return validation + training
+
+    def test_dataloader(self) -> list[EvalBatches]:
+        """For each source, every target of the test split once.
+
+        Raises:
+            ValueError: If a store has no test split.
+        """
+        share, size = self._share(), self._eval_batch_size()
+        return [batches.every_target_once(self._reader(source, "test"), size, **share) for source in self.sources]
+
+    def predict_dataloader(self) -> PromptBatches:
+        """Each of ``predict_prompts`` as ``{"input_ids": (1, tokens), "prompt": its text}``.
+
+        Raises:
+            ValueError: If there are no prompts, or no tokenizer, or it cannot encode one of them.
+        """
+        if not self.predict_prompts:
+            raise ValueError("predict needs data.predict_prompts, the texts to continue")
+        if self.tokenizer is None:
+            raise ValueError(f"token store {self.store.path} is of raw files: no tokenizer to encode prompts with")
+        share = self._share()
+        return PromptBatches(self.tokenizer, self.predict_prompts[share["rank"] :: share["world_size"]])
+
+    def _reader(self, source: Source, split: str) -> WindowReader:
+        self._check_length(source.store, split)
+        return source.reader(split, self.context_length, self._document_start())
+
+    def _eval_batch_size(self) -> int:
+        everything = max(1, self.global_batch_size // self._share()["world_size"])
+        return self.eval_batch_size or self.micro_batch_size or everything
+
+    # ---- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """The data of the run for a checkpoint: plain values, the same in every process."""
+        return {
+            "optimizer_steps": self.position,
+            "accumulation": self.accumulation,
+            "global_batch_size": self.global_batch_size,
+            "context_length": self.context_length,
+            "seed": self.seed,
+            "store": fingerprint(self.sources),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Saves the state of a checkpoint; the position itself is in Lightning's loops.
+
+        Raises:
+            ValueError: If training would continue with other tokens.
+        """
+        self.loaded_state = dict(state_dict)
+        fitting = self.trainer is not None and self.trainer.state.fn == "fit"
+        if fitting and state_dict.get("store") != fingerprint(self.sources):
+            paths = " + ".join(str(source.store.path) for source in self.sources)
+            raise ValueError(
+                f"the checkpoint was trained on token store {state_dict.get('store')}, data.store {paths} is "
+                f"{fingerprint(self.sources)}: other text or another tokenizer; use the store that it was trained on"
+            )
+
 
 def rescale_batch_progress(checkpoint: dict[str, Any], new_accumulation: int) -> None:
-    """Rewrites Lightning's counts of micro-batches in a checkpoint for another number of them per optimiser step.
+    """Rewrites Lightning's counts of micro-batches in a checkpoint for another number of them per optimizer step.
 
-    Without it, a run resumed with twice as many would take its next step after half of them. What had been
-    accumulated towards an unfinished step is not in a checkpoint: that step starts again, also at the same number.
-    To be called in ``LightningModule.on_load_checkpoint``, before Lightning restores its loops.
+    Without it, a run resumed with twice as many would take its next step after half of them. A checkpoint does not
+    contain the gradients accumulated in an unfinished step: that step starts again, even if the number is the same.
+    Call it in ``LightningModule.on_load_checkpoint``, before Lightning restores its loops.
 
     Args:
         checkpoint: As Lightning loaded it; changed in place.
-        new_accumulation: Micro-batches per optimiser step from now on.
+        new_accumulation: New number of micro-batches per optimizer step.
     """
     loop = checkpoint["loops"]["fit_loop"]
     steps = max(
@@ -393,5 +388,5 @@ def rescale_batch_progress(checkpoint: dict[str, Any], new_accumulation: int) ->
     # Lightning tells by `completed` lagging behind that the checkpoint was written at the end of a batch.
     at_end = counts["ready"] == counts["processed"] == counts["completed"] + 1
     for scope in ("total", "current"):
-        batches = steps[scope]["completed"] * new_accumulation
-        progress[scope].update(ready=batches, started=batches, processed=batches, completed=batches - at_end)
+        past = steps[scope]["completed"] * new_accumulation
+        progress[scope].update(ready=past, started=past, processed=past, completed=past - at_end)

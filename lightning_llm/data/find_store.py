@@ -1,4 +1,4 @@
-"""Which token store the ``data.*`` options of a run mean, and whether it still is what they say."""
+"""Which token store the ``data.*`` options of a run mean, and whether it still matches them."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,30 +23,36 @@ def find_or_prepare(
     progress: bool = False,
     say: Callable[[str], object] = lambda line: None,
 ) -> TokenStore:
-    """The store that a run's ``data.*`` options mean, prepared where it is missing and its text is given.
+    """The store that a run's ``data.*`` options mean; prepares a missing store if its text is given.
 
-    A named store that exists is taken as it is, unless an option that was changed from its default contradicts what it
-    was made from. A store without a name is kept in :func:`default_store`, and made again when its text has changed.
-    To find that out, the text is read: where ``path`` is given, or ``store`` is not.
+    A named store that exists is used as it is, unless an option that differs from its default contradicts the store's
+    source. An unnamed store is in :func:`default_store`, and is made again when its text has changed. To check that,
+    the text is read if ``path`` is given or ``store`` is not.
 
     Args:
-        corpus: Name of a corpus. ``None``: ``stdlib`` if there is neither path nor store.
+        corpus: Name of a corpus. ``None``: ``stdlib`` if neither path nor store is given.
         path: Text: a file, folder or glob, instead of the corpus.
         store: The store's folder.
         tokenizer: As in :func:`prepare_store`.
         vocab_size: As in :func:`prepare_store`.
-        prepare: Whether to look at the text at all. If not, the store must be there and is taken as it is.
+        prepare: Whether to read the text at all. If not, the store must exist and is used as it is.
         progress: As in :func:`prepare_store`.
-        say: Called with a line when a store is going to be prepared.
+        say: Called with a line before a store is prepared.
 
     Raises:
-        ValueError: As :func:`prepare_store` and ``TokenStore.open``; if the store was made from something else, or is
-            named, missing and without a text.
+        ValueError: As :func:`prepare_store` and ``TokenStore.open``; if the store was made from something else, or a
+            named store is missing and no text is given.
     """
     if tokenizer == "bpe":
         check_bpe(vocab_size)
     check_named_store(store, corpus, path)
-    inputs = _inputs(corpus or (DEFAULT_CORPUS if store is None else None), path)
+    if path is None and corpus not in (None, *NAMED_CORPORA):
+        known = ", ".join(NAMED_CORPORA)
+        raise ValueError(
+            f"corpus {corpus!r} is unknown: choose one of {known}, or give a file, folder or glob as data.path"
+        )
+    given = path if path is not None else corpus or (DEFAULT_CORPUS if store is None else None)
+    inputs = [] if given is None else [given]
     out = Path(store) if store is not None else default_store(inputs, tokenizer, vocab_size)
     if not prepare:
         return TokenStore.open(out)
@@ -72,7 +78,7 @@ def find_or_prepare(
 
 
 def check_named_store(store: str | None, corpus: str | None, path: str | None) -> None:
-    """Refuses a named store that is missing, unless its text was named with it: the name may be a mistake.
+    """Rejects a named store that is missing, unless its text is given too: the name may be a typo.
 
     Args:
         store: The store's folder.
@@ -85,58 +91,46 @@ def check_named_store(store: str | None, corpus: str | None, path: str | None) -
     if store is None or Path(store).exists() or corpus is not None or path is not None:
         return
     if shards_of(Path(store)):
-        TokenStore.open(store)  # says what to do with them
+        TokenStore.open(store)  # raises, with what to do with the shards
     raise ValueError(
-        f"data.store {store!r} does not exist: name a store that does, or give the text to prepare it from, as "
+        f"data.store {store!r} does not exist: give one that does, or the text to prepare it from, as "
         "data.path or, on the command line, as data.corpus"
     )
 
 
 def default_store(inputs: Sequence[str], tokenizer: str, vocab_size: int, root: str | Path = "stores") -> Path:
-    """Where a store is kept when no folder is named, such as ``stores/shakespeare-char`` or ``stores/stdlib-bpe-4096``.
+    """The folder of an unnamed store, such as ``stores/shakespeare-char`` or ``stores/stdlib-bpe-4096``.
 
-    Inputs that are paths, and a ``tokenizer.json``, add eight hex digits of a hash of their absolute paths.
+    Paths among the inputs, and that of a ``tokenizer.json``, add eight hex digits of a hash of the absolute paths.
     """
-    paths = [given for given in inputs if given not in NAMED_CORPORA]
-    if tokenizer not in BUILT_IN_TOKENIZERS:
-        paths.append(tokenizer)
+    is_built_in = tokenizer in BUILT_IN_TOKENIZERS
     words = ["+".join(given if given in NAMED_CORPORA else Path(given).stem.strip("*?[]") for given in inputs)]
-    words.append(tokenizer if tokenizer in BUILT_IN_TOKENIZERS else "file")
+    words.append(tokenizer if is_built_in else "file")
     if tokenizer == "bpe":
         words.append(str(vocab_size))
+    paths = [given for given in inputs if given not in NAMED_CORPORA] + ([] if is_built_in else [tokenizer])
     if paths:
         words.append(sha256("\n".join(str(Path(path).expanduser().absolute()) for path in paths).encode())[:8])
     return Path(root) / file_name("-".join(words))
 
 
-def _inputs(corpus: str | None, path: str | None) -> list[str]:
-    if path is not None:
-        return [path]
-    if corpus is not None and corpus not in NAMED_CORPORA:
-        raise ValueError(
-            f"corpus {corpus!r} is unknown: choose one of {', '.join(NAMED_CORPORA)}, or give a file, folder or glob "
-            "as data.path"
-        )
-    return [] if corpus is None else [corpus]
-
-
 def _check_source(store: TokenStore, corpus: str | None, path: str | None, tokenizer: str, vocab_size: int) -> None:
     made = store.source
-    faults = []
+    problems = []
     if path is not None:
         if made.get("fingerprint") != open_corpus([path]).fingerprint:
-            faults.append(f"data.path {path!r}{' as it is now' if made.get('inputs') == [path] else ''}")
+            problems.append(f"data.path {path!r}{' as it is now' if made.get('inputs') == [path] else ''}")
     elif corpus not in (None, DEFAULT_CORPUS) and made.get("inputs") != [corpus]:
-        faults.append(f"data.corpus {corpus!r}")
+        problems.append(f"data.corpus {corpus!r}")
     if tokenizer != DEFAULT_TOKENIZER and not _has_tokenizer(store, tokenizer):
-        faults.append(f"data.tokenizer {tokenizer!r}")
+        problems.append(f"data.tokenizer {tokenizer!r}")
     if vocab_size != DEFAULT_VOCAB_SIZE and made.get("tokenizer") == "bpe" and made.get("vocab_size") != vocab_size:
-        faults.append(f"data.vocab_size {vocab_size}")
-    if faults:
+        problems.append(f"data.vocab_size {vocab_size}")
+    if problems:
         inputs = ", ".join(made.get("inputs", []))
         raise ValueError(
             f"token store {store.path} was made from {inputs} with tokenizer {made.get('tokenizer')} of "
-            f"{store.vocab_size} ids, not with {' and '.join(faults)}: drop the option, or name another data.store"
+            f"{store.vocab_size} ids, not with {' and '.join(problems)}: drop the option, or choose another data.store"
         )
 
 

@@ -1,31 +1,144 @@
-"""Several token streams as one: which source each sequence of the run comes from, and which of its windows it is.
+"""The token stores that a run reads, and their mixture: which store and which window each sequence comes from.
+
+A run reads one store, or several stores of which each gets its share of the sequences (``data.mixture``).
 
 Sequence ``i`` has the number ``x(i) = (A i + B) mod 2^64``, where ``A / 2^64`` is the golden ratio's fraction and ``B``
-comes from the seed; the circle of these numbers is cut into arcs as long as the weights, one arc for each source.
+comes from the seed. The circle of these numbers is divided into arcs in proportion to the weights, one arc per source.
 Golden-ratio steps spread evenly (Knuth, TAOCP volume 3, section 6.4, theorem S), so every stretch of the run has each
-source's share to within a few sequences, where drawing at random would be off by the square root of the length.
+source's share to within a few sequences, where random draws would be off by the square root of the length.
 
-The sequence's place in its source's own order is how many earlier sequences came from there. That is a count of lattice
-points, a sum of floors, which Euclid's algorithm finds in O(64) steps: as with one source the batch of a step is a pure
-function of (seed, step, global batch size), with O(1) memory.
+The sequence's position in its source's own order is the number of earlier sequences from that source. It is a count of
+lattice points, a sum of floors, which Euclid's algorithm finds in O(64) steps. So as with a single source, the batch of
+a step is a pure function of (seed, step, global batch size), with O(1) memory.
 
-All sources share one address space, laid end to end, so that a window is one number as before.
+All sources share one address space, concatenated, so that a window is one number as before.
 """
 
-from collections.abc import Sequence
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_llm.data.batches import Batch, Order, Starts, WindowReader
 from lightning_llm.data.order import WindowOrder
+from lightning_llm.data.token_store import TokenStore
 
 _MODULUS = 1 << 64
-_STEP = 0x9E3779B97F4A7C15
+_STEP = 0x9E3779B97F4A7C15  # the golden ratio's fraction times 2^64
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A token store and its share.
+
+    Attributes:
+        name: Its name in logs.
+        store: The tokens.
+        weight: Share of the run's sequences, relative to the other sources'.
+    """
+
+    name: str
+    store: TokenStore
+    weight: float = 1.0
+
+    def windows(self, context_length: int) -> int:
+        """Training windows of an epoch."""
+        return (self.store.splits["train"].tokens - 1) // context_length
+
+    def reader(self, split: str, context_length: int, document_start: int | None = None) -> WindowReader:
+        """Reads one of its splits."""
+        return WindowReader(
+            self.store.path / f"{split}.bin",
+            dtype=self.store.dtype,
+            context_length=context_length,
+            vocab_size=self.store.vocab_size,
+            document_start=document_start,
+            num_tokens=self.store.splits[split].tokens,
+        )
+
+
+def open_mixture(mixture: Mapping[str, float]) -> list[Source]:
+    """The sources of ``data.mixture``, in its order. Two folders of one name get a number each.
+
+    Args:
+        mixture: Weights by the folders of prepared stores.
+
+    Raises:
+        ValueError: If a weight is not above 0, a store cannot be opened, or two were made with different tokenizers.
+    """
+    if not mixture:
+        raise ValueError("data.mixture is empty: give the folders of token stores with their weights")
+    wrong = [f"{folder}: {weight}" for folder, weight in mixture.items() if not 0 < weight < math.inf]
+    if wrong:
+        raise ValueError(f"data.mixture weights must be numbers above 0, got {', '.join(wrong)}")
+    stores = [TokenStore.open(folder) for folder in mixture]
+    for store in stores[1:]:
+        if store.tokenizer_sha256 != stores[0].tokenizer_sha256:
+            raise ValueError(
+                f"data.mixture: {stores[0].path} ({stores[0].vocab_size} ids) and {store.path} ({store.vocab_size} "
+                f"ids) were made with different tokenizers: prepare one with --tokenizer {stores[0].tokenizer_file}"
+            )
+    names = [store.path.name or str(store.path) for store in stores]
+    names = [name if names.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(names, start=1)]
+    return [Source(*given) for given in zip(names, stores, mixture.values(), strict=True)]
+
+
+def fingerprint(sources: Sequence[Source]) -> str:
+    """16 hex digits that identify all tokens; for a single store, its own fingerprint."""
+    if len(sources) == 1:
+        return sources[0].store.fingerprint
+    return hashlib.sha256("+".join(source.store.fingerprint for source in sources).encode()).hexdigest()[:16]
+
+
+def train_order(sources: Sequence[Source], context_length: int, seed: int) -> Order:
+    """The order of the run. The first source's own order is that of a run with it alone."""
+    sizes = _train_sizes(sources)
+    orders = [
+        WindowOrder(num_tokens=size, context_length=context_length, seed=seed + number * _STEP)
+        for number, size in enumerate(sizes)
+    ]
+    return orders[0] if len(orders) == 1 else MixtureOrder(orders, sizes, [s.weight for s in sources], seed=seed)
+
+
+def train_reader(
+    sources: Sequence[Source], context_length: int, document_start: int | None
+) -> Callable[[Starts], Batch]:
+    """Reads the windows of :func:`train_order`."""
+    readers = [source.reader("train", context_length, document_start) for source in sources]
+    return readers[0] if len(readers) == 1 else MixtureReader(readers, _train_sizes(sources))
+
+
+def _train_sizes(sources: Sequence[Source]) -> list[int]:
+    return [source.store.splits["train"].tokens for source in sources]
+
+
+class MixtureReader:
+    """Reads windows of several token files, addressed as if they were concatenated.
+
+    Args:
+        readers: Of each file; their windows have one length and vocabulary.
+        sizes: Tokens of each file.
+    """
+
+    def __init__(self, readers: Sequence[WindowReader], sizes: Sequence[int]) -> None:
+        self._readers, self._first_tokens = list(readers), first_tokens(sizes)
+
+    def __call__(self, starts: Starts) -> Batch:
+        """The windows that start at these positions. Errors as of :class:`WindowReader`."""
+        first = self._readers[0]
+        rows = np.empty((len(starts), first.context_length + 1), dtype=first.tokens.dtype)
+        for number, here in enumerate(source_slices(starts, self._first_tokens)):
+            if here.size:
+                rows[here] = self._readers[number].rows(starts[here] - self._first_tokens[number])
+        return first.batch(rows)
 
 
 class MixtureOrder:
-    """The order of the windows of several streams.
+    """The order of the windows of several sources.
 
     Args:
         orders: Of each source.
@@ -46,14 +159,13 @@ class MixtureOrder:
         self._edges = [int(share / shares[-1] * _MODULUS) for share in shares]
         self.num_windows = sum(order.num_windows for order in orders)
 
-    def starts(self, first: int, count: int) -> NDArray[np.int64]:
+    def starts(self, first: int, count: int) -> Starts:
         """First tokens of the windows of the run's sequences ``first``, ``first + 1`` and so on, shape (count,).
 
         Positions in the address space of all sources together.
         """
         numbers = np.arange(first, first + count, dtype=np.uint64) * np.uint64(_STEP) + np.uint64(self._phase)
-        inner = np.array(self._edges[1:-1], dtype=np.uint64)
-        source = np.searchsorted(inner, numbers, side="right")
+        source = np.searchsorted(np.array(self._edges[1:-1], dtype=np.uint64), numbers, side="right")
         starts = np.empty(count, dtype=np.int64)
         for number, order in enumerate(self._orders):
             here = np.flatnonzero(source == number)
@@ -73,18 +185,18 @@ class MixtureOrder:
 
 
 def first_tokens(sizes: Sequence[int]) -> NDArray[np.int64]:
-    """Where each source begins in the address space, shape (sources,)."""
+    """First position of each source in the address space, shape (sources,)."""
     return np.array([0, *accumulate(sizes[:-1])], dtype=np.int64)
 
 
-def source_slices(starts: NDArray[np.int64], firsts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """For each source, which of the positions lie in it."""
+def source_slices(starts: Starts, firsts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """For each source, the indices of the positions in it."""
     source = np.searchsorted(firsts, starts, side="right") - 1
     return [np.flatnonzero(source == number) for number in range(len(firsts))]
 
 
 def _floor_sum(count: int, modulus: int, step: int, start: int) -> int:
-    """The sum of ``(step * i + start) // modulus`` over ``i`` below ``count``, as Euclid would take it."""
+    """The sum of ``(step * i + start) // modulus`` over ``i`` below ``count``, by Euclid's algorithm."""
     total = 0
     while count:
         total += count * (count - 1) // 2 * (step // modulus) + count * (start // modulus)

@@ -1,10 +1,10 @@
-"""The order of training: which windows of the token stream make up which optimiser step.
+"""The order of training: which windows of the token stream make up which optimizer step.
 
 The run is one endless list of sequences. Sequence ``i`` is window ``i mod W`` of epoch ``i div W`` in that epoch's own
-order, where ``W`` is the number of windows of ``context_length`` targets that fit the stream; optimiser step ``t``
+order, where ``W`` is the number of windows of ``context_length`` targets that fit the stream; optimizer step ``t``
 takes the sequences ``t * global_batch_size`` up to ``(t + 1) * global_batch_size``. So the batch of a step is a
 function of (seed, step, global batch size) and of nothing else: not of devices, workers, micro-batches or of what ran
-before. To resume is to go on counting.
+before. To resume is to continue counting.
 
 Each epoch has a key, made from the seed and the epoch's number. The key gives
 
@@ -95,7 +95,7 @@ class WindowOrder:
 
     def _feistel(self, value: UInt64, keys: UInt64) -> UInt64:
         left, right = value >> self._right_bits, value & self._right_mask
-        for number, key in enumerate(keys):  # the halves take turns: each round is undone by itself
+        for number, key in enumerate(keys):  # the halves alternate: each round is undone by itself
             if number % 2:
                 right = right ^ (_mixed(left + key) & self._right_mask)
             else:
@@ -107,7 +107,7 @@ class WindowOrder:
 def window_starts(
     step: int, *, seed: int, global_batch_size: int, context_length: int, num_tokens: int
 ) -> NDArray[np.int64]:
-    """First tokens of the windows of optimiser step ``step``, shape (global_batch_size,).
+    """First tokens of the windows of optimizer step ``step``, shape (global_batch_size,).
 
     Micro-batches and ranks take slices of it. See :class:`WindowOrder` for the arguments and errors.
     """

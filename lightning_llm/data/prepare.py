@@ -1,54 +1,46 @@
 """Text to token store, as a stream: memory does not grow with the input.
 
-1. *Survey*, only where something must be known beforehand: the length of a single document (it is split by position),
-   the characters of ``char``, the words that ``bpe`` learns from.
-2. *Encode*: segment after segment (``segments.py``), in batches. While one batch is encoded, in byte-pair encoding on
-   every core, the next one is read and the last one written. Where the tokenizer has an end-of-text token, it follows
-   each of many documents.
+1. *Survey*, only for what must be known in advance: the length of a single document (it is split by position), the
+   characters of ``char``, the words that ``bpe`` learns from (:func:`train_tokenizer`).
+2. *Encode* the segments from ``segments.py``, in batches. While one batch is encoded (``bpe`` uses every core), the
+   next one is read and the previous one written. If the tokenizer has an end-of-text token and there are several
+   documents, the token follows each of them.
 
-Every few MiB the run commits where it is. A killed run leaves no store; started again it goes on from the last commit,
-or anew if text, tokenizer or options have changed.
+Every few MiB the run commits its progress. A killed run leaves no store. The next run resumes from the last commit, or
+starts over if text, tokenizer or options have changed.
 
-Several hosts can share the work: each encodes one shard, and ``shards.py`` makes the store of them, the same bytes as
-one process makes.
+Several hosts can divide the work: each encodes one shard, and ``merge_shards`` merges them into the same bytes that a
+single process writes.
 """
 
-import dataclasses
+import itertools
 import json
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tokenizers
 
 from lightning_llm.data.corpora import STDIN, Corpus, open_corpus
-from lightning_llm.data.progress import progress_bar
-from lightning_llm.data.segments import (
-    VALIDATION_FRACTION,
-    Cursor,
-    Segment,
-    Share,
-    make_plan,
-    segments,
-)
-from lightning_llm.data.shards import check_splits, shard_folder
-from lightning_llm.data.token_store import TokenStore, sha256
-from lightning_llm.data.token_store_writer import TokenStoreWriter, unfinished_tokenizer
-from lightning_llm.data.tokenizer_training import train_tokenizer
-from lightning_llm.data.tokenizers import Ids, Tokenizer, check_bpe
+from lightning_llm.data.formats import Document, Phase, progress_bar
+from lightning_llm.data.segments import VALIDATION_FRACTION, Cursor, Segment, Share, cut_for, make_plan, segments
+from lightning_llm.data.token_store import FORMAT, SHARD, TokenStore, read_meta, sha256
+from lightning_llm.data.token_store_writer import TokenStoreWriter, check_splits, shard_folder, unfinished_tokenizer
+from lightning_llm.data.tokenizers import PIECE_CHARACTERS, Ids, Tokenizer, check_bpe, cut_at_newlines
 
 BUILT_IN_TOKENIZERS = ("char", "byte", "bpe")
 DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE = "bpe", 4096
+BPE_TRAINING_CHARACTERS = 1 << 26  # more text of one kind changes few merges, but the table of words grows
 
 _BATCH_CHARACTERS = 1 << 21  # encoded at once
 _BATCH_SEGMENTS = 1 << 12
+_BATCH_PIECES = 16  # of one document, encoded at once
 _COMMITTED_CHARACTERS = 1 << 24
 _AHEAD = 3  # batches that are read before the oldest of them is written
-_CODE_VERSION = 2  # another one where the same input gives other ids: runs killed before are not gone on with
+_CODE_VERSION = 2  # increase it when the same input gives other ids: runs killed before are not resumed
 
 
 def prepare_store(
@@ -61,93 +53,45 @@ def prepare_store(
     text_key: str | None = None,
     progress: bool = False,
     replace: bool = False,
+    share: Share | None = None,
 ) -> TokenStore:
     """Makes a token store from text.
 
     Args:
-        inputs: A corpus, or what :func:`~lightning_llm.data.corpora.open_corpus` takes: one input or several.
+        inputs: A corpus, or one or several inputs of :func:`~lightning_llm.data.corpora.open_corpus`.
         out: Folder of the store.
-        tokenizer: ``char``, ``byte`` or ``bpe``, trained here; or the path of a ``tokenizer.json``; or a tokenizer.
-        vocab_size: Ids of ``bpe``.
+        tokenizer: ``char``, ``byte`` or ``bpe``, trained on the text; or the path of a ``tokenizer.json``; or a
+            tokenizer.
+        vocab_size: Number of ids of ``bpe``.
         test_fraction: Share of the text for a test split, taken from the training split; 0 makes none.
         text_key: Key or column of the text in JSON lines and parquet. Default: ``text``.
-        progress: Show a bar, in bytes of the input, where the terminal can.
-        replace: Put the new store in the place of an old one, once it is whole.
+        progress: Show a bar, in bytes of the input, if there is a terminal.
+        replace: Replace an existing store once the new one is complete.
+        share: Make only this shard, in a folder next to ``out``, for ``merge_shards``. Every host trains the tokenizer
+            on the same text, not on its own share.
 
     Returns:
-        The store, opened.
+        The store (or shard), opened.
 
     Raises:
         ValueError: If text is missing, empty, broken, binary or not UTF-8, if the tokenizer cannot encode it, if
             ``out`` exists, or if the disk is full. No store is left behind.
     """
-    out = os.path.normpath(out)  # a/../b is written where a need not exist
-    _prepare(inputs, Path(out), tokenizer, vocab_size, test_fraction, text_key, progress, replace=replace)
-    return TokenStore.open(out)
-
-
-def prepare_shard(
-    inputs: Corpus | str | Sequence[str],
-    out: str | Path,
-    share: Share,
-    *,
-    tokenizer: str | Tokenizer = DEFAULT_TOKENIZER,
-    vocab_size: int = DEFAULT_VOCAB_SIZE,
-    test_fraction: float = 0.0,
-    text_key: str | None = None,
-    progress: bool = False,
-) -> Path:
-    """Makes one shard of a token store, which :func:`~lightning_llm.data.shards.merge_shards` takes.
-
-    A tokenizer that is trained here is trained by every shard, on the same text, which is not its own share.
-
-    Args:
-        inputs: As in :func:`prepare_store`, the whole of it.
-        out: Folder of the store to be.
-        share: Which part of the input.
-        tokenizer: As in :func:`prepare_store`, as the others too.
-        vocab_size: As in :func:`prepare_store`.
-        test_fraction: As in :func:`prepare_store`.
-        text_key: As in :func:`prepare_store`.
-        progress: As in :func:`prepare_store`.
-
-    Returns:
-        The shard's folder, beside ``out``.
-
-    Raises:
-        ValueError: As :func:`prepare_store`.
-    """
-    if Path(out).exists():
-        raise ValueError(f"{out} exists already: remove it or choose another folder")
-    folder = shard_folder(Path(out), share.index, share.count)
-    _prepare(inputs, folder, tokenizer, vocab_size, test_fraction, text_key, progress, share=share)
-    return folder
-
-
-def _prepare(
-    inputs: Corpus | str | Sequence[str],
-    out: Path,
-    tokenizer: str | Tokenizer,
-    vocab_size: int,
-    test_fraction: float,
-    text_key: str | None,
-    progress: bool,
-    *,
-    replace: bool = False,
-    share: Share | None = None,
-) -> None:
+    out = Path(os.path.normpath(out))  # a/../b is created even if a does not exist
+    folder = out if share is None else shard_folder(out, share.index, share.count)
     if not 0 <= test_fraction < 1 - VALIDATION_FRACTION:
         raise ValueError(f"test_fraction must be at least 0 and below {1 - VALIDATION_FRACTION}, got {test_fraction}")
-    if not replace and out.exists():  # said before the work, not after it
-        raise ValueError(f"{out} exists already: remove it or choose another folder")
-    given = _check_tokenizer(tokenizer)
+    for existing in (out, folder):
+        if existing.exists() and not replace:
+            raise ValueError(f"{existing} exists already: remove it or choose another folder")
+    given = _given_tokenizer(tokenizer)
     if tokenizer == "bpe":
         check_bpe(vocab_size)
     if not isinstance(inputs, Corpus):
         names = [inputs] if isinstance(inputs, str) else inputs
         if share is not None and STDIN in names:
             raise ValueError("--shard cannot share the standard input among hosts: give files")
-        inputs = open_corpus(names, text_key=text_key, spool_dir=out.absolute().parent)
+        inputs = open_corpus(names, text_key=text_key, spool_dir=folder.absolute().parent)
     source = {
         "inputs": list(inputs.inputs),
         "fingerprint": inputs.fingerprint,
@@ -159,27 +103,29 @@ def _prepare(
     key = sha256(json.dumps([constants, source]).encode())
     with progress_bar(inputs.size, progress) as phase:
         plan = make_plan(inputs, test_fraction, phase)
-        kept = None if given else unfinished_tokenizer(out, key)
+        kept = None if given else unfinished_tokenizer(folder, key)
         trained = given or (Tokenizer(kept) if kept else train_tokenizer(str(tokenizer), vocab_size, inputs, phase))
         eos = trained.eos_token_id if plan.ends_documents else None
         with TokenStoreWriter(
-            out,
+            folder,
             vocab_size=trained.vocab_size,
             tokenizer=trained.to_str(),
             source={**source, "eos_token_id": eos},
             replace=replace,
             key=key,
-            shard=None if share is None else dataclasses.astuple(share),
+            shard=None if share is None else (share.index, share.count),
         ) as writer:
             done = Cursor(*writer.resumed)
-            found = segments(inputs, plan, trained, share or Share(), done, phase("encoding"))
-            _write(writer, found, trained, eos)
+            _write(writer, segments(inputs, plan, trained, share or Share(), done, phase("encoding")), trained, eos)
             if share is None:
                 check_splits(writer.tokens)
+    if share is not None:
+        return TokenStore.from_meta(folder, read_meta(folder, SHARD, f"{FORMAT}, shard"))
+    return TokenStore.open(out)
 
 
-def _check_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer | None:
-    """The tokenizer that was given; ``None`` for one that is trained on the text."""
+def _given_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer | None:
+    """The given tokenizer; ``None`` for one that is trained on the text."""
     if isinstance(tokenizer, Tokenizer):
         return tokenizer
     if tokenizer in BUILT_IN_TOKENIZERS:
@@ -192,59 +138,87 @@ def _check_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer | None:
     return Tokenizer.from_file(tokenizer)
 
 
+def train_tokenizer(
+    kind: str, vocab_size: int, corpus: Corpus, phase: Phase, special_tokens: Sequence[str] = ()
+) -> Tokenizer:
+    """A tokenizer trained on a corpus. The same text gives the same bytes.
+
+    Args:
+        kind: ``char``, ``byte`` or ``bpe``, which learns from the first 64 Mi characters.
+        vocab_size: Number of ids of ``bpe``.
+        corpus: The text.
+        phase: Shows the progress.
+        special_tokens: Of ``bpe``, in addition to the end of text.
+
+    Raises:
+        ValueError: As ``Tokenizer.train_char`` and ``train_bpe``, or the text cannot be read.
+    """
+    if kind == "byte":
+        return Tokenizer.train_byte()
+    if kind == "bpe":
+        check_bpe(vocab_size, special_tokens)
+    documents = corpus.documents(phase(f"training tokenizer {kind}"))
+    if kind == "char":
+        return Tokenizer.train_char(piece for document in documents for piece in document.pieces())
+    pieces = (piece for document in documents for piece in cut_at_newlines(document.pieces(), PIECE_CHARACTERS))
+    return Tokenizer.train_bpe(_first_characters(pieces, BPE_TRAINING_CHARACTERS), vocab_size, special_tokens)
+
+
+def _first_characters(texts: Iterable[str], limit: int) -> Iterator[str]:
+    for text in texts:
+        if limit <= 0:
+            return
+        yield text
+        limit -= len(text)
+
+
+def encode_document(tokenizer: Tokenizer, document: Document) -> Iterator[tuple[list[int], int]]:
+    """Ids of a document, and UTF-8 bytes, piece by piece: memory does not grow with the document."""
+    pieces = iter(cut_for(tokenizer, document.pieces()))
+    at_once = 1 if tokenizer.kind in ("char", "byte") else _BATCH_PIECES
+    while batch := list(itertools.islice(pieces, at_once)):
+        try:
+            encoded = tokenizer.encode_batch(batch)
+        except ValueError as error:
+            raise ValueError(f"{document.name}: {error}") from error
+        for text, ids in zip(batch, encoded, strict=True):
+            yield ids.tolist(), _utf8_length(text)
+
+
+def bytes_and_tokens(tokenizer: Tokenizer, corpus: Corpus, phase: Phase) -> tuple[int, int]:
+    """UTF-8 bytes of a corpus, and its number of tokens."""
+    size = tokens = 0
+    for document in corpus.documents(phase("counting tokens")):
+        for ids, text_bytes in encode_document(tokenizer, document):
+            size, tokens = size + text_bytes, tokens + len(ids)
+    return size, tokens
+
+
+# ---- encoding segment after segment
+
+Batch = list[tuple[Cursor, Segment]]
+
+
 def _write(
     writer: TokenStoreWriter, found: Iterable[tuple[Cursor, Segment]], tokenizer: Tokenizer, eos: int | None
 ) -> None:
     end = np.array([] if eos is None else [eos], dtype=tokenizer.dtype)
     uncommitted = 0
-    for batch, encoded in _ahead(_batches(found), tokenizer):
-        by_split: dict[str, tuple[list[Any], list[int], list[int]]] = {}
-        for (_, segment), ids in zip(batch, encoded, strict=True):
-            arrays, sizes, ends = by_split.setdefault(segment.split, ([], [], []))
-            arrays += [ids, end] if segment.ends_document else [ids]
-            sizes.append(_utf8_length(segment.text))
-            ends.append(segment.ends_document)
-            uncommitted += len(segment.text)
-        for split, (arrays, sizes, ends) in by_split.items():
-            writer.write(split, np.concatenate(arrays), text_bytes=sum(sizes), documents=sum(ends))
+    for batch, encoded in _encoded_ahead(_batches(found), tokenizer):
+        for split in sorted({segment.split for _, segment in batch}):
+            part = [(segment, ids) for (_, segment), ids in zip(batch, encoded, strict=True) if segment.split == split]
+            ids = [array for segment, ids in part for array in ((ids, end) if segment.ends_document else (ids,))]
+            text_bytes = sum(_utf8_length(segment.text) for segment, _ in part)
+            documents = sum(segment.ends_document for segment, _ in part)
+            writer.write(split, np.concatenate(ids), text_bytes=text_bytes, documents=documents)
+        uncommitted += sum(len(segment.text) for _, segment in batch)
         if uncommitted >= _COMMITTED_CHARACTERS:
             writer.commit(batch[-1][0])
             uncommitted = 0
 
 
-def _ahead(
-    batches: Iterable[list[tuple[Cursor, Segment]]], tokenizer: Tokenizer
-) -> Iterator[tuple[list[tuple[Cursor, Segment]], list[Ids]]]:
-    """Encodes in two threads: while the ids of one batch are copied, the library makes those of the next.
-
-    The library has one pool with a thread for each core, however many callers it has.
-    """
-    waiting: deque[tuple[list[tuple[Cursor, Segment]], Future[list[Ids]]]] = deque()
-    with ThreadPoolExecutor(2) as pool:
-        for batch in batches:
-            waiting.append((batch, pool.submit(_encoded, [segment for _, segment in batch], tokenizer)))
-            if len(waiting) > _AHEAD:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        while waiting:
-            first, future = waiting.popleft()
-            yield first, future.result()
-
-
-def _encoded(batch: list[Segment], tokenizer: Tokenizer) -> list[Ids]:
-    try:
-        return tokenizer.encode_batch([segment.text for segment in batch])
-    except ValueError:
-        for segment in batch:  # which of them was it?
-            try:
-                tokenizer.encode_array(segment.text)
-            except ValueError as error:
-                raise ValueError(f"{segment.document}: {error}") from error
-        raise
-
-
-def _batches(found: Iterable[tuple[Cursor, Segment]]) -> Iterator[list[tuple[Cursor, Segment]]]:
-    batch: list[tuple[Cursor, Segment]] = []
+def _batches(found: Iterable[tuple[Cursor, Segment]]) -> Iterator[Batch]:
+    batch: Batch = []
     size = 0
     for cursor, segment in found:
         batch.append((cursor, segment))
@@ -254,6 +228,33 @@ def _batches(found: Iterable[tuple[Cursor, Segment]]) -> Iterator[list[tuple[Cur
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def _encoded_ahead(batches: Iterable[Batch], tokenizer: Tokenizer) -> Iterator[tuple[Batch, list[Ids]]]:
+    """Encodes in two threads: while the ids of one batch are copied, the library encodes the next batch.
+
+    The library has one pool with a thread per core, however many callers it has.
+    """
+    waiting: deque[tuple[Batch, Future[list[Ids]]]] = deque()
+    with ThreadPoolExecutor(2) as pool:
+        for batch in batches:
+            waiting.append((batch, pool.submit(_encoded, [segment for _, segment in batch], tokenizer)))
+            if len(waiting) > _AHEAD:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        yield from ((first, future.result()) for first, future in waiting)
+
+
+def _encoded(batch: list[Segment], tokenizer: Tokenizer) -> list[Ids]:
+    try:
+        return tokenizer.encode_batch([segment.text for segment in batch])
+    except ValueError:
+        for segment in batch:  # find the one that failed
+            try:
+                tokenizer.encode_array(segment.text)
+            except ValueError as error:
+                raise ValueError(f"{segment.document}: {error}") from error
+        raise
 
 
 def _utf8_length(text: str) -> int:

@@ -1,13 +1,13 @@
-"""Documents to segments: which split each belongs to, and where long ones are cut.
+"""Documents to segments: which split each document belongs to, and where long ones are cut.
 
 Splits. A single document is cut by position: the first ``int(0.9 * characters)`` characters train, the rest validates
-(as in nanoGPT's ``data/shakespeare_char/prepare.py``). Of many documents each goes whole into one split, chosen by a
-hash of its text, so that it lands there in whatever company and order it comes, and a copy lands where the original
-does.
+(as in nanoGPT's ``data/shakespeare_char/prepare.py``). If there are several documents, each belongs to one split,
+chosen by a hash of its text. So the split depends neither on other documents nor on their order, and copies of a
+document belong to the same split.
 
-Shares. Of the bytes of all files, one after another, host ``index`` of ``count`` takes the documents that begin in the
-``index``-th part of equal size. Where reading cannot begin within a file (one text, or a compressed file), the whole
-file belongs to the part in which it begins.
+Shares. The bytes of all files, concatenated, are divided into ``count`` parts of equal size. Host ``index`` takes the
+documents that begin in part ``index``. If reading cannot begin within a file (plain text, or a compressed file), the
+whole file belongs to the part in which it begins.
 """
 
 import dataclasses
@@ -17,21 +17,19 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from lightning_llm.data.corpora import Corpus
-from lightning_llm.data.cuts import PIECE_CHARACTERS, cut_at_newlines
-from lightning_llm.data.formats import Advance, Document
-from lightning_llm.data.progress import Phase
-from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.data.formats import Advance, Document, Phase
+from lightning_llm.data.tokenizers import PIECE_CHARACTERS, Tokenizer, cut_at_newlines
 
 VALIDATION_FRACTION = 0.1
 MOST_SHARES = 999_999  # a folder each
-WHOLE_CHARACTERS = 1 << 18  # of a foreign tokenizer, which may look further than a line
+WHOLE_CHARACTERS = 1 << 18  # for tokenizers of kind 'file', which may look beyond a line
 
-_HASHED_CHARACTERS = 1 << 16  # of a document's beginning: tells documents apart, and comes with the first piece
-_FEW_DOCUMENTS = 256  # 0.9^256 = 2e-12: of more, some surely fall into the validation split
+_HASHED_CHARACTERS = 1 << 16  # of a document's beginning: tells documents apart, and is within the first piece
+_FEW_DOCUMENTS = 256  # 0.9^256 = 2e-12: with more documents, the validation split is practically never empty
 
 
 class Segment(NamedTuple):
-    """A piece of a document on its way to a split."""
+    """A piece of a document for a split."""
 
     split: str
     text: str
@@ -40,7 +38,7 @@ class Segment(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """How far the work has come: in which file, and how many of its segments are done."""
+    """How far the work has come: the current file, and how many of its segments are done."""
 
     file: int = 0
     segments: int = 0
@@ -48,7 +46,7 @@ class Cursor(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """The ``index``-th of ``count`` parts of the input, from 1 on.
+    """Part ``index`` of ``count`` of the input, counted from 1.
 
     Raises:
         ValueError: If there are more than :data:`MOST_SHARES`, or the index is not from 1 to the count.
@@ -64,29 +62,30 @@ class Share:
                 f"second at most {MOST_SHARES}"
             )
 
-    def spans(self, corpus: Corpus) -> list[tuple[int, int | None] | None]:
-        """For each file the bytes within which the share's documents begin, ``None`` for "to the end"; or ``None``."""
+    def spans(self, corpus: Corpus) -> Iterator[tuple[int, int | None] | None]:
+        """For each file, the bytes in which the share's documents begin; an end of ``None`` is the end of the file.
+
+        ``None`` for a file without such documents.
+        """
         first, last = (corpus.size * index // self.count for index in (self.index - 1, self.index))
-        spans: list[tuple[int, int | None] | None] = []
         start = 0
         for file in corpus.files:
             if file.can_be_cut:
                 span = max(0, first - start), min(file.size, last - start)
-                spans.append(span if span[0] < span[1] else None)
+                yield span if span[0] < span[1] else None
             else:
-                spans.append((0, None) if first <= start < last else None)
+                yield (0, None) if first <= start < last else None
             start += file.size
-        return spans
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How documents go into splits.
+    """How documents are divided into splits.
 
     Attributes:
-        ends: Of a single document the character at which each split ends; ``None`` for many documents.
-        bound: Documents up to this place validate.
-        test_fraction: As much above the bound tests.
+        ends: For a single document, the character at which each split ends; ``None`` for several documents.
+        bound: Documents whose hash (from 0 to 1) is up to this belong to the validation split.
+        test_fraction: This much above the bound belongs to the test split.
     """
 
     ends: dict[str, int] | None
@@ -99,7 +98,7 @@ class Plan:
         return self.ends is None
 
     def parts(self, document: Document) -> Iterator[tuple[str, Iterable[str]]]:
-        """The splits that a document goes to, each with its text in pieces."""
+        """The splits of a document, each with its text in pieces."""
         if self.ends is None:
             place = _place(document.first)
             split = "val" if place <= self.bound else "test" if place <= self.bound + self.test_fraction else "train"
@@ -110,7 +109,7 @@ class Plan:
 
 
 def make_plan(corpus: Corpus, test_fraction: float, phase: Phase) -> Plan:
-    """Looks at the first documents, and measures a single one.
+    """Reads the first documents; if there is only one, measures its length.
 
     Raises:
         ValueError: If there is no text at all, or it cannot be read.
@@ -123,23 +122,18 @@ def make_plan(corpus: Corpus, test_fraction: float, phase: Phase) -> Plan:
         if len(places) <= _FEW_DOCUMENTS:  # at least one validates and one trains
             bound = min(max(bound, places[0]), places[-2])
         return Plan(None, bound, test_fraction)
-    advance = phase("measuring")
-    documents = (document for file in corpus.files for document in file.documents(advance))
-    length = sum(len(piece) for document in documents for piece in document.pieces())
-    ends = {
-        "train": int((1 - VALIDATION_FRACTION - test_fraction) * length),
-        "val": int((1 - test_fraction) * length),
-        "test": length,
-    }
-    return Plan(ends, test_fraction=test_fraction)
+    length = sum(len(piece) for document in corpus.documents(phase("measuring")) for piece in document.pieces())
+    kept = {"train": 1 - VALIDATION_FRACTION - test_fraction, "val": 1 - test_fraction}
+    ends = {split: int(fraction * length) for split, fraction in kept.items()}
+    return Plan({**ends, "test": length}, test_fraction=test_fraction)
 
 
 def segments(
     corpus: Corpus, plan: Plan, tokenizer: Tokenizer, share: Share, done: Cursor, advance: Advance
 ) -> Iterator[tuple[Cursor, Segment]]:
-    """The segments of a share of the input that are not done yet, each with the cursor behind it.
+    """The segments of a share of the input that are not done yet, each with the cursor after it.
 
-    What comes is a function of the arguments, so that a killed run can go on where it was.
+    The result is a function of the arguments, so that a killed run can resume.
     """
     for index, (file, span) in enumerate(zip(corpus.files, share.spans(corpus), strict=True)):
         if span is None:
@@ -147,16 +141,15 @@ def segments(
         if index < done.file:
             advance(file.size if span[1] is None else span[1] - span[0])
             continue
-        skipped = done.segments if index == done.file else 0
         found = (
             segment
             for document in file.documents(advance, *span)
             for split, texts in plan.parts(document)
             for segment in _cut(split, document.name, texts, tokenizer)
         )
-        for number, segment in enumerate(found, start=1):
-            if number > skipped:
-                yield Cursor(index, number), segment
+        numbered = enumerate(found, start=1)
+        skipped = done.segments if index == done.file else 0
+        yield from ((Cursor(index, number), segment) for number, segment in numbered if number > skipped)
 
 
 def _by_position(document: Document, ends: dict[str, int]) -> Iterator[tuple[str, str]]:
@@ -170,19 +163,21 @@ def _by_position(document: Document, ends: dict[str, int]) -> Iterator[tuple[str
 
 
 def _place(text: str) -> float:
-    """Where between 0 and 1 a document lies, by its beginning."""
+    """A hash from 0 to 1 of a document's beginning."""
     digest = hashlib.blake2b(text[:_HASHED_CHARACTERS].encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 
 
+def cut_for(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterable[str]:
+    """Cuts the pieces of a text again, where the tokenizer would cut too, or where it must."""
+    if tokenizer.kind in ("char", "byte"):
+        return texts
+    return cut_at_newlines(texts, PIECE_CHARACTERS if tokenizer.kind == "bpe" else WHOLE_CHARACTERS)
+
+
 def _cut(split: str, document: str, texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[Segment]:
-    """Cuts a text where its tokenizer would cut too, or where it must."""
-    if tokenizer.kind == "file":
-        texts = cut_at_newlines(texts, WHOLE_CHARACTERS)
-    elif tokenizer.kind == "bpe":
-        texts = cut_at_newlines(texts, PIECE_CHARACTERS)
     previous = None
-    for text in texts:
+    for text in cut_for(tokenizer, texts):
         if previous is not None:
             yield Segment(split, previous, document, ends_document=False)
         previous = text

@@ -1,12 +1,18 @@
 """The token store: a folder with text as token ids, ready to be memory-mapped.
 
-    train.bin  val.bin  [test.bin]   raw little-endian ids: uint16 up to 65,536 ids, as nanoGPT has it, else uint32
-    tokenizer.json                   what made them, in Hugging Face's format
+    train.bin  val.bin  [test.bin]   raw little-endian ids: uint16 up to 65,536 ids (as in nanoGPT), else uint32
+    tokenizer.json                   the tokenizer that made them, in Hugging Face's format
     meta.json                        format, version, dtype, vocab_size, tokenizer_sha256; for each split tokens,
-                                     bytes (of UTF-8 text), documents, sha256; source; checksum of all that
+                                     bytes (of UTF-8 text), documents, sha256; source; a checksum of all that
 
-To open a store is to check it: sizes, types, and every checksum and id of up to 256 MiB of ids. Of a larger store the
-ids are sampled, and :meth:`TokenStore.verify` reads the rest. ``token_store_writer.py`` writes one.
+The file reads in this order:
+
+1. What ``meta.json`` may contain.
+2. :class:`TokenStore`. Opening a store checks it: sizes, types, and every checksum and id of up to 256 MiB of ids. In
+   a larger store the ids are sampled; :meth:`TokenStore.verify` reads the rest.
+3. Reading and mapping a file of ids; reading ``meta.json`` and finding shards; document lengths.
+
+``token_store_writer.py`` writes stores.
 """
 
 import dataclasses
@@ -15,30 +21,17 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_llm.data.tokenizer_checks import LARGEST_TOKENIZER
-from lightning_llm.io.untrusted import (
-    MIB,
-    SHA256,
-    TEXT,
-    file_in,
-    list_of,
-    maybe,
-    one_of,
-    read_bytes,
-    read_json,
-    record,
-    rule,
-    shown,
-    validate,
-    whole,
-)
+from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER
+from lightning_llm.io import untrusted
+from lightning_llm.io.untrusted import SHA256, TEXT, file_in, maybe, record, shown, whole
 
 FORMAT = "lightning-llm token store"
 VERSION = 1
@@ -46,36 +39,40 @@ SPLITS = ("train", "val", "test")
 META, SHARD, TOKENIZER = "meta.json", "shard.json", "tokenizer.json"
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 
-BLOCK = 1 << 16  # tokens that are looked at together
-_BLOCKS_AT_OPEN = 256  # 16 Mi tokens, in about 5 ms
-_BYTES_AT_OPEN = 1 << 28  # what is read whole: 0.2 s at 1.5 GB/s, against some 4 s that a run needs to start
-
-Content = TypeVar("Content")
-LARGEST_META = 8 * MIB
+BLOCK = 1 << 16  # tokens checked at once
+_BLOCKS_AT_OPEN = 256  # 16 Mi tokens, about 5 ms
+_BYTES_AT_OPEN = 1 << 28  # a store up to this size is read whole: 0.2 s at 1.5 GB/s; a run takes about 4 s to start
+_LENGTHS_BLOCK = 1 << 22  # tokens scanned at once for document lengths
+LARGEST_META = 8 * untrusted.MIB
 MOST_IDS = 1 << 32
 
+Content = TypeVar("Content")
+Tokens = NDArray[np.unsignedinteger[Any]]
+
+# ---- what meta.json and shard.json contain; the writer's journal has the same split counts
+
 _COUNTS = record({"tokens": whole(), "bytes": whole(), "documents": whole(), "sha256": SHA256})
-_SOURCE = {"inputs": list_of(TEXT, 1 << 16), "fingerprint": TEXT, "text_key": TEXT, "tokenizer": TEXT}
-# What meta.json and shard.json say, and what a journal says about splits.
+_SOURCE = {"inputs": untrusted.list_of(TEXT, 1 << 16), "fingerprint": TEXT, "text_key": TEXT, "tokenizer": TEXT}
 SPLIT_COUNTS = record({"train": _COUNTS, "val": _COUNTS}, {"test": _COUNTS})
 _META = {
     "format": TEXT,
-    "version": one_of(VERSION),
-    "dtype": one_of(*DTYPES),
+    "version": untrusted.one_of(VERSION),
+    "dtype": untrusted.one_of(*DTYPES),
     "vocab_size": whole(1, MOST_IDS),
     "tokenizer_sha256": SHA256,
     "splits": SPLIT_COUNTS,
     "source": record({}, {**_SOURCE, "vocab_size": maybe(whole()), "eos_token_id": maybe(whole(0, MOST_IDS))}),
 }
-_PAIR = rule("its number and their count", lambda pair: isinstance(pair, list) and len(pair) == 2)
-_SHARD = {"shard": lambda pair, name: _PAIR(pair, name) or list_of(whole(1), 2)(pair, name), "key": TEXT}
-
-Tokens = NDArray[np.unsignedinteger[Any]]
+_PAIR = untrusted.rule(
+    "its index and their count",
+    lambda pair: isinstance(pair, list) and len(pair) == 2 and all(type(n) is int and n > 0 for n in pair),
+)
+_SCHEMAS = {META: record(_META), SHARD: record({**_META, "shard": _PAIR, "key": TEXT})}
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """What ``meta.json`` says about one split: ``bytes`` is the length of its text in UTF-8."""
+    """What ``meta.json`` says about one split. ``bytes`` is the length of its text in UTF-8."""
 
     tokens: int
     bytes: int
@@ -91,10 +88,10 @@ class TokenStore:
         path: The folder.
         vocab_size: Number of ids; every id is below it.
         dtype: ``uint16`` or ``uint32``.
-        splits: By name: ``train``, ``val`` and perhaps ``test``.
+        splits: By name: ``train``, ``val`` and optionally ``test``.
         tokenizer_sha256: Checksum of ``tokenizer.json``; ``None`` for raw files.
-        source: What the text was: ``inputs``, ``fingerprint``, ``text_key``, ``tokenizer``, ``vocab_size`` as asked
-            for; and ``eos_token_id``.
+        source: Where the text came from: ``inputs``, ``fingerprint``, ``text_key``, ``tokenizer``, the requested
+            ``vocab_size``, and ``eos_token_id``.
     """
 
     path: Path
@@ -112,7 +109,7 @@ class TokenStore:
             ValueError: If it is missing, incomplete, edited, damaged, or of another version.
         """
         path = Path(path)
-        _refuse_shards(path)
+        _reject_shards(path)
         if not path.is_dir():
             raise ValueError(f"token store {path} does not exist: make it with lightning-llm prepare … --out {path}")
         return cls.from_meta(path, read_meta(path))
@@ -122,17 +119,22 @@ class TokenStore:
         """Checks the files of a store, or of a shard, against :func:`read_meta`. Errors as in :meth:`open`."""
         splits = {name: Split(**split) for name, split in meta["splits"].items()}
         store = cls(path, meta["vocab_size"], meta["dtype"], splits, meta["tokenizer_sha256"], meta["source"])
-        if sha256(_read(path, TOKENIZER, read_bytes, LARGEST_TOKENIZER)) != store.tokenizer_sha256:
+        if sha256(_read(path, TOKENIZER, untrusted.read_bytes, LARGEST_TOKENIZER)) != store.tokenizer_sha256:
             raise ValueError(
                 f"token store {path}: {TOKENIZER} does not belong to it, the ids were made with another one: "
                 "put that one back or prepare the store again"
+            )
+        if store.dtype != dtype_for(store.vocab_size):
+            raise ValueError(
+                f"token store {path}: dtype {store.dtype!r} is wrong for vocab_size {store.vocab_size}, "
+                f"which needs {dtype_for(store.vocab_size)}"
             )
         store._check()
         return store
 
     @classmethod
     def open_raw(cls, path: str | Path, *, vocab_size: int, dtype: str = "uint16") -> "TokenStore":
-        """Reads ``train.bin``, ``val.bin`` and ``test.bin`` as other programs (nanoGPT) leave them, without meta.json.
+        """Opens ``train.bin``, ``val.bin`` and ``test.bin`` as other programs (nanoGPT) write them, without meta.json.
 
         Args:
             path: The folder.
@@ -140,7 +142,7 @@ class TokenStore:
             dtype: ``uint16`` or ``uint32``.
 
         Raises:
-            ValueError: If files are missing, cut in the middle of a token, or hold ids that are too large.
+            ValueError: If files are missing, end in the middle of a token, or contain ids that are too large.
         """
         path = Path(path)
         if dtype not in DTYPES:
@@ -149,13 +151,11 @@ class TokenStore:
         if missing := [str(files[name]) for name in ("train", "val") if not files[name].is_file()]:
             raise ValueError(f"raw token files missing: {', '.join(missing)}")
         item = np.dtype(DTYPES[dtype]).itemsize
-        splits = {}
-        for name, file in files.items():
-            if file.is_file():
-                tokens, over = divmod(file.stat().st_size, item)
-                if over:
-                    raise ValueError(f"{file} has {file.stat().st_size} bytes, not a multiple of {item} for {dtype}")
-                splits[name] = Split(tokens, 0, 1, "")
+        sizes = {name: file.stat().st_size for name, file in files.items() if file.is_file()}
+        for name, size in sizes.items():
+            if size % item:
+                raise ValueError(f"{files[name]} has {size} bytes, not a multiple of {item} for {dtype}")
+        splits = {name: Split(size // item, 0, 1, "") for name, size in sizes.items()}
         store = cls(path, vocab_size, dtype, splits, None, {"inputs": [str(path)], "fingerprint": "raw"})
         store._check()
         return store
@@ -167,13 +167,12 @@ class TokenStore:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The id behind every document; ``None`` where documents are not marked, or in raw files."""
-        number: int | None = self.source.get("eos_token_id")
-        return number
+        """The id after every document; ``None`` if documents are not marked, and for raw files."""
+        return self.source.get("eos_token_id")
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that name tokens and tokenizer; two stores of the same text and tokenizer have the same."""
+        """16 hex digits that identify tokens and tokenizer; equal for two stores of the same text and tokenizer."""
         parts: list[object] = [self.tokenizer_sha256, self.vocab_size, self.dtype]
         parts += [[name, split.tokens, split.sha256] for name, split in sorted(self.splits.items())]
         return sha256(json.dumps(parts).encode())[:16]
@@ -182,7 +181,7 @@ class TokenStore:
         """The ids of a split, memory-mapped and read-only, shape (tokens,).
 
         Raises:
-            ValueError: If the store has no such split, or its file has another size than when the store was opened.
+            ValueError: If the store has no such split, or its file changed size since the store was opened.
         """
         if split not in self.splits:
             raise ValueError(
@@ -197,7 +196,7 @@ class TokenStore:
         return known.bytes / known.tokens if known.bytes and known.tokens else None
 
     def verify(self) -> None:
-        """Reads everything: the checksum of each split, and every id.
+        """Reads everything and checks each split's checksum and every id.
 
         Raises:
             ValueError: If a file was changed or an id is not in the vocabulary.
@@ -205,9 +204,7 @@ class TokenStore:
         for name, split in self.splits.items():
             digest = hashlib.sha256()
             for start in range(0, split.tokens, BLOCK):
-                block = self.checked_block(name, start)
-                if split.sha256:
-                    digest.update(block.data)
+                digest.update(self.checked_block(name, start).data)
             if split.sha256 and digest.hexdigest() != split.sha256:
                 raise ValueError(
                     f"token store {self.path}: {name}.bin was changed, its sha256 is not that of {META}: "
@@ -215,22 +212,18 @@ class TokenStore:
                 )
 
     def _check(self) -> None:
-        if self.tokenizer_sha256 and self.dtype != dtype_for(self.vocab_size):
-            raise ValueError(
-                f"token store {self.path}: dtype {self.dtype!r} is wrong for vocab_size {self.vocab_size}, "
-                f"which needs {dtype_for(self.vocab_size)}"
-            )
-        sizes = {name: split.tokens * np.dtype(DTYPES[self.dtype]).itemsize for name, split in self.splits.items()}
-        for name, expected in sizes.items():
-            file, tokens = file_in(self.path, f"{name}.bin"), self.splits[name].tokens
+        total = 0
+        for name, split in self.splits.items():
+            file, expected = file_in(self.path, f"{name}.bin"), split.tokens * np.dtype(DTYPES[self.dtype]).itemsize
             found = file.stat().st_size if file.is_file() else None
             if found != expected:
                 state = "is missing" if found is None else f"has {found} bytes instead of {expected}"
                 raise ValueError(
-                    f"token store {self.path}: {file.name} {state} for {tokens} tokens of {self.dtype}: "
+                    f"token store {self.path}: {file.name} {state} for {split.tokens} tokens of {self.dtype}: "
                     "prepare the store again"
                 )
-        if sum(sizes.values()) <= _BYTES_AT_OPEN:
+            total += expected
+        if total <= _BYTES_AT_OPEN:
             self.verify()
             return
         for name, split in self.splits.items():
@@ -239,7 +232,7 @@ class TokenStore:
                 self.checked_block(name, start)
 
     def checked_block(self, split: str, start: int) -> Tokens:
-        """Up to :data:`BLOCK` ids from a place on.
+        """Up to :data:`BLOCK` ids, from ``start`` on.
 
         Raises:
             ValueError: If an id is not in the vocabulary.
@@ -247,14 +240,22 @@ class TokenStore:
         block = read_tokens(self.path / f"{split}.bin", self.dtype, start, BLOCK)
         if len(block) and (largest := int(block.max())) >= self.vocab_size:
             raise ValueError(
-                f"token store {self.path}: {split}.bin holds token id {largest} at position "
+                f"token store {self.path}: {split}.bin has token id {largest} at position "
                 f"{start + int(block.argmax())}, but vocab_size is {self.vocab_size}"
             )
         return block
 
 
+# ---- files of ids
+
+
+def dtype_for(vocab_size: int) -> str:
+    """The smallest type of :data:`DTYPES` that can represent every id."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
 def read_tokens(file: str | Path, dtype: str, start: int, count: int) -> Tokens:
-    """Reads ids of a raw file, shape (tokens,); unlike mapped ones they do not count as memory of the process."""
+    """Reads ids of a raw file, shape (tokens,). Unlike mapped ids, they do not count as memory of the process."""
     kind = np.dtype(DTYPES[dtype])
     return np.fromfile(file, kind, count, offset=start * kind.itemsize)
 
@@ -262,13 +263,8 @@ def read_tokens(file: str | Path, dtype: str, start: int, count: int) -> Tokens:
 def map_tokens(file: str | Path, dtype: str, expected: int | None = None) -> Tokens:
     """Maps a raw file of ids into memory, read-only, shape (tokens,).
 
-    Args:
-        file: Raw token ids.
-        dtype: ``uint16`` or ``uint32``.
-        expected: How many there must be. Default: as many as there are.
-
     Raises:
-        ValueError: If the file cannot be read or holds another number of ids.
+        ValueError: If the file cannot be read, or the number of ids is not the ``expected`` one.
     """
     kind = np.dtype(DTYPES[dtype])
     try:
@@ -280,7 +276,7 @@ def map_tokens(file: str | Path, dtype: str, expected: int | None = None) -> Tok
                     "it was changed since the store was opened; prepare the store again"
                 )
             if size < kind.itemsize:
-                return np.empty(0, dtype=kind)  # nothing cannot be mapped
+                return np.empty(0, dtype=kind)  # an empty file cannot be mapped
             mapped = np.memmap(opened, dtype=kind, mode="r", shape=(size // kind.itemsize,))
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from error
@@ -288,78 +284,52 @@ def map_tokens(file: str | Path, dtype: str, expected: int | None = None) -> Tok
 
 
 def check_mapped(tokens: Tokens, file: str | Path) -> None:
-    """Refuses mapped ids whose file has become shorter: reading behind its end would kill the process (SIGBUS).
+    """Rejects mapped ids whose file was truncated: reading past its end would kill the process (SIGBUS).
 
-    Takes 1 to 2 µs. What becomes shorter in the few µs between this and the reading cannot be known.
-
-    Args:
-        tokens: From :func:`map_tokens`.
-        file: Its file, for the message.
+    Takes 1 to 2 µs. A truncation in the few µs between this check and the read goes undetected.
 
     Raises:
-        ValueError: If it has.
+        ValueError: If the file was truncated.
     """
     mapping: Any = tokens.base
     while isinstance(mapping, np.ndarray):
         mapping = mapping.base
     if isinstance(mapping, mmap.mmap) and (size := mapping.size()) < tokens.nbytes:
         raise ValueError(
-            f"{file} has become shorter while it was read: {size} bytes instead of {tokens.nbytes}; "
-            "prepare the store again"
+            f"{file} was truncated while it was read: {size} bytes instead of {tokens.nbytes}; prepare the store again"
         )
 
 
-def dtype_for(vocab_size: int) -> str:
-    """The smallest type of :data:`DTYPES` that holds every id."""
-    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+# ---- meta.json and shards
 
 
 def sha256(content: bytes) -> str:
-    """Hex digits of the checksum."""
+    """The checksum in hex digits."""
     return hashlib.sha256(content).hexdigest()
 
 
 def meta_checksum(meta: dict[str, Any]) -> str:
-    """Checksum of what ``meta.json`` says besides it."""
+    """Checksum of the rest of ``meta.json``."""
     return sha256(json.dumps(meta, sort_keys=True).encode())
 
 
-def shards_of(path: Path) -> list[Path]:
-    """The folders of the shards of a store, finished ones."""
-    found = path.parent.glob(f"{glob.escape(path.name)}.shard-*-of-*")
-    return sorted(folder for folder in found if (folder / SHARD).is_file())
-
-
-def _refuse_shards(path: Path) -> None:
-    if (path / SHARD).is_file() and not (path / META).exists():
-        whole = path.with_name(path.name.rpartition(".shard-")[0])
-        raise ValueError(
-            f"token store {path} is one shard of a store: when all are made, lightning-llm prepare --merge {whole}"
-        )
-    if not path.exists() and (shards := shards_of(path)):
-        raise ValueError(
-            f"token store {path} does not exist, but {len(shards)} of its shards: when all are made, "
-            f"lightning-llm prepare --merge {path}"
-        )
-
-
 def read_meta(path: Path, name: str = META, form: str = FORMAT) -> dict[str, Any]:
-    """The object in ``meta.json`` or another such file, without its checksum.
+    """The object in ``meta.json`` or ``shard.json``, without its checksum.
 
     Raises:
         ValueError: If it cannot be read, was edited, or is of another format or version.
     """
     source = f"token store {path}: {name}"
-    meta = _read(path, name, read_json, LARGEST_META)
+    meta = _read(path, name, untrusted.read_json, LARGEST_META)
     checksum = meta.pop("checksum", None)
     if meta.get("format") != form or meta.get("version") != VERSION:
         raise ValueError(
             f"{source} says format {shown(meta.get('format'))} version {shown(meta.get('version'))}, "
             f"this program reads {form!r} version {VERSION}"
         )
-    validate(meta, record(_META if name == META else {**_META, **_SHARD}), source, "prepare the store again")
+    untrusted.validate(meta, _SCHEMAS[name], source, "prepare the store again")
     if checksum != meta_checksum(meta):
-        raise ValueError(f"{source} was edited, its checksum does not fit: put it back or prepare the store again")
+        raise ValueError(f"{source} was edited, its checksum does not match: put it back or prepare the store again")
     eos = meta["source"].get("eos_token_id")
     if eos is not None and eos >= meta["vocab_size"]:
         raise ValueError(
@@ -374,3 +344,56 @@ def _read(folder: Path, name: str, read: Callable[[Path, int], Content], limit: 
         return read(file_in(folder, name), limit)
     except OSError as error:
         raise ValueError(f"token store {folder}: {name} cannot be read ({error.strerror})") from error
+
+
+def shards_of(path: Path) -> list[Path]:
+    """The folders of a store's finished shards."""
+    found = path.parent.glob(f"{glob.escape(path.name)}.shard-*-of-*")
+    return sorted(folder for folder in found if (folder / SHARD).is_file())
+
+
+def _reject_shards(path: Path) -> None:
+    found = None
+    if (path / SHARD).is_file() and not (path / META).exists():
+        found, path = f"token store {path} is one shard of a store", path.with_name(path.name.rpartition(".shard-")[0])
+    elif not path.exists() and (shards := shards_of(path)):
+        found = f"token store {path} does not exist, but {len(shards)} of its shards"
+    if found:
+        raise ValueError(f"{found}: when all are made, lightning-llm prepare --merge {path}")
+
+
+# ---- document lengths
+
+
+def document_lengths(store: TokenStore, split: str) -> Counter[int] | None:
+    """How many documents of a split have each length in tokens, without the end-of-text token.
+
+    Reads the whole split, in blocks. Returns ``None`` if no end-of-text id marks the documents.
+
+    Raises:
+        ValueError: If the store has no such split.
+    """
+    total, eos = len(store.tokens(split)), store.eos_token_id
+    if eos is None:
+        return None
+    lengths: Counter[int] = Counter()
+    begin = 0
+    for start in range(0, total, _LENGTHS_BLOCK):
+        block = read_tokens(store.path / f"{split}.bin", store.dtype, start, _LENGTHS_BLOCK)
+        ends = np.flatnonzero(block == eos) + start
+        if len(ends):
+            found, counts = np.unique(np.diff(ends, prepend=begin - 1) - 1, return_counts=True)
+            lengths.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+            begin = int(ends[-1]) + 1
+    if begin < total:
+        lengths[total - begin] += 1
+    return lengths
+
+
+def by_powers_of_two(lengths: Counter[int]) -> Iterator[tuple[int, int, int]]:
+    """A histogram: shortest and longest length of each bin (0, 1, 2 to 3, 4 to 7 and so on), and its documents."""
+    bins: Counter[int] = Counter()
+    for length, count in lengths.items():
+        bins[length.bit_length()] += count
+    for bits in range(min(bins, default=0), max(bins, default=-1) + 1):
+        yield 1 << bits >> 1, (1 << bits) - 1, bins[bits]

@@ -1,107 +1,116 @@
-"""Writes a token store: whole, or not at all.
+"""Writes token stores, from ids or from shards. A store is written completely or not at all.
 
-The files are written into a hidden folder beside the store's, flushed to the disk, and the folder is renamed. A store
-that was not finished never has the name of one. What a killed process left, the next one on the same machine goes on
-with, if it has the same key: a journal says up to where the files are good. Otherwise it removes it.
+1. :class:`TokenStoreWriter` writes into a hidden folder next to the store, flushes it to disk, and renames it: an
+   unfinished store never has the name of a store.
+2. A journal in that folder records up to where its files are valid. If the process is killed, the next process on the
+   same machine with the same key resumes there. Without the same key, it deletes the folder.
+3. :func:`merge_shards` makes a store from the shards of several hosts. A shard is a folder next to the store,
+   ``DIR.shard-3-of-16``, with shard.json instead of meta.json, so that nothing mistakes it for a store. Shards hold
+   documents in order: concatenated, they are byte for byte the store that a single process makes.
 """
 
 import contextlib
+import dataclasses
 import errno
 import glob
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
 
-from lightning_llm.data.token_store import (
-    DTYPES,
-    FORMAT,
-    LARGEST_META,
-    META,
-    SHARD,
-    SPLIT_COUNTS,
-    SPLITS,
-    TOKENIZER,
-    VERSION,
-    Tokens,
-    dtype_for,
-    meta_checksum,
-    sha256,
-)
-from lightning_llm.data.tokenizer_checks import LARGEST_TOKENIZER
-from lightning_llm.io.untrusted import TEXT, file_in, list_of, read_json, read_text, record, validate, whole
+from lightning_llm.data import token_store as stores
+from lightning_llm.data.formats import progress_bar
+from lightning_llm.data.token_store import DTYPES, FORMAT, META, SHARD, TOKENIZER, TokenStore, shards_of
+from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER
+from lightning_llm.io import untrusted
+from lightning_llm.io.untrusted import file_in
 
 _JOURNAL = "journal.json"
-_JOURNAL_KIND = record({"key": TEXT, "cursor": list_of(whole(), 2), "splits": SPLIT_COUNTS})
+_CURSOR = untrusted.list_of(untrusted.whole(), 2)
+_JOURNAL_SCHEMA = untrusted.record({"key": untrusted.TEXT, "cursor": _CURSOR, "splits": stores.SPLIT_COUNTS})
 _BLOCK_BYTES = 1 << 24
-_active: set[Path] = set()  # folders that this process is writing into
+_LISTED = 8  # missing shards that a message lists
+_active: set[Path] = set()  # folders that this process is writing
 
 
+@dataclasses.dataclass
+class _SplitFile:
+    """A split that is being written."""
+
+    file: IO[bytes]
+    digest: Any
+    tokens: int = 0
+    bytes: int = 0
+    documents: int = 0
+
+    def described(self) -> dict[str, Any]:
+        counts = {"tokens": self.tokens, "bytes": self.bytes, "documents": self.documents}
+        return {**counts, "sha256": self.digest.hexdigest()}
+
+
+@dataclasses.dataclass
 class TokenStoreWriter:
-    """Writes a store; as a context manager it leaves a whole store or nothing.
+    """Writes a store. As a context manager, it leaves a complete store or nothing.
 
     Args:
         path: Folder of the store, which must not exist yet unless ``replace`` is set.
         vocab_size: Number of ids.
         tokenizer: Content of the ``tokenizer.json``.
-        source: What the text was; kept in ``meta.json``.
-        replace: Put the new store in the place of an old one, once it is whole.
-        key: Names everything that the ids follow from. With a key, a killed or interrupted run leaves what it
-            committed, and the next with the same key goes on from there.
-        shard: Number and count: what is written is not a store but that part of one.
+        source: Where the text came from; saved in ``meta.json``.
+        replace: Replace an existing store once the new one is complete.
+        key: Identifies everything that the ids depend on. With a key, a killed or interrupted run leaves what it
+            committed, and the next run with the same key resumes from there.
+        shard: Index and count, if this is a shard and not a store.
 
     Attributes:
-        resumed: What the run that is gone on with committed last; empty for a new one.
+        resumed: The last commit of the run that is being resumed; empty for a new run.
 
     Raises:
-        ValueError: If the folder exists, or cannot be made; on leaving, if the disk is full.
+        ValueError: If the folder exists or cannot be created; on leaving, if the disk is full.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        vocab_size: int,
-        tokenizer: str,
-        source: dict[str, Any],
-        replace: bool = False,
-        key: str = "",
-        shard: tuple[int, int] | None = None,
-    ) -> None:
-        self.path = Path(os.path.abspath(path))
+    path: str | Path
+    _: dataclasses.KW_ONLY
+    vocab_size: int
+    tokenizer: str
+    source: dict[str, Any]
+    replace: bool = False
+    key: str = ""
+    shard: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
         self.resumed: list[int] = []
-        self._vocab_size, self._tokenizer, self._source, self._replace = vocab_size, tokenizer, source, replace
-        self._key, self._shard = key, shard
-        self._dtype = dtype_for(vocab_size)
-        self._partial = self.path.with_name(f"{_prefix(self.path)}{os.getpid()}")
-        self._files: dict[str, IO[bytes]] = {}
-        self._digests = {name: hashlib.sha256() for name in SPLITS}
-        self._counts = {name: {"tokens": 0, "bytes": 0, "documents": 0} for name in SPLITS}
+        self._out = Path(os.path.abspath(self.path))
+        self._dtype = stores.dtype_for(self.vocab_size)
+        self._partial = self._out.with_name(f"{_prefix(self._out)}{os.getpid()}")
+        self._splits: dict[str, _SplitFile] = {}
 
     def __enter__(self) -> "TokenStoreWriter":
-        if self.path.exists() and not self._replace:
-            raise ValueError(f"{self.path} exists already: remove it or choose another folder")
-        with self._no_half_store():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if not self._go_on():
-                self._remove_left_behind()
+        if self._out.exists() and not self.replace:
+            raise ValueError(f"{self._out} exists already: remove it or choose another folder")
+        with self._all_or_nothing():
+            self._out.parent.mkdir(parents=True, exist_ok=True)
+            if not self._resume():
+                for folder in _left_behind(self._out):
+                    shutil.rmtree(folder, ignore_errors=True)
                 self._partial.mkdir()
                 _active.add(self._partial)
-                (self._partial / TOKENIZER).write_bytes(self._tokenizer.encode())
+                (self._partial / TOKENIZER).write_bytes(self.tokenizer.encode())
                 for name in ("train", "val"):
-                    self._open(name)
+                    self._add(name)
                 self.commit([])
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None) -> None:
-        with self._no_half_store():
+        with self._all_or_nothing():
             if value is not None:
                 raise value
             self._finish()
@@ -109,131 +118,134 @@ class TokenStoreWriter:
     @property
     def tokens(self) -> dict[str, int]:
         """Tokens written so far, by split."""
-        return {name: counts["tokens"] for name, counts in self._counts.items()}
+        return {name: split.tokens for name, split in self._splits.items()}
 
-    def write(self, split: str, ids: Tokens, *, text_bytes: int, documents: int = 0) -> None:
+    def write(self, name: str, ids: stores.Tokens, *, text_bytes: int, documents: int = 0) -> None:
         """Appends ids to a split.
 
         Args:
-            split: ``train``, ``val`` or ``test``.
+            name: ``train``, ``val`` or ``test``.
             ids: Shape (tokens,), each below ``vocab_size``.
-            text_bytes: Bytes of UTF-8 that they stand for.
-            documents: How many documents end with them.
+            text_bytes: Bytes of the text in UTF-8.
+            documents: How many documents end in these ids.
 
         Raises:
             OSError: If the disk is full; leaving the context turns it into one line.
         """
-        assert not len(ids) or int(ids.max()) < self._vocab_size
+        assert not len(ids) or int(ids.max()) < self.vocab_size
         content = np.ascontiguousarray(ids, dtype=DTYPES[self._dtype])
-        (self._files.get(split) or self._open(split)).write(content.data)
-        self._digests[split].update(content.data)
-        for field, number in (("tokens", len(ids)), ("bytes", text_bytes), ("documents", documents)):
-            self._counts[split][field] += number
+        split = self._splits.get(name) or self._add(name)
+        split.file.write(content.data)
+        split.digest.update(content.data)
+        split.tokens += len(ids)
+        split.bytes += text_bytes
+        split.documents += documents
 
     def commit(self, cursor: Sequence[int]) -> None:
-        """Notes that all that was written so far is good, and what of the input it stands for.
+        """Records that everything written so far is valid, and how far into the input it reaches.
 
-        Needs no flush to the disk: going on checks the checksums. Errors as in :meth:`write`.
+        Needs no flush to disk: resuming verifies the checksums. Errors as in :meth:`write`.
         """
-        if not self._key:
+        if not self.key:
             return
-        for file in self._files.values():
-            file.flush()
-        journal = {"key": self._key, "cursor": list(cursor), "splits": self._described()}
+        for split in self._splits.values():
+            split.file.flush()
+        journal = {"key": self.key, "cursor": list(cursor), "splits": self._described()}
         new = self._partial / f"{_JOURNAL}.new"
         new.write_text(json.dumps(journal, allow_nan=False), encoding="utf-8")
         new.replace(self._partial / _JOURNAL)
 
     def _described(self) -> dict[str, dict[str, Any]]:
-        return {name: {**self._counts[name], "sha256": self._digests[name].hexdigest()} for name in self._files}
+        return {name: split.described() for name, split in self._splits.items()}
 
-    def _go_on(self) -> bool:
-        """Takes over what a killed run with the same key left; the renaming settles who does."""
-        for folder in _left_behind(self.path) if self._key else []:
-            journal = _journal(folder)
-            if journal.get("key") != self._key:
+    def _add(self, name: str) -> _SplitFile:
+        self._splits[name] = _SplitFile(open(self._partial / f"{name}.bin", "wb"), hashlib.sha256())  # noqa: SIM115 - closed by _close
+        return self._splits[name]
+
+    def _resume(self) -> bool:
+        """Takes over the folder of a killed run with the same key. The rename decides between several processes."""
+        for folder in _left_behind(self._out) if self.key else []:
+            journal = _read_journal(folder)
+            if journal.get("key") != self.key:
                 continue
             try:
                 folder.rename(self._partial)
                 _active.add(self._partial)
-                splits = journal["splits"]
-                digests = {name: _cut_to(self._partial, name, splits[name], self._dtype) for name in splits}
-            except (OSError, ValueError):  # another was faster, or the power failed: begin anew
+                for name, counts in journal["splits"].items():
+                    self._splits[name] = _reopened(self._partial, name, counts, self._dtype)
+            except (OSError, ValueError):  # another process was faster, or a power failure lost data: start over
+                self._close()
+                self._splits.clear()
                 shutil.rmtree(self._partial, ignore_errors=True)
                 continue
             self.resumed = journal["cursor"]
-            self._digests.update(digests)
-            for name, counts in splits.items():
-                self._counts[name] = {field: counts[field] for field in self._counts[name]}
-                self._files[name] = open(self._partial / f"{name}.bin", "ab")  # noqa: SIM115 - closed by _close
             return True
         return False
-
-    def _open(self, split: str) -> IO[bytes]:
-        self._files[split] = open(self._partial / f"{split}.bin", "wb")  # noqa: SIM115 - closed by _close
-        return self._files[split]
 
     def _finish(self) -> None:
         meta = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": stores.VERSION,
             "dtype": self._dtype,
-            "vocab_size": self._vocab_size,
-            "tokenizer_sha256": sha256(self._tokenizer.encode()),
+            "vocab_size": self.vocab_size,
+            "tokenizer_sha256": stores.sha256(self.tokenizer.encode()),
             "splits": self._described(),
-            "source": self._source,
+            "source": self.source,
         }
-        if self._shard:
-            meta |= {"format": f"{FORMAT}, shard", "shard": list(self._shard), "key": self._key}
-        described = json.dumps({**meta, "checksum": meta_checksum(meta)}, indent=2, allow_nan=False) + "\n"
-        for name, content in ((TOKENIZER, self._tokenizer), (SHARD if self._shard else META, described)):
-            self._files[name] = open(self._partial / name, "wb")  # noqa: SIM115
-            self._files[name].write(content.encode())
-        for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
+        if self.shard:
+            meta |= {"format": f"{FORMAT}, shard", "shard": list(self.shard), "key": self.key}
+        meta["checksum"] = stores.meta_checksum(meta)
+        described = json.dumps(meta, indent=2, allow_nan=False) + "\n"
+        for name, content in ((TOKENIZER, self.tokenizer), (SHARD if self.shard else META, described)):
+            with open(self._partial / name, "wb") as file:
+                file.write(content.encode())
+                _sync(file)
+        for split in self._splits.values():
+            _sync(split.file)
         self._close()
         (self._partial / _JOURNAL).unlink(missing_ok=True)
-        if self._replace and self.path.exists():
-            old = self._partial.with_name(self._partial.name + "-old")
-            self.path.rename(old)  # files that a run has mapped stay readable for it
-            self._partial.rename(self.path)
+        old = self._partial.with_name(self._partial.name + "-old")
+        if self.replace and self._out.exists():
+            self._out.rename(old)  # a run that has mapped these files can still read them
+        self._partial.rename(self._out)
+        if old.exists():
             shutil.rmtree(old)
-        else:
-            self._partial.rename(self.path)
 
     @contextlib.contextmanager
-    def _no_half_store(self) -> Iterator[None]:
+    def _all_or_nothing(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
             self._close()
-            if not (self._key and isinstance(error, KeyboardInterrupt)):
+            if not (self.key and isinstance(error, KeyboardInterrupt)):
                 shutil.rmtree(self._partial, ignore_errors=True)
             if isinstance(error, OSError):
                 full = error.errno in (errno.ENOSPC, errno.EDQUOT)
                 advice = "free some space or choose another folder" if full else "nothing was kept"
-                raise ValueError(f"cannot write the token store {self.path}: {error.strerror}; {advice}") from error
+                raise ValueError(f"cannot write the token store {self._out}: {error.strerror}; {advice}") from error
             raise
 
     def _close(self) -> None:
-        for file in self._files.values():
-            with contextlib.suppress(OSError):  # closing writes what is buffered
-                file.close()
+        for split in self._splits.values():
+            with contextlib.suppress(OSError):  # closing writes the buffer
+                split.file.close()
         _active.discard(self._partial)
 
-    def _remove_left_behind(self) -> None:
-        """Removes what killed runs of this machine left of the same store."""
-        for folder in _left_behind(self.path):
-            shutil.rmtree(folder, ignore_errors=True)
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+# ---- resuming a killed run
 
 
 def unfinished_tokenizer(path: str | Path, key: str) -> str | None:
-    """Content of the ``tokenizer.json`` that a killed run with this key left, if one did."""
+    """Content of the ``tokenizer.json`` of a killed run with this key; ``None`` if there is none."""
     for folder in _left_behind(Path(os.path.abspath(path))):
-        if _journal(folder).get("key") == key:
+        if _read_journal(folder).get("key") == key:
             with contextlib.suppress(OSError, ValueError):
-                return read_text(file_in(folder, TOKENIZER), LARGEST_TOKENIZER)
+                return untrusted.read_text(file_in(folder, TOKENIZER), LARGEST_TOKENIZER)
     return None
 
 
@@ -242,7 +254,7 @@ def _prefix(path: Path) -> str:
 
 
 def _left_behind(path: Path) -> list[Path]:
-    """Folders of killed runs of this machine; in a container the next process often has the number of the last."""
+    """Folders of killed runs on this machine. In a container, the next process often has the same process id."""
     found = []
     for folder in sorted(path.parent.glob(f"{glob.escape(_prefix(path))}*")):
         number = folder.name.removeprefix(_prefix(path)).split("-")[0]
@@ -252,38 +264,126 @@ def _left_behind(path: Path) -> list[Path]:
     return found
 
 
-def _journal(folder: Path) -> dict[str, Any]:
+def _is_running(pid: int) -> bool:
     try:
-        content = read_json(file_in(folder, _JOURNAL), LARGEST_META)
-        validate(content, _JOURNAL_KIND, folder, "")
+        os.kill(pid, 0)
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
+    return True
+
+
+def _read_journal(folder: Path) -> dict[str, Any]:
+    try:
+        content = untrusted.read_json(file_in(folder, _JOURNAL), stores.LARGEST_META)
+        untrusted.validate(content, _JOURNAL_SCHEMA, folder, "")
     except (OSError, ValueError):
         return {}
     return content
 
 
-def _cut_to(folder: Path, split: str, counts: dict[str, Any], dtype: str) -> Any:
-    """Cuts off what was not committed; the digest of the rest.
+def _reopened(folder: Path, name: str, counts: dict[str, Any], dtype: str) -> _SplitFile:
+    """Opens a split for appending, after truncating what was not committed.
 
     Raises:
         ValueError: If the rest is not what was committed.
     """
-    file, digest = file_in(folder, f"{split}.bin"), hashlib.sha256()
+    path, digest = file_in(folder, f"{name}.bin"), hashlib.sha256()
     left = size = counts["tokens"] * np.dtype(DTYPES[dtype]).itemsize
-    with file.open("rb") as content:
+    with path.open("rb") as content:
         while left and (block := content.read(min(left, _BLOCK_BYTES))):
             digest.update(block)
             left -= len(block)
     if digest.hexdigest() != counts["sha256"]:
-        raise ValueError(f"{file} was changed")
-    os.truncate(file, size)
-    return digest
+        raise ValueError(f"{path} was changed")
+    os.truncate(path, size)
+    return _SplitFile(path.open("ab"), digest, counts["tokens"], counts["bytes"], counts["documents"])
 
 
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+# ---- merging shards
+
+
+def shard_folder(out: Path, index: int, count: int) -> Path:
+    """The folder of shard ``index`` of ``count`` of a store."""
+    return out.with_name(f"{out.name}.shard-{index}-of-{count}")
+
+
+def check_splits(tokens: Mapping[str, int]) -> None:
+    """Rejects a store without training or validation text.
+
+    Raises:
+        ValueError: If either is empty.
+    """
+    if missing := [split for split in ("train", "val") if not tokens[split]]:
+        raise ValueError(f"too little text: nothing is left for the {' and the '.join(missing)} split")
+
+
+def merge_shards(out: str | Path, *, progress: bool = False) -> TokenStore:
+    """Merges the shards of a store into the store, then deletes them.
+
+    Args:
+        out: Folder of the store.
+        progress: Show a bar, in bytes, if there is a terminal.
+
+    Returns:
+        The store, opened.
+
+    Raises:
+        ValueError: If a shard is missing, damaged or made from something else, if ``out`` exists, or the disk is full.
+            The shards are left as they are.
+    """
+    out = Path(out)
+    if out.exists():
+        raise ValueError(f"{out} exists already: remove it or choose another folder")
+    shards = _open_shards(out)
+    first = shards[0]
+    tokenizer = (first.path / TOKENIZER).read_text(encoding="utf-8")
+    total = sum(file.stat().st_size for shard in shards for file in shard.path.glob("*.bin"))
+    with (
+        progress_bar(total, progress) as phase,
+        TokenStoreWriter(out, vocab_size=first.vocab_size, tokenizer=tokenizer, source=first.source) as writer,
+    ):
+        advance = phase("merging")
+        for shard, name in ((each, name) for each in shards for name in each.splits):
+            digest, split = hashlib.sha256(), shard.splits[name]
+            for start in range(0, split.tokens, stores.BLOCK):
+                block = shard.checked_block(name, start)
+                digest.update(block.data)
+                writer.write(name, block, text_bytes=0)
+                advance(block.nbytes)
+            if digest.hexdigest() != split.sha256:
+                raise ValueError(
+                    f"shard {shard.path}: {name}.bin was changed, its sha256 is not that of {SHARD}: make it again"
+                )
+            writer.write(name, np.empty(0, np.uint16), text_bytes=split.bytes, documents=split.documents)
+        check_splits(writer.tokens)
+    store = TokenStore.open(out)
+    for shard in shards:
+        shutil.rmtree(shard.path)
+    return store
+
+
+def _open_shards(out: Path) -> list[TokenStore]:
+    """All shards, in order."""
+    found = {folder: stores.read_meta(folder, SHARD, f"{FORMAT}, shard") for folder in shards_of(out)}
+    if not found:
+        raise ValueError(f"--merge {out}: there is no shard {shard_folder(out, 1, 1).name[:-6]}I-of-N next to it")
+    counts = sorted({meta["shard"][1] for meta in found.values()})
+    if len(counts) > 1:
+        raise ValueError(f"--merge {out}: its shards are of {' and of '.join(map(str, counts))}: remove the wrong ones")
+    (count,) = counts
+    absent = (index for index in range(1, count + 1) if shard_folder(out, index, count) not in found)
+    # a wrong count may be any number: list a few
+    if missing := [str(index) for index in itertools.islice(absent, _LISTED + 1)]:
+        listed = ", ".join(missing if len(missing) <= _LISTED else [*missing[:_LISTED], "…"])
+        raise ValueError(
+            f"--merge {out}: of {count} shards {listed} {'is' if len(missing) == 1 else 'are'} missing: "
+            f"lightning-llm prepare … --out {out} --shard {missing[0]}/{count}"
+        )
+    ordered = [(folder, found[folder]) for folder in (shard_folder(out, index, count) for index in range(1, count + 1))]
+    (first, expected), *others = ordered
+    fields = {"key": "text, options or versions", "tokenizer_sha256": "tokenizer", "vocab_size": "vocabulary"}
+    for folder, meta in others:
+        for field, what in fields.items():
+            if meta[field] != expected[field]:
+                raise ValueError(f"--merge {out}: {folder.name} was made with another {what} than {first.name}")
+    return [TokenStore.from_meta(folder, meta) for folder, meta in ordered]

@@ -1,6 +1,6 @@
-"""To and from a folder as ``transformers`` reads and writes it. Names are loaded when first used.
+"""Reads and writes Hugging Face model folders. Names are loaded when first used.
 
-``transformers`` itself is never imported: a folder of it is a few JSON files beside tensors.
+``transformers`` itself is never imported: a folder is a few JSON files and tensors.
 """
 
 from typing import TYPE_CHECKING

@@ -16,7 +16,7 @@ METRICS = {
     "perplexity": "validation perplexity at the end",
     "bits_per_byte": "validation bits per byte at the end",
     "train_loss": "loss on training text at the end (nats per token)",
-    "steps": "optimiser steps",
+    "steps": "optimizer steps",
     "tokens": "tokens seen",
     "seconds": "seconds of training",
 }
@@ -25,11 +25,11 @@ NOT_OF_THE_MODEL = ("default_root_dir", "logger", "callbacks")
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """What is known about the run that made a model.
+    """The run that made a model, as far as it is known.
 
     Attributes:
         checkpoint: Name of the exported checkpoint.
-        step: Optimiser step that it was saved at.
+        step: Optimizer step of that checkpoint.
         metrics: ``summary.json`` of the run.
         config: ``config.yaml`` of the run.
     """
@@ -62,12 +62,12 @@ def model_card(config: ModelConfig, architecture: str, tokenizer: Tokenizer | No
         known = {label: record.metrics.get(name) for name, label in METRICS.items()}
         parts += ["## Metrics", _table({label: value for label, value in known.items() if _is_measured(value)})]
     if record.checkpoint is not None:
-        parts.append(f"The weights are those of `{record.checkpoint}`, saved at optimiser step {record.step}.")
+        parts.append(f"The weights are those of `{record.checkpoint}`, saved at optimizer step {record.step}.")
     if record.config is None:
-        parts += ["## Training", "The checkpoint lay in no run directory: nothing is known of its data and training."]
+        parts += ["## Training", "The checkpoint was not in a run directory: its data and training are unknown."]
     else:
-        parts += ["## Data", _yaml({"data": _said(record.config.get("data") or {})})]
-        rest = {name: _said(record.config.get(name) or {}) for name in ("model", "trainer")}
+        parts += ["## Data", _yaml({"data": _known(record.config.get("data") or {})})]
+        rest = {name: _known(record.config.get(name) or {}) for name in ("model", "trainer")}
         rest["model"].pop("architecture", None)
         seed = {"seed_everything": record.config.get("seed_everything")}
         parts += ["## Training", _yaml({**seed, **rest})]
@@ -88,7 +88,7 @@ def _loading(tokenizer: Tokenizer | None) -> str:
 
 
 def _prompt(tokenizer: Tokenizer) -> str:
-    """A text that the tokenizer knows: one of characters has those of its corpus only."""
+    """A text that the tokenizer can encode: kind ``char`` knows only the characters of its corpus."""
     for text in ("Once upon a time", "The"):
         try:
             if tokenizer.encode(text):
@@ -112,7 +112,7 @@ def _table(rows: dict[str, Any]) -> str:
 
 
 def _is_measured(value: Any) -> bool:
-    """Whether a summary says something: what was not measured is null there, or infinite."""
+    """Whether a value was measured: otherwise it is null in a summary, or infinite."""
     return value is not None and math.isfinite(value)
 
 
@@ -122,8 +122,8 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if type(value) is int else f"`{json.dumps(value)}`" if isinstance(value, dict) else str(value)
 
 
-def _said(section: object) -> dict[str, Any]:
-    """Without what was left at null, and without places on the machine it was trained on."""
+def _known(section: object) -> dict[str, Any]:
+    """A section without null values and without paths on the machine of the run."""
     found = section if isinstance(section, dict) else {}
     return {n: value for n, value in found.items() if value is not None and n not in NOT_OF_THE_MODEL}
 

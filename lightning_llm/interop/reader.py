@@ -1,4 +1,4 @@
-"""A folder of ``transformers`` as a model of ours: its config checked field by field, its tensors one at a time."""
+"""A Hugging Face folder as a model of ours: checks its config field by field, reads its tensors one at a time."""
 
 import dataclasses
 import os
@@ -9,94 +9,99 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER
 from lightning_llm.data.tokenizers import Tokenizer
-from lightning_llm.interop import tokenizer_files
-from lightning_llm.interop.families import family_of
-from lightning_llm.interop.family import Family, Place
-from lightning_llm.interop.fields import Fields
+from lightning_llm.interop.config_json import Fields
+from lightning_llm.interop.hf_mapping import HFMapping, TensorMap, mapping_in
 from lightning_llm.interop.weights import DTYPES, Weights
-from lightning_llm.io.untrusted import file_in, read_json, shown
+from lightning_llm.io.untrusted import file_in, read_json, read_text, shown
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import only_finite
 
-CONFIG = "config.json"
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 FIRST = "layers.0."
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 # Constants that older versions saved: the rotation, and GPT-2's causal mask.
 CONSTANTS = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)")
 SHOWN = 5
+OTHER_TOKENIZERS = (
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tiktoken.model", "tekken.json"),
+    *("vocab.json", "merges.txt", "vocab.txt"),
+)
 
 Shape = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelFolder:
-    """A folder that was found sound.
+    """A folder that passed all checks.
 
     Attributes:
         path: The folder.
         config: The model.
         tokenizer: Content of its ``tokenizer.json``, if it has one.
-        notes: What is not taken over and changes no logits.
+        notes: Fields of its config that are ignored and change no logits.
     """
 
     path: Path
     config: ModelConfig
     tokenizer: str | None
     notes: list[str]
-    _places: list[Place]
+    _maps: list[TensorMap]
     _shapes: dict[str, Shape]
     _weights: Weights
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and tensor, one at a time, as ``Transformer`` calls them; the head where it is not the embedding."""
-        for place in self._places:
-            whole = self._weights.read(place.name)
-            whole = whole.t() if place.transposed else whole
-            rows = [self._shapes[name][0] for name in place.ours]
-            for name, part in zip(place.ours, torch.split(whole, rows), strict=True):
-                # memory of its own: a view of a file or of a larger tensor would be saved with all of it
+        """Our name and the tensor, one at a time; without a head that is tied to the embedding."""
+        for tensor in self._maps:
+            whole = self._weights.read(tensor.name)
+            whole = whole.t() if tensor.transposed else whole
+            rows = [self._shapes[name][0] for name in tensor.ours]
+            for name, part in zip(tensor.ours, torch.split(whole, rows), strict=True):
+                # a copy: a view of a file or of a larger tensor would be saved with all of it
                 yield name, part.clone(memory_format=torch.contiguous_format)
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether a path is meant as such a folder, be it damaged."""
+    """Whether a path is such a folder, even if damaged."""
     return (path / CONFIG).is_file()
 
 
 def read_folder(path: str | os.PathLike[str]) -> ModelFolder:
-    """Check a folder; of its tensors only names and shapes are read.
+    """Check a folder; reads only names and shapes of its tensors.
 
     Args:
-        path: With ``config.json``, the weights, and a ``tokenizer.json`` if there is a tokenizer.
+        path: Folder with ``config.json``, the weights, and optionally a ``tokenizer.json``.
 
     Raises:
-        ValueError: It is no model, or one of a family that is not supported, or its config says what cannot be
-            honoured (all such fields at once), or tensors are missing, unexpected, of a wrong shape or dtype, or a file
-            is cut short, or the tokenizer has more ids than the embedding.
+        ValueError: It is no model, or its class is not supported, or its config has fields that cannot be honored
+            (lists all of them), or tensors are missing, unexpected, of a wrong shape or dtype, or a file is truncated,
+            or the tokenizer has more ids than the embedding.
     """
     path = Path(path)
     content = _read_config(path)
     try:
-        family = family_of(content)
+        mapping = mapping_in(content)
         fields = Fields(content)
-        config = _config(family, fields)
+        config = _config(mapping, fields)
     except ValueError as error:
         raise ValueError(f"{path / CONFIG}: {error}") from error
     weights = Weights(path)
-    _unify_names(weights, family)
+    prefix = mapping.prefix
+    if not any(name.startswith(prefix) for name in weights.names):  # saved without its head, such as GPT-2 itself
+        weights.rename(lambda name: name if name.startswith("lm_head.") else prefix + name)
     shapes = _shapes(config)
     if config.tie_word_embeddings:
         del shapes[HEAD]
-    places = family.places(shapes)
-    _check_tensors(path, weights, places, shapes, config)
-    tokenizer = tokenizer_files.read_tokenizer(path)
+    maps = mapping.tensor_maps(shapes)
+    _check_tensors(path, weights, maps, shapes, config)
+    tokenizer = _read_tokenizer(path)
     if tokenizer is not None:
-        parsed = Tokenizer.from_file(path / tokenizer_files.FILE)  # names the file where it is none
-        tokenizer_files.check_size(parsed, config)
+        parsed = Tokenizer.from_file(path / TOKENIZER)  # its errors name the file
+        check_tokenizer(parsed, config)
         fields.notes += _end_of_text(content, parsed)
-    return ModelFolder(path, config, tokenizer, fields.notes, places, shapes, weights)
+    return ModelFolder(path, config, tokenizer, fields.notes, maps, shapes, weights)
 
 
 def load_model(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> tuple[Transformer, str | None]:
@@ -104,7 +109,7 @@ def load_model(path: str | os.PathLike[str], device: str | torch.device = "cpu")
 
     Args:
         path: As :func:`read_folder`.
-        device: Where the model goes.
+        device: Device of the model.
 
     Returns:
         The model, and the content of its ``tokenizer.json``.
@@ -123,7 +128,7 @@ def load_model(path: str | os.PathLike[str], device: str | torch.device = "cpu")
 
 
 def _shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Names and shapes of all tensors. Layers are alike, so that one is made, and their number costs nothing."""
+    """Names and shapes of all tensors. Layers are alike: one is built, so that their number costs nothing."""
     with torch.device("meta"):
         state = Transformer(dataclasses.replace(config, num_hidden_layers=1)).state_dict()
     return {
@@ -142,62 +147,82 @@ def _read_config(path: Path) -> dict[str, object]:
     return read_json(file_in(path, CONFIG))
 
 
-def _config(family: Family, fields: Fields) -> ModelConfig:
-    options = family.from_fields(fields)
+def _config(mapping: HFMapping, fields: Fields) -> ModelConfig:
+    options = mapping.from_fields(fields)
     fields.finish()
     try:
         config = ModelConfig(**options)
     except ValueError as error:
-        fields.faults.append(str(error))
-    if fields.faults:
-        raise ValueError("; ".join(fields.faults))
+        fields.problems.append(str(error))
+    if fields.problems:
+        raise ValueError("; ".join(fields.problems))
     return config
 
 
-def _unify_names(weights: Weights, family: Family) -> None:
-    """Folders of the model without its head, GPT-2's own among them, lack what stands in front of all names."""
-    if not any(name.startswith(family.prefix) for name in weights.names):
-        weights.rename(lambda name: name if name.startswith("lm_head.") else family.prefix + name)
-
-
 def _check_tensors(
-    path: Path, weights: Weights, places: list[Place], shapes: dict[str, Shape], config: ModelConfig
+    path: Path, weights: Weights, maps: list[TensorMap], shapes: dict[str, Shape], config: ModelConfig
 ) -> None:
-    wanted = {place.name: _shape_there(place, shapes) for place in places}
+    wanted = {tensor.name: _shape_of(tensor, shapes) for tensor in maps}
     ignored = {name for name in weights.names - wanted.keys() if CONSTANTS.fullmatch(name)}
     if config.tie_word_embeddings and HEAD in weights.names:
         ignored.add(HEAD)
-        (embedding,) = (place.name for place in places if place.ours == (EMBEDDING,))
+        (embedding,) = (tensor.name for tensor in maps if tensor.ours == (EMBEDDING,))
         if embedding in weights.names and not torch.equal(weights.read(HEAD), weights.read(embedding)):
             raise ValueError(f"{path}: {HEAD} differs from {embedding}, though tie_word_embeddings says they are one")
-    faults = [
-        f"{kind} {_listed(names)}"
-        for kind, names in (
-            ("missing tensors:", sorted(wanted.keys() - weights.names)),
-            ("unexpected tensors:", sorted(weights.names - wanted.keys() - ignored)),
-        )
-        if names
-    ]
-    there = sorted(wanted.keys() & weights.names)
-    wrong = [name for name in there if weights.shape(name) != wanted[name]]
-    faults += [f"{name} is {weights.shape(name)}, config.json says {wanted[name]}" for name in wrong[:SHOWN]]
-    dtypes = sorted({weights.dtype(name) for name in there})
+    missing, unexpected = wanted.keys() - weights.names, weights.names - wanted.keys() - ignored
+    problems = [f"missing tensors: {_listed(missing)}"] if missing else []
+    problems += [f"unexpected tensors: {_listed(unexpected)}"] if unexpected else []
+    found = sorted(wanted.keys() & weights.names)
+    wrong = [name for name in found if weights.shape(name) != wanted[name]]
+    problems += [f"{name} is {weights.shape(name)}, config.json says {wanted[name]}" for name in wrong[:SHOWN]]
+    dtypes = sorted({weights.dtype(name) for name in found})
     if any(dtype not in DTYPES.values() for dtype in dtypes):
-        faults.append(f"tensors are of {', '.join(dtypes)}: only {', '.join(DTYPES.values())} are supported")
+        problems.append(f"tensors are of {', '.join(dtypes)}: only {', '.join(DTYPES.values())} are supported")
     elif len(dtypes) > 1:
-        faults.append(f"tensors are of several dtypes ({', '.join(dtypes)}): save the model in one")
-    if faults:
-        raise ValueError(f"{path}: {'; '.join(faults)}")
+        problems.append(f"tensors are of several dtypes ({', '.join(dtypes)}): save the model in one")
+    if problems:
+        raise ValueError(f"{path}: {'; '.join(problems)}")
 
 
-def _shape_there(place: Place, shapes: dict[str, Shape]) -> Shape:
-    shape = (sum(shapes[name][0] for name in place.ours), *shapes[place.ours[0]][1:])
-    return shape[::-1] if place.transposed else shape
+def _shape_of(tensor: TensorMap, shapes: dict[str, Shape]) -> Shape:
+    shape = (sum(shapes[name][0] for name in tensor.ours), *shapes[tensor.ours[0]][1:])
+    return shape[::-1] if tensor.transposed else shape
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: set[str]) -> str:
     more = len(names) - SHOWN
-    return ", ".join(shown(name)[1:-1] for name in names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(shown(name)[1:-1] for name in sorted(names)[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def check_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> None:
+    """Check that a tokenizer has at most as many ids as the embedding has rows.
+
+    Raises:
+        ValueError: It has more.
+    """
+    assert config.vocab_size is not None
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.vocab_size} ids, more than the {config.vocab_size} rows of the embedding "
+            "(vocab_size): they do not belong together"
+        )
+
+
+def _read_tokenizer(folder: Path) -> str | None:
+    """The content of a folder's ``tokenizer.json``; ``None`` if the folder has no tokenizer at all.
+
+    Raises:
+        ValueError: It has one in another format only.
+    """
+    path = file_in(folder, TOKENIZER)
+    if path.exists():
+        return read_text(path, LARGEST_TOKENIZER)
+    if found := [name for name in OTHER_TOKENIZERS if (folder / name).is_file()]:
+        raise ValueError(
+            f"{folder} has its tokenizer as {', '.join(found)} only; {TOKENIZER} is what is read here: "
+            f"transformers.AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}) makes it"
+        )
+    return None
 
 
 def _end_of_text(content: dict[str, object], tokenizer: Tokenizer) -> list[str]:

@@ -1,8 +1,8 @@
-"""Folders of tensors, one tensor at a time: safetensors in one file or several, and pickles that hold no code.
+"""Folders of tensors, one tensor at a time: safetensors in one or several files, and pickles without code.
 
-A safetensors file is 8 bytes with the length of a header, the header (JSON: for each tensor its dtype, shape and bytes
-from–to), then the tensors. Several files come with an index that says which tensor lies where. They are written here
-and not by the library, which takes all tensors of a file at once and copies them.
+A safetensors file is 8 bytes with the length of a header, the header (JSON: dtype, shape and byte range of each
+tensor), then the tensors. Several files come with an index of which tensor is in which file. This file writes them
+without the library, which needs all tensors of a file at once and copies them.
 """
 
 import json
@@ -33,7 +33,7 @@ class Outgoing(NamedTuple):
         name: In the file.
         shape: Its shape.
         dtype: One of ``DTYPES``.
-        make: Makes it when its turn comes.
+        make: Makes it when it is written.
     """
 
     name: str
@@ -47,16 +47,13 @@ class Outgoing(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def write_weights(tensors: Sequence[Outgoing], folder: Path, max_shard_bytes: int) -> list[Path]:
-    """Write tensors in their order, into as few files as the limit allows.
+def write_weights(tensors: Sequence[Outgoing], folder: Path, max_shard_bytes: int) -> None:
+    """Write tensors in order, into as few files as the limit allows.
 
     Args:
         tensors: All of them.
-        folder: Where to.
-        max_shard_bytes: Bytes of tensors in a file; one that is larger has a file of its own.
-
-    Returns:
-        The files with tensors.
+        folder: Existing folder.
+        max_shard_bytes: Bytes of tensors in a file; a larger tensor has a file of its own.
     """
     shards: list[list[Outgoing]] = [[]]
     for tensor in tensors:
@@ -65,7 +62,7 @@ def write_weights(tensors: Sequence[Outgoing], folder: Path, max_shard_bytes: in
         shards[-1].append(tensor)
     if len(shards) == 1:
         _write_file(shards[0], folder / SINGLE)
-        return [folder / SINGLE]
+        return
     paths = [folder / f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
     for shard, path in zip(shards, paths, strict=True):
         _write_file(shard, path)
@@ -74,19 +71,15 @@ def write_weights(tensors: Sequence[Outgoing], folder: Path, max_shard_bytes: in
         "weight_map": {t.name: path.name for shard, path in zip(shards, paths, strict=True) for t in shard},
     }
     (folder / INDEX).write_text(json.dumps(index, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    return paths
 
 
 def _write_file(tensors: Sequence[Outgoing], path: Path) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers 4 refuses a file without
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers 4 rejects a file without it
     end = 0
     for tensor in tensors:
         begin, end = end, end + tensor.size
-        header[tensor.name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
+        described = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[tensor.name] = described
     words = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     words += b" " * (-len(words) % 8)  # so that tensors begin at a multiple of 8
     with path.open("wb") as file:
@@ -100,63 +93,51 @@ def _write_file(tensors: Sequence[Outgoing], path: Path) -> None:
 
 
 class Weights:
-    """The tensors of a folder, read when they are asked for.
+    """The tensors of a folder, read on request.
 
     Args:
         folder: With ``model.safetensors``, or several such files and their index, or ``pytorch_model.bin`` likewise.
-
-    Attributes:
-        names: Of all tensors.
 
     Raises:
         ValueError: There are none, a file is missing, cut short or damaged, or a pickle would have to run code.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._sources: dict[str, Any] = {}
+        self._sources: dict[str, tuple[Any, str]] = {}  # open file, and the tensor's name in it
         for path in _files(folder):
             check_regular(path)
             source = _open_pickle(path) if path.suffix == ".bin" else _open(path)
-            names: list[str] = list(source.keys())
-            for name in names:
+            for name in list(source.keys()):
                 if name in self._sources:
-                    raise ValueError(f"{folder} holds tensor {shown(name)} twice")
-                self._sources[name] = source
-        self.names = set(self._sources)
+                    raise ValueError(f"{folder} has tensor {shown(name)} twice")
+                self._sources[name] = source, name
+
+    @property
+    def names(self) -> set[str]:
+        """Of all tensors."""
+        return set(self._sources)
 
     def rename(self, rule: Callable[[str], str]) -> None:
-        """Call tensors otherwise from now on; none is read."""
-        self._sources = {rule(name): _Renamed(source, name) for name, source in self._sources.items()}
-        self.names = set(self._sources)
+        """Rename all tensors, without reading them."""
+        self._sources = {rule(name): entry for name, entry in self._sources.items()}
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor."""
-        source, name = self._find(name)
+        source, name = self._sources[name]
         return tuple(source[name].shape if isinstance(source, dict) else source.get_slice(name).get_shape())
 
     def dtype(self, name: str) -> str:
         """Of a tensor, as safetensors calls it."""
-        source, name = self._find(name)
+        source, name = self._sources[name]
         if isinstance(source, dict):
             return DTYPES.get(source[name].dtype, str(source[name].dtype))
         return str(source.get_slice(name).get_dtype())
 
     def read(self, name: str) -> Tensor:
         """A tensor; it may be a view of the whole file."""
-        source, name = self._find(name)
+        source, name = self._sources[name]
         found: Tensor = source[name] if isinstance(source, dict) else source.get_tensor(name)
         return found
-
-    def _find(self, name: str) -> tuple[Any, str]:
-        source = self._sources[name]
-        while isinstance(source, _Renamed):
-            source, name = source.source, source.name
-        return source, name
-
-
-class _Renamed(NamedTuple):
-    source: Any
-    name: str
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -165,16 +146,19 @@ def _files(folder: Path) -> Iterator[Path]:
             return iter([folder / single])
         if file_in(folder, index).exists():
             return _listed(folder / index)
-    raise ValueError(f"{folder} holds no weights: there is neither {SINGLE} nor {INDEX} nor {PICKLE}")
+    raise ValueError(f"{folder} has no weights: there is neither {SINGLE} nor {INDEX} nor {PICKLE}")
+
+
+_FILE_NAMES = rule(
+    "names of files by tensor",
+    lambda given: isinstance(given, dict) and all(isinstance(name, str) for name in given.values()),
+)
+_INDEX = record({"weight_map": _FILE_NAMES}, others=True)
 
 
 def _listed(index: Path) -> Iterator[Path]:
     content = read_json(index, LARGEST_HEADER)
-    named = rule(
-        "names of files by tensor",
-        lambda given: isinstance(given, dict) and all(isinstance(name, str) for name in given.values()),
-    )
-    validate(content, record({"weight_map": named}, others=True), index, "get it again")
+    validate(content, _INDEX, index, "get it again")
     names = sorted(set(content["weight_map"].values()))
     if len(names) > MOST_FILES:
         raise ValueError(f"{index} names {len(names)} files, expected at most {MOST_FILES}; get it again")
@@ -201,11 +185,11 @@ def _open_pickle(path: Path) -> dict[str, Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{path} is refused: it holds objects that only running its code could make, or is damaged; nothing in it "
-            "was executed; get the model as safetensors"
+            f"{path} is rejected: it needs code to be run, or is damaged; nothing in it was executed; get the model as "
+            "safetensors"
         ) from error
     except (RuntimeError, EOFError, KeyError, ValueError, OSError) as error:
         raise ValueError(f"{path} is cut short or damaged: get it again") from error
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise ValueError(f"{path} holds something else than tensors by name")
+        raise ValueError(f"{path} has something else than tensors by name")
     return content

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_llm.data.sources import Source
+from lightning_llm.data.mixture import Source
 from lightning_llm.training.metrics import LanguageModelMetrics
 
 

@@ -28,7 +28,7 @@ from lightning_llm.checkpoints.recipes import (
 )
 from lightning_llm.checkpoints.schema import FORMAT
 from lightning_llm.data.datamodule import TokenDataModule, rescale_batch_progress
-from lightning_llm.data.sources import Source
+from lightning_llm.data.mixture import Source
 from lightning_llm.generation import generate
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer

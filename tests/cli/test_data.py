@@ -2,10 +2,9 @@ import numpy as np
 import pytest
 
 from lightning_llm.cli.data import main
-from lightning_llm.data import inspection
-from lightning_llm.data.inspection import by_powers_of_two, document_lengths
+from lightning_llm.data import token_store
 from lightning_llm.data.prepare import prepare_store
-from lightning_llm.data.token_store import TokenStore
+from lightning_llm.data.token_store import TokenStore, by_powers_of_two, document_lengths
 from lightning_llm.data.tokenizers import Tokenizer
 
 
@@ -40,13 +39,13 @@ def test_inspect_shows_counts_text_and_lengths(store, capsys):
 
 @pytest.mark.parametrize("block", [3, 50, 1 << 20])
 def test_lengths_are_those_of_the_documents(store, monkeypatch, block):
-    monkeypatch.setattr(inspection, "_BLOCK", block)
+    monkeypatch.setattr(token_store, "_LENGTHS_BLOCK", block)
     for split in store.splits:
         tokens = store.tokens(split)
         parts = np.split(tokens, np.flatnonzero(tokens == store.eos_token_id) + 1)[:-1]
         expected = sorted(len(part) - 1 for part in parts)
         assert sorted(document_lengths(store, split).elements()) == expected
-    assert list(by_powers_of_two(inspection.Counter({0: 1, 1: 2, 5: 3, 7: 1}))) == [
+    assert list(by_powers_of_two(token_store.Counter({0: 1, 1: 2, 5: 3, 7: 1}))) == [
         (0, 0, 1),
         (1, 1, 2),
         (2, 3, 0),

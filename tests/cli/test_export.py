@@ -14,7 +14,7 @@ from lightning_llm.__main__ import main
 from lightning_llm.checkpoints.files import write_atomically
 from lightning_llm.checkpoints.reading import load_transformer, read_checkpoint
 from lightning_llm.cli.train import cli_main
-from lightning_llm.interop.families import home_of
+from lightning_llm.interop.hf_mapping import mapping_for
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = {
@@ -76,7 +76,7 @@ def test_a_run_is_exported_and_loads(runs, tmp_path, name, capsys):
     assert f"| {summary['best_val_loss']:.6g} |" in card
     assert "tokenizer: char" in card
     assert 'tokenizer("\\n", ' in card  # a text that these characters can write
-    assert "`best.ckpt`, saved at optimiser step 2" in card
+    assert "`best.ckpt`, saved at optimizer step 2" in card
 
 
 @pytest.mark.parametrize("config", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -84,7 +84,7 @@ def test_every_shipped_config_has_a_home(config):
     model = yaml.safe_load(config.read_text()).get("model")
     if model is None:
         return  # it says only how to train
-    home = home_of(ModelConfig(**model["architecture"], vocab_size=65))
+    home = mapping_for(ModelConfig(**model["architecture"], vocab_size=65))
     expected = {"shakespeare-gpt": "GPT2LMHeadModel", "shakespeare-char": "Qwen3ForCausalLM"}
     expected |= {"quickstart": "Qwen3ForCausalLM"}
     assert home.architecture == expected.get(config.stem, "LlamaForCausalLM")
@@ -97,7 +97,7 @@ def test_an_imported_model_is_exported_again_to_the_same_bytes(exported, tmp_pat
     for file in exported.iterdir():
         if file.name != "README.md":
             assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
-    assert "lay in no run directory" in (tmp_path / "again" / "README.md").read_text()
+    assert "was not in a run directory" in (tmp_path / "again" / "README.md").read_text()
 
 
 def test_an_imported_checkpoint_generates_and_validates(exported, runs, text_file, tmp_path, capsys):
@@ -157,7 +157,7 @@ def test_weights_of_another_model_are_refused(exported, runs, text_file, tmp_pat
     ("words", "says"),
     [
         (["export", "nowhere", "--to", "hf", "x"], "nowhere"),
-        (["export", "RUN", "--to", "hf", "out"], "out holds something already"),
+        (["export", "RUN", "--to", "hf", "out"], "out is not empty"),
         (["export", "RUN", "--to", "gguf", "x"], "invalid choice: 'gguf'"),
         (["export", "RUN", "x", "--max-shard-size", "5Gig"], "'5Gig' is no size"),
         (["export", "RUN", "x", "--max-shard-size", "0"], "must hold at least a byte"),

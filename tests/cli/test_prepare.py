@@ -128,7 +128,7 @@ def test_help(capsys):
             for bad in ("3/2", "0/2", "a", "1/", "1/2/3", f"1/{10**12}")
         ),
         (["-", "--out", "o", "--shard", "1/2"], "--shard cannot share the standard input"),
-        (["--merge", "o"], "--merge o: there is no shard o.shard-I-of-N beside it"),
+        (["--merge", "o"], "--merge o: there is no shard o.shard-I-of-N next to it"),
         (["text.txt", "--merge", "o"], "--merge o takes no input and no other option"),
         (["--merge", "o", "--tokenizer", "char"], "--merge o takes no input and no other option"),
         (["text.txt", "--vocab-size", "many"], "invalid int value: 'many'"),

@@ -9,7 +9,7 @@ from lightning_llm.data import find_store
 from lightning_llm.data.prepare import prepare_store
 from lightning_llm.training.callbacks import StopOnSignal
 
-MISSING = "data.store 'typo' does not exist: name a store that does, or give the text to prepare it from"
+MISSING = "data.store 'typo' does not exist: give one that does, or the text to prepare it from"
 
 
 @pytest.fixture
@@ -114,4 +114,4 @@ def test_a_store_that_shrinks_during_a_run_is_one_line(tiny, text_file, monkeypa
     monkeypatch.setattr(StopOnSignal, "on_train_batch_end", cut)
     with pytest.raises(SystemExit, match="2"):
         tiny("fit", **{"data.path": None, "data.store": "mine"})
-    assert "mine/train.bin has become shorter while it was read: 0 bytes instead of" in error_line()
+    assert "mine/train.bin was truncated while it was read: 0 bytes instead of" in error_line()

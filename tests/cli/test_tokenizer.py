@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_llm.__main__ import main
 from lightning_llm.data.corpora import open_corpus
-from lightning_llm.data.tokenizer_training import bytes_and_tokens, encode_document
+from lightning_llm.data.prepare import bytes_and_tokens, encode_document
 from lightning_llm.data.tokenizers import Tokenizer
 
 SPECIAL = ["<|user|>", "<|assistant|>"]

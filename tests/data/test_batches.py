@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from lightning_llm.data.batches import (
     IGNORED,
-    MixtureReader,
     PromptBatches,
     TrainBatches,
     WindowReader,
@@ -18,6 +17,7 @@ from lightning_llm.data.batches import (
     every_target_once,
     rows_per_batch,
 )
+from lightning_llm.data.mixture import MixtureReader
 from lightning_llm.data.order import WindowOrder
 from lightning_llm.data.tokenizers import Tokenizer
 
@@ -81,7 +81,7 @@ def test_position_is_where_it_begins(files):
 def test_position_is_asked_when_iteration_begins(files):
     batches = train_batches(files(1000, 7), 8, 4)
     place = [0]
-    batches._position = lambda: place[0]
+    batches.position = lambda: place[0]
     iterator = iter(batches)
     place[0] = 2
     assert torch.equal(next(iterator)["input_ids"], batches[4]["input_ids"])
@@ -128,9 +128,9 @@ def test_id_outside_the_vocabulary_is_named_not_passed_on(files, tmp_path):
     file = tmp_path / "tokens.bin"
     np.array([1, 2, 50, 3], dtype="<u2").tofile(file)
     reader = WindowReader(file, dtype="uint16", context_length=2, vocab_size=50)
-    with pytest.raises(ValueError, match=f"{file} holds token id 50, but vocab_size is 50"):
+    with pytest.raises(ValueError, match=f"{file} has token id 50, but vocab_size is 50"):
         reader(np.array([0]))
-    with pytest.raises(ValueError, match="holds token id 50"):
+    with pytest.raises(ValueError, match="has token id 50"):
         reader.tail(1)
 
 
@@ -209,7 +209,7 @@ def test_a_file_that_became_shorter_is_one_line_and_no_signal(tmp_path, use):
     }[use]
     assert read()["input_ids"].shape[1] in (8, 9)
     os.truncate(file, 10)
-    message = f"^{re.escape(str(file))} has become shorter while it was read: 10 bytes instead of 100000; prepare"
+    message = f"^{re.escape(str(file))} was truncated while it was read: 10 bytes instead of 100000; prepare"
     with pytest.raises(ValueError, match=message):
         read()
 

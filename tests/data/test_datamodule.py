@@ -12,8 +12,8 @@ from lightning.pytorch.trainer.states import TrainerState
 
 from lightning_llm.data.batches import IGNORED
 from lightning_llm.data.datamodule import TokenDataModule, rescale_batch_progress
+from lightning_llm.data.mixture import train_order
 from lightning_llm.data.order import window_starts
-from lightning_llm.data.sources import train_order
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.token_store_writer import TokenStoreWriter
 from lightning_llm.data.tokenizers import Tokenizer
@@ -552,7 +552,7 @@ def test_accumulation_that_contradicts_the_batch_sizes(store):
 def test_epoch_that_would_end_within_a_step(store, limit):
     options = {"limit_train_batches": limit, "max_steps": -1, "max_epochs": 2}
     message = fault(lambda: fit(make_data(store, micro_batch_size=4), **options))
-    assert "which is no multiple of the 2 of an optimiser step" in message
+    assert "which is no multiple of the 2 of an optimizer step" in message
 
 
 def test_test_split_that_is_not_there(store):

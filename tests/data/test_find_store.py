@@ -6,7 +6,7 @@ import pytest
 from lightning_llm.data import find_store
 from lightning_llm.data.find_store import default_store, find_or_prepare
 from lightning_llm.data.formats import TextFile
-from lightning_llm.data.prepare import prepare_shard, prepare_store
+from lightning_llm.data.prepare import prepare_store
 from lightning_llm.data.segments import Share
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.tokenizers import Tokenizer
@@ -120,7 +120,7 @@ def test_without_a_name_it_is_the_standard_library(options, tmp_path, monkeypatc
 @pytest.mark.parametrize("options", [{}, {"corpus": None}, {"tokenizer": "char"}, {"vocab_size": 300}])
 def test_a_named_store_that_is_missing_is_not_made_of_something(options, text):
     message = fault(lambda: find_or_prepare(store="nowhere", **options))
-    assert message.startswith("data.store 'nowhere' does not exist: name a store that does, or give the text to")
+    assert message.startswith("data.store 'nowhere' does not exist: give one that does, or the text to")
     assert os.listdir() == ["text.txt"]
 
 
@@ -132,7 +132,7 @@ def test_a_named_store_is_made_of_the_corpus_given_with_it(text, monkeypatch):
 
 
 def test_a_named_store_of_which_there_are_shards_says_so(text):
-    prepare_shard(text, "mine", Share(1, 2), tokenizer="byte")
+    prepare_store(text, "mine", share=Share(1, 2), tokenizer="byte")
     assert "lightning-llm prepare --merge mine" in fault(lambda: find_or_prepare(store="mine"))
 
 

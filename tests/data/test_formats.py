@@ -71,7 +71,7 @@ def test_key_without_use_is_refused(tmp_path):
     ("line", "says"),
     [
         (b'{"text": ', "line 3, is not JSON: Expecting value at character 9"),
-        (b'{"body": "a", "id": 1}', "line 3, has no key 'text', only 'body', 'id': name the text's with --text-key"),
+        (b'{"body": "a", "id": 1}', "line 3, has no key 'text', only 'body', 'id': set the text's key with --text-key"),
         (b"{}", "line 3, has no key 'text', only none"),
         (b'{"text": 5}', "line 3, has under key 'text' no text but int"),
         (b'{"text": null}', "line 3, has under key 'text' no text but NoneType"),
@@ -165,7 +165,7 @@ def test_parquet(tmp_path, count):
 def test_parquet_faults(tmp_path):
     file = parquet(tmp_path / "a.parquet", {"body": ["a"], "n": [1]})
     assert f"{file} has no column 'text', only 'body', 'n'" in fault(lambda: texts(file))
-    assert "column 'n' holds int64, not text" in fault(lambda: texts(file, text_key="n"))
+    assert "column 'n' has int64, not text" in fault(lambda: texts(file, text_key="n"))
     file = parquet(tmp_path / "b.parquet", {"text": ["a", "b", "c", "d", None]})
     assert f"{file}, row 4: column 'text' is null" in fault(lambda: texts(file))
     file.write_bytes(file.read_bytes()[:-20])
@@ -205,7 +205,7 @@ def test_standard_input_faults(tmp_path, monkeypatch):
     assert "stdin is not UTF-8 text: byte 1" in fault(lambda: list(corpus.documents()))
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(corpora.sys, "stdin", Stdin(b"a"))
-    assert "cannot keep the standard input" in fault(lambda: open_corpus(["-"], spool_dir=tmp_path / "file" / "x"))
+    assert "cannot save the standard input" in fault(lambda: open_corpus(["-"], spool_dir=tmp_path / "file" / "x"))
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz", "a.txt.zst", "a.parquet"])

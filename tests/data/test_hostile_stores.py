@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from lightning_llm.__main__ import main
-from lightning_llm.data.prepare import prepare_shard
+from lightning_llm.data.prepare import prepare_store
 from lightning_llm.data.segments import Share
-from lightning_llm.data.shards import merge_shards
 from lightning_llm.data.token_store import TokenStore, meta_checksum, sha256
-from lightning_llm.data.token_store_writer import TokenStoreWriter, unfinished_tokenizer
+from lightning_llm.data.token_store_writer import TokenStoreWriter, merge_shards, unfinished_tokenizer
 from lightning_llm.data.tokenizers import Tokenizer
 
 
@@ -189,15 +188,15 @@ def test_every_leaf_of_meta_has_its_meaning_or_is_refused(store, changed_leaves)
 def shards(tmp_path):
     (tmp_path / "text.txt").write_text("to be or not to be\n" * 200)
     for index in (1, 2):
-        prepare_shard([str(tmp_path / "text.txt")], tmp_path / "out", Share(index, 2), tokenizer="byte")
+        prepare_store([str(tmp_path / "text.txt")], tmp_path / "out", share=Share(index, 2), tokenizer="byte")
     return tmp_path / "out"
 
 
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (put("shard", value=[2]), "shard is [2], expected its number and their count"),
-        (put("shard", value=["2", 2]), "shard[0] is '2', expected a whole number"),
+        (put("shard", value=[2]), "shard is [2], expected its index and their count"),
+        (put("shard", value=["2", 2]), "shard is ['2', 2], expected its index and their count"),
         (put("shard", value=[1, 10**12]), "shards are of 2 and of 1000000000000"),
         (put("splits", "train", "tokens", value=2**53), "train.bin has"),
         (put("splits", "../../x", value={}), "splits.'../../x' is unknown"),
@@ -220,7 +219,7 @@ def test_ids_beyond_the_vocabulary_of_all_shards_are_refused(shards):
     for index in (1, 2):
         folder = shards.with_name(f"out.shard-{index}-of-2")
         forge(folder, {**meta_of(folder, "shard.json"), "vocab_size": 9}, "shard.json")
-    assert "holds token id" in refusal(lambda: merge_shards(shards))
+    assert "has token id" in refusal(lambda: merge_shards(shards))
     assert not shards.exists()
 
 

@@ -43,8 +43,8 @@ def interrupt_at(monkeypatch, number):
         real(self, cursor)
         count += 1
         if count == number:
-            for file in self._files.values():
-                file.write(b"half")  # not committed
+            for split in self._splits.values():
+                split.file.write(b"half")  # not committed
             raise KeyboardInterrupt
 
     monkeypatch.setattr(TokenStoreWriter, "commit", commit)

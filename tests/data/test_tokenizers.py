@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from lightning_llm.data import cuts
 from lightning_llm.data import tokenizers as tokenizers_module
-from lightning_llm.data.cuts import cut_at_newlines
-from lightning_llm.data.tokenizers import Tokenizer, byte_alphabet
+from lightning_llm.data.tokenizers import Tokenizer, byte_alphabet, cut_at_newlines
 
 TEXT = (
     "def f(x):\n    return x + 1\n\n\nclass A:\r\n\t'''It's é, \u20ac and 𝕏 , e\u0301 .'''\n  x = 12345  # they're  \n"
@@ -306,9 +304,10 @@ LONG_WORDS = {
 @pytest.mark.parametrize("word", LONG_WORDS.values(), ids=LONG_WORDS)
 def test_bpe_learns_from_words_of_limited_length_and_still_encodes_whole_ones(word, monkeypatch):
     splitter, learnt_from = pre_tokenizers.ByteLevel(add_prefix_space=False), []
+    real = tokenizers_module.cut_long_words
 
     def recorded(text, splitter):
-        for piece in cuts.cut_long_words(text, splitter):
+        for piece in real(text, splitter):
             learnt_from.append(piece)
             yield piece
 
@@ -316,8 +315,8 @@ def test_bpe_learns_from_words_of_limited_length_and_still_encodes_whole_ones(wo
     monkeypatch.setattr(tokenizers_module, "cut_long_words", recorded)
     tokenizer = Tokenizer.train_bpe([text], 300)
     lengths = [end - start for piece in learnt_from for _, (start, end) in splitter.pre_tokenize_str(piece)]
-    assert max(lengths) == cuts.LONGEST_WORD
-    assert max(end - start for _, (start, end) in splitter.pre_tokenize_str(text)) > cuts.LONGEST_WORD
+    assert max(lengths) == tokenizers_module.LONGEST_WORD
+    assert max(end - start for _, (start, end) in splitter.pre_tokenize_str(text)) > tokenizers_module.LONGEST_WORD
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.encode(text) == Backend.from_str(tokenizer.to_str()).encode(text).ids
 
@@ -326,17 +325,16 @@ def test_bpe_learns_from_words_of_limited_length_and_still_encodes_whole_ones(wo
 def test_text_is_cut_within_long_words_only(text, length):
     splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
     whole = text + "z" * length + text
-    pieces = list(cuts.cut_long_words(whole, splitter))
+    pieces = list(tokenizers_module.cut_long_words(whole, splitter))
     assert "".join(pieces) == whole
     longest = max((end - start for _, (start, end) in splitter.pre_tokenize_str(whole)), default=0)
-    assert len(pieces) == 1 + max(0, longest - 1) // cuts.LONGEST_WORD
+    assert len(pieces) == 1 + max(0, longest - 1) // tokenizers_module.LONGEST_WORD
 
 
 def test_pieces_of_a_text_without_a_gap_have_the_ids_that_encoding_it_whole_gives(monkeypatch):
-    for module in (cuts, tokenizers_module):
-        monkeypatch.setattr(module, "LONGEST_PIECE", 1000)
+    monkeypatch.setattr(tokenizers_module, "LONGEST_PIECE", 1000)
     tokenizer, text = Tokenizer.train_bpe([TEXT] * 3, 300), "a-text" * 1000
-    pieces = list(cut_at_newlines([text], cuts.PIECE_CHARACTERS, 1000))
+    pieces = list(cut_at_newlines([text], tokenizers_module.PIECE_CHARACTERS, 1000))
     assert [len(piece) for piece in pieces] == [1000] * 6
     ids = [number for piece in pieces for number in tokenizer.encode(piece)]
     assert ids != Backend.from_str(tokenizer.to_str()).encode(text).ids

@@ -14,7 +14,7 @@ from lightning_llm import ModelConfig
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.generation import generate
 from lightning_llm.interop import export_model
-from lightning_llm.interop.families import home_of
+from lightning_llm.interop.hf_mapping import mapping_for
 from lightning_llm.interop.model_card import RunRecord
 from lightning_llm.interop.weights import _write_file
 
@@ -152,11 +152,11 @@ def test_old_and_new_names_of_the_rotation_stand_side_by_side(exported):
 )
 def test_what_has_no_home_is_refused_with_all_reasons(options, says):
     with pytest.raises(ValueError, match=says):
-        home_of(ModelConfig(**{"mlp": "swiglu", **options}))
+        mapping_for(ModelConfig(**{"mlp": "swiglu", **options}))
 
 
 def test_a_refusal_leaves_nothing_behind(build, tmp_path):
-    with pytest.raises(ValueError, match="no class of transformers computes what this model does"):
+    with pytest.raises(ValueError, match="no Hugging Face class computes what this model does"):
         export_model(build("llama", mlp="gelu"), None, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -165,7 +165,7 @@ def test_a_folder_that_holds_something_is_left_alone(build, tmp_path):
     (tmp_path / "out").mkdir()
     export_model(build("llama"), None, tmp_path / "out")  # an empty one may be there
     before = sorted((p.name, p.stat().st_mtime_ns) for p in (tmp_path / "out").iterdir())
-    with pytest.raises(ValueError, match="out holds something already"):
+    with pytest.raises(ValueError, match="out is not empty"):
         export_model(build("llama"), None, tmp_path / "out")
     assert sorted((p.name, p.stat().st_mtime_ns) for p in (tmp_path / "out").iterdir()) == before
 
@@ -198,7 +198,7 @@ def test_the_card_tells_config_data_and_metrics(build, tokenizer, tmp_path):
     export_model(build("gpt2"), tokenizer.to_str(), tmp_path / "out", record=record)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "as `GPT2LMHeadModel`" in card
-    assert "`best.ckpt`, saved at optimiser step 200" in card
+    assert "`best.ckpt`, saved at optimizer step 200" in card
     assert "| best validation loss (nats per token) | 1.25 |" in card
     assert "bits per byte" not in card  # it was not measured
     assert "| num_attention_heads | 6 |" in card

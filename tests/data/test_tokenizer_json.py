@@ -7,7 +7,7 @@ import json
 import pytest
 
 from lightning_llm.__main__ import main
-from lightning_llm.data.tokenizer_checks import check_pattern
+from lightning_llm.data.tokenizer_json import check_pattern
 from lightning_llm.data.tokenizers import Tokenizer
 
 BPE = json.loads(Tokenizer.train_bpe(["to be or not to be " * 50], 280).to_str())
