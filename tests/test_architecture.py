@@ -23,7 +23,7 @@ LAYERS = (
     ("accounting", "ops", "data"),  # data: corpora, tokenizers, token_store, order
     ("data.prepare", "model"),  # model: norm, rope, kv_cache
     ("model.attention", "model.mlp"),
-    ("model.transformer", "model.init", "optim", "training.metrics"),
+    ("model.transformer", "model.init", "optim"),
     ("generation", "interop", "data.datamodule", "data.find_store"),
     ("checkpoints",),
     ("training",),

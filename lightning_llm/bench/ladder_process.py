@@ -29,8 +29,8 @@ from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.grouping import param_groups
-from lightning_llm.training.allocator import keep_freed_memory
-from lightning_llm.training.groups import leave_groups
+from lightning_llm.training.distributed import leave_groups
+from lightning_llm.training.execution import keep_freed_memory
 
 CURVE = 6  # steps whose losses are compared
 WARM_UP = 2

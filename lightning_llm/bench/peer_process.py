@@ -29,8 +29,8 @@ from lightning_llm.data.token_store_writer import TokenStoreWriter
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.measure.resident import high_water_bytes, resident_bytes, restart_high_water
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.training.allocator import keep_freed_memory
 from lightning_llm.training.callbacks.memory import GIB, MemoryProfiler
+from lightning_llm.training.execution import keep_freed_memory
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
 

@@ -35,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lightning_llm.bench.harness import Request, Row, describe_machine
 from lightning_llm.io.console import Console
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.training.groups import leave_groups
+from lightning_llm.training.distributed import leave_groups
 from lightning_llm.training.module import LanguageModel
 
 SHAPES: dict[str, list[str]] = {}

@@ -369,29 +369,3 @@ class TokenDataModule(LightningDataModule):
                 f"{self.accumulation} micro-batches that follow from data.global_batch_size: leave it out"
             )
         self.trainer.accumulate_grad_batches = self.accumulation
-
-
-def rescale_batch_progress(checkpoint: dict[str, Any], new_accumulation: int) -> None:
-    """Rewrites Lightning's counts of micro-batches in a checkpoint for another number of them per optimiser step.
-
-    Without it, a run resumed with twice as many would take its next step after half of them. What had been
-    accumulated towards an unfinished step is not in a checkpoint: that step starts again, also at the same number.
-    To be called in ``LightningModule.on_load_checkpoint``, before Lightning restores its loops.
-
-    Args:
-        checkpoint: As Lightning loaded it; changed in place.
-        new_accumulation: Micro-batches per optimiser step from now on.
-    """
-    loop = checkpoint["loops"]["fit_loop"]
-    steps = max(
-        loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"],
-        loop["epoch_loop.manual_optimization.optim_step_progress"],
-        key=lambda progress: int(progress["total"]["completed"]),
-    )
-    progress = loop["epoch_loop.batch_progress"]
-    counts = progress["current"]
-    # Lightning tells by `completed` lagging behind that the checkpoint was written at the end of a batch.
-    at_end = counts["ready"] == counts["processed"] == counts["completed"] + 1
-    for scope in ("total", "current"):
-        batches = steps[scope]["completed"] * new_accumulation
-        progress[scope].update(ready=batches, started=batches, processed=batches, completed=batches - at_end)
