@@ -26,7 +26,7 @@ class CheckpointedModule(LightningModule):
     """A language model whose checkpoints hold plain values, weights and the tokenizer.
 
     Attributes:
-        has_loaded: Whether the weights of a checkpoint have been loaded.
+        has_loaded: Whether the weights come from a file, and not from random numbers.
     """
 
     architecture: ModelConfig
