@@ -68,25 +68,23 @@ class Evaluation:
         data = getattr(module.trainer, "datamodule", None)
         splits = ("test",) if module.trainer.testing else ("val", "train")
         sources: list[Source] = data.sources if isinstance(data, TokenDataModule) else []
-        self._loaders: list[tuple[list[LanguageModelMetrics], float | None]] = []
-        self._metrics: dict[str, LanguageModelMetrics] = {}
+        self._loaders: list[tuple[list[str], float | None]] = []
         for split in splits:
-            whole = self._metrics[split] = LanguageModelMetrics().to(module.device)
             for source in sources or (None,):
-                metrics, known = [whole], None
-                if source is not None and split != "train":
-                    known = source.store.bytes_per_token(split)
-                    if len(sources) > 1:
-                        part = self._metrics[f"{split}/{source.name}"] = LanguageModelMetrics().to(module.device)
-                        metrics.append(part)
-                self._loaders.append((metrics, known))
+                if source is None or split == "train":
+                    self._loaders.append(([split], None))
+                else:
+                    parts = [f"{split}/{source.name}"] if len(sources) > 1 else []
+                    self._loaders.append(([split, *parts], source.store.bytes_per_token(split)))
+        names = dict.fromkeys(name for loader, _ in self._loaders for name in loader)
+        self._metrics = {name: LanguageModelMetrics().to(module.device) for name in names}
 
     def add(self, mean_loss: Tensor, targets: Tensor, loader: int) -> None:
         """Add a batch of one of the data loaders. Targets of -100 do not count."""
         tokens = (targets != IGNORED).sum()
-        metrics, bytes_per_token = self._loaders[loader]
-        for metric in metrics:
-            metric.update(mean_loss, tokens, bytes_per_token)
+        names, bytes_per_token = self._loaders[loader]
+        for name in names:
+            self._metrics[name].update(mean_loss, tokens, bytes_per_token)
 
     def results(self) -> dict[str, float]:
         """Over all processes: ``val_loss``, ``val_perplexity``, ``val_bits_per_byte``, ``val_loss/SOURCE`` and so on.

@@ -90,14 +90,10 @@ def _cut(path: Path, entry: Mapping[str, Any]) -> None:
             validate(earlier, _ENTRY, path, "")
         except ValueError:
             break
-        if not line.endswith("\n") or _is_again(earlier, entry):
+        before, now = earlier.get("step"), entry["step"]
+        is_comparable = before is not None and now is not None
+        is_again = is_comparable and before == now and (earlier.keys() & entry.keys()) - {"step"}
+        if not line.endswith("\n") or is_again or (is_comparable and before > now):
             break
         kept.append(line)
     write_text(path, "".join(kept))
-
-
-def _is_again(earlier: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
-    before, now = earlier.get("step"), entry["step"]
-    if before is None or now is None or before < now:
-        return False
-    return bool(before > now or (earlier.keys() & entry.keys()) - {"step"})
