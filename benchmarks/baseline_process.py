@@ -21,8 +21,8 @@ from lightning.pytorch import Callback
 from lightning_llm.bench.harness import Sizes, llama, make_store, model_config
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.measure.resident import high_water_bytes, resident_bytes, restart_high_water
-from lightning_llm.training.allocator import keep_freed_memory
 from lightning_llm.training.callbacks.memory import GIB, MemoryProfiler
+from lightning_llm.training.execution import keep_freed_memory
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
 

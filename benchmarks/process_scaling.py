@@ -34,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_llm.bench.harness import MIB, Columns, Request, Row, Sizes, columns, groups, model_config
 from lightning_llm.bench.plots import chart, lines
-from lightning_llm.training.groups import leave_groups
+from lightning_llm.training.distributed import leave_groups
 from lightning_llm.training.module import LanguageModel
 
 NAMES = ("layers", "hidden", "context", "rows")  # of each process

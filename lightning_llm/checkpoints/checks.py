@@ -13,12 +13,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lightning_llm.checkpoints.loop_state import LOOPS, loop_faults
 from lightning_llm.checkpoints.recipes import known_optimizer
 from lightning_llm.checkpoints.schema import (
-    AUTOMATIC,
     CHECKPOINT,
     FORMAT,
-    MANUAL,
     MODEL_CHECKPOINT,
     OF_TENSORS,
     SHOWN,
@@ -59,7 +58,7 @@ def validate(content: Mapping[str, Any], path: object, needs: tuple[str, ...] = 
         ValueError: One line with what is wrong.
     """
     looked_at = content if of_tensors else {name: content[name] for name in content.keys() - set(OF_TENSORS)}
-    refuse(faults(looked_at, CHECKPOINT, ""), f"checkpoint {path}: ")
+    refuse(faults(looked_at, {**CHECKPOINT, "loops?": LOOPS}, ""), f"checkpoint {path}: ")
     present = {*content, *(f"hyper_parameters.{name}" for name in content.get("hyper_parameters", ()))}
     if missing := [name for name in needs if name not in present]:
         writer = "save_checkpoint" if needs == PLAIN_LOOP else "lightning-llm fit"
@@ -83,29 +82,11 @@ def _sense(content: Mapping[str, Any], of_tensors: bool) -> Iterator[str]:
     except (ValueError, TypeError) as error:  # a value that cannot be compared
         yield f"{ARCHITECTURE}: {error}"
     if "loops" in content:
-        yield from _loop_faults(content["loops"], content.get("global_step"))
+        yield from loop_faults(content["loops"], content.get("global_step"))
     if of_tensors:
         yield from _callback_faults(content.get("callbacks", {}), content.get("global_step", 0))
         yield from _tokenizer_faults(own.get("tokenizer"), config)
         yield from _optimizer_faults(content)
-
-
-def _loop_faults(loops: Mapping[str, Any], global_step: int | None) -> Iterator[str]:
-    """Lightning takes the step from its counters, not from the number beside them. One thing is done at a time."""
-    for name, counts in _counts(loops, "loops"):
-        order = [counts[each] for each in ("ready", "started", "processed", "completed") if each in counts]
-        if order != sorted(order, reverse=True) or order[0] > order[-1] + 1:
-            yield f"{name} counts {', '.join(f'{each} {count}' for each, count in counts.items())}"
-    loop = loops["fit_loop"]
-    steps = [loop[AUTOMATIC]["optimizer"]["step"], loop[MANUAL]]
-    if global_step is not None and global_step not in (step["total"]["completed"] for step in steps):
-        yield f"global_step is {global_step}, the loops count {max(step['total']['completed'] for step in steps)} steps"
-
-
-def _counts(part: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, int]]]:
-    for name, each in part.items():
-        if isinstance(each, dict):
-            yield from [(f"{where}.{name}", each)] if "ready" in each else _counts(each, f"{where}.{name}")
 
 
 def _callback_faults(callbacks: Mapping[str, Any], step: int) -> Iterator[str]:

@@ -1,10 +1,12 @@
 """How the architectures of a checkpoint and of the model that loads it may differ."""
 
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightning_llm.checkpoints.checks import ARCHITECTURE, RESUME, check_fits, validate
+from lightning_llm.checkpoints.loop_state import rescale_batch_progress
+from lightning_llm.checkpoints.recipes import warn_without_recipe
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.optim.groups import param_groups
 
 # What may differ between a checkpoint and the model that loads it: the parameters and their meaning stay the same.
 EXECUTION_FIELDS = frozenset({"checkpoint_level", "recompute", "dropout"})
@@ -12,8 +14,8 @@ SAME_PARAMETERS = ({"swiglu", "memory_optimized_swiglu"},)
 
 
 def free_fields(architecture: ModelConfig) -> frozenset[str]:
-    """What may differ between a model and the one whose weights it begins with."""
-    # a rotation has no parameters: it goes on as far as it is asked to
+    """What may differ between a model and the one whose weights it starts from."""
+    # RoPE has no parameters: it serves any length
     length = {"max_position_embeddings"} if architecture.position == "rope" else set()
     return EXECUTION_FIELDS | {"initializer_range"} | length
 
@@ -21,7 +23,7 @@ def free_fields(architecture: ModelConfig) -> frozenset[str]:
 def architecture_differences(
     saved: ModelConfig, wanted: ModelConfig, *, ignored: frozenset[str] = EXECUTION_FIELDS
 ) -> list[str]:
-    """The fields that make two models' parameters differ in number, shape or meaning, as ``name saved -> wanted``."""
+    """The fields that make two models' parameters differ in number, shape or meaning, each with both values."""
     differences = []
     for name, ours in wanted.to_dict().items():
         theirs = getattr(saved, name)
@@ -33,24 +35,30 @@ def architecture_differences(
     return differences
 
 
-def check_loaded(checkpoint: Mapping[str, Any], model: Any, groups: Iterable[dict[str, Any]]) -> None:
-    """Refuse what Lightning is about to load into a ``LanguageModel``.
+def prepare_loading(checkpoint: dict[str, Any], model: Any) -> None:
+    """Refuse a checkpoint that does not fit a ``LanguageModel``; adapt its counters to the run that resumes.
 
     Args:
-        checkpoint: All of it.
+        checkpoint: As Lightning is about to load it; changed in place.
         model: The LanguageModel, with its weights made.
-        groups: Of its optimizer's parameters, if their order is known.
 
     Raises:
         ValueError: It lacks something, or is of another architecture (naming every field that differs), or its weights
             or the optimizer state are of other shapes.
     """
     trainer = model._trainer
-    if trainer is not None:  # else it holds the caller's arguments by now
-        needs = RESUME if trainer.state.fn == "fit" else (ARCHITECTURE,)
+    is_fitting = trainer is not None and trainer.state.fn == "fit"
+    if trainer is None:  # load_from_checkpoint: hyper_parameters hold the caller's arguments by now
+        warn_without_recipe(checkpoint)
+    else:
+        needs = RESUME if is_fitting else (ARCHITECTURE,)
         validate(checkpoint, trainer.ckpt_path, needs, of_tensors=False)
     saved = ModelConfig(**checkpoint["hyper_parameters"]["architecture"])
     if differences := architecture_differences(saved, model.architecture):
         raise ValueError(f"the checkpoint is of another architecture: {'; '.join(differences)}")
     if trainer is not None and model.strict_loading:  # else torch compares them
+        is_ours = type(model).configure_optimizers.__module__.startswith("lightning_llm.")  # else its order is unknown
+        groups = param_groups(model) if is_fitting and is_ours else ()
         check_fits(checkpoint, model.state_dict(), trainer.ckpt_path, groups)
+    if is_fitting:
+        rescale_batch_progress(checkpoint, trainer.accumulate_grad_batches)

@@ -1,15 +1,66 @@
-"""Where a run stands, in optimiser steps."""
+"""Lightning's loops: where a run is, in optimizer steps, and the counters of a checkpoint's ``loops``.
 
-from lightning.pytorch import Trainer
+Lightning documents neither the attributes of its loops nor the keys of their state. Only this file names them;
+``tests/test_private_interfaces.py`` says what we rely on. No Lightning is imported: a trained model is read without it.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lightning_llm.checkpoints.schema import CLOSED, COUNT, PLAIN_DICT
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+FIT_LOOP, BATCHES, VALIDATION = "fit_loop", "epoch_loop.batch_progress", "epoch_loop.val_loop.batch_progress"
+AUTOMATIC = "epoch_loop.automatic_optimization.optim_progress"
+MANUAL = "epoch_loop.manual_optimization.optim_step_progress"
+
+_COUNTS = {"ready": COUNT, "completed": COUNT, "started?": COUNT, "processed?": COUNT, CLOSED: None}
+_PROGRESS = {"total": _COUNTS, "current": _COUNTS, CLOSED: None}
+_ALL_COUNTS = {"ready": COUNT, "completed": COUNT, "started": COUNT, "processed": COUNT, CLOSED: None}
+_BATCH_PROGRESS = {"total": _ALL_COUNTS, "current": _ALL_COUNTS, "is_last_batch": bool, CLOSED: None}
+_EVALUATION = {"state_dict": PLAIN_DICT, "batch_progress": _BATCH_PROGRESS}
+LOOPS = {  # the schema of a checkpoint's ``loops``
+    FIT_LOOP: {
+        "state_dict": {"combined_loader?": [PLAIN_DICT]},
+        "epoch_progress": _PROGRESS,
+        "epoch_loop.state_dict": {"_batches_that_stepped?": COUNT},
+        BATCHES: _BATCH_PROGRESS,
+        "epoch_loop.scheduler_progress": _PROGRESS,
+        "epoch_loop.automatic_optimization.state_dict": PLAIN_DICT,
+        AUTOMATIC: {"optimizer": {"step": _PROGRESS, "zero_grad": _PROGRESS}},
+        "epoch_loop.manual_optimization.state_dict": PLAIN_DICT,
+        MANUAL: _PROGRESS,
+        "epoch_loop.val_loop.state_dict": PLAIN_DICT,
+        VALIDATION: _BATCH_PROGRESS,
+    },
+    "validate_loop": _EVALUATION,
+    "test_loop": _EVALUATION,
+    "predict_loop": {"state_dict": PLAIN_DICT, "batch_progress": _PROGRESS},
+}
 
 
-def step_is_complete(trainer: Trainer) -> bool:
-    """Whether the micro-batch at hand is the last of its optimiser step."""
+# ---- of a trainer
+
+
+def step_is_complete(trainer: "Trainer") -> bool:
+    """Whether the current micro-batch is the last of its optimizer step."""
     return trainer.fit_loop.epoch_loop.batch_progress.current.ready % trainer.accumulate_grad_batches == 0
 
 
-def validation_follows(trainer: Trainer) -> bool:
-    """Whether Lightning is going to validate after the micro-batch at hand, by the trainer's options on validation."""
+def micro_batch_of_step(trainer: "Trainer") -> int:
+    """The number of the current micro-batch within its optimizer step, from 0."""
+    return (trainer.fit_loop.epoch_loop.batch_progress.current.ready - 1) % trainer.accumulate_grad_batches
+
+
+def micro_batches_started(trainer: "Trainer") -> int:
+    """Micro-batches since the start of the run, the current one included."""
+    return trainer.fit_loop.epoch_loop.batch_progress.total.ready
+
+
+def validation_follows(trainer: "Trainer") -> bool:
+    """Whether Lightning is going to validate after the current micro-batch, by the trainer's validation options."""
     progress, every_epochs = trainer.fit_loop.epoch_loop.batch_progress, trainer.check_val_every_n_epoch
     every = trainer.val_check_batch
     if every is None or every == float("inf") or not trainer.enable_validation:
@@ -19,7 +70,65 @@ def validation_follows(trainer: Trainer) -> bool:
     return (trainer.current_epoch + 1) % every_epochs == 0 and bool(progress.current.ready % every == 0)
 
 
-def is_log_step(trainer: Trainer) -> bool:
-    """Whether ``trainer.log_every_n_steps`` asks for an entry after this optimiser step."""
+def is_log_step(trainer: "Trainer") -> bool:
+    """Whether ``trainer.log_every_n_steps`` asks for an entry after this optimizer step."""
     every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector, unseen by mypy
     return every > 0 and trainer.global_step % every == 0
+
+
+# ---- of a checkpoint
+
+
+def rescale_batch_progress(checkpoint: dict[str, Any], new_accumulation: int) -> None:
+    """Rewrite Lightning's counts of micro-batches in a checkpoint for another number of them per optimizer step.
+
+    Without it, a run resumed with twice as many would take its next step after half of them. A checkpoint does not hold
+    the gradient of an unfinished step: that step starts again, also at the same number. Call it in
+    ``LightningModule.on_load_checkpoint``, before Lightning restores its loops.
+
+    Args:
+        checkpoint: As Lightning loaded it; changed in place.
+        new_accumulation: Micro-batches per optimizer step from now on.
+    """
+    loop = checkpoint["loops"][FIT_LOOP]
+    steps = max(_step_counts(loop), key=lambda progress: int(progress["total"]["completed"]))
+    progress = loop[BATCHES]
+    counts = progress["current"]
+    # Lightning tells by `completed` lagging behind that the checkpoint was written at the end of a batch.
+    at_end = counts["ready"] == counts["processed"] == counts["completed"] + 1
+    for scope in ("total", "current"):
+        batches = steps[scope]["completed"] * new_accumulation
+        progress[scope].update(ready=batches, started=batches, processed=batches, completed=batches - at_end)
+
+
+def set_validation_due(checkpoint: dict[str, Any], is_due: bool) -> None:
+    """Make a resumed run validate first, or not, before its next step.
+
+    Lightning takes a validation that had not begun for done, and finishes one that had begun without its first batches.
+    Marked as just begun, it starts over.
+    """
+    progress = checkpoint["loops"][FIT_LOOP][VALIDATION]
+    for scope in ("total", "current"):
+        progress[scope] = {"ready": int(is_due), "started": int(is_due), "processed": 0, "completed": 0}
+    progress["is_last_batch"] = False
+
+
+def loop_faults(loops: Mapping[str, Any], global_step: int | None) -> Iterator[str]:
+    """Counters that contradict each other or ``global_step``: Lightning takes the step from the counters."""
+    for name, counts in _counts(loops, "loops"):
+        order = [counts[each] for each in ("ready", "started", "processed", "completed") if each in counts]
+        if order != sorted(order, reverse=True) or order[0] > order[-1] + 1:
+            yield f"{name} counts {', '.join(f'{each} {count}' for each, count in counts.items())}"
+    steps = [progress["total"]["completed"] for progress in _step_counts(loops[FIT_LOOP])]
+    if global_step is not None and global_step not in steps:
+        yield f"global_step is {global_step}, the loops count {max(steps)} steps"
+
+
+def _step_counts(fit_loop: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [fit_loop[AUTOMATIC]["optimizer"]["step"], fit_loop[MANUAL]]
+
+
+def _counts(part: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, int]]]:
+    for name, each in part.items():
+        if isinstance(each, dict):
+            yield from [(f"{where}.{name}", each)] if "ready" in each else _counts(each, f"{where}.{name}")

@@ -69,31 +69,6 @@ def _kind_of(annotation: Any) -> Any:
 COUNT, POSITIVE, STEP_OR_NONE = Between(0, MOST_STEPS), Between(1, MOST_STEPS), Between(-1, MOST_STEPS)
 RATE, BELOW_ONE = Between(0, 1e6, float), Between(0, math.nextafter(1, 0), float)
 PLAIN_DICT = Each(str, Any)
-COUNTS = {"ready": COUNT, "completed": COUNT, "started?": COUNT, "processed?": COUNT, CLOSED: None}
-PROGRESS = {"total": COUNTS, "current": COUNTS, CLOSED: None}
-ALL_COUNTS = {"ready": COUNT, "completed": COUNT, "started": COUNT, "processed": COUNT, CLOSED: None}
-BATCHES = {"total": ALL_COUNTS, "current": ALL_COUNTS, "is_last_batch": bool, CLOSED: None}
-EVALUATION = {"state_dict": PLAIN_DICT, "batch_progress": BATCHES}
-AUTOMATIC = "epoch_loop.automatic_optimization.optim_progress"
-MANUAL = "epoch_loop.manual_optimization.optim_step_progress"
-LOOPS = {
-    "fit_loop": {
-        "state_dict": {"combined_loader?": [PLAIN_DICT]},
-        "epoch_progress": PROGRESS,
-        "epoch_loop.state_dict": {"_batches_that_stepped?": COUNT},
-        "epoch_loop.batch_progress": BATCHES,
-        "epoch_loop.scheduler_progress": PROGRESS,
-        "epoch_loop.automatic_optimization.state_dict": PLAIN_DICT,
-        AUTOMATIC: {"optimizer": {"step": PROGRESS, "zero_grad": PROGRESS}},
-        "epoch_loop.manual_optimization.state_dict": PLAIN_DICT,
-        MANUAL: PROGRESS,
-        "epoch_loop.val_loop.state_dict": PLAIN_DICT,
-        "epoch_loop.val_loop.batch_progress": BATCHES,
-    },
-    "validate_loop": EVALUATION,
-    "test_loop": EVALUATION,
-    "predict_loop": {"state_dict": PLAIN_DICT, "batch_progress": PROGRESS},
-}
 CALLBACKS = {
     "HonestResume?": {"options": Each(str, Plain)},
     "RunCheckpoints?": {
@@ -163,7 +138,6 @@ CHECKPOINT = {
     "global_step?": COUNT,
     f"{VERSION}?": str,
     "state_dict?": Each(str, Shaped),
-    "loops?": LOOPS,
     "callbacks?": CALLBACKS,
     "optimizer_states?": [OPTIMIZER],
     "lr_schedulers?": [SCHEDULER],

@@ -30,7 +30,7 @@ from lightning_llm.cli.run_table import (
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
 from lightning_llm.training.run_options import ABSENT, SEEDS, labels
-from lightning_llm.training.scalar_names import MEMORY, PEAK
+from lightning_llm.training.tensorboard import MEMORY, PEAK
 
 PEAK_MEMORY = "peak_memory_gib"
 METRICS = {  # key in summary.json: what it is, its unit, digits

@@ -21,9 +21,9 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.memory import MemoryProfiler
 from lightning_llm.training.callbacks.throughput import TrainingLog
+from lightning_llm.training.distributed import is_sharded
 from lightning_llm.training.execution import record
-from lightning_llm.training.length import total_steps
-from lightning_llm.training.sharding import is_sharded
+from lightning_llm.training.schedule import total_steps
 
 COMPILES = "the first step and the first validation wait until the blocks are compiled (mode {})"
 
@@ -52,7 +52,7 @@ class RunReport(Callback):
             ("steps", _describe_steps(trainer)),
             ("device", _describe_device(trainer)),
             ("mfu", _describe_peak(trainer)),
-            *((("plan", pl_module.plan_summary),) if getattr(pl_module, "plan", None) else ()),
+            *((("plan", pl_module.budget),) if getattr(pl_module, "plan", None) else ()),
             *((("compiler", COMPILES.format(mode)),) if (mode := getattr(pl_module, "compile_mode", None)) else ()),
             ("run", run or f"{'barebones' if trainer.barebones else 'fast_dev_run'}: nothing is written"),
         ):

@@ -54,18 +54,17 @@ from lightning_llm.cli.runs import (
 )
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.measure.attribution import is_out_of_memory
-from lightning_llm.training.allocator import keep_freed_memory
 from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.callbacks.rank_consistency import SameEverywhere
 from lightning_llm.training.callbacks.resume_diff import HonestResume
 from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
 from lightning_llm.training.callbacks.status import StatusFile
-from lightning_llm.training.execution import choose_precision
-from lightning_llm.training.groups import leave_groups
+from lightning_llm.training.distributed import leave_groups
+from lightning_llm.training.execution import choose_precision, keep_freed_memory
 from lightning_llm.training.initial_weights import check_trust
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.preflight import refuse
-from lightning_llm.training.run_logger import RunLogger
+from lightning_llm.training.tensorboard import RunLogger
 from lightning_llm.training.trainer import Trainer
 
 TRUST_CODE = "--trust-code"
@@ -184,7 +183,7 @@ class TrainingCLI(LightningCLI):
             trainer.run_directory.take(run)
             for logger in trainer.loggers:
                 if isinstance(logger, RunLogger):
-                    logger.go_on_after(step_in(self.checkpoint))
+                    logger.resume_after(step_in(self.checkpoint))
         return trainer
 
     def before_fit(self) -> None:

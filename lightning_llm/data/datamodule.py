@@ -364,29 +364,3 @@ class TokenDataModule(LightningDataModule):
                 f"the checkpoint was trained on token store {state_dict.get('store')}, data.store {paths} is "
                 f"{fingerprint(self.sources)}: other text or another tokenizer; use the store that it was trained on"
             )
-
-
-def rescale_batch_progress(checkpoint: dict[str, Any], new_accumulation: int) -> None:
-    """Rewrites Lightning's counts of micro-batches in a checkpoint for another number of them per optimizer step.
-
-    Without it, a run resumed with twice as many would take its next step after half of them. A checkpoint does not
-    contain the gradients accumulated in an unfinished step: that step starts again, even if the number is the same.
-    Call it in ``LightningModule.on_load_checkpoint``, before Lightning restores its loops.
-
-    Args:
-        checkpoint: As Lightning loaded it; changed in place.
-        new_accumulation: New number of micro-batches per optimizer step.
-    """
-    loop = checkpoint["loops"]["fit_loop"]
-    steps = max(
-        loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"],
-        loop["epoch_loop.manual_optimization.optim_step_progress"],
-        key=lambda progress: int(progress["total"]["completed"]),
-    )
-    progress = loop["epoch_loop.batch_progress"]
-    counts = progress["current"]
-    # Lightning tells by `completed` lagging behind that the checkpoint was written at the end of a batch.
-    at_end = counts["ready"] == counts["processed"] == counts["completed"] + 1
-    for scope in ("total", "current"):
-        past = steps[scope]["completed"] * new_accumulation
-        progress[scope].update(ready=past, started=past, processed=past, completed=past - at_end)

@@ -7,12 +7,12 @@ from lightning_llm.lazy import lazy
 if TYPE_CHECKING:
     from lightning_llm.checkpoints.reading import load_checkpoint as load_checkpoint
     from lightning_llm.checkpoints.reading import save_checkpoint as save_checkpoint
-    from lightning_llm.training.metrics import LanguageModelMetrics as LanguageModelMetrics
+    from lightning_llm.training.evaluation import LanguageModelMetrics as LanguageModelMetrics
     from lightning_llm.training.module import LanguageModel as LanguageModel
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         checkpoints__reading="load_checkpoint save_checkpoint",
-        training__metrics="LanguageModelMetrics",
+        training__evaluation="LanguageModelMetrics",
         training__module="LanguageModel",
     )

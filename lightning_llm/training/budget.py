@@ -1,19 +1,20 @@
-"""``model.memory_budget``: the plan of a run that is to fit a memory, made before its model is built.
+"""``model.memory_budget``: plan a run that has to fit a given memory, before its model is built.
 
-The planner is that of ``lightning-llm plan``. Here strategy and optimiser are given; it chooses the micro-batch, the
-levels, what is recomputed, and whether the loss is cut. The same options give the same plan in every process, and in a
-run that goes on.
+The planner is that of ``lightning-llm plan``. Here strategy and optimizer are given; it chooses the micro-batch, the
+checkpoint levels, what is recomputed, and the chunks of the loss. The same options give the same plan in every process,
+and in a resumed run.
 """
 
 import dataclasses
+from contextlib import suppress
 from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
-from lightning_llm.accounting.hardware import Device, byte_size, find_device
-from lightning_llm.accounting.plan_report import chosen_options
-from lightning_llm.accounting.planner import Plan, Planner, Task, choose
+from lightning_llm.accounting.hardware import byte_size, find_device
+from lightning_llm.accounting.plan_report import chosen_options, summary
+from lightning_llm.accounting.planner import Plan, Planner, Task, choose, configured
 from lightning_llm.accounting.step_time import GENERIC, Pace
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.model.config import ModelConfig
@@ -21,38 +22,91 @@ from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import param_groups
 
 
-def check_budget(words: str) -> None:
-    """Refuse a word that is no size.
-
-    Raises:
-        ValueError: It is none.
-    """
-    try:
-        byte_size(words)
-    except ValueError as error:
-        raise ValueError(f"model.memory_budget {error}") from error
-
-
-def task_of(model: Any, data: TokenDataModule, trainer: Any) -> Task:
-    """What a run leaves to the planner. What an earlier plan has set makes no difference.
+class MemoryBudget:
+    """The budget of a run and its plan.
 
     Args:
-        model: The LanguageModel.
-        data: Its data; the token store is there.
-        trainer: Lightning's trainer.
+        size: Of a device, such as ``80GiB``.
+
+    Attributes:
+        plan: The fastest setting whose predicted peak fits; ``None`` before :meth:`apply`.
 
     Raises:
-        ValueError: A kind of device, or an option, that the accounting does not know.
+        ValueError: ``size`` is not a size.
     """
+
+    def __init__(self, size: str) -> None:
+        try:
+            self.bytes = byte_size(size)
+        except ValueError as error:
+            raise ValueError(f"model.memory_budget {error}") from error
+        self.size = size
+        self.plan: Plan | None = None
+        self._task: Task | None = None
+        self._overridden: list[str] = []
+
+    def apply(self, model: Any, data: TokenDataModule, trainer: Any) -> Plan | None:
+        """Plan, and set the options of model and data. A model that is already built keeps its plan.
+
+        Args:
+            model: The LanguageModel.
+            data: Its data, with the token store.
+            trainer: Lightning's trainer.
+
+        Raises:
+            ValueError: Nothing fits the budget, or the accounting does not cover the run.
+        """
+        task = _task_of(model, data, trainer)
+        if task != self._task and not hasattr(model, "transformer"):
+            try:
+                plan = choose(Planner(task), self.bytes)
+            except ValueError as error:
+                raise ValueError(f"model.memory_budget {self.size}: {error}") from error
+            if self.plan is None:  # later, the options are those of an earlier plan
+                self._overridden = _overridden(model, data, plan)
+            self.plan, self._task = plan, task
+            model.architecture = configured(model.architecture, plan.setting)
+            model.loss_chunks = plan.setting.loss_chunks
+        if self.plan is not None:
+            data.micro_batch_size = self.plan.setting.rows
+        return self.plan
+
+    def __str__(self) -> str:
+        """The plan in one line, with the options that it overrides; empty without a plan."""
+        overrides = f"; memory_budget overrides {', '.join(self._overridden)}" if self._overridden else ""
+        return "" if self.plan is None else summary(self.plan, self.size) + overrides
+
+
+def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
+    """Bytes of the optimizer state, found by one step without storage.
+
+    Args:
+        model: The LanguageModel, which makes the optimizer.
+        transformer: On the ``meta`` device; gets gradients.
+    """
+    parameters = list(transformer.parameters())
+    try:
+        optimizer = model.make_optimizer(param_groups(transformer))
+        for parameter in parameters:
+            parameter.grad = torch.empty_like(parameter)
+        optimizer.step()
+        kept = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+        return sum(tensor.nbytes for tensor in kept)
+    except Exception:  # the user's own optimizer, which needs real numbers: assume two float32 moments
+        return 8 * sum(p.numel() for p in parameters)
+
+
+def _task_of(model: Any, data: TokenDataModule, trainer: Any) -> Task:
+    """What a run leaves to the planner: the same whether or not an earlier plan has set options."""
     if data.document_mask:
         raise ValueError("memory_budget does not count the masks of data.document_mask: leave one of them out")
-    architecture: ModelConfig = model.architecture
+    given: ModelConfig = model.architecture
     architecture = dataclasses.replace(
-        architecture, vocab_size=architecture.vocab_size or data.vocab_size, checkpoint_level=0, recompute="none"
+        given, vocab_size=given.vocab_size or data.vocab_size, checkpoint_level=0, recompute="none"
     )
     strategy, precision = trainer.strategy, str(trainer.precision)
-    views = isinstance(strategy, DDPStrategy) and bool(strategy._ddp_kwargs.get("gradient_as_bucket_view"))
-    dtype = torch.bfloat16 if precision == "bf16-true" else torch.float32
+    with torch.device("meta"):
+        transformer = Transformer(architecture).to(torch.bfloat16 if precision == "bf16-true" else torch.float32)
     return Task(
         config=architecture,
         pace=_pace(strategy.root_device),
@@ -61,24 +115,12 @@ def task_of(model: Any, data: TokenDataModule, trainer: Any) -> Task:
         precision=precision,
         world_size=trainer.world_size,
         strategies=("fsdp2" if isinstance(strategy, ModelParallelStrategy) else "ddp",),
-        gradient_views=views,
-        state_per_parameter=_state_per_parameter(model, architecture, dtype),
+        gradient_views=isinstance(strategy, DDPStrategy) and bool(strategy._ddp_kwargs.get("gradient_as_bucket_view")),
+        state_per_parameter=optimizer_state_bytes(model, transformer) / sum(p.nbytes for p in transformer.parameters()),
     )
 
 
-def plan_for(task: Task, memory_budget: str) -> Plan:
-    """The fastest setting whose predicted peak is within the budget.
-
-    Raises:
-        ValueError: Nothing fits (says the least that would do), or the accounting does not cover the run.
-    """
-    try:
-        return choose(Planner(task), byte_size(memory_budget))
-    except ValueError as error:
-        raise ValueError(f"model.memory_budget {memory_budget}: {error}") from error
-
-
-def overridden(model: Any, data: TokenDataModule, plan: Plan) -> list[str]:
+def _overridden(model: Any, data: TokenDataModule, plan: Plan) -> list[str]:
     """The options that are not at their defaults and that a plan sets to something else, with their values."""
     architecture: ModelConfig = model.architecture
     given = {
@@ -91,41 +133,11 @@ def overridden(model: Any, data: TokenDataModule, plan: Plan) -> list[str]:
     return [f"{name} {value}" for name, value in given.items() if value is not None and value != chosen[name]]
 
 
-def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
-    """Bytes of what the optimiser keeps, found by one step without storage.
-
-    Args:
-        model: The LanguageModel, which makes the optimiser.
-        transformer: On the ``meta`` device; gets gradients.
-    """
-    parameters = list(transformer.parameters())
-    try:
-        optimizer = model.make_optimizer(param_groups(transformer))
-        for parameter in parameters:
-            parameter.grad = torch.empty_like(parameter)
-        optimizer.step()
-        return sum(
-            t.numel() * t.element_size() for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)
-        )
-    except Exception:  # somebody's optimiser that needs real numbers: two float32 moments, as most have
-        return 8 * sum(p.numel() for p in parameters)
-
-
-def _state_per_parameter(model: Any, architecture: ModelConfig, dtype: torch.dtype) -> float:
-    """Numbers of the parameters' dtype that the optimiser keeps for each parameter, in the mean."""
-    with torch.device("meta"):
-        transformer = Transformer(architecture).to(dtype)
-    elements = sum(p.numel() for p in transformer.parameters())
-    return optimizer_state_bytes(model, transformer) / (elements * dtype.itemsize)
-
-
 def _pace(device: torch.device) -> Pace:
     if device.type not in GENERIC:
         raise ValueError(f"memory_budget knows CPUs and CUDA devices, not {device.type}: set the sizes yourself")
-    known: Device = GENERIC[device.type]
+    known = GENERIC[device.type]
     if device.type == "cuda":
-        try:
+        with suppress(ValueError):  # no peak is printed from it, and the order of settings is nearly that of any GPU
             known = find_device(torch.cuda.get_device_name(device))
-        except ValueError:  # no peak is printed from it, and the order of settings is nearly that of any GPU
-            known = GENERIC["cuda"]
     return Pace(device=known, kind=cast(Literal["cpu", "cuda"], device.type))

@@ -1,4 +1,7 @@
-"""Lightning's way to checkpoints, made atomic and safe; by option without the step waiting for the disk."""
+"""How Lightning reads and writes checkpoints here: what a module saves, and the files, written atomically.
+
+No code of a checkpoint runs when it is read. On request, no step waits for the disk.
+"""
 
 import sys
 from collections.abc import Callable
@@ -6,21 +9,75 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO
-from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch import LightningModule
 
 from lightning_llm.checkpoints import sharded as sharded_files
 from lightning_llm.checkpoints.background import Background, MainMemoryCopy
-from lightning_llm.checkpoints.checks import LIGHTNING
+from lightning_llm.checkpoints.checks import FORMAT_VERSION, LIGHTNING
+from lightning_llm.checkpoints.compatibility import prepare_loading
 from lightning_llm.checkpoints.files import remove_path, write_atomically
-from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.checkpoints.reading import EXECUTION, only_checkpoints, read_checkpoint
+from lightning_llm.checkpoints.schema import FORMAT
+from lightning_llm.model.config import ModelConfig
+from lightning_llm.training.execution import print_changes, record
+
+
+class CheckpointedModule(LightningModule):
+    """A language model whose checkpoints hold plain values, weights and the tokenizer.
+
+    Attributes:
+        has_loaded: Whether the weights come from a file, and not from random numbers.
+    """
+
+    architecture: ModelConfig
+    loss_chunks: int | None
+    has_loaded = False
+    _recipes: dict[str, Any] = {}  # noqa: RUF012  # of optimizer and schedule; replaced, never changed
+
+    def save_plain_hyperparameters(self, **recipes: Any) -> None:
+        """Note what a checkpoint says of the model: a dataclass in it could not be read without running code.
+
+        Args:
+            recipes: Of optimizer and schedule, once they are known.
+        """
+        self._recipes = recipes or self._recipes
+        plain = {"architecture": self.architecture.to_dict(), "loss_chunks": self.loss_chunks, **self._recipes}
+        self.save_hyperparameters(plain, logger=False)
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, trust_code: bool = False, **options: Any) -> Any:
+        """The model of a checkpoint; no code of the file runs. Arguments are those of Lightning's, and of this class.
+
+        Restored are the architecture, ``loss_chunks``, an optimizer of ``lightning_llm.optim`` or ``torch.optim`` and
+        a schedule of the former with their settings, unless given. Others are not, with a warning.
+
+        Raises:
+            ValueError: The file is damaged, is not a checkpoint, or names code that is not ours without ``trust_code``.
+        """
+        with only_checkpoints(checkpoint_path, trust_code=trust_code):
+            return super().load_from_checkpoint(checkpoint_path, *args, **{**options, "weights_only": True})
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the tokenizer: a checkpoint alone is enough to generate text."""
+        tokenizer = getattr(getattr(self._trainer, "datamodule", None), "tokenizer", None)
+        content = None if tokenizer is None else tokenizer.to_str()
+        own = {"format_version": FORMAT_VERSION, "tokenizer": content, EXECUTION: record(self.trainer)}
+        checkpoint[FORMAT] = own
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another architecture, naming every field that differs, or of other weights."""
+        prepare_loading(checkpoint, self)
+        self.has_loaded = True
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            print_changes(checkpoint[FORMAT].get(EXECUTION, {}), self.trainer)
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Checkpoints are written whole or not at all, and read without running code.
+    """Checkpoints are written completely or not at all, and read without running code.
 
     Args:
-        asynchronous: Copy the tensors to main memory, and write them while training goes on. One checkpoint at a time:
-            the next one waits until the one before is on the disk.
+        asynchronous: Copy the tensors to host memory, and write them while training continues. Only one write is in
+            flight: the next one waits until the previous one is on the disk.
     """
 
     def __init__(self, asynchronous: bool = False) -> None:
@@ -28,11 +85,11 @@ class AtomicCheckpointIO(CheckpointIO):
         self._background = Background()
         self._copy = MainMemoryCopy()
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
-        """Write ``checkpoint`` to ``path``; what was there stays until the new file is complete.
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        """Write ``checkpoint`` to ``path``; an earlier file stays until the new one is complete.
 
         Raises:
-            OSError: It could not be written; where asynchronous, the one before it.
+            OSError: It could not be written; if asynchronous, the previous one could not.
         """
         self._write(lambda content: write_atomically(content, path), checkpoint)
 
@@ -42,11 +99,11 @@ class AtomicCheckpointIO(CheckpointIO):
         """Write a checkpoint with sharded tensors as a folder. Every process must call it.
 
         Args:
-            checkpoint: The content; its shards (``DTensor``) are written by each process, the rest by the first.
+            checkpoint: The content; each process writes its shards (``DTensor``), the first one writes the rest.
             path: The folder.
             process: Number of this process.
-            processes: How many there are.
-            agree: See :func:`sharded_files.write_folder`; where asynchronous, it is called from another thread.
+            processes: Their number.
+            agree: See :func:`sharded_files.write_folder`; if asynchronous, it is called from another thread.
 
         Raises:
             OSError: As :meth:`save_checkpoint`, in every process.
@@ -61,14 +118,14 @@ class AtomicCheckpointIO(CheckpointIO):
         self._write(write, (main if process == 0 else {}, shards))
 
     def then(self, action: Callable[[], object]) -> None:
-        """Do ``action`` once all that was saved so far is on the disk."""
+        """Do ``action`` once everything saved so far is on the disk."""
         if self.asynchronous:
             self._background.add(action)
         else:
             action()
 
     def wait(self) -> None:
-        """Until all that was saved is on the disk.
+        """Wait until everything saved is on the disk.
 
         Raises:
             OSError: It could not be written.
@@ -76,19 +133,19 @@ class AtomicCheckpointIO(CheckpointIO):
         self._background.wait()
 
     def load_checkpoint(
-        self, path: _PATH, map_location: Any | None = None, weights_only: bool | None = None
+        self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read ``path``, tensors to ``map_location`` (default: main memory)."""
+        """Read ``path``, tensors to ``map_location`` (default: the CPU)."""
         if weights_only is False:
             raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
         return read_checkpoint(path, map_location, needs=LIGHTNING)
 
-    def remove_checkpoint(self, path: _PATH) -> None:
-        """Delete ``path``, if it is there."""
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Delete ``path``, if it exists."""
         remove_path(Path(path))
 
     def teardown(self) -> None:
-        """Let what is being written end. A run that ends well has asked for errors before; another has its own."""
+        """Finish the write in flight. A run that ended well has asked for errors before; a failed run has its own."""
         try:
             self.wait()
         except OSError as error:

@@ -1,6 +1,6 @@
-"""What a fresh run may begin with instead of random weights: a folder of ``transformers``, or a checkpoint of ours.
+"""``model.init_from``: weights that a fresh run starts from, of a ``transformers`` folder or one of our checkpoints.
 
-Weights only: step, optimiser and schedule begin anew. Tensors are read and copied one by one.
+Weights only: step, optimizer and schedule start fresh. Tensors are read and copied one by one.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 from torch import Tensor, nn
 
 from lightning_llm.checkpoints.checks import WEIGHTS, check_fits
+from lightning_llm.checkpoints.compatibility import architecture_differences, free_fields
 from lightning_llm.checkpoints.reading import BEST, read_checkpoint, read_outline, step_files
 from lightning_llm.checkpoints.schema import FORMAT
 from lightning_llm.checkpoints.sharded import Rows, is_folder, local_rows
@@ -22,17 +23,17 @@ from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.model.weights import only_finite
 
 PREFIX = "transformer."
-# What a tokenizer.json says beyond the ids of a text: how much of it is used at once, and what is put around it.
+# Parts of a tokenizer.json that leave the ids of a text as they are: truncation, and what is put around it.
 AROUND_THE_TEXT = ("version", "truncation", "padding", "post_processor")
 
 
 @dataclasses.dataclass(frozen=True)
 class InitialWeights:
-    """A model to begin with.
+    """A model to start from.
 
     Attributes:
-        path: Where it lies.
-        config: Its shape.
+        path: Its file or folder.
+        config: Its architecture.
         tokenizer: Content of its ``tokenizer.json``, if it has one.
         tensors: Names and tensors, one at a time.
     """
@@ -43,13 +44,13 @@ class InitialWeights:
     tensors: Callable[[], Iterator[tuple[str, Tensor]]]
 
     def fill(self, transformer: nn.Module) -> None:
-        """Give every parameter its value, in place; of sharded ones each process takes its rows.
+        """Copy every parameter in place; each process takes its rows of sharded ones.
 
         Raises:
             ValueError: Names do not agree, or weights are NaN or infinite.
         """
         parameters = dict(transformer.named_parameters(remove_duplicate=False))
-        # a head that is the embedding may be saved with it or not
+        # a head tied to the embedding may be saved or not
         missing = {name for name, parameter in transformer.named_parameters()}
         with torch.no_grad():
             for name, tensor in only_finite(self.tensors(), f"init_from {self.path}"):
@@ -64,24 +65,28 @@ class InitialWeights:
         if missing:
             raise ValueError(f"init_from {self.path}: missing tensors: {', '.join(sorted(missing))}")
 
-    def tokenizer_fault(self, used: str | None) -> str:
-        """What is wrong where the data were made by another tokenizer: ids would mean something else. Else empty."""
-        if used is None or self.tokenizer is None or _ids(used) == _ids(self.tokenizer):
-            return ""
-        return (
-            f"init_from {self.path}: its tokenizer is not that of the data, so that ids mean something else: "
-            "lightning-llm prepare … --tokenizer takes its tokenizer.json"
-        )
+    def errors(self, wanted: ModelConfig, data: Any) -> Iterator[str]:
+        """Why a model of another architecture, or with data of another tokenizer, cannot start from these weights."""
+        if wanted.vocab_size is None:
+            wanted = dataclasses.replace(wanted, vocab_size=data.vocab_size)
+        if differences := architecture_differences(self.config, wanted, ignored=free_fields(wanted)):
+            yield f"init_from {self.path} is of another architecture: {'; '.join(differences)}"
+        used = getattr(data, "tokenizer", None)
+        if used is not None and self.tokenizer is not None and _ids(used.to_str()) != _ids(self.tokenizer):
+            yield (
+                f"init_from {self.path}: its tokenizer is not that of the data, so that ids mean something else: "
+                "lightning-llm prepare … --tokenizer takes its tokenizer.json"
+            )
 
 
 def read_initial_weights(given: str) -> InitialWeights:
-    """What ``init_from`` names.
+    """Read what ``init_from`` names.
 
     Args:
         given: A folder with ``config.json``, a checkpoint, or a run directory (its best, else its newest).
 
     Raises:
-        ValueError: It is nothing of these, or damaged.
+        ValueError: It is none of these, or damaged.
     """
     path = Path(given)
     try:
@@ -92,22 +97,49 @@ def read_initial_weights(given: str) -> InitialWeights:
         content = read_checkpoint(path, mmap=True, needs=WEIGHTS)
     except ValueError as error:
         raise ValueError(f"init_from {given}: {error}") from error
-    state = {n.removeprefix(PREFIX): t for n, t in content["state_dict"].items() if n.startswith(PREFIX)}
+    state: dict[str, Tensor | Rows] = content["state_dict"]
+    names = [name for name in state if name.startswith(PREFIX)]
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for name in names:
+            tensor = state[name]
+            yield name.removeprefix(PREFIX), tensor.whole() if isinstance(tensor, Rows) else tensor
+
     config = ModelConfig(**content["hyper_parameters"]["architecture"])
-    return InitialWeights(path, config, content[FORMAT]["tokenizer"], lambda: _whole(state))
+    return InitialWeights(path, config, content[FORMAT]["tokenizer"], tensors)
+
+
+def initial_errors(model: Any, data: Any) -> list[str]:
+    """What is wrong with ``init_from``, for this model and these data; none of its tensors is read."""
+    try:
+        return list(read_initial_weights(model.init_from).errors(model.architecture, data))
+    except ValueError as error:
+        return [str(error)]
+
+
+def start_from(given: str, model: Any) -> None:
+    """Copy the weights that ``init_from`` names into a LanguageModel.
+
+    Raises:
+        ValueError: They are of another architecture (naming each field) or tokenizer, or cannot be read.
+    """
+    initial = read_initial_weights(given)
+    if errors := list(initial.errors(model.architecture, getattr(model.trainer, "datamodule", None))):
+        raise ValueError("; ".join(errors))
+    initial.fill(model.transformer)
 
 
 def check_trust(given: str) -> None:
-    """Refuse a model that names code from outside this package, for ``fit`` on a machine that is not to run it.
+    """Refuse a model that names code from outside this package, which ``fit`` would run.
 
     Args:
-        given: As of :func:`read_initial_weights`. Its tensors are not read.
+        given: As in :func:`read_initial_weights`. Its tensors are not read.
 
     Raises:
         ValueError: It names such code, or cannot be read.
     """
     if is_model_folder(Path(given)):
-        return  # its format has no words for code
+        return  # its format cannot name code
     try:
         saved = read_outline(_checkpoint_of(Path(given))).get("hyper_parameters", {}).get("architecture", {})
         config_of_file(saved, "it")
@@ -115,13 +147,8 @@ def check_trust(given: str) -> None:
         raise ValueError(f"init_from {given}: {error}") from error
 
 
-def _whole(state: dict[str, Tensor | Rows]) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in state.items():
-        yield name, tensor.whole() if isinstance(tensor, Rows) else tensor
-
-
 def _checkpoint_of(given: Path) -> Path:
-    """A checkpoint, or the best, else the newest, of a run."""
+    """The given checkpoint, or a run's best, else newest."""
     if not given.is_dir() or is_folder(given):
         return given
     folder = given / "checkpoints"

@@ -1,4 +1,4 @@
-"""Metrics as JSON lines: one object for each entry, in the order they were logged."""
+"""Metrics as JSON lines: one object per entry, in the order they were logged."""
 
 from argparse import Namespace
 from collections.abc import Mapping
@@ -18,23 +18,21 @@ _ENTRY = record({}, {"step": maybe(whole())}, others=True)
 
 
 class JSONLinesLogger(Logger):
-    """Writes ``metrics.jsonl`` into the run directory: ``{"step": 10, "train_loss": 2.31, …}``, a line for each entry.
+    """Writes ``metrics.jsonl`` into the run directory, one line per entry: ``{"step": 10, "train_loss": 2.31, …}``.
 
-    A value that is no number, NaN or infinite, is null. A line is in the file as soon as it is logged. Given the
-    directory of an earlier run, it goes on behind that run's entries: what is logged again, and all that came after it,
-    is cut first.
+    A NaN or infinite value is null. A line is in the file as soon as it is logged. In the directory of an earlier run,
+    it continues that run's file: first it cuts the entries that will be logged again, and all after them.
 
-    The run directory is this logger's, ``<save_dir>/<name>/version_<n>``: with it, ``default_root_dir`` says nothing.
+    This logger chooses the run directory, ``<save_dir>/<name>/version_<n>``; ``default_root_dir`` then has no effect.
 
     Args:
         save_dir: Folder that holds the folders of all runs.
         name: Folder in it, for runs of one kind.
         version: Folder in that, for this run: a number N for ``version_N``, or a name. Null: the run directory, which
-            is the next free number, or that of the run that goes on.
+            is the next free number, or that of the resumed run.
 
     Attributes:
-        run: Where the Trainer makes the run directory. A given ``version`` that is there already is not the run
-            directory of a new run.
+        run: Where the Trainer makes the run directory. A new run does not take a given ``version`` that already exists.
     """
 
     def __init__(self, save_dir: str = "runs", name: str = "run", version: int | str | None = None) -> None:
@@ -63,10 +61,7 @@ class JSONLinesLogger(Logger):
         """The folder that it writes to."""
         return str(self._given or self.run.path)
 
-    @property
-    def save_dir(self) -> str:
-        """As :attr:`log_dir`: Lightning asks other loggers than its own for this."""
-        return self.log_dir
+    save_dir = log_dir  # Lightning asks loggers that it does not know for this
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -83,11 +78,11 @@ class JSONLinesLogger(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Nothing: ``config.yaml`` in the run directory has them."""
+        """Nothing: they are in ``config.yaml`` in the run directory."""
 
 
 def _cut(path: Path, entry: Mapping[str, Any]) -> None:
-    """Drop the lines from the first one on that is beyond ``entry``, is logged again with it, or is half written."""
+    """Drop the first line that is beyond ``entry``, is logged again with it, or is incomplete, and all after it."""
     kept = []
     for line in read_text(path, LARGEST).splitlines(keepends=True):
         try:
@@ -95,14 +90,10 @@ def _cut(path: Path, entry: Mapping[str, Any]) -> None:
             validate(earlier, _ENTRY, path, "")
         except ValueError:
             break
-        if not line.endswith("\n") or _is_again(earlier, entry):
+        before, now = earlier.get("step"), entry["step"]
+        is_comparable = before is not None and now is not None
+        is_again = is_comparable and before == now and (earlier.keys() & entry.keys()) - {"step"}
+        if not line.endswith("\n") or is_again or (is_comparable and before > now):
             break
         kept.append(line)
     write_text(path, "".join(kept))
-
-
-def _is_again(earlier: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
-    before, now = earlier.get("step"), entry["step"]
-    if before is None or now is None or before < now:
-        return False
-    return bool(before > now or (earlier.keys() & entry.keys()) - {"step"})

@@ -4,28 +4,18 @@ import json
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-WRAPPERS = ("model", "architecture", "init_args", "class_path")  # say nothing that the rest of a name does not
+WRAPPERS = ("model", "architecture", "init_args", "class_path")  # add nothing to the rest of a name
 CLASS_PATH = "class_path"
 
-# Where a run is done and what is shown of it. What may bear on loss, time or memory is not here.
+# Where a run writes and what it shows. Whatever may affect loss, time or memory is not here.
 UNCOMPARED = (
-    "config",
-    "ckpt_path",
-    "weights_only",
-    "verbose",
-    "return_predictions",
-    "data.predict_prompts",
-    "trainer.default_root_dir",
-    "trainer.enable_autolog_hparams",
-    "trainer.enable_checkpointing",
-    "trainer.enable_model_summary",
-    "trainer.enable_progress_bar",
-    "trainer.log_every_n_steps",
-    "trainer.logger",
-    "trainer.profiler",
+    *("config", "ckpt_path", "weights_only", "verbose", "return_predictions", "data.predict_prompts"),
+    *("trainer.default_root_dir", "trainer.enable_autolog_hparams", "trainer.enable_checkpointing"),
+    *("trainer.enable_model_summary", "trainer.enable_progress_bar", "trainer.log_every_n_steps"),
+    *("trainer.logger", "trainer.profiler"),
 )
 CALLBACKS = "trainer.callbacks"
-# Callbacks change training or evaluation unless they are known to show, log or save only, as all of this project's do.
+# Callbacks change training or evaluation unless they are known only to show, log or save, as all of this project's do.
 OWN_CALLBACKS = "lightning_llm."
 LIGHTNINGS_CALLBACKS = ("lightning.pytorch.callbacks.", "pytorch_lightning.callbacks.")
 SHOWING = (
@@ -36,16 +26,16 @@ SEEDS = ("seed_everything", "data.seed")
 
 
 class ClassPath(str):
-    """The last word of the import path of a class; two are the same where their paths are.
+    """The last word of the import path of a class.
 
     Attributes:
-        path: The whole.
+        path: The complete path, which tells classes of one name apart.
     """
 
     path: str
 
     def __new__(cls, path: str) -> "ClassPath":
-        """From the whole path."""
+        """From the complete path."""
         made = super().__new__(cls, path.rpartition(".")[2])
         made.path = path
         return made
@@ -60,7 +50,7 @@ ABSENT = _Absent()  # the value of an option that a run does not have
 
 
 def short_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by short names, without those that no result depends on.
+    """Options by short names, without those that cannot change a result.
 
     Args:
         options: As in a config: nested, or flat with dotted names.
@@ -70,8 +60,9 @@ def short_options(options: Mapping[str, Any]) -> dict[str, Any]:
         is a ``ClassPath``. Callbacks that may change a result are a list of these, each with its options.
     """
     found: dict[str, Any] = {}
-    for names, value in _walk(options, ()):
-        full, short = ".".join(names), ".".join(name for name in names if name not in WRAPPERS)
+    for full, value in flat(options).items():
+        names = full.split(".")
+        short = ".".join(name for name in names if name not in WRAPPERS)
         if full == CALLBACKS:
             found |= _callbacks(value)
         elif not any(full == name or full.startswith(f"{name}.") for name in UNCOMPARED):
@@ -93,8 +84,8 @@ def shown(value: Any, detail: int = 0) -> str:
 
     Args:
         value: Of an option.
-        detail: How many words of a path, and how many names of a class path, to show before the last one; from 1 on
-            numbers are shown whole.
+        detail: How many words of a path, and how many names of a class path, to show before the last one. From 1 on,
+            numbers are not rounded.
     """
     if value is None or isinstance(value, bool):
         return str(value).lower().replace("none", "null")
@@ -109,7 +100,7 @@ def shown(value: Any, detail: int = 0) -> str:
 
 
 def labels(values: Sequence[Any]) -> list[str]:
-    """Values of one option as texts: different ones for different values, and no longer than that takes."""
+    """Values of one option as texts: the shortest that differ for different values."""
     kinds = {identity(value): value for value in values}
     longest = max((len(shown(value, 1000)) for value in values), default=0)
     for detail in range(longest + 1):
@@ -134,29 +125,19 @@ def identity(value: Any) -> Hashable:
     return ("text", value.path if isinstance(value, ClassPath) else str(value))
 
 
-def _walk(options: Mapping[str, Any], outer: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
-    found: list[tuple[tuple[str, ...], Any]] = []
-    for key, value in options.items():
-        names = (*outer, *key.split("."))
-        found += _walk(value, names) if isinstance(value, Mapping) else [(names, value)]
-    return found
-
-
 def _callbacks(given: Any) -> dict[str, Any]:
-    """Those that may change a result: their classes in their order, and the options of each."""
+    """Those that may change a result: their classes in order, and the options of each."""
     listed = given if isinstance(given, list | tuple) else [given]
     written = [each if isinstance(each, Mapping) else {CLASS_PATH: each} for each in listed if each is not None]
-    kept = [each for each in written if not _only_shows(str(each.get(CLASS_PATH)))]
-    found: dict[str, Any] = {CALLBACKS: [ClassPath(str(each.get(CLASS_PATH))) for each in kept]} if kept else {}
-    for number, each in enumerate(kept):
-        name = f"{CALLBACKS}.{shown(found[CALLBACKS][number])}"
-        again = found[CALLBACKS][:number].count(found[CALLBACKS][number])
-        for option, value in flat(each.get("init_args") or {}).items():
-            found[f"{name}{f'#{again + 1}' if again else ''}.{option}"] = value
+    kinds = [ClassPath(str(each.get(CLASS_PATH))) for each in written]
+    changing = [(kind, each) for kind, each in zip(kinds, written, strict=True) if not _only_shows(kind)]
+    found: dict[str, Any] = {CALLBACKS: [kind for kind, _ in changing]} if changing else {}
+    for number, (kind, each) in enumerate(changing):
+        again = found[CALLBACKS][:number].count(kind)
+        name = f"{CALLBACKS}.{kind}" + (f"#{again + 1}" if again else "")
+        found |= flat(each.get("init_args") or {}, f"{name}.")
     return found
 
 
-def _only_shows(class_path: str) -> bool:
-    if class_path.startswith(OWN_CALLBACKS):
-        return True
-    return class_path.startswith(LIGHTNINGS_CALLBACKS) and class_path.rpartition(".")[2] in SHOWING
+def _only_shows(kind: ClassPath) -> bool:
+    return kind.path.startswith(OWN_CALLBACKS) or (kind.path.startswith(LIGHTNINGS_CALLBACKS) and kind in SHOWING)

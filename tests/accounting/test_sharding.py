@@ -17,7 +17,7 @@ from lightning_llm.measure.meter import parts_of
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim import AdamW, param_groups
-from lightning_llm.training.sharding import build_sharded
+from lightning_llm.training.distributed import build_sharded
 
 CONFIG = ModelConfig(
     vocab_size=512,

@@ -9,9 +9,8 @@ from lightning_llm.accounting import find_device, step_flops
 from lightning_llm.data import batches
 from lightning_llm.data.batches import WindowReader
 from lightning_llm.measure import phases
-from lightning_llm.training.callbacks.throughput import TrainingLog
+from lightning_llm.training.callbacks.throughput import TrainingLog, Utilization, _matmul_dtype, utilization_of
 from lightning_llm.training.module import LanguageModel
-from lightning_llm.training.utilisation import Utilisation, _products, utilisation_of
 
 PARTS = ("data", "forward", "backward", "optimizer", "other")
 
@@ -128,14 +127,14 @@ class FakeTrainer:
     [
         ("NVIDIA H200", "bf16-mixed", "peak 989.5 TFLOP/s in bfloat16 (NVIDIA H200 data sheet (2024))"),
         ("NVIDIA H200", "32-true", "peak 67 TFLOP/s in float32"),
-        ("Tesla T4", "bf16-true", "no MFU: Tesla T4 has no bfloat16 products"),
+        ("Tesla T4", "bf16-true", "no MFU: Tesla T4 has no bfloat16 matrix multiplications"),
         ("Quantum 9000", "bf16-mixed", "no MFU: device 'Quantum 9000' is not in the table"),
     ],
 )
 def test_peaks_of_gpus(monkeypatch, tiny, name, precision, says):
     config = tiny("fit", **{"trainer.max_steps": 1}).model.architecture
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    found = utilisation_of(FakeTrainer(precision), config, None)
+    found = utilization_of(FakeTrainer(precision), config, None)
     assert found.note.startswith(says)
     assert found.percent(1.0).keys() == (set() if "no MFU" in says else {"mfu_percent", "hfu_percent"})
     if "no MFU" not in says:
@@ -144,11 +143,11 @@ def test_peaks_of_gpus(monkeypatch, tiny, name, precision, says):
 
 
 def test_without_a_known_model_or_device_there_is_a_reason():
-    assert utilisation_of(FakeTrainer("32-true"), None, None).note.startswith("no MFU: ")
-    assert Utilisation(None, 1.0, "").percent(1.0) == {}
+    assert utilization_of(FakeTrainer("32-true"), None, None).note.startswith("no MFU: ")
+    assert Utilization(None, 1.0, "").percent(1.0) == {}
 
 
 def test_dtype_of_the_products(monkeypatch):
-    assert [_products(p) for p in ("bf16-mixed", "16-mixed", "32-true")] == ["bfloat16", "float16", "float32"]
+    assert [_matmul_dtype(p) for p in ("bf16-mixed", "16-mixed", "32-true")] == ["bfloat16", "float16", "float32"]
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-    assert _products("32-true") == "tf32"
+    assert _matmul_dtype("32-true") == "tf32"

@@ -10,8 +10,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerState
 
+from lightning_llm.checkpoints.loop_state import rescale_batch_progress
 from lightning_llm.data.batches import IGNORED
-from lightning_llm.data.datamodule import TokenDataModule, rescale_batch_progress
+from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.mixture import train_order
 from lightning_llm.data.order import window_starts
 from lightning_llm.data.token_store import TokenStore

@@ -18,7 +18,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from lightning_llm.checkpoints.files import link_path, remove_path, replace_path
-from lightning_llm.checkpoints.loop_state import step_is_complete, validation_follows
+from lightning_llm.checkpoints.loop_state import set_validation_due, step_is_complete, validation_follows
 from lightning_llm.checkpoints.reading import BEST, read_outline, step_files, step_name, step_of
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, run_dir_of, turn_of
 from lightning_llm.training.callbacks.signals import Interrupted
@@ -162,18 +162,11 @@ class RunCheckpoints(Checkpoint):
         self.validated_step = state_dict["validated_step"]
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """A validation that the run owed when it ended is made up for, whole; one that was done is not done again.
-
-        Lightning takes one that had not begun for done, and one that had begun it would finish without its first
-        batches. Said to have just begun, it starts over.
-        """
+        """A validation that the run owed when it ended is made up for, whole; one that was done is not done again."""
         if trainer.state.fn != "fit":
             return
         owed = checkpoint["callbacks"].get(self.state_key, {}).get("validated_step") != checkpoint["global_step"]
-        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.val_loop.batch_progress"]
-        for scope in ("total", "current"):
-            progress[scope] = {"ready": int(owed), "started": int(owed), "processed": 0, "completed": 0}
-        progress["is_last_batch"] = False
+        set_validation_due(checkpoint, owed)
 
     def _save_once(self, trainer: Trainer) -> None:
         if self.newest is None or step_of(self.newest) != trainer.global_step:

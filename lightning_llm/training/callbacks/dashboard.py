@@ -10,7 +10,7 @@ from torch.utils.tensorboard.summary import hparams
 from lightning_llm.checkpoints.loop_state import step_is_complete
 from lightning_llm.training.callbacks.resume_diff import HonestResume
 from lightning_llm.training.run_options import short_options, shown
-from lightning_llm.training.scalar_names import (
+from lightning_llm.training.tensorboard import (
     DATA_STALL,
     GRAD_NORM,
     GRADIENTS,
@@ -31,8 +31,8 @@ from lightning_llm.training.scalar_names import (
     VAL_LOSS_OF_SOURCE,
     VAL_PERPLEXITY,
     WEIGHTS,
+    tensorboard_writers,
 )
-from lightning_llm.training.writers import tensorboard_writers
 
 # Group -> chart -> the scalars in it, as regular expressions.
 LAYOUT = {

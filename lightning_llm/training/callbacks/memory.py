@@ -20,7 +20,7 @@ from lightning_llm.measure.gauges import Gauge, gauge_for
 from lightning_llm.training.callbacks.memory_failure import describe_failure
 from lightning_llm.training.callbacks.memory_picture import draw, pixels, save
 from lightning_llm.training.callbacks.memory_report import Report, step_report
-from lightning_llm.training.groups import host_group
+from lightning_llm.training.distributed import host_group
 from lightning_llm.training.preflight import refuse
 
 GIB = 2**30

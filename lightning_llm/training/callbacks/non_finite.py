@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lightning_llm.checkpoints.files import write_atomically
-from lightning_llm.checkpoints.loop_state import is_log_step, step_is_complete
+from lightning_llm.checkpoints.loop_state import is_log_step, micro_batch_of_step, step_is_complete
 from lightning_llm.checkpoints.reading import step_files
 from lightning_llm.checkpoints.run_directory import run_dir_of
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
@@ -48,8 +48,7 @@ class StopOnNonFinite(Callback):
         """Keep the loss; at a log step look at all since the last one."""
         complete = step_is_complete(trainer)
         step = trainer.global_step if complete else trainer.global_step + 1
-        micro = (trainer.fit_loop.epoch_loop.batch_progress.current.ready - 1) % trainer.accumulate_grad_batches
-        self._losses.append((step, micro, outputs["loss"].detach()))
+        self._losses.append((step, micro_batch_of_step(trainer), outputs["loss"].detach()))
         norm = getattr(pl_module, "grad_norm", None)
         # under 16-mixed an infinite gradient is everyday business: the scaler skips the step and lowers the scale
         if complete and norm is not None and trainer.precision != "16-mixed":

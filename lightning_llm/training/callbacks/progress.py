@@ -13,7 +13,7 @@ from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
 from lightning_llm.checkpoints.loop_state import is_log_step
 from lightning_llm.io.console import Console
-from lightning_llm.training.length import total_steps
+from lightning_llm.training.schedule import total_steps
 
 SHOWN = {
     "train_loss": "loss {:.3f}",

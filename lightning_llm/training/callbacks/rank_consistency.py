@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_llm.training.groups import host_group
+from lightning_llm.training.distributed import host_group
 from lightning_llm.training.run_options import flat
 
 PACKAGE = Path(__file__).resolve().parents[2]

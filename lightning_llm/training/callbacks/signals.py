@@ -21,7 +21,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_llm.checkpoints.loop_state import step_is_complete
-from lightning_llm.training.groups import host_group
+from lightning_llm.training.distributed import host_group
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

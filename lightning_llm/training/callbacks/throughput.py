@@ -5,14 +5,17 @@ step would cost 0.75 ms of it (measured with Lightning 2.6 on a 2-core CPU), and
 make the host wait for a GPU.
 """
 
+import dataclasses
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_llm.accounting.flops import StepFlops, step_flops
+from lightning_llm.accounting.hardware import TERA, find_device
 from lightning_llm.checkpoints.loop_state import is_log_step, step_is_complete
 from lightning_llm.measure.phases import PhaseClock
-from lightning_llm.training.scalar_names import (
+from lightning_llm.training.tensorboard import (
     GRAD_NORM,
     LEARNING_RATE,
     THROUGHPUT,
@@ -20,10 +23,31 @@ from lightning_llm.training.scalar_names import (
     TOKENS_PER_SECOND,
     TRAIN_LOSS,
 )
-from lightning_llm.training.utilisation import Utilisation, utilisation_of
 
 _BETWEEN = "between"  # the end of one micro-batch and the beginning of the next
 _PARTS = ("forward", "backward", "optimizer")
+
+
+@dataclasses.dataclass(frozen=True)
+class Utilization:
+    """What turns seconds per step into MFU and HFU.
+
+    Attributes:
+        flops: Of one optimizer step, over all devices; ``None`` if unknown.
+        peak: FLOP per second of all devices; ``None`` if unknown.
+        note: The peak and its source, or why there is none.
+    """
+
+    flops: StepFlops | None
+    peak: float | None
+    note: str
+
+    def percent(self, seconds: float) -> dict[str, float]:
+        """``mfu_percent`` and ``hfu_percent`` of a step of this duration; empty if they are not known."""
+        if self.flops is None or self.peak is None:
+            return {}
+        done = {"mfu_percent": self.flops.model, "hfu_percent": self.flops.hardware}
+        return {name: 100 * flops / (seconds * self.peak) for name, flops in done.items()}
 
 
 class TrainingLog(Callback):
@@ -48,7 +72,7 @@ class TrainingLog(Callback):
         if peak_tflops is not None and not peak_tflops > 0:
             raise ValueError(f"peak_tflops must be above 0, got {peak_tflops}")
         self.peak_tflops = peak_tflops
-        self.utilisation: Utilisation | None = None
+        self.utilisation: Utilization | None = None
         self._loss: torch.Tensor | None = None
         self._tokens = 0
         self._steps = 0  # that the loss was added up over
@@ -61,7 +85,7 @@ class TrainingLog(Callback):
         """Start the clock; what a checkpoint knew of the entry it was written in comes first."""
         if self._loss is not None:
             self._loss = self._loss.to(pl_module.device)
-        self.utilisation = utilisation_of(trainer, getattr(pl_module, "architecture", None), self.peak_tflops)
+        self.utilisation = utilization_of(trainer, getattr(pl_module, "architecture", None), self.peak_tflops)
         self._clock = PhaseClock(pl_module.device)
         self._tokens, self._timed_steps, self._waited = 0, 0, 0.0
         self._clock.start()
@@ -152,3 +176,41 @@ class TrainingLog(Callback):
             **{THROUGHPUT + name: value for name, value in speed.items()},
             **{f"{TIME_OF_PHASE}{part}_s": value / steps for part, value in parts.items()},
         }
+
+
+def utilization_of(trainer: Trainer, architecture: Any, peak_tflops: float | None) -> Utilization:
+    """The utilization of a run.
+
+    Args:
+        trainer: With its data module set up.
+        architecture: The model's config.
+        peak_tflops: Of one device, in 10^12 FLOP per second; ``None`` looks the device up.
+    """
+    data = getattr(trainer, "datamodule", None)
+    try:
+        flops = step_flops(architecture, tokens=data.tokens_per_step, context_length=data.context_length)  # type: ignore[union-attr]
+    except (AttributeError, ValueError) as error:  # the user's own data or MLP
+        return Utilization(None, None, f"no MFU: {error}")
+    if peak_tflops is not None:
+        return Utilization(flops, peak_tflops * TERA * trainer.world_size, f"peak {peak_tflops:g} TFLOP/s, as given")
+    device, dtype = trainer.strategy.root_device, _matmul_dtype(str(trainer.precision))
+    if device.type != "cuda":
+        note = f"no MFU: no peak is known for this {device.type}; give peak_tflops to the TrainingLog callback"
+        return Utilization(flops, None, note)
+    try:
+        known = find_device(torch.cuda.get_device_name(device))
+    except ValueError as error:
+        return Utilization(flops, None, f"no MFU: {error}")
+    if dtype not in known.flops:
+        return Utilization(flops, None, f"no MFU: {known.name} has no {dtype} matrix multiplications")
+    peak = known.flops[dtype]
+    return Utilization(flops, peak * trainer.world_size, f"peak {peak / TERA:g} TFLOP/s in {dtype} ({known.source})")
+
+
+def _matmul_dtype(precision: str) -> str:
+    """The dtype of matrix multiplications under one of Lightning's precisions."""
+    if precision.startswith("bf16"):
+        return "bfloat16"
+    if precision.startswith("16"):
+        return "float16"
+    return "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"

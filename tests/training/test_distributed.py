@@ -18,8 +18,7 @@ from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import is_plain
 from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim import AdamW, MuonAdamW, clip_grad_norm_, param_groups
-from lightning_llm.training.sharded_strategy import ShardedStrategy, strategy_for
-from lightning_llm.training.sharding import build_sharded, is_sharded
+from lightning_llm.training.distributed import ShardedStrategy, build_sharded, is_sharded, strategy_for
 from lightning_llm.training.trainer import Trainer
 
 VOCAB = 19  # rows that two processes cannot halve
@@ -172,7 +171,7 @@ def test_compiled_blocks_in_two_processes_train_the_weights_of_one(two_processes
 def test_no_process_holds_two_whole_blocks_while_the_model_is_made(monkeypatch):
     """Seen where a part is put in its place: all blocks before it are empty by then."""
     from lightning_llm.model.transformer import Block
-    from lightning_llm.training import sharding
+    from lightning_llm.training import distributed
 
     full = []
 
@@ -180,7 +179,7 @@ def test_no_process_holds_two_whole_blocks_while_the_model_is_made(monkeypatch):
         if isinstance(parent, nn.ModuleList):
             full.append(sum(any(not p.is_meta for p in block.parameters()) for block in parent))
 
-    with sharding._emptied_once_whole():
+    with distributed._emptied_once_complete():
         handle = register_module_module_registration_hook(watch)
         try:
             made = Transformer(config(num_hidden_layers=5))
@@ -211,5 +210,5 @@ def test_lightnings_own_strategy_is_sharded_by_rows():
 
 def test_a_size_that_the_devices_do_not_make_is_refused():
     trainer = Trainer(strategy=ShardedStrategy(data_parallel_size=2), accelerator="cpu", devices=1, precision="32-true")
-    with pytest.raises(ValueError, match="data_parallel_size 2 with 1 device in all"):
+    with pytest.raises(ValueError, match="data_parallel_size 2 with a total of 1 device"):
         trainer.strategy.setup_environment()

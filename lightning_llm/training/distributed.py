@@ -1,0 +1,315 @@
+"""Several processes: FSDP2 as a strategy of Lightning, the transformer that it shards, and process groups.
+
+FSDP2 (``torch.distributed.fsdp.fully_shard``) spreads parameters over processes by rows. Each block is a unit: its
+weights are gathered before its forward and again before its backward, and resharded after both. What is in no block
+(embedding, last norm, head) is the unit of the transformer itself, the root. It stays gathered from the root's forward
+to the end of backward: the loss takes ``lm_head.weight`` outside of any forward (``ops.linear_cross_entropy``). The
+root is the transformer and not the LightningModule: Lightning calls ``training_step`` and not the module, so hooks on
+the LightningModule's forward would never run.
+
+The initial weights are those of an unsharded model of the same seed, to the bit. No process ever holds them all: while
+the model is built, each block is emptied as soon as it is complete, which leaves torch's generator in the same state;
+then each is filled as ``model.init`` says, in its order, and sharded.
+"""
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.optim import Optimizer
+
+from lightning_llm.checkpoints.checks import LIGHTNING
+from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.checkpoints.sharded import Rows, local_rows
+from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.transformer import Block, Transformer
+from lightning_llm.model.weights import initialize
+from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
+
+NAME = "fsdp2"
+DEVICES = ("cpu", "cuda")
+# What ``initialize`` fills; parameters of other modules keep what their own constructor gave them.
+FILLED = (nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm)
+_TIMEOUT = timedelta(minutes=30)  # as in Lightning
+
+
+class ShardedStrategy(ModelParallelStrategy):
+    """Parameters, gradients and optimizer state sharded by rows over all processes (FSDP2).
+
+    ``LanguageModel.configure_model`` shards the model. A checkpoint is a folder to which each process writes its rows
+    (``checkpoints.sharded``). Any number of processes, sharded or not, resumes from it, and from one in a file.
+
+    Args:
+        data_parallel_size: Number of processes; ``auto``: all.
+        save_distributed_checkpoint: False: the first process gathers all rows and writes one file.
+        process_group_backend: As in Lightning.
+        timeout: As in Lightning: how long a process waits for the others.
+    """
+
+    def __init__(
+        self,
+        data_parallel_size: Literal["auto"] | int = "auto",
+        save_distributed_checkpoint: bool = True,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = _TIMEOUT,
+    ) -> None:
+        super().__init__(
+            data_parallel_size=data_parallel_size,
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=save_distributed_checkpoint,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+        )
+        self._asked_size = data_parallel_size
+        self._one_file = not save_distributed_checkpoint
+        self._files_group: Any = None
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        """Lightning passes the optimizer state to :meth:`load_optimizer_state_dict`."""
+        return True
+
+    def setup_environment(self) -> None:
+        """Meet the other processes.
+
+        Raises:
+            ValueError: A number or kind of devices that this strategy does not support.
+        """
+        world, device = self.num_nodes * self.num_processes, self.root_device
+        if device.type not in DEVICES:
+            raise ValueError(f"trainer.strategy {NAME} needs devices of {' or '.join(DEVICES)}, got {device.type}")
+        if self._asked_size not in ("auto", world):
+            raise ValueError(
+                f"trainer.strategy {NAME}: data_parallel_size {self._asked_size} with a total of {world} device"
+                f"{'s' if world > 1 else ''}: leave it out, or change trainer.devices or trainer.num_nodes"
+            )
+        self._data_parallel_size = world
+        super().setup_environment()
+        if self._files_group is None and dist.is_initialized():
+            # its own group, so that the thread that writes checkpoints and the training never mix up their messages
+            self._files_group = dist.new_group(backend="gloo", timeout=self._timeout)
+
+    # ---- saving
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Parameters by name, as shards."""
+        assert self.lightning_module is not None
+        return self.lightning_module.state_dict()
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """As of an unsharded model, by numbers, but with shards for tensors."""
+        state: dict[str, Any] = getattr(optimizer, "optimizer", optimizer).state_dict()
+        return state
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
+    ) -> None:
+        """Write the shards of this process, and in the first process the rest."""
+        files = self.checkpoint_io
+        if self._one_file or not isinstance(files, AtomicCheckpointIO):
+            gathered = _gathered(checkpoint, keep=self.is_global_zero)
+            super(ModelParallelStrategy, self).save_checkpoint(gathered, filepath, storage_options)
+            return
+        path, rank, world = Path(self.broadcast(filepath)), self.global_rank, self.world_size
+        files.save_shards(checkpoint, path, process=rank, processes=world, agree=self._any_failed)
+
+    def _any_failed(self, failed: bool) -> bool:
+        vote = torch.tensor(int(failed))
+        dist.all_reduce(vote, op=dist.ReduceOp.MAX, group=self._files_group)
+        return bool(vote)
+
+    # ---- loading
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read all but the tensors, which are read from their files when they are needed."""
+        if weights_only is False:
+            raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
+        return read_checkpoint(Path(self.broadcast(checkpoint_path)), mmap=True, needs=LIGHTNING)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Read this process's rows of each parameter; the module has checked that they fit."""
+        assert self.lightning_module is not None
+        saved = checkpoint["state_dict"]
+        with torch.no_grad():
+            for name, tensor in self.lightning_module.state_dict().items():
+                if name in saved:
+                    local = local_rows(tensor)[1] if isinstance(tensor, DTensor) else tensor
+                    local.copy_(_rows_for(tensor, saved[name]))
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Read this process's rows of the optimizer state of each parameter."""
+        for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            parameters = [param for group in optimizer.param_groups for param in group["params"]]
+            numbers = [number for group in saved["param_groups"] for number in group["params"]]
+            state = {
+                number: {name: _sharded_like(param, value) for name, value in saved["state"][number].items()}
+                for number, param in zip(numbers, parameters, strict=True)
+                if saved["state"].get(number)
+            }
+            optimizer.load_state_dict({**saved, "state": state})
+
+
+def strategy_for(given: Any) -> Any:
+    """The strategy that ``trainer.strategy`` means: the word ``fsdp2``, and Lightning's class, are ours.
+
+    Raises:
+        ValueError: FSDP1, or a kind of parallelism that the model has no plan for.
+    """
+    if given == NAME:
+        return ShardedStrategy()
+    if isinstance(given, FSDPStrategy) or (isinstance(given, str) and given.startswith("fsdp")):
+        name = given if isinstance(given, str) else type(given).__name__
+        raise ValueError(f"trainer.strategy {name} is FSDP1, for which the model has no plan: write {NAME}")
+    if not isinstance(given, ModelParallelStrategy) or isinstance(given, ShardedStrategy):
+        return given
+    if given._tensor_parallel_size not in ("auto", 1):
+        raise ValueError(
+            f"trainer.strategy ModelParallelStrategy: tensor_parallel_size {given._tensor_parallel_size}: the model "
+            f"has no plan for tensor parallelism; leave it out, or write {NAME}"
+        )
+    return ShardedStrategy(
+        data_parallel_size=given._data_parallel_size,
+        save_distributed_checkpoint=given._save_distributed_checkpoint,
+        process_group_backend=given._process_group_backend,
+        timeout=given._timeout,
+    )
+
+
+def _rows_for(tensor: Tensor, saved: Rows | Tensor) -> Tensor:
+    """This process's rows of a saved tensor, whether it is sharded here or not."""
+    if not isinstance(tensor, DTensor):
+        return saved.whole() if isinstance(saved, Rows) else saved
+    start, rows = local_rows(tensor)
+    stop = start + rows.shape[0]
+    return saved.between(start, stop) if isinstance(saved, Rows) else saved[start:stop]
+
+
+def _sharded_like(param: Tensor, saved: Any) -> Any:
+    """A saved value of one parameter's optimizer state: a tensor of its shape becomes a shard."""
+    is_alike = isinstance(saved, Rows | Tensor) and tuple(saved.shape) == tuple(param.shape)
+    if not is_alike or not isinstance(param, DTensor):
+        return saved.whole() if isinstance(saved, Rows) else saved
+    rows = _rows_for(param, saved).to(param.device, copy=True)
+    options: dict[str, Any] = {"shape": param.shape, "stride": param.stride(), "run_check": False}
+    return DTensor.from_local(rows, param.device_mesh, param.placements, **options)
+
+
+def _gathered(content: Any, *, keep: bool) -> Any:
+    """With gathered tensors for shards, in host memory, one after the other; ``None`` for them without ``keep``."""
+    if isinstance(content, DTensor):
+        whole = content.full_tensor()
+        return whole.cpu() if keep else None
+    if isinstance(content, dict):
+        return {key: _gathered(value, keep=keep) for key, value in content.items()}
+    return [_gathered(each, keep=keep) for each in content] if isinstance(content, list) else content
+
+
+# ---- the transformer
+
+
+def build_for(trainer: Trainer, config: ModelConfig) -> Transformer:
+    """A transformer sharded over the processes of a trainer, all of which draw what the first would."""
+    strategy = cast(ModelParallelStrategy, trainer.strategy)
+    device = strategy.root_device
+    torch.set_rng_state(strategy.broadcast(torch.get_rng_state()))
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(strategy.broadcast(torch.cuda.get_rng_state(device)), device)
+    param_dtype = torch.bfloat16 if str(trainer.precision) == "bf16-mixed" else None
+    return build_sharded(config, strategy.device_mesh["data_parallel"], device, param_dtype=param_dtype)
+
+
+def build_sharded(
+    config: ModelConfig, mesh: DeviceMesh, device: torch.device, *, param_dtype: torch.dtype | None = None
+) -> Transformer:
+    """A transformer, sharded over the processes of a mesh. In all of them, torch's generator has the same state.
+
+    Args:
+        config: Its shape.
+        mesh: One-dimensional.
+        device: Where the shards go, and where the initial weights are drawn.
+        param_dtype: In which the weights are gathered and the blocks compute; gradients are summed in float32 and
+            the shards keep their dtype. ``None``: their own dtype throughout.
+    """
+    with device, _emptied_once_complete():
+        transformer = Transformer(config)
+    policy = MixedPrecisionPolicy(param_dtype, None if param_dtype is None else torch.float32)
+    for child in transformer.children():  # in the order of ``initialize``
+        for part in child if isinstance(child, nn.ModuleList) else (child,):
+            _replace_parameters(part, device)
+            transformer.tie_weights()  # before the head draws: the last to draw decides, as in an unsharded model
+            initialize(part, config)
+            if isinstance(part, Block):
+                fully_shard(part, mesh=mesh, mp_policy=policy)
+    fully_shard(transformer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    return transformer
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether a parameter of ``module`` is spread over processes."""
+    return any(isinstance(param, DTensor) for param in module.parameters())
+
+
+@contextmanager
+def _emptied_once_complete() -> Iterator[None]:
+    """Each block, and each other part of a transformer, loses its storage when its parent registers it."""
+
+    def empty(parent: nn.Module, name: str, part: nn.Module | None) -> None:
+        if isinstance(part, Block) or (isinstance(parent, Transformer) and part is not None):
+            _replace_parameters(part, torch.device("meta"))
+
+    handle = register_module_module_registration_hook(empty)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _replace_parameters(part: nn.Module, device: torch.device) -> None:
+    """Give new, empty storage to what ``initialize`` fills; on a device other than ``meta``, to what has none."""
+    for module in part.modules():
+        if isinstance(module, FILLED):
+            for name, param in module.named_parameters(recurse=False):
+                if device.type == "meta" or param.is_meta:
+                    empty: Any = torch.empty_like(param, device=device)
+                    setattr(module, name, nn.Parameter(empty, requires_grad=param.requires_grad))
+
+
+# ---- process groups
+
+
+def host_group(trainer: Trainer) -> Any:
+    """A gloo group of all processes with the timeout of the strategy's own group; all must ask for it.
+
+    A new group of torch waits half an hour for a lost process, whatever the timeout of the first group.
+
+    Returns:
+        The group; ``None`` if there is a single process.
+    """
+    if trainer.world_size == 1 or not dist.is_initialized():
+        return None
+    return dist.new_group(backend="gloo", timeout=getattr(trainer.strategy, "_timeout", None))
+
+
+def leave_groups() -> None:
+    """End the process groups while Python still runs, and with them gloo's threads.
+
+    A thread that frees its last tensor while Python ends asks for Python's lock then, and the process aborts after
+    its work is done (pytorch#179291; seen twice, with two processes on a loaded machine). Whatever holds a group, such
+    as a wrapped model, must be out of reach when this is called. Groups of sharded models stay, held by caches of
+    torch; they had their last tensor long before.
+    """
+    if dist.is_initialized():
+        gc.collect()  # a group ends with the last object that holds it, which may hold itself: a Trainer
+        dist.destroy_process_group()

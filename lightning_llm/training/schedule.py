@@ -1,0 +1,112 @@
+"""How many optimizer steps a run has, and its learning-rate schedule over them.
+
+The schedule, the checks, the summary and the progress bar all ask :func:`total_steps`. Lightning's
+``estimated_stepping_batches`` is not used: before training it loads the data, and a stateful loader of a resumed run
+then starts from its first batch. Here the loader is asked only after Lightning has loaded it. The length of a
+``TokenDataModule`` follows from its options, so it is known earlier.
+"""
+
+import math
+from functools import partial
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Timer
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from lightning_llm.data.batches import limited_batches
+from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine
+
+DEFAULT_WARMUP = 100  # steps
+LIGHTNINGS_EPOCHS = 1000  # of a run without any limit
+
+
+def total_steps(trainer: Trainer, data: Any = None, accumulation: int | None = None) -> int | None:
+    """Optimizer steps of the whole run: the fewest that ``max_steps`` and ``max_epochs`` allow.
+
+    ``max_time`` does not count: nobody knows in advance how many steps fit into it.
+
+    Args:
+        trainer: The trainer; its ``limit_train_batches`` shortens each epoch.
+        data: The data module, if the trainer does not have it yet.
+        accumulation: Micro-batches per step, if the trainer does not know them yet.
+
+    Returns:
+        ``None`` if neither limit is set, or if the length of an epoch is not known (yet).
+    """
+    limits = [trainer.max_steps] if trainer.max_steps >= 0 else []
+    epochs = _epochs(trainer)
+    if epochs is not None:
+        steps = _steps_per_epoch(trainer, data, accumulation or trainer.accumulate_grad_batches)
+        limits += [] if steps is None else [steps * epochs]
+    return min(limits, default=None)
+
+
+def lambda_scheduler(schedule: Schedule | None, optimizer: Optimizer, trainer: Trainer) -> LambdaLR:
+    """The scheduler of one of our schedules. Until the length of the run is known, its factor is 0.
+
+    Args:
+        schedule: ``None``: ``WarmupCosine`` over the run, or ``Constant`` after a warmup if the run has no known end.
+        optimizer: Its learning rates are multiplied by the factor.
+        trainer: The trainer, which knows the length of the run.
+    """
+    data = getattr(trainer, "datamodule", None)
+    is_known = trainer.train_dataloader is not None or isinstance(data, TokenDataModule)
+    if _epochs(trainer) is not None and not is_known:
+        return LambdaLR(optimizer, _not_yet)
+    return LambdaLR(optimizer, _factor_of_step(schedule, trainer))
+
+
+def start_waiting(schedule: Schedule | None, trainer: Trainer) -> None:
+    """Replace schedulers that waited for the user's own data loader; the length of the run is known now."""
+    for config in trainer.lr_scheduler_configs:
+        waiting = config.scheduler
+        if isinstance(waiting, LambdaLR) and waiting.lr_lambdas[0] is _not_yet:
+            position = waiting.last_epoch - 1  # making a scheduler takes its first step
+            config.scheduler = LambdaLR(waiting.optimizer, _factor_of_step(schedule, trainer), position)
+
+
+def is_limited_by_time(trainer: Trainer) -> bool:
+    """Whether ``max_time``, or a ``Timer`` of the user's, ends the run."""
+    return any(isinstance(callback, Timer) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+
+
+def _not_yet(step: int) -> float:
+    """Until the length of the run is known; no step is taken with it."""
+    return 0.0
+
+
+def _factor_of_step(schedule: Schedule | None, trainer: Trainer) -> partial[float]:
+    """The factor of the optimizer's learning rate, by the number of steps already taken."""
+    total = total_steps(trainer)
+    if schedule is None:
+        warmup = DEFAULT_WARMUP if total is None else min(DEFAULT_WARMUP, total // 10)
+        schedule = Constant(warmup_steps=warmup) if total is None else WarmupCosine(warmup_steps=warmup)
+    return partial(_factor, schedule, None if total is None else max(1, total))
+
+
+def _factor(schedule: Schedule, total_steps: int | None, step: int) -> float:
+    # factor(0) is 0 if there is a warmup: counting from 1, every update changes the weights
+    return schedule.factor(step + 1, total_steps)
+
+
+def _epochs(trainer: Trainer) -> int | None:
+    """``max_epochs`` as Lightning reads it when training begins; ``None``: no limit."""
+    if trainer.max_epochs is None:
+        return None if trainer.max_steps != -1 or is_limited_by_time(trainer) else LIGHTNINGS_EPOCHS
+    return trainer.max_epochs if trainer.max_epochs >= 0 else None
+
+
+def _steps_per_epoch(trainer: Trainer, data: Any, accumulation: int) -> int | None:
+    data = data or getattr(trainer, "datamodule", None)
+    if trainer.limit_train_batches == 0:
+        return 0
+    if trainer.train_dataloader is not None:
+        batches = trainer.num_training_batches
+    elif isinstance(data, TokenDataModule):
+        batches = limited_batches(data.steps_per_epoch * accumulation, trainer.limit_train_batches)
+    else:
+        return None
+    return None if math.isinf(batches) else math.ceil(batches / accumulation)
