@@ -16,8 +16,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_llm.checkpoints import files as archives
+from lightning_llm.checkpoints import archives
 from lightning_llm.checkpoints import sharded as sharded_files
+from lightning_llm.checkpoints.archives import Source
 from lightning_llm.checkpoints.checks import (
     ARCHITECTURE,
     LIGHTNING,
@@ -28,7 +29,6 @@ from lightning_llm.checkpoints.checks import (
     check_fits,
     validate,
 )
-from lightning_llm.checkpoints.files import Source
 from lightning_llm.checkpoints.schema import FORMAT
 from lightning_llm.model.config import config_of_file
 from lightning_llm.model.finite import only_finite

@@ -19,15 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_llm.checkpoints.files import (
-    flush_folder,
-    is_whole_file,
-    read_archive,
-    remove_path,
-    replace_path,
-    write_atomically,
-)
+from lightning_llm.checkpoints.archives import is_whole_file, read_archive, write_atomically
 from lightning_llm.checkpoints.schema import COUNT, Each, faults, refuse, shown
+from lightning_llm.io.atomic import flush_folder, remove_path, replace_path
 
 MAIN = "checkpoint.pt"
 MARK, PROCESSES = "__shards__", "__processes__"

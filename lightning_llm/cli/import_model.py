@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _import(options: argparse.Namespace) -> None:
     # after the options are read: a typing mistake is answered without waiting for torch
-    from lightning_llm.checkpoints.files import write_atomically
+    from lightning_llm.checkpoints.archives import write_atomically
     from lightning_llm.interop.reader import read_folder
 
     out: Path = options.out

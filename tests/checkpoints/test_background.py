@@ -6,8 +6,8 @@ import threading
 import pytest
 import torch
 
+from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.background import Background, MainMemoryCopy
-from lightning_llm.checkpoints.files import write_atomically
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.training import checkpoint_io
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO

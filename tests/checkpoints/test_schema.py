@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_llm.checkpoints.archives import read_archive
 from lightning_llm.checkpoints.checks import RESUME, check_described, validate
-from lightning_llm.checkpoints.files import read_archive
 from lightning_llm.checkpoints.reading import (
     check_run_checkpoint,
     digest,
@@ -114,7 +114,7 @@ EDITS = [
     ((*SHAPE, "unknown"), 1, "architecture.unknown is unknown"),
     ((*SHAPE, "hidden_size"), "16", "hidden_size is 16, expected a whole number"),
     ((*SHAPE, "hidden_size"), 0, "hidden_size must be at least 1"),
-    ((*SHAPE, "hidden_size"), 10**18, "parameters, more than"),
+    ((*SHAPE, "hidden_size"), 10**18, "hidden_size must be at most"),
     ((*SHAPE, "hidden_size"), 32, "is of another model"),
     ((*SHAPE, "num_hidden_layers"), 10**6, "num_hidden_layers must be at most"),
     ((*SHAPE, "vocab_size"), None, "vocab_size is null"),
@@ -378,10 +378,10 @@ HOSTILE = {
     "many operations": (lambda: tensor_file(b"\x80\x02}" + b"N" * 2_100_000 + b"."), "more than 2000000 operations"),
     "a storage larger than its part": (
         lambda: tensor_file(storage(b"J\x00\x00\x00\x40"), {"data/0": b"\0\0\0\0"}),
-        "is of 4 bytes, not of 1073741824",
+        "has 4 bytes, not 1073741824",
     ),
-    "an expanded tensor": (lambda: saved({"a": torch.zeros(1).expand(10**6, 10**6)}), "larger than what the file"),
-    "many views": (many_views, "larger than what the file"),
+    "an expanded tensor": (lambda: saved({"a": torch.zeros(1).expand(10**6, 10**6)}), "larger than its data"),
+    "many views": (many_views, "larger than its data"),
     "sparse": (lambda: saved({"a": torch.eye(3).to_sparse()}), "running its code"),
     "meta": (lambda: saved({"a": torch.empty(10**12, device="meta")}), "running its code"),
     "complex": (lambda: saved({"a": torch.zeros(2, dtype=torch.complex64)}), "running its code"),
@@ -401,9 +401,9 @@ HOSTILE = {
     "something behind": (lambda: saved({}) + b"x" * 40, "cut short or damaged"),
     "torch's old form": (
         lambda: pickle.dumps({"a": 1}),
-        "cut short or damaged, or no checkpoint",
+        "cut short or damaged, or not a checkpoint",
     ),
-    "tar": (lambda: b"ustar" * 300, "cut short or damaged, or no checkpoint"),
+    "tar": (lambda: b"ustar" * 300, "cut short or damaged, or not a checkpoint"),
 }
 
 
@@ -420,12 +420,12 @@ def test_a_hostile_file_is_refused(tmp_path, name):
 
 
 def test_thousands_of_parts_are_not_indexed(tmp_path, monkeypatch):
-    from lightning_llm.checkpoints import archive_limits
+    from lightning_llm.checkpoints import archives
 
-    monkeypatch.setattr(archive_limits, "MOST_INDEX_BYTES", 2000)
+    monkeypatch.setattr(archives, "MOST_INDEX_BYTES", 2000)
     path = tmp_path / "x.ckpt"
     torch.save({str(number): torch.zeros(1) for number in range(100)}, path)
-    with pytest.raises(ValueError, match="cut short or damaged, or no checkpoint"):
+    with pytest.raises(ValueError, match="cut short or damaged, or not a checkpoint"):
         read_archive(path)
 
 
@@ -446,14 +446,14 @@ def test_what_is_no_file_is_answered_at_once(tmp_path, kind):
         path.symlink_to("/dev/zero")
     else:
         path = Path("/dev/zero")
-    with pytest.raises(ValueError, match="is no file"):
+    with pytest.raises(ValueError, match="is not a file"):
         read_checkpoint(path)
     assert not is_whole(path)
 
 
 MEMORY = """
 import resource, sys
-from lightning_llm.checkpoints.files import read_archive
+from lightning_llm.checkpoints.archives import read_archive
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for path in sys.argv[1:]:
     try:

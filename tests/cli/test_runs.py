@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from lightning_llm.checkpoints import run_lock
-from lightning_llm.checkpoints.files import link_path
 from lightning_llm.cli.report import RunReport
 from lightning_llm.cli.runs import CHECKPOINTS, CONFIG, newest_run, put_events_before, take_turn, turn_of
+from lightning_llm.io.atomic import link_path
 
 HOLDER = """
 import sys, time

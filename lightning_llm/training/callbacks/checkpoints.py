@@ -17,10 +17,10 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
-from lightning_llm.checkpoints.files import link_path, remove_path, replace_path
 from lightning_llm.checkpoints.loop_state import step_is_complete, validation_follows
 from lightning_llm.checkpoints.reading import BEST, read_outline, step_files, step_name, step_of
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, run_dir_of, turn_of
+from lightning_llm.io.atomic import link_path, remove_path, replace_path
 from lightning_llm.training.callbacks.signals import Interrupted
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lightning_llm.checkpoints.files import write_atomically
+from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.loop_state import is_log_step, step_is_complete
 from lightning_llm.checkpoints.reading import step_files
 from lightning_llm.checkpoints.run_directory import run_dir_of
