@@ -31,8 +31,8 @@ from lightning_llm.io.console import Console
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
-from lightning_llm.training.callbacks.rank_consistency import SameEverywhere
-from lightning_llm.training.callbacks.resume_diff import HonestResume
+from lightning_llm.training.callbacks.rank_consistency import RankConsistencyCheck
+from lightning_llm.training.callbacks.resume_diff import ResumeDiff
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
 
@@ -133,7 +133,7 @@ def _trainer(variant: str, folder: Path, options: dict[str, Any]) -> pl.Trainer:
     if variant == "Lightning, bar and log":
         return pl.Trainer(**plain, enable_checkpointing=False)
     # as the command adds them; the last two stand for those that report and write config.yaml, neither in a step
-    added = [SameEverywhere(), HonestResume({}), pl.Callback(), pl.Callback()]
+    added = [RankConsistencyCheck(), ResumeDiff({}), pl.Callback(), pl.Callback()]
     return Trainer(**{**plain, "default_root_dir": str(folder), "precision": "32-true", "callbacks": added})
 
 

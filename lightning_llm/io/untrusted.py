@@ -8,29 +8,40 @@ Whatever is wrong is a ``ValueError`` of one line, or the system's ``OSError``. 
 """
 
 import json
+import math
 import os
 import re
 import reprlib
 import stat
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
 MOST_VALUES = 1 << 22  # in a JSON file: each takes up to 70 bytes of memory
 SNAPSHOTS = "snapshots"  # folders of the Hugging Face cache: their files are links to blobs, two levels up
-_SHOWN = 5  # problems that one line lists
+_LISTED, _LONGEST = 5, 600  # problems in one line, and its characters
 
 Kind = Callable[[Any, str], Iterable[str]]  # value and its name -> what is wrong with it
 
-_short = reprlib.Repr()
+
+class _Short(reprlib.Repr):
+    def repr_Tensor(self, value: Any, level: int) -> str:
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')} and shape {tuple(value.shape)}"
+
+    def repr_OrderedDict(self, value: Any, level: int) -> str:
+        return self.repr_dict(value, level)
+
+
+_short = _Short()
 _short.maxstring = _short.maxother = _short.maxlong = 80
 _short.maxlevel = 2
 
 
 def shown(value: object) -> str:
-    """A value for a message: escaped, and never longer than a line."""
+    """A value for a message: escaped, and at most one line long."""
     try:
         return _short.repr(value)
     except ValueError:
@@ -144,7 +155,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def validate(content: object, kind: Kind, source: object, advice: str) -> None:
+def refuse(problems: Iterable[str], source: object, advice: str = "") -> None:
+    """Raise a ValueError of one line with the first few problems, if there are any."""
+    if listed := list(islice(problems, _LISTED)):
+        text = " ".join("; ".join(listed).split())[:_LONGEST]
+        raise ValueError(f"{source}: {text}{advice and f'; {advice}'}")
+
+
+def validate(content: object, kind: Kind, source: object, advice: str = "") -> None:
     """Compare with a schema.
 
     Args:
@@ -154,10 +172,9 @@ def validate(content: object, kind: Kind, source: object, advice: str) -> None:
         advice: What to do.
 
     Raises:
-        ValueError: They differ: the first few places, in one line.
+        ValueError: They differ. One line lists the first few differences.
     """
-    if problems := [problem for problem, _ in zip(kind(content, ""), range(_SHOWN), strict=False)]:
-        raise ValueError(f"{source}: {'; '.join(problems)}; {advice}")
+    refuse(kind(content, ""), source, advice)
 
 
 def rule(expected: str, fits: Callable[[Any], bool]) -> Kind:
@@ -187,37 +204,40 @@ def maybe(kind: Kind) -> Kind:
     return lambda value, name: () if value is None else kind(value, name)
 
 
-def list_of(kind: Kind, most: int) -> Kind:
-    """A list of at most so many."""
+def list_of(kind: Kind, most: float = math.inf) -> Kind:
+    """A list of at most ``most`` items."""
+    expected = "a list" if most == math.inf else f"a list of at most {most}"
 
     def check(value: Any, name: str) -> Iterable[str]:
-        if not isinstance(value, list) or len(value) > most:
-            yield f"{name} is {shown(value)}, expected a list of at most {most}"
-            return
-        for number, each in enumerate(value):
-            yield from kind(each, f"{name}[{number}]")
+        if not isinstance(value, list | tuple) or len(value) > most:
+            return [f"{name} is {shown(value)}, expected {expected}"]
+        return (problem for number, each in enumerate(value) for problem in kind(each, f"{name}[{number}]"))
 
     return check
 
 
 def record(required: Mapping[str, Kind], optional: Mapping[str, Kind] | None = None, *, others: bool = False) -> Kind:
-    """An object with these fields; ``others`` lets it have more."""
-    optional = optional or {}
+    """An object with these fields; ``others`` allows more."""
+    known = {**(optional or {}), **required}
 
     def check(value: Any, name: str) -> Iterable[str]:
         if not isinstance(value, dict):
             yield f"{name or 'the content'} is {shown(value)}, expected an object with fields by name"
             return
         prefix = f"{name}." if name else ""
-        for field, kind in required.items():
-            yield from kind(value[field], prefix + field) if field in value else (f"{prefix}{field} is missing",)
+        yield from (f"{prefix}{field} is missing" for field in required if field not in value)
         for field, each in value.items():
-            if field in optional:
-                yield from optional[field](each, prefix + field)
-            elif field not in required and not others:
-                yield f"{prefix}{field if field.isidentifier() else shown(field)} is unknown"
+            if field in known:
+                yield from known[field](each, prefix + field)
+            elif not others or not isinstance(field, str):
+                yield f"{prefix}{field_name(field)} is unknown"
 
     return check
+
+
+def field_name(name: object) -> str:
+    """A field's name for a message."""
+    return name if isinstance(name, str) and re.fullmatch(r"[\w.]{1,80}", name) else shown(name)
 
 
 NUMBER = rule("a finite number", lambda value: type(value) in (int, float) and abs(value) <= sys.float_info.max)

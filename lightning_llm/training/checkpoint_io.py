@@ -11,8 +11,8 @@ from lightning.fabric.utilities.types import _PATH
 from lightning_llm.checkpoints import sharded as sharded_files
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.background import Background, MainMemoryCopy
-from lightning_llm.checkpoints.checks import LIGHTNING
 from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.checkpoints.schema import LIGHTNING
 from lightning_llm.io.atomic import remove_path
 
 

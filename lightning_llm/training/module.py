@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_llm.accounting.plan_report import summary
 from lightning_llm.accounting.planner import Plan, Task, configured
-from lightning_llm.checkpoints.checks import FORMAT_VERSION
 from lightning_llm.checkpoints.compatibility import architecture_differences, check_loaded, free_fields
 from lightning_llm.checkpoints.reading import EXECUTION, only_checkpoints
 from lightning_llm.checkpoints.recipes import (
@@ -26,7 +25,7 @@ from lightning_llm.checkpoints.recipes import (
     schedule_recipe,
     warn_without_recipe,
 )
-from lightning_llm.checkpoints.schema import FORMAT
+from lightning_llm.checkpoints.schema import FORMAT, FORMAT_VERSION
 from lightning_llm.data.datamodule import TokenDataModule, rescale_batch_progress
 from lightning_llm.data.sources import Source
 from lightning_llm.generation import generate

@@ -12,8 +12,8 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, St
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_llm.checkpoints.checks import LIGHTNING
 from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.checkpoints.schema import LIGHTNING
 from lightning_llm.checkpoints.sharded import Rows, local_rows
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from lightning_llm.training.callbacks.non_finite import NonFinite as NonFinite
     from lightning_llm.training.callbacks.non_finite import StopOnNonFinite as StopOnNonFinite
     from lightning_llm.training.callbacks.progress import StepProgressBar as StepProgressBar
-    from lightning_llm.training.callbacks.rank_consistency import SameEverywhere as SameEverywhere
-    from lightning_llm.training.callbacks.resume_diff import HonestResume as HonestResume
+    from lightning_llm.training.callbacks.rank_consistency import RankConsistencyCheck as RankConsistencyCheck
+    from lightning_llm.training.callbacks.resume_diff import ResumeDiff as ResumeDiff
     from lightning_llm.training.callbacks.samples import SampleText as SampleText
     from lightning_llm.training.callbacks.signals import Interrupted as Interrupted
     from lightning_llm.training.callbacks.signals import StopOnSignal as StopOnSignal
@@ -26,8 +26,8 @@ else:
         training__callbacks__memory="MemoryProfiler",
         training__callbacks__non_finite="NonFinite StopOnNonFinite",
         training__callbacks__progress="StepProgressBar",
-        training__callbacks__rank_consistency="SameEverywhere",
-        training__callbacks__resume_diff="HonestResume",
+        training__callbacks__rank_consistency="RankConsistencyCheck",
+        training__callbacks__resume_diff="ResumeDiff",
         training__callbacks__samples="SampleText",
         training__callbacks__signals="Interrupted StopOnSignal",
         training__callbacks__status="StatusFile",

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from torch.utils.tensorboard.summary import hparams
 
 from lightning_llm.checkpoints.loop_state import step_is_complete
-from lightning_llm.training.callbacks.resume_diff import HonestResume
+from lightning_llm.training.callbacks.resume_diff import ResumeDiff
 from lightning_llm.training.run_options import short_options, shown
 from lightning_llm.training.scalar_names import (
     DATA_STALL,
@@ -128,7 +128,7 @@ class Dashboard(Callback):
 def _hyperparameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
     """The options of the command line, else what the module saved of its own; by short names."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    given = next((callback.options for callback in callbacks if isinstance(callback, HonestResume)), None)
+    given = next((callback.options for callback in callbacks if isinstance(callback, ResumeDiff)), None)
     options = short_options(dict(pl_module.hparams) if given is None else given)
     options["trainer.precision"] = trainer.precision  # what "auto" came to
     kept = {}

@@ -24,7 +24,7 @@ SHOWN = 3  # differences of a process; one wrong config file makes dozens
 Facts = dict[str, Any]
 
 
-class SameEverywhere(Callback):
+class RankConsistencyCheck(Callback):
     """Compares options, data, code and versions of all processes with those of the first.
 
     Args:

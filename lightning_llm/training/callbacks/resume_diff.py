@@ -35,7 +35,7 @@ UNCOMPARED = (
 OPTIMIZER = "model.optimizer.class_path"
 
 
-class HonestResume(Callback):
+class ResumeDiff(Callback):
     """Compares the options of a run with those in the checkpoint that it goes on from.
 
     Args:

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lightning_llm.training.callbacks.rank_consistency import SameEverywhere, code_digest, differences_of, gather
+from lightning_llm.training.callbacks.rank_consistency import RankConsistencyCheck, code_digest, differences_of, gather
 
 
 def facts(**changes):
@@ -34,7 +34,7 @@ def test_what_is_compared():
         def state_dict(self):
             return {"store": "0123"}
 
-    found = SameEverywhere({"model": {"loss_chunks": 4}}).facts(Data())
+    found = RankConsistencyCheck({"model": {"loss_chunks": 4}}).facts(Data())
     assert found["option model.loss_chunks"] == 4
     assert found["data"] == "0123"
     assert found["code of lightning_llm"] == code_digest()
