@@ -4,7 +4,7 @@ from typing import Any
 
 from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.io.atomic import write_json
-from lightning_llm.training.callbacks.resume_diff import ResumeDiff
+from lightning_llm.training.callbacks.consistency import ResumeDiff
 
 PLAN = "plan.json"
 

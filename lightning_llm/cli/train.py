@@ -55,11 +55,10 @@ from lightning_llm.cli.runs import (
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.training.allocator import keep_freed_memory
+from lightning_llm.training.callbacks.consistency import RankConsistencyCheck, ResumeDiff
 from lightning_llm.training.callbacks.non_finite import NonFinite
-from lightning_llm.training.callbacks.rank_consistency import RankConsistencyCheck
-from lightning_llm.training.callbacks.resume_diff import ResumeDiff
+from lightning_llm.training.callbacks.progress import StatusFile
 from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
-from lightning_llm.training.callbacks.status import StatusFile
 from lightning_llm.training.execution import choose_precision
 from lightning_llm.training.groups import leave_groups
 from lightning_llm.training.initial_weights import check_trust

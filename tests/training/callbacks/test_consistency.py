@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lightning_llm.training.callbacks.rank_consistency import RankConsistencyCheck, code_digest, differences_of, gather
+from lightning_llm.training.callbacks.consistency import RankConsistencyCheck, code_digest, differences_of, gather
 
 
 def facts(**changes):
@@ -53,7 +53,7 @@ def test_facts_of_all_processes_in_their_order(two_processes):
 @pytest.mark.parametrize("change", ["text", "name"])
 def test_the_digest_knows_every_file(monkeypatch, tmp_path, change):
     (tmp_path / "a.py").write_text("1")
-    monkeypatch.setattr("lightning_llm.training.callbacks.rank_consistency.PACKAGE", tmp_path)
+    monkeypatch.setattr("lightning_llm.training.callbacks.consistency.PACKAGE", tmp_path)
     before = code_digest()
     if change == "text":
         (tmp_path / "a.py").write_text("2")
