@@ -21,7 +21,7 @@ SAME_PARAMETERS = ({"swiglu", "memory_optimized_swiglu"},)
 
 def free_fields(architecture: ModelConfig) -> frozenset[str]:
     """What may differ between a model and the one whose weights it begins with."""
-    # a rotation has no parameters: it goes on as far as it is asked to
+    # RoPE has no parameters and extends to any length
     length = {"max_position_embeddings"} if architecture.position == "rope" else set()
     return EXECUTION_FIELDS | {"initializer_range"} | length
 
@@ -42,7 +42,7 @@ def architecture_differences(
 
 
 def check_loaded(checkpoint: Mapping[str, Any], model: Any, groups: Iterable[dict[str, Any]]) -> None:
-    """Refuse what Lightning is about to load into a ``LanguageModel``.
+    """Check what Lightning is about to load into a ``LanguageModel``.
 
     Args:
         checkpoint: All of it.

@@ -75,8 +75,8 @@ def split(content: Any, shards: dict[str, dict[str, Any]], name: str = "") -> An
     if isinstance(content, dict):
         return {key: split(value, shards, f"{name}/{key}" if name else str(key)) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        kept = [split(value, shards, f"{name}/{number}") for number, value in enumerate(content)]
-        return kept if isinstance(content, list) else tuple(kept)
+        parts = (split(value, shards, f"{name}/{number}") for number, value in enumerate(content))
+        return list(parts) if isinstance(content, list) else tuple(parts)
     return content
 
 

@@ -1,10 +1,10 @@
-"""Files that somebody else may have written: read within limits, and checked before anything relies on them.
+"""Untrusted files: read within limits, and checked before anything relies on their content.
 
-1. :func:`file_in` makes a path of a name that a file gave. :func:`check_regular` accepts a file, and nothing else.
+1. :func:`file_in` turns a name from a file into a path. :func:`check_regular` accepts regular files only.
 2. :func:`read_text` and :func:`read_json` read no more than a limit. JSON is read strictly.
-3. :func:`validate` compares what was read with a schema made of the kinds below it.
+3. :func:`validate` compares the content with a schema made of the kinds below it.
 
-Whatever is wrong is a ``ValueError`` of one line, or the system's ``OSError``. Imports neither torch nor numpy.
+Every problem is a ``ValueError`` of one line, or the system's ``OSError``. Imports neither torch nor numpy.
 """
 
 import json
@@ -69,7 +69,7 @@ def file_in(folder: Path, name: object) -> Path:
 
 
 def check_regular(path: str | Path, limit: int | None = None) -> None:
-    """Refuse a FIFO or device at once, before anybody opens it and waits.
+    """Reject a FIFO or device at once: opening it would wait.
 
     Raises:
         ValueError: It is not a file, or has more than ``limit`` bytes.
@@ -123,11 +123,9 @@ def parse_json(text: str, source: object, *, nan_is_null: bool = False) -> dict[
 
     def number(word: str) -> float | None:
         found = float(word)
-        if abs(found) < float("inf"):
-            return found
-        if nan_is_null:
-            return None
-        raise ValueError(f"{word} is not a finite number")
+        if not math.isfinite(found) and not nan_is_null:
+            raise ValueError(f"{word} is not a finite number")
+        return found if math.isfinite(found) else None
 
     try:
         if sum(map(text.count, ",[{")) > MOST_VALUES:
@@ -135,12 +133,10 @@ def parse_json(text: str, source: object, *, nan_is_null: bool = False) -> dict[
         content = json.loads(text, object_pairs_hook=_unique, parse_float=number, parse_constant=number)
         if re.search(r"\\u[dD][89a-fA-F]", text):
             json.dumps(content, ensure_ascii=False).encode()
-    except RecursionError:
-        raise ValueError(f"{source} is not JSON that can be read: it is nested too deeply") from None
-    except UnicodeEncodeError:
-        raise ValueError(f"{source} is not JSON that can be read: it holds half of a surrogate pair") from None
-    except ValueError as error:
-        raise ValueError(f"{source} is not JSON that can be read: {error}") from None
+    except (RecursionError, ValueError) as error:
+        problem = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        problem = "it holds half of a surrogate pair" if isinstance(error, UnicodeEncodeError) else problem
+        raise ValueError(f"{source} is not JSON that can be read: {problem}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{source} holds a {type(content).__name__}, expected an object with fields by name")
     return content
@@ -193,10 +189,11 @@ def whole(low: int = 0, high: int = 2**53) -> Kind:
 
 def one_of(*values: object) -> Kind:
     """One of a few values, of the same type."""
-    known = {(type(value), value) for value in values}
-    return rule(
-        " or ".join(map(repr, values)), lambda value: value.__hash__ is not None and (type(value), value) in known
-    )
+
+    def fits(value: Any) -> bool:
+        return any(type(value) is type(each) and value == each for each in values)
+
+    return rule(" or ".join(map(repr, values)), fits)
 
 
 def maybe(kind: Kind) -> Kind:

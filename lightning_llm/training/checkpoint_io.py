@@ -10,7 +10,7 @@ from lightning.fabric.utilities.types import _PATH
 
 from lightning_llm.checkpoints import sharded as sharded_files
 from lightning_llm.checkpoints.archives import write_atomically
-from lightning_llm.checkpoints.background import Background, MainMemoryCopy
+from lightning_llm.checkpoints.background import Background, HostCopy
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.checkpoints.schema import LIGHTNING
 from lightning_llm.io.atomic import remove_path
@@ -27,7 +27,7 @@ class AtomicCheckpointIO(CheckpointIO):
     def __init__(self, asynchronous: bool = False) -> None:
         self.asynchronous = asynchronous
         self._background = Background()
-        self._copy = MainMemoryCopy()
+        self._copy = HostCopy()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
         """Write ``checkpoint`` to ``path``; what was there stays until the new file is complete.

@@ -139,7 +139,7 @@ class ResumeDiff(Callback):
         step = checkpoint["global_step"]
         if 0 < trainer.max_steps < step:
             raise ValueError(
-                f"trainer.max_steps {trainer.max_steps} lies before step {step} of the checkpoint: give more steps"
+                f"trainer.max_steps {trainer.max_steps} is below step {step} of the checkpoint: give more steps"
             )
         saved = checkpoint["callbacks"].get(self.state_key, {}).get("options", {})
         if not saved:

@@ -41,7 +41,7 @@ LAYOUT = {
     "loss by data source": {"validation, nats/token": [f"^{names.VAL_LOSS_OF_SOURCE}.*"]},
 }
 
-# The HPARAMS tab shows the last value of each beside the options.
+# The HPARAMS tab shows the last value of each next to the options.
 BACKWARD_PEAK = f"{names.MEMORY}backward{names.PEAK}"
 RESULTS = (
     *(names.VAL_LOSS, names.VAL_BITS_PER_BYTE, names.VAL_PERPLEXITY, names.TRAIN_LOSS_EVAL),

@@ -75,16 +75,12 @@ class StopOnSignal(Callback):
         self._handle(lambda before: before if before is signal.SIG_IGN else self._note)
         self._group = host_group(trainer)
 
-    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the handlers from before Lightning."""
-        self._handle(lambda before: before)
-
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Without training, as for the sanity check."""
-        if trainer.state.fn != "fit":
+        """Outside training, the sanity check included, restore the handlers from before Lightning."""
+        if not self._is_training:
             self._handle(lambda before: before)
 
-    on_test_start = on_predict_start = on_sanity_check_start
+    on_test_start = on_predict_start = on_validation_start
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """After a complete optimizer step, stop if a signal has arrived."""

@@ -1,10 +1,17 @@
-"""Processes that do not run the same."""
+"""Ranks that do not run the same, and names of earlier versions."""
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from lightning_llm.training.callbacks.consistency import RankConsistencyCheck, code_digest, differences_of, gather
+from lightning_llm.training import callbacks
+from lightning_llm.training.callbacks.consistency import (
+    RankConsistencyCheck,
+    ResumeDiff,
+    code_digest,
+    differences_of,
+    gather,
+)
 
 
 def facts(**changes):
@@ -60,3 +67,8 @@ def test_the_digest_knows_every_file(monkeypatch, tmp_path, change):
     else:
         (tmp_path / "a.py").rename(tmp_path / "b.py")
     assert code_digest() != before
+
+
+def test_the_names_of_earlier_versions_mean_the_same():
+    assert callbacks.HonestResume is ResumeDiff
+    assert callbacks.SameEverywhere is RankConsistencyCheck
