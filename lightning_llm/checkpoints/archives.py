@@ -55,7 +55,6 @@ _CALLED = {
 }
 _CONSTANTS = {"NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE"}
 _CONSTANTS |= {"SHORT_BINSTRING", "EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET"}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _INTO_THE_TOP = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}
 _PLAIN = (bool, int, float, str, bytes, torch.dtype, torch.device, type(None))
 
@@ -265,8 +264,8 @@ def _check_operations(content: bytes, sizes: Mapping[str, int]) -> None:
             items, stack = stack, marked.pop()
             if name == "TUPLE":
                 stack.append(_tuple_of(items))
-        elif name in _TUPLES:
-            count = _TUPLES[name]
+        elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
+            count = int(name[-1])
             stack[-count:] = [_tuple_of(stack[-count:])]
         elif name in _INTO_THE_TOP:
             del stack[-_INTO_THE_TOP[name] :]

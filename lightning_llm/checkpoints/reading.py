@@ -6,7 +6,6 @@ model can be loaded without it.
 
 import hashlib
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +28,6 @@ from lightning_llm.optim.checks import saved_state_faults
 EXECUTION = "execution"  # in the part under FORMAT: see training.execution
 RENAMED_CALLBACKS = {"HonestResume": "ResumeDiff"}  # keys of their states in checkpoints of earlier versions
 BEST = "best.ckpt"
-_STEP = re.compile(r"step-(\d+)\.ckpt")
 
 
 def read_checkpoint(
@@ -192,8 +190,8 @@ def step_name(step: int) -> str:
 
 def step_of(path: Path) -> int:
     """The optimizer step in the name of a checkpoint, or -1 if the run has not named it."""
-    match = _STEP.fullmatch(path.name)
-    return int(match[1]) if match and path.name == step_name(int(match[1])) else -1
+    digits = path.name.removeprefix("step-").removesuffix(".ckpt")
+    return int(digits) if digits.isdecimal() and path.name == step_name(int(digits)) else -1
 
 
 def step_files(folder: Path) -> list[Path]:

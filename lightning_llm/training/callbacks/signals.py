@@ -55,7 +55,7 @@ class StopOnSignal(Callback):
     """
 
     def __init__(self) -> None:
-        self._received = 0
+        self._received = 0  # the first signal
         self._requeue_signal: int | None = None
         self._before: dict[int, Any] = {}
         self._group: Any = None

@@ -43,10 +43,8 @@ class TrainingLog(Callback):
         self.peak_tflops = peak_tflops
         self.utilisation: Utilisation | None = None
         self._loss: torch.Tensor | None = None
-        self._tokens = 0
         self._steps = 0  # in the sum of the loss
-        self._timed_steps = 0
-        self._waited = 0.0
+        self._tokens, self._timed_steps, self._waited = 0, 0, 0.0
         self._has_saved = False
         self._clock = PhaseClock()
 
