@@ -49,15 +49,15 @@ def shown(value: object) -> str:
 
 
 def file_in(folder: Path, name: object) -> Path:
-    """The path of a file in this very folder. The file need not exist.
+    """The path of a file directly in this folder. The file need not exist.
 
     Args:
-        folder: The folder that the user named.
-        name: What a file says the other's name is.
+        folder: The folder that the user gave.
+        name: The name, as another file contains it.
 
     Raises:
-        ValueError: It is not a plain file name, or a link that leads out of the folder. In a folder of the Hugging Face
-            cache a link may lead to the model's blobs.
+        ValueError: It is not a plain file name, or it is a link that leads out of the folder. In a folder of the
+            Hugging Face cache a link may lead to the model's blobs.
     """
     if not isinstance(name, str) or name in ("", ".", "..") or not {"/", "\\", "\0"}.isdisjoint(name):
         raise ValueError(f"{folder} names the file {shown(name)}, expected the plain name of a file in this folder")
@@ -84,7 +84,7 @@ def check_regular(path: str | Path, limit: int | None = None) -> None:
 
 
 def read_bytes(path: str | Path, limit: int) -> bytes:
-    """The content of a file. Errors as in :func:`check_regular`, or it cannot be opened."""
+    """The content of a file. Errors as in :func:`check_regular`, or those of opening it."""
     check_regular(path, limit)
     with open(path, "rb") as file:
         return file.read(limit)
@@ -114,11 +114,11 @@ def parse_json(text: str, source: object, *, nan_is_null: bool = False) -> dict[
     Args:
         text: The text.
         source: Its file, for messages.
-        nan_is_null: Read NaN and infinite numbers as null, which older files of this project have.
+        nan_is_null: Read NaN and infinite numbers as null; older files of this project contain them.
 
     Raises:
         ValueError: It is not JSON, or nested too deeply, or has too many values, gives a key twice, holds NaN, an
-            infinite number or half of a surrogate pair, or is something else than an object.
+            infinite number or half of a surrogate pair, or is not an object.
     """
 
     def number(word: str) -> float | None:

@@ -24,6 +24,8 @@ from lightning_llm.io.atomic import link_path, remove_path, replace_path
 from lightning_llm.training.callbacks.signals import Interrupted
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 
+_STATE = ("best_loss", "best_step", "validated_step")
+
 
 class RunCheckpoints(Checkpoint):
     """Saves after every validation, every ``every_n_steps``, at the end and when the run is interrupted.
@@ -139,13 +141,12 @@ class RunCheckpoints(Checkpoint):
 
     def state_dict(self) -> dict[str, Any]:
         """The best so far, the last validation, and the run's sequence number; ModelCheckpoint's files hold it too."""
-        names = ("best_loss", "best_step", "validated_step")
-        return {**{name: getattr(self, name) for name in names}, "turn": self._turn}
+        return {**{name: getattr(self, name) for name in _STATE}, "turn": self._turn}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best so far."""
-        self.best_loss, self.best_step = state_dict["best_loss"], state_dict["best_step"]
-        self.validated_step = state_dict["validated_step"]
+        for name in _STATE:
+            setattr(self, name, state_dict[name])
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """If the run stopped before or during a validation, that validation runs first, from its beginning.

@@ -49,9 +49,8 @@ class StepProgressBar(ProgressBar):
         """Draw the empty bar."""
         if not self._enabled or not self.console.is_terminal:
             return
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeLeftColumn())
-        words = TextColumn("step"), TextColumn("{task.description}")
-        self._progress = Progress(words[0], *columns, words[1], console=self.console, auto_refresh=False)
+        columns = (TextColumn("step"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeLeftColumn())
+        self._progress = Progress(*columns, TextColumn("{task.description}"), console=self.console, auto_refresh=False)
         self._progress.add_task("", total=total_steps(trainer), completed=trainer.global_step)
         self._progress.start()
 
