@@ -28,8 +28,7 @@ from lightning_llm.data.token_store import TokenStore
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
-from lightning_llm.training.callbacks.rank_consistency import SameEverywhere
-from lightning_llm.training.callbacks.resume_diff import HonestResume
+from lightning_llm.training.callbacks.consistency import RankConsistencyCheck, ResumeDiff
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
 
@@ -111,7 +110,7 @@ def _trainer(variant: str, folder: str, steps: int, device: str) -> pl.Trainer:
     if variant == "Lightning, bar and log":
         return pl.Trainer(**options, enable_checkpointing=False)
     # as the command adds them; the last two stand for those that report and write config.yaml, neither in a step
-    added = [SameEverywhere(), HonestResume({}), pl.Callback(), pl.Callback()]
+    added = [RankConsistencyCheck(), ResumeDiff({}), pl.Callback(), pl.Callback()]
     return Trainer(**options, precision="32-true", callbacks=added)
 
 

@@ -1,4 +1,4 @@
-"""Work that no step waits for: one thread, in order, an error told to whoever asks next."""
+"""Work that no training step waits for: one thread, in order. The next caller gets its error."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class Background:
-    """A queue with one thread. After an error, nothing that was queued behind it is done."""
+    """A queue with one thread. After an error, actions that are already queued are dropped."""
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
         self._last: Future[None] | None = None
 
     def add(self, action: Callable[[], object]) -> None:
-        """Do ``action`` once all before it is done."""
+        """Run ``action`` after all earlier ones."""
         if self._executor is None:  # a thread of an executor is joined before the interpreter ends
             self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         before = self._last
@@ -29,53 +29,52 @@ class Background:
         self._last = self._executor.submit(act)
 
     def wait(self) -> None:
-        """Until all is done.
+        """Wait until all is done.
 
         Raises:
-            Exception: What an action has raised; told once.
+            Exception: What an action has raised; reported once.
         """
         last, self._last = self._last, None
         if last is not None:
             last.result()
 
 
-class MainMemoryCopy:
-    """Copies nested containers with their tensors, so that the next step cannot change them.
+class HostCopy:
+    """Copies nested containers with their tensors to host memory, so that the next step cannot change them.
 
-    The memory of one copy is used again by the next, whose reader must have finished: fresh pages cost more than the
-    copying. For tensors on a GPU it is pinned.
+    Each copy reuses the memory of the previous one, whose reader must have finished: fresh pages cost more than the
+    copying. For tensors on a GPU the memory is pinned.
     """
 
     def __init__(self) -> None:
         self._free: dict[object, list[Tensor]] = {}
 
     def of(self, content: Any) -> Any:
-        """The copy. Tensors that share their numbers share them in the copy too.
+        """The copy. Tensors that share their storage share it in the copy too.
 
         Args:
-            content: Dictionaries, lists and tuples, of tensors on any device and whatever else.
+            content: Dictionaries, lists and tuples of tensors on any device and of other values.
         """
         copies: dict[object, Tensor] = {}
         used: dict[object, list[Tensor]] = {}
 
+        def copy_tensor(tensor: Tensor) -> Tensor:
+            same = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+            key = same if tensor.numel() else id(tensor)
+            if key not in copies:
+                alike = (tensor.shape, tensor.dtype, tensor.is_cuda)
+                free = self._free.get(alike)
+                target = free.pop() if free else _empty_like(tensor)
+                used.setdefault(alike, []).append(target)
+                copies[key] = target.copy_(tensor.detach(), non_blocking=True)
+            return copies[key]
+
         def copy(part: Any) -> Any:
             if isinstance(part, Tensor):
-                same = (part.device, part.data_ptr(), part.shape, part.stride(), part.dtype)
-                key = same if part.numel() else id(part)
-                if key not in copies:
-                    alike = (part.shape, part.dtype, part.is_cuda)
-                    free = self._free.get(alike)
-                    kept = free.pop() if free else _empty_like(part)
-                    used.setdefault(alike, []).append(kept)
-                    copies[key] = kept.copy_(part.detach(), non_blocking=True)
-                return copies[key]
+                return copy_tensor(part)
             if isinstance(part, dict):
                 return {key: copy(value) for key, value in part.items()}
-            if isinstance(part, list):
-                return [copy(each) for each in part]
-            if type(part) is tuple:
-                return tuple(copy(each) for each in part)
-            return part
+            return type(part)(map(copy, part)) if type(part) in (list, tuple) else part
 
         with torch.no_grad():
             whole = copy(content)

@@ -7,38 +7,17 @@ Lightning documents neither the attributes of its loops nor the keys of their st
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lightning_llm.checkpoints.schema import CLOSED, COUNT, PLAIN_DICT
-
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-FIT_LOOP, BATCHES, VALIDATION = "fit_loop", "epoch_loop.batch_progress", "epoch_loop.val_loop.batch_progress"
+FIT_LOOP, TRAINING, VALIDATION = "fit_loop", "epoch_loop.batch_progress", "epoch_loop.val_loop.batch_progress"
 AUTOMATIC = "epoch_loop.automatic_optimization.optim_progress"
 MANUAL = "epoch_loop.manual_optimization.optim_step_progress"
 
-_COUNTS = {"ready": COUNT, "completed": COUNT, "started?": COUNT, "processed?": COUNT, CLOSED: None}
-_PROGRESS = {"total": _COUNTS, "current": _COUNTS, CLOSED: None}
-_ALL_COUNTS = {"ready": COUNT, "completed": COUNT, "started": COUNT, "processed": COUNT, CLOSED: None}
-_BATCH_PROGRESS = {"total": _ALL_COUNTS, "current": _ALL_COUNTS, "is_last_batch": bool, CLOSED: None}
-_EVALUATION = {"state_dict": PLAIN_DICT, "batch_progress": _BATCH_PROGRESS}
-LOOPS = {  # the schema of a checkpoint's ``loops``
-    FIT_LOOP: {
-        "state_dict": {"combined_loader?": [PLAIN_DICT]},
-        "epoch_progress": _PROGRESS,
-        "epoch_loop.state_dict": {"_batches_that_stepped?": COUNT},
-        BATCHES: _BATCH_PROGRESS,
-        "epoch_loop.scheduler_progress": _PROGRESS,
-        "epoch_loop.automatic_optimization.state_dict": PLAIN_DICT,
-        AUTOMATIC: {"optimizer": {"step": _PROGRESS, "zero_grad": _PROGRESS}},
-        "epoch_loop.manual_optimization.state_dict": PLAIN_DICT,
-        MANUAL: _PROGRESS,
-        "epoch_loop.val_loop.state_dict": PLAIN_DICT,
-        VALIDATION: _BATCH_PROGRESS,
-    },
-    "validate_loop": _EVALUATION,
-    "test_loop": _EVALUATION,
-    "predict_loop": {"state_dict": PLAIN_DICT, "batch_progress": _PROGRESS},
-}
+EPOCHS, SCHEDULERS = "epoch_progress", "epoch_loop.scheduler_progress"
+OTHER_STATES = tuple(
+    f"epoch_loop.{loop}.state_dict" for loop in ("automatic_optimization", "manual_optimization", "val_loop")
+)
 
 
 # ---- of a trainer
@@ -92,7 +71,7 @@ def rescale_batch_progress(checkpoint: dict[str, Any], new_accumulation: int) ->
     """
     loop = checkpoint["loops"][FIT_LOOP]
     steps = max(_step_counts(loop), key=lambda progress: int(progress["total"]["completed"]))
-    progress = loop[BATCHES]
+    progress = loop[TRAINING]
     counts = progress["current"]
     # Lightning tells by `completed` lagging behind that the checkpoint was written at the end of a batch.
     at_end = counts["ready"] == counts["processed"] == counts["completed"] + 1
@@ -113,7 +92,7 @@ def set_validation_due(checkpoint: dict[str, Any], is_due: bool) -> None:
     progress["is_last_batch"] = False
 
 
-def loop_faults(loops: Mapping[str, Any], global_step: int | None) -> Iterator[str]:
+def loop_problems(loops: Mapping[str, Any], global_step: int | None) -> Iterator[str]:
     """Counters that contradict each other or ``global_step``: Lightning takes the step from the counters."""
     for name, counts in _counts(loops, "loops"):
         order = [counts[each] for each in ("ready", "started", "processed", "completed") if each in counts]

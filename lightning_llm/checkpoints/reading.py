@@ -1,12 +1,11 @@
 """Checkpoints of a run, in one file or in a folder of shards, and those of a plain training loop.
 
-How files are written and read is in ``training.archives``, the folder in ``training.sharded_files``. No Lightning is
-imported here: a trained model is read back without it.
+``checkpoints.archives`` writes and reads files, ``checkpoints.sharded`` folders. Lightning is not imported: a trained
+model can be loaded without it.
 """
 
 import hashlib
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,77 +15,68 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_llm.checkpoints import files as archives
-from lightning_llm.checkpoints import sharded as sharded_files
-from lightning_llm.checkpoints.checks import (
-    ARCHITECTURE,
-    LIGHTNING,
-    PLAIN_LOOP,
-    RESUME,
-    WEIGHTS,
-    check_described,
-    check_fits,
-    validate,
-)
-from lightning_llm.checkpoints.files import Source
-from lightning_llm.checkpoints.schema import FORMAT
+from lightning_llm.checkpoints import archives, sharded
+from lightning_llm.checkpoints.archives import Source
+from lightning_llm.checkpoints.compatibility import check_described, check_fits
+from lightning_llm.checkpoints.schema import ARCHITECTURE, FORMAT, LIGHTNING, PLAIN_LOOP, RESUME, WEIGHTS, validate
+from lightning_llm.io.untrusted import refuse
 from lightning_llm.model.config import config_of_file
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import only_finite
 from lightning_llm.optim.groups import saved_state_faults
 
 EXECUTION = "execution"  # in the part under FORMAT: see training.execution
+RENAMED_CALLBACKS = {"HonestResume": "ResumeDiff"}  # keys of their states in checkpoints of earlier versions
 BEST = "best.ckpt"
-_STEP = re.compile(r"step-(\d+)\.ckpt")
 
 
 def read_checkpoint(
     source: Source, map_location: Any | None = None, *, mmap: bool = False, needs: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """What a checkpoint holds, without executing anything in it, and compared with the schema.
+    """The content of a checkpoint, read without executing anything in it, and compared with the schema.
 
     Args:
-        source: A path, be it of a file or of a folder of shards, or an open file.
-        map_location: Where tensors go, as in ``torch.load``; default: main memory.
-        mmap: Leave the tensors in the file until they are used; those of a folder are ``sharded_files.Rows`` then.
-        needs: What must be there, see ``training.checkpoint_checks``.
+        source: A path of a file or of a folder of shards, or an open file.
+        map_location: Where tensors go, as in ``torch.load``; default: host memory.
+        mmap: Leave the tensors in the file until they are used; those of a folder become ``sharded.Rows``.
+        needs: Required fields, see ``checkpoints.schema``.
 
     Raises:
-        ValueError: No such file, a URL, a file that is cut short or no checkpoint, or one that holds code, or
-            whose content is not a checkpoint's.
+        ValueError: The path does not exist or is a URL, or the file is cut short, is not a checkpoint, or holds code.
     """
-    content = _read(source, map_location, mmap)
-    validate(content, source if isinstance(source, str | os.PathLike) else "in the given file", needs)
-    return content
-
-
-def _read(source: Source, map_location: Any, mmap: bool) -> dict[str, Any]:
     if not isinstance(source, str | os.PathLike):
-        return archives.read_archive(source, map_location, mmap=mmap)
-    if "://" in str(source):
-        raise ValueError(f"checkpoint {source} is a URL: download it and give the file")
-    path = Path(source)
-    if sharded_files.is_folder(path):
-        return sharded_files.read_folder(path, map_location, mmap=mmap)
-    return archives.read_archive(path, map_location, mmap=mmap)
+        content, where = archives.read_archive(source, map_location, mmap=mmap), "in the given file"
+    else:
+        if "://" in str(source):
+            raise ValueError(f"checkpoint {source} is a URL: download it and give the file")
+        read = sharded.read_folder if sharded.is_folder(Path(source)) else archives.read_archive
+        content, where = read(Path(source), map_location, mmap=mmap), str(source)
+    return _validated(content, where, needs)
 
 
 def read_outline(path: Path) -> dict[str, Any]:
-    """As :func:`read_checkpoint`, in milliseconds: what a checkpoint says of itself, its tensors not to be used."""
-    path = path / sharded_files.MAIN if sharded_files.is_folder(path) else path
-    content = archives.read_archive(path, mmap=True, of_tensors=False)
-    validate(content, path, of_tensors=False)
+    """As :func:`read_checkpoint`, in milliseconds; the tensors in the result must not be used."""
+    path = path / sharded.MAIN if sharded.is_folder(path) else path
+    return _validated(archives.read_archive(path, mmap=True, of_tensors=False), path, of_tensors=False)
+
+
+def _validated(
+    content: dict[str, Any], where: object, needs: tuple[str, ...] = (), *, of_tensors: bool = True
+) -> dict[str, Any]:
+    if isinstance(states := content.get("callbacks"), dict):
+        content["callbacks"] = {RENAMED_CALLBACKS.get(name, name): state for name, state in states.items()}
+    validate(content, where, needs, of_tensors=of_tensors)
     return content
 
 
 def check_run_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Refuse a file that a run cannot go on from, without reading its tensors.
+    """Check that a run can resume from a file, without reading its tensors.
 
     Returns:
-        What this project noted in it: the part under ``FORMAT``.
+        The part under ``FORMAT``, which this project adds to Lightning's.
 
     Raises:
-        ValueError: As :func:`read_checkpoint`, or the file is no checkpoint of a run.
+        ValueError: As :func:`read_checkpoint`, or the file is not the checkpoint of a run.
     """
     content = read_checkpoint(path, mmap=True, needs=(*RESUME, "TokenDataModule"))
     check_described(content, path)
@@ -108,8 +98,8 @@ def load_transformer(
         The model, and the content of its ``tokenizer.json``.
 
     Raises:
-        ValueError: As :func:`read_checkpoint`, or the file is no checkpoint of a run, or of a newer format, or names
-            code that is not trusted, or weights are NaN or infinite.
+        ValueError: As :func:`read_checkpoint`, or the file is not the checkpoint of a run, has a newer format, names
+            code that is not trusted, or has weights that are NaN or infinite.
     """
     content = read_checkpoint(path, needs=WEIGHTS)
     prefix = "transformer."
@@ -124,7 +114,7 @@ def load_transformer(
 
 @contextmanager
 def only_checkpoints(path: Source, *, trust_code: bool) -> Iterator[None]:
-    """Before Lightning reads a file itself: it is a checkpoint of a model. What does not fit then is a ValueError."""
+    """Check a model's checkpoint before Lightning reads it. Errors of loading become a ValueError of one line."""
     content = read_checkpoint(path, mmap=isinstance(path, str | os.PathLike), needs=(*LIGHTNING, ARCHITECTURE))
     config_of_file(content["hyper_parameters"]["architecture"], path, trust_code=trust_code)
     try:
@@ -134,8 +124,8 @@ def only_checkpoints(path: Source, *, trust_code: bool) -> Iterator[None]:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether every part of a checkpoint is there and has its checksum, and torch can open it (about 1 s per GB)."""
-    return sharded_files.is_whole_folder(path) if sharded_files.is_folder(path) else archives.is_whole_file(path)
+    """Whether every part of a checkpoint exists and matches its checksum, and torch can open it (about 1 s per GB)."""
+    return sharded.is_whole_folder(path) if sharded.is_folder(path) else archives.is_whole_file(path)
 
 
 def digest(path: str | os.PathLike[str]) -> str:
@@ -148,8 +138,8 @@ def digest(path: str | os.PathLike[str]) -> str:
         ValueError: As :func:`read_checkpoint`.
     """
     content, total = read_checkpoint(path, needs=("state_dict", "optimizer_states")), hashlib.sha256()
-    for part in ("state_dict", "optimizer_states"):
-        _add(total, content[part])
+    _add(total, content["state_dict"])
+    _add(total, content["optimizer_states"])
     return total.hexdigest()
 
 
@@ -159,7 +149,7 @@ def save_checkpoint(model: nn.Module, optimizer: Optimizer, iteration: int, out:
     Args:
         model: Its parameters and buffers are saved.
         optimizer: Its state is saved.
-        iteration: Number of steps done.
+        iteration: Number of finished steps.
         out: A path, written atomically, or a file open for writing.
     """
     content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "iteration": iteration}
@@ -178,16 +168,14 @@ def load_checkpoint(src: Source, model: nn.Module, optimizer: Optimizer) -> int:
         optimizer: Gets the state.
 
     Returns:
-        The number of steps done.
+        The number of finished steps.
 
     Raises:
         ValueError: As :func:`read_checkpoint`, or the file is of another model.
     """
     content = read_checkpoint(src, needs=PLAIN_LOOP)
-    faults = saved_state_faults(optimizer.param_groups, content["optimizer"])
+    refuse(saved_state_faults(optimizer.param_groups, content["optimizer"]), "the checkpoint is of another model")
     try:
-        if faults:
-            raise RuntimeError("; ".join(faults[:5]))
         model.load_state_dict(content["model"])
         optimizer.load_state_dict(content["optimizer"])
     except RuntimeError as error:
@@ -196,14 +184,14 @@ def load_checkpoint(src: Source, model: nn.Module, optimizer: Optimizer) -> int:
 
 
 def step_name(step: int) -> str:
-    """The name that a run gives the checkpoint of an optimiser step."""
+    """The file name of the checkpoint of an optimizer step."""
     return f"step-{step:08d}.ckpt"
 
 
 def step_of(path: Path) -> int:
-    """The optimiser step in the name that a run has given a checkpoint, or -1: it is somebody else's."""
-    match = _STEP.fullmatch(path.name)
-    return int(match[1]) if match and path.name == step_name(int(match[1])) else -1
+    """The optimizer step in the name of a checkpoint, or -1 if the run has not named it."""
+    digits = path.name.removeprefix("step-").removesuffix(".ckpt")
+    return int(digits) if digits.isdecimal() and path.name == step_name(int(digits)) else -1
 
 
 def step_files(folder: Path) -> list[Path]:
@@ -212,7 +200,7 @@ def step_files(folder: Path) -> list[Path]:
 
 
 def _add(total: Any, value: Any) -> None:
-    """Add a nested value to a sha256: names in their order, shapes and bytes of tensors."""
+    """Add a nested value to a sha256: names in sorted order, shapes and bytes of tensors."""
     if isinstance(value, dict):
         for name in sorted(value, key=str):
             total.update(f"{name}\0".encode())

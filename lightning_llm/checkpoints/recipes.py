@@ -1,8 +1,8 @@
-"""Optimizer and schedule of a run as plain values in its checkpoint, and back: for ``load_from_checkpoint``.
+"""Optimizer and schedule of a run as plain values in its checkpoint, and back, for ``load_from_checkpoint``.
 
 A recipe is ``{"class_path": …, "init_args": {…}}``. Only classes of ``lightning_llm.optim`` and ``torch.optim`` are
-made again, looked up by name: a checkpoint never decides what is imported. Of any other class, and of schedulers that
-do not tell their arguments, the recipe has the name alone, and loading says that it is not restored.
+restored, looked up by name: a checkpoint never decides what is imported. For any other class, and for schedulers that
+do not expose their arguments, the recipe holds the name alone, and loading warns that it is not restored.
 """
 
 import dataclasses
@@ -22,46 +22,47 @@ Recipe = dict[str, Any]
 
 
 def optimizer_recipe(optimizer: Optimizer) -> Recipe:
-    """The class of an optimizer, and the arguments that its ``defaults`` tell."""
-    kind = type(optimizer)
-    accepted = inspect.signature(kind).parameters
+    """The class of an optimizer, and the arguments in its ``defaults``."""
+    accepted = inspect.signature(type(optimizer)).parameters
     arguments = {name: value for name, value in optimizer.defaults.items() if name in accepted}
-    if kind not in _optimizers().values() or not all(map(_is_plain, arguments.values())):
-        return {"class_path": _path_of(kind)}
-    return {"class_path": _path_of(kind), "init_args": arguments}
+    return _recipe(type(optimizer), _optimizers(), arguments if all(map(_is_plain, arguments.values())) else None)
 
 
 def schedule_recipe(schedule: object) -> Recipe | None:
-    """The class of a schedule, and its fields if it is one of this project's; ``None`` stays what it is."""
+    """The class of a schedule, and its fields if it is one of this project's. ``None`` stays ``None``."""
     if schedule is None:
         return None
-    kind = type(schedule)
-    if kind not in _schedules().values() or not dataclasses.is_dataclass(schedule):
-        return {"class_path": _path_of(kind)}
-    return {"class_path": _path_of(kind), "init_args": dataclasses.asdict(schedule)}  # type: ignore[arg-type]
+    fields: Any = schedule
+    return _recipe(type(schedule), _schedules(), vars(fields).copy() if dataclasses.is_dataclass(schedule) else None)
+
+
+def _recipe(kind: type, known: Mapping[str, type], arguments: dict[str, Any] | None) -> Recipe:
+    path = _path_of(kind)
+    if known.get(path) is not kind or arguments is None:
+        return {"class_path": path}
+    return {"class_path": path, "init_args": arguments}
 
 
 def restored_optimizer(given: Any, default: type[Optimizer]) -> Any:
-    """What makes the optimizer of a recipe; ``default``, after a warning, where that cannot be told.
+    """The factory of an optimizer from its recipe.
 
     Args:
-        given: A recipe; anything else is returned as it is.
-        default: Instead of a class that is not made again.
+        given: A recipe; anything else is returned unchanged.
+        default: Used, after a warning, in place of a class that cannot be restored.
     """
     if not isinstance(given, dict):
         return given
     made = known_optimizer(given)
     if made is None:
         _warn("optimizer", given["class_path"], f"{default.__name__} with its defaults")
-        return default
-    return made
+    return made or default
 
 
 def known_optimizer(given: Recipe) -> Callable[..., Optimizer] | None:
-    """What makes the optimizer of a recipe, or ``None`` where that cannot be told.
+    """The factory of an optimizer, or ``None`` if its class or arguments are not known.
 
     Raises:
-        ValueError: Its arguments are none that the class takes.
+        ValueError: The class does not accept the arguments.
     """
     kind = _optimizers().get(given["class_path"])
     if kind is None or "init_args" not in given:
@@ -72,7 +73,7 @@ def known_optimizer(given: Recipe) -> Callable[..., Optimizer] | None:
 
 
 def restored_schedule(given: Any) -> Any:
-    """The schedule of a recipe, likewise; ``None``, the default, after a warning, where that cannot be told."""
+    """The schedule of a recipe; ``None``, the default, after a warning, if it cannot be restored."""
     if not isinstance(given, dict):
         return given
     kind = _schedules().get(given["class_path"])
@@ -82,17 +83,17 @@ def restored_schedule(given: Any) -> Any:
     return _try("schedule", given, lambda: kind(**given["init_args"]))
 
 
+def warn_without_recipe(checkpoint: Mapping[str, Any]) -> None:
+    """Warn about a training checkpoint that an older version wrote without recipes."""
+    if checkpoint.get("optimizer_states") and "optimizer" not in checkpoint.get("hyper_parameters", {}):
+        warnings.warn("the checkpoint is of an older version: its optimizer is not restored", stacklevel=2)
+
+
 def _try(name: str, recipe: Recipe, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except (TypeError, ValueError, OverflowError, RuntimeError, AttributeError) as error:
         raise ValueError(f"the checkpoint's {name} {recipe['class_path']} cannot be made: {error}") from error
-
-
-def warn_without_recipe(checkpoint: Mapping[str, Any]) -> None:
-    """Warn of a training checkpoint that an older version wrote, without recipes."""
-    if checkpoint.get("optimizer_states") and "optimizer" not in checkpoint.get("hyper_parameters", {}):
-        warnings.warn("the checkpoint is of an older version: its optimizer is not restored", stacklevel=2)
 
 
 def _warn(name: str, class_path: str, instead: str) -> None:

@@ -1,27 +1,57 @@
-"""The folder of a run, ``<root>/<experiment>/version_<n>``: each run has its own, whatever its loggers are.
+"""The folder of a run, ``<root>/<experiment>/version_<n>``: its name, its lock, and ``status.json``. Needs no torch.
 
-The first process of a run claims the folder by making it, which one of several can do only, and holds its lock while
-the run lasts (``training.run_lock``). The other processes are told the name (``Trainer.run_dir``).
+Each run has its own folder, whatever its loggers are. The first process of a run claims it by creating it, which only
+one of several processes can do, and holds its lock while the run lasts. The other processes are told its name
+(``Trainer.run_dir``).
+
+The lock is the kernel's (``fcntl``, POSIX record locks): it ends with the process that holds it, even by SIGKILL, so
+nothing has to be cleaned up. Neither forked data workers nor programs that the process starts hold it. It would also
+end if the process opened and closed the file elsewhere: nothing else opens it.
 """
 
+import errno
+import fcntl
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.checkpoints.run_lock import RunLock
-from lightning_llm.io.untrusted import read_text
+from lightning_llm.io.atomic import write_json
+from lightning_llm.io.untrusted import NUMBER, TEXT, maybe, read_json, read_text, record, validate, whole
 
-EXPERIMENT = "run"  # where nothing gives a name
+EXPERIMENT = "run"  # without a name
 CHECKPOINTS, TURN, EVENTS = "checkpoints", "turn", "events.out.tfevents."
 PREFIX = "version_"
 
+LOCK = "lock"
+WAIT_S = 5.0  # a requeued job may start while the previous process is still ending
+POLL_S = 0.1
+HELD_BY_OTHERS = (errno.EACCES, errno.EAGAIN)
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+STATUS, SUMMARY = "status.json", "summary.json"
+RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"
+_STATUS = record(
+    {"status": TEXT},
+    {"step": whole(), "val_loss": maybe(NUMBER), "reason": TEXT, "host": TEXT, "process": maybe(whole(1, 1 << 30))},
+    others=True,
+)
+
+_held: set[Path] = set()  # by this process, to which the kernel would give a lock twice
+
 
 class RunDirectory:
-    """A run's folder: the next free one, or that of a run that goes on.
+    """A run's folder: the next free one, or that of a resumed run.
 
     Args:
         root: Folder that holds the folders of all runs.
-        experiment: Folder in it, for runs of one kind; ``None``: to be given, or ``run``.
-        version: The name wanted in that; where it is taken, and ``None``: the next free ``version_<n>``.
+        experiment: Folder in it, for runs of one kind; ``None``: ``run``, unless it is set later.
+        version: The wanted name in it; if that is taken, or ``None``: the next free ``version_<n>``.
 
     Raises:
         ValueError: ``experiment`` or ``version`` leads out of ``root``.
@@ -38,7 +68,7 @@ class RunDirectory:
 
     @property
     def path(self) -> Path:
-        """The folder, which the first process makes when it first asks; in others a guess, until they are told."""
+        """The folder, which the first process creates on first use; other processes guess it until they are told."""
         if self._path is None:
             parent = self.root / (EXPERIMENT if self.experiment is None else self.experiment)
             if not is_first_process():
@@ -58,43 +88,42 @@ class RunDirectory:
         return self._lock is not None
 
     def take(self, path: Path) -> None:
-        """Go on in a folder that exists."""
+        """Use a folder that exists."""
         self._path = path
 
     def prefer(self, path: Path) -> None:
-        """Where no folder is claimed yet: try this one first, then others beside it."""
+        """If no folder is claimed yet, try this one first, then others in the same parent."""
         if self._path is None:
             self.root, self.experiment, self._version = path.parent.parent, path.parent.name, path.name
 
     def open(self) -> None:
-        """In the first process: claim the folder, lock it, and note that of the runs beside it, it was started last.
+        """In the first process: claim the folder, lock it, and give this start the next sequence number.
 
         Raises:
             ValueError: Another process writes to it.
         """
-        if self.is_open or not is_first_process():
-            return
-        lock = RunLock(self.path)
-        lock.acquire()
-        self._lock = lock
-        take_turn(self.path)
+        if not self.is_open and is_first_process():
+            lock = RunLock(self.path)
+            lock.acquire()
+            self._lock = lock
+            take_turn(self.path)
 
     def close(self) -> None:
-        """Let others write to it."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For processes that are spawned: the lock is this process's own."""
+        """For spawned processes: the lock stays with this process."""
         return {**self.__dict__, "_lock": None}
 
 
 def run_dir_of(trainer: Any) -> Path | None:
-    """Where the files of a run go; ``None``: nowhere, as under ``fast_dev_run``. Every process must ask.
+    """The folder for the files of a run; ``None``: nowhere, as under ``fast_dev_run``. Every process must ask.
 
     Args:
-        trainer: This project's, or Lightning's, which has no run directory: then where it logs.
+        trainer: This project's, or Lightning's, which has no run directory: then the folder it logs to.
     """
     if hasattr(trainer, "run_dir"):
         found: Path | None = trainer.run_dir
@@ -103,14 +132,14 @@ def run_dir_of(trainer: Any) -> Path | None:
 
 
 def is_first_process() -> bool:
-    """Whether this is rank 0, as launchers tell before any process group is there."""
-    from lightning.fabric.utilities.rank_zero import rank_zero_only  # whoever only looks for runs does not wait for it
+    """Whether this is rank 0, as launchers report it before any process group exists."""
+    from lightning.fabric.utilities.rank_zero import rank_zero_only  # slow, and not needed to look for runs
 
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
 def claim(parent: Path, wanted: str | None = None) -> Path:
-    """Make a new folder in ``parent``, which no other process has made: ``wanted``, or the next ``version_<n>``."""
+    """Create a new folder in ``parent`` for this process alone: ``wanted``, or the next ``version_<n>``."""
     parent.mkdir(parents=True, exist_ok=True)
     number = next_number(parent)
     while True:
@@ -131,13 +160,13 @@ def next_number(parent: Path) -> int:
 
 
 def take_turn(run: Path) -> None:
-    """Note that this run, of those beside it, was started last."""
+    """Give a run a sequence number above those of the other runs in the same parent."""
     turn = 1 + max((turn_of(other) for other in run.parent.iterdir()), default=0)
     (run / TURN).write_text(f"{turn}\n", encoding="utf-8")
 
 
 def turn_of(run: Path) -> int:
-    """See :func:`take_turn`; 0 where nothing is noted."""
+    """The sequence number of a run's last start; 0 if it has none."""
     try:
         return int(read_text(run / TURN, 20))
     except (OSError, ValueError):
@@ -145,10 +174,154 @@ def turn_of(run: Path) -> int:
 
 
 def put_events_before(run: Path, now_s: int) -> None:
-    """TensorBoard reads event files by the time in their names: those from a clock ahead of now get earlier names."""
+    """TensorBoard sorts event files by the time in their names: give those from the future earlier names."""
     files = sorted(run.glob(f"{EVENTS}*"), key=lambda path: path.name)
-    times = [int(path.name.removeprefix(EVENTS).partition(".")[0]) for path in files]
-    if times and times[-1] > now_s:  # in one second no process ends and another starts; within one, tests do
-        for place, path in enumerate(files):
-            rest = path.name.removeprefix(EVENTS).partition(".")[2]
+    names = [path.name.removeprefix(EVENTS).partition(".") for path in files]
+    if names and int(names[-1][0]) > now_s:  # in one second no process ends and another starts; within one, tests do
+        for place, (path, (_, _, rest)) in enumerate(zip(files, names, strict=True)):
             path.rename(path.with_name(f"{EVENTS}{now_s - len(files) + place:010d}.{rest}"))
+
+
+# ---- lock
+
+
+class RunLock:
+    """The right to write to a folder. The file ``lock`` in it names the process that has it, or had it last.
+
+    Args:
+        folder: A folder that exists.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file = folder.resolve() / LOCK
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock; wait a few seconds for a process that is ending. On a file system without locks, warn.
+
+        Raises:
+            ValueError: Another process has it, or this one elsewhere.
+            OSError: The folder cannot be written to.
+        """
+        holder = f"{os.getpid()} {socket.gethostname()}"
+        if self._file in _held:
+            raise ValueError(self._refusal(holder))
+        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            self._wait_for(descriptor)
+        except BaseException as error:
+            os.close(descriptor)
+            if not isinstance(error, OSError) or error.errno not in NO_LOCKS:
+                raise
+            words = f"{self.folder} is on a file system without locks ({error.strerror}): "
+            print(f"{words}nothing keeps a second run from writing there", file=sys.stderr)
+            return
+        self._descriptor = descriptor
+        _held.add(self._file)
+        with suppress(OSError):  # a full disk: the name of the holder is not needed
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{holder}\n".encode())
+
+    def release(self) -> None:
+        """Give up the lock."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+            _held.discard(self._file)
+
+    def _wait_for(self, descriptor: int) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError as error:
+                if error.errno not in HELD_BY_OTHERS:
+                    raise
+                if time.monotonic() >= deadline:
+                    raise ValueError(self._refusal(os.read(descriptor, 500).decode(errors="replace"))) from error
+                time.sleep(POLL_S)
+
+    def _refusal(self, holder: str) -> str:
+        pid, _, host = holder.strip().partition(" ")
+        who = f"process {pid} on {host}" if pid.isdigit() and host else "another process"
+        return (
+            f"{who} trains in {self.folder}: wait until it has ended, or stop it; "
+            "without ckpt_path, a run gets a folder of its own"
+        )
+
+
+# ---- status
+
+
+def write_status(run: Path, status: str, *, step: int, val_loss: float | None = None, reason: str = "") -> None:
+    """Record the status of a run. A killed run keeps the status of its last validation.
+
+    Args:
+        run: Its directory.
+        status: One of the four above.
+        step: Finished optimizer steps.
+        val_loss: Of the last validation, in nats per token.
+        reason: Why it ended, in one line.
+    """
+    facts: dict[str, Any] = {"status": status, "step": step, "val_loss": val_loss}
+    facts |= {"reason": reason} if reason else {}
+    write_json(run / STATUS, {**facts, "host": socket.gethostname(), "process": os.getpid()})
+
+
+def unfinished(run: Path) -> str | None:
+    """The status of a run without a result, in words; ``None`` if it has finished."""
+    facts: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        content = read_json(run / STATUS)
+        validate(content, _STATUS, run / STATUS)
+        facts = content
+    if (run / SUMMARY).is_file() and facts.get("status") in (None, FINISHED):
+        return None
+    steps = [int(found[1]) for path in run.glob("checkpoints/step-*.ckpt") if (found := re.search(r"(\d+)", path.name))]
+    steps += [facts["step"]] if "step" in facts else []
+    words = _how_it_ended(facts) + (f"; step {max(steps)}" if steps else "; no checkpoint")
+    loss = facts.get("val_loss")
+    return words + ("" if loss is None else f", last validation loss {loss:.4f}")
+
+
+def _how_it_ended(facts: dict[str, Any]) -> str:
+    status, reason = facts.get("status"), facts.get("reason")
+    if status in (INTERRUPTED, FAILED):
+        return f"{status} ({reason})" if reason else str(status)
+    if status != RUNNING:
+        return "has not ended yet, or was killed"
+    if facts.get("host") != socket.gethostname():
+        return f"still trains on {facts.get('host')}, or was killed"
+    return "still trains" if _is_alive(facts.get("process")) else "killed"
+
+
+def _is_alive(process: int | None) -> bool:
+    if process is None:
+        return False
+    try:
+        os.kill(process, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
+
+
+def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
+    """The content of ``summary.json``.
+
+    Args:
+        run: The run's directory.
+        measured: Fields that are numbers, or null if they were not measured.
+
+    Raises:
+        ValueError: It is damaged.
+        OSError: It cannot be read.
+    """
+    fields = {**dict.fromkeys(measured, maybe(NUMBER)), "threads": maybe(whole())}
+    try:
+        content = read_json(run / SUMMARY, nan_is_null=True)  # older ones contain Infinity
+        validate(content, record({}, fields, others=True), run / SUMMARY)
+    except ValueError as error:
+        raise ValueError(f"{run / SUMMARY} is damaged: {error}") from error
+    return content

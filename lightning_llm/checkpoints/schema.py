@@ -1,268 +1,309 @@
-"""What a checkpoint holds, written down once. ``training.checkpoint_checks`` compares each file that is read with it.
+"""The content of a checkpoint, field by field, and :func:`validate`, which compares every file that is read with it.
 
-A name that is not listed is the user's own, of a callback say: it is left alone, except where Lightning would make an
-attribute of it.
-
-How it is written: a dict is a dict with these names, of which those with ``?`` may be missing; ``[kind]`` is a list, a
-tuple ``(kind, kind)`` any of several, :class:`Each` a dict with any names, :class:`Between` a number, a type itself.
+Names that are not listed belong to the user, to a callback for example. They are ignored, unless Lightning would make
+an attribute of them. The state of the user's own optimizer or module is checked as far as Lightning and torch need it.
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from itertools import islice
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
+from lightning_llm.checkpoints.loop_state import (
+    AUTOMATIC,
+    EPOCHS,
+    FIT_LOOP,
+    MANUAL,
+    OTHER_STATES,
+    SCHEDULERS,
+    TRAINING,
+    VALIDATION,
+    loop_problems,
+)
+from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.io.untrusted import (
+    TEXT,
+    Kind,
+    field_name,
+    list_of,
+    maybe,
+    one_of,
+    record,
+    refuse,
+    rule,
+    shown,
+    whole,
+)
 from lightning_llm.model.config import ModelConfig
 
 FORMAT = "lightning_llm"  # the key of a checkpoint's own part
+FORMAT_VERSION = 1
 VERSION = "pytorch-lightning_version"
+ARCHITECTURE = "hyper_parameters.architecture"
 
-SHOWN, SAID, LISTED = 60, 600, 5  # characters of a value and of a message, faults in it
-MOST_STEPS = 2**53
-CLOSED = "*"  # among the names of a record: there are no others
-
-
-class Between(NamedTuple):
-    """A number with its bounds, both allowed. NaN is between nothing."""
-
-    low: float
-    high: float
-    kind: type = int
+# Required fields, by what the reader will do.
+WEIGHTS = ("state_dict", ARCHITECTURE, FORMAT)
+LIGHTNING = ("state_dict", VERSION, "global_step")  # before it calls any of our code
+RESUME = (*WEIGHTS, *LIGHTNING, "loops", "callbacks", "optimizer_states", "lr_schedulers")
+PLAIN_LOOP = ("model", "optimizer", "iteration")
 
 
-class Each(NamedTuple):
-    """A dict of which every name and every value is of a kind."""
-
-    name: Any
-    value: Any
+# ---- kinds that JSON does not have
 
 
-class Shaped:
-    """A tensor, or the rows of one that are in files (``training.sharded_files``)."""
+def number(low: float = -math.inf, high: float = math.inf) -> Kind:
+    """A number within bounds; infinity only if the bounds include it."""
+
+    def fits(value: Any) -> bool:
+        return (type(value) is float or (type(value) is int and abs(value) < 2**63)) and low <= value <= high
+
+    return rule(f"a number from {low:.6g} to {high:.6g}", fits)
 
 
-class Plain:
-    """What YAML holds: no tensors, however deep."""
+def any_of(*kinds: Kind) -> Kind:
+    """Any of several kinds; a message is about the first one."""
+
+    def check(value: Any, name: str) -> Iterable[str]:
+        found = [list(kind(value, name)) for kind in kinds]
+        return found[0] if all(found) else ()
+
+    return check
 
 
-class OneOf(NamedTuple):
-    """One of several texts."""
+def mapping(names: Kind, values: Kind) -> Kind:
+    """A dict of any length."""
 
-    texts: tuple[str, ...]
+    def check(value: Any, name: str) -> Iterable[str]:
+        if not isinstance(value, dict):
+            yield f"{name} is {shown(value)}, expected a dict"
+            return
+        for field, each in value.items():
+            yield from names(field, f"a name in {name}")
+            yield from values(each, f"{name}.{field_name(field)}")
+
+    return check
 
 
-def _kind_of(annotation: Any) -> Any:
-    """The same in our own words, of a field of a dataclass."""
+def _is_plain(value: object) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return isinstance(value, NoneType | bool | int | float | str | list | tuple | dict) and all(map(_is_plain, inner))
+
+
+COUNT, POSITIVE, STEP_OR_NONE, INTEGER = whole(), whole(1), whole(-1), whole(-(2**63), 2**63 - 1)
+RATE, BELOW_ONE = number(0, 1e6), number(0, math.nextafter(1, 0))
+BOOL, NULL = one_of(True, False), one_of(None)
+TENSOR = rule("a tensor", lambda value: isinstance(value, Tensor))
+ROWS = rule("a tensor", lambda value: isinstance(value, Tensor) or hasattr(value, "pieces"))  # see checkpoints.sharded
+ANYTHING = rule("anything", lambda value: True)
+PLAIN_DICT = mapping(TEXT, ANYTHING)
+KINDS = {int: INTEGER, float: number(), str: TEXT, bool: BOOL, NoneType: NULL, dict[str, Any]: PLAIN_DICT}
+some = partial(record, others=True)
+
+
+def _kind_of(annotation: Any) -> Kind:
+    """The kind of a dataclass's field."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
-        return tuple(map(_kind_of, arguments))
+        return any_of(*map(_kind_of, arguments))
     if origin is Literal:
-        return OneOf(arguments)
-    if origin is list:
-        return [_kind_of(arguments[0])]
-    return Each(*arguments) if origin is dict else annotation
+        return one_of(*arguments)
+    return list_of(_kind_of(arguments[0])) if origin is list else KINDS[annotation]
 
 
-COUNT, POSITIVE, STEP_OR_NONE = Between(0, MOST_STEPS), Between(1, MOST_STEPS), Between(-1, MOST_STEPS)
-RATE, BELOW_ONE = Between(0, 1e6, float), Between(0, math.nextafter(1, 0), float)
-PLAIN_DICT = Each(str, Any)
+# ---- the schema
+
+COUNTS = record({"ready": COUNT, "completed": COUNT}, {"started": COUNT, "processed": COUNT})
+PROGRESS = record({"total": COUNTS, "current": COUNTS})
+ALL_COUNTS = record(dict.fromkeys(("ready", "completed", "started", "processed"), COUNT))
+BATCHES = record({"total": ALL_COUNTS, "current": ALL_COUNTS, "is_last_batch": BOOL})
+EVALUATION = some({"state_dict": PLAIN_DICT, "batch_progress": BATCHES})
+_FIT_LOOP = {
+    "state_dict": some({}, {"combined_loader": list_of(PLAIN_DICT)}),
+    "epoch_loop.state_dict": some({}, {"_batches_that_stepped": COUNT}),
+    **dict.fromkeys(OTHER_STATES, PLAIN_DICT),
+    **dict.fromkeys((EPOCHS, SCHEDULERS, MANUAL), PROGRESS),
+    **dict.fromkeys((TRAINING, VALIDATION), BATCHES),
+    AUTOMATIC: some({"optimizer": some({"step": PROGRESS, "zero_grad": PROGRESS})}),
+}
+LOOPS = {
+    FIT_LOOP: some(_FIT_LOOP),
+    "validate_loop": EVALUATION,
+    "test_loop": EVALUATION,
+    "predict_loop": some({"state_dict": PLAIN_DICT, "batch_progress": PROGRESS}),
+}
+BEST = {"best_loss": number(), "best_step": STEP_OR_NONE, "validated_step": STEP_OR_NONE}
 CALLBACKS = {
-    "HonestResume?": {"options": Each(str, Plain)},
-    "RunCheckpoints?": {
-        "best_loss": Between(-math.inf, math.inf, float),
-        "best_step": STEP_OR_NONE,
-        "validated_step": STEP_OR_NONE,
-        "turn?": COUNT,
-    },
-    "TrainingLog?": {"loss": Tensor, "steps": COUNT},
+    "ResumeDiff": some({"options": mapping(TEXT, rule("a plain value", _is_plain))}),
+    "RunCheckpoints": some(BEST, {"turn": COUNT}),
+    "TrainingLog": some({"loss": TENSOR, "steps": COUNT}),
 }
-MODEL_CHECKPOINT = {  # Lightning's, which removes files of these names
-    "best_model_path": str,
-    "best_model_score": (Tensor, float, NoneType),
-    "dirpath?": (str, NoneType),
-    "best_k_models?": PLAIN_DICT,
-    "kth_best_model_path?": str,
-    "last_model_path?": str,
+MODEL_CHECKPOINT = some(  # Lightning's, which removes files of these names
+    {"best_model_path": TEXT, "best_model_score": any_of(TENSOR, number(), NULL)},
+    {"dirpath": maybe(TEXT), "best_k_models": PLAIN_DICT, "kth_best_model_path": TEXT, "last_model_path": TEXT},
+)
+OPTIONS = {  # of optimizers
+    **dict.fromkeys(("lr", "initial_lr", "weight_decay", "momentum"), RATE),
+    **dict.fromkeys(("amsgrad", "fused", "foreach", "maximize", "nesterov"), maybe(BOOL)),
+    "betas": list_of(BELOW_ONE),
+    "eps": any_of(RATE, list_of(ANYTHING)),
+    "state_dtype": maybe(one_of("bfloat16")),
+    "newton_schulz_steps": whole(1, 100),
+    "name": TEXT,
 }
-OPTIONS = {  # of optimizers, those that are known
-    "lr?": RATE,
-    "initial_lr?": RATE,
-    "betas?": [BELOW_ONE],
-    "eps?": (RATE, list),
-    "state_dtype?": (OneOf(("bfloat16",)), NoneType),
-    **dict.fromkeys(("amsgrad?", "fused?", "foreach?", "maximize?", "nesterov?"), (bool, NoneType)),
-    "weight_decay?": RATE,
-    "momentum?": RATE,
-    "newton_schulz_steps?": Between(1, 100),
-    "name?": str,
-}
-RECIPE = {"class_path": str, "init_args?": PLAIN_DICT}
 HYPER_PARAMETERS = {
-    "architecture?": {
-        CLOSED: None,
-        **{f"{name}?": _kind_of(annotation) for name, annotation in get_type_hints(ModelConfig).items()},
-    },
-    "loss_chunks?": (COUNT, NoneType),
-    "optimizer?": ({"class_path": str, "init_args?": OPTIONS}, NoneType),
-    "schedule?": (RECIPE, NoneType),
-    "memory_budget?": (str, NoneType),
-    "init_from?": (str, NoneType),
-    "compile_mode?": (str, NoneType),
-    "_instantiator?": NoneType,  # Lightning would import what it names
+    "architecture": record({}, {name: _kind_of(kind) for name, kind in get_type_hints(ModelConfig).items()}),
+    "loss_chunks": maybe(COUNT),
+    "optimizer": maybe(some({"class_path": TEXT}, {"init_args": some({}, OPTIONS)})),
+    "schedule": maybe(some({"class_path": TEXT}, {"init_args": PLAIN_DICT})),
+    **dict.fromkeys(("memory_budget", "init_from", "compile_mode"), maybe(TEXT)),
+    "_instantiator": NULL,  # Lightning would import the class of this name
 }
-OPTIMIZER = {
-    "state": Each(int, PLAIN_DICT),
-    "param_groups": [
-        {
-            "params": [COUNT],
-            **OPTIONS,
-        }
-    ],
-}
+GROUP = some({"params": list_of(COUNT)}, OPTIONS)
+OPTIMIZER = some({"state": mapping(INTEGER, PLAIN_DICT), "param_groups": list_of(GROUP)})
 SCHEDULER = {
-    "last_epoch?": STEP_OR_NONE,
-    "_step_count?": COUNT,
-    "base_lrs?": [RATE],
-    "_last_lr?": [RATE],
-    "lr_lambdas?": [(PLAIN_DICT, NoneType)],
-    "_is_initial?": bool,
-    "_get_lr_called_within_step?": bool,
+    "last_epoch": STEP_OR_NONE,
+    "_step_count": COUNT,
+    "base_lrs": list_of(RATE),
+    "_last_lr": list_of(RATE),
+    "lr_lambdas": list_of(maybe(PLAIN_DICT)),
+    "_is_initial": BOOL,
+    "_get_lr_called_within_step": BOOL,
 }
-PRECISIONS: tuple[str, ...] = ("16-mixed", "16-true", "bf16-mixed", "bf16-true", "32-true", "64-true")
-PRECISIONS += ("transformer-engine", "transformer-engine-float16")
+DATA = dict.fromkeys(("accumulation", "global_batch_size", "context_length"), POSITIVE)
+PRECISIONS = (
+    *("16-mixed", "16-true", "bf16-mixed", "bf16-true", "32-true", "64-true"),
+    *("transformer-engine", "transformer-engine-float16"),
+)
+# a run with precision auto takes it over
+EXECUTION = {"precision": one_of(*PRECISIONS), "threads": POSITIVE, "device": TEXT}
+OWN = some({"format_version": POSITIVE, "tokenizer": maybe(TEXT)}, {"execution": some({}, EXECUTION)})
 CHECKPOINT = {
-    "epoch?": COUNT,
-    "global_step?": COUNT,
-    f"{VERSION}?": str,
-    "state_dict?": Each(str, Shaped),
-    "callbacks?": CALLBACKS,
-    "optimizer_states?": [OPTIMIZER],
-    "lr_schedulers?": [SCHEDULER],
-    "hparams_name?": (str, NoneType),
-    "hparams_type?": (str, NoneType),
-    "hparams?": NoneType,  # of Lightning before 1.0, which takes them for arguments of the model
-    "module_arguments?": NoneType,
-    "hyper_parameters?": HYPER_PARAMETERS,
-    "TokenDataModule?": {
-        "optimizer_steps?": COUNT,
-        "accumulation?": POSITIVE,
-        "global_batch_size?": POSITIVE,
-        "context_length?": POSITIVE,
-        "seed?": int,
-        "store": str,
-    },
-    f"{FORMAT}?": {
-        "format_version": POSITIVE,
-        "tokenizer": (str, NoneType),
-        # a run that says auto takes the precision over
-        "execution?": {"precision?": OneOf(PRECISIONS), "threads?": POSITIVE, "device?": str},
-    },
-    "model?": PLAIN_DICT,  # of a plain loop
-    "optimizer?": OPTIMIZER,
-    "iteration?": COUNT,
+    "epoch": COUNT,
+    "global_step": COUNT,
+    VERSION: TEXT,
+    "loops": some(LOOPS),
+    "callbacks": some({}, CALLBACKS),
+    "lr_schedulers": list_of(some({}, SCHEDULER)),
+    "hparams_name": maybe(TEXT),
+    "hparams_type": maybe(TEXT),
+    "hparams": NULL,  # of Lightning before 1.0, which takes them for arguments of the model
+    "module_arguments": NULL,
+    "hyper_parameters": some({}, HYPER_PARAMETERS),
+    "TokenDataModule": some({"store": TEXT}, {"optimizer_steps": COUNT, "seed": INTEGER, **DATA}),
+    FORMAT: OWN,
+    "model": PLAIN_DICT,  # of a plain loop
+    "optimizer": OPTIMIZER,
+    "iteration": COUNT,
 }
-OF_TENSORS = ("state_dict", "optimizer_states")
-_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "null"}
-_NAMES |= {dict: "a dict", list: "a list", Tensor: "a tensor", Shaped: "a tensor", Plain: "a plain value"}
+TENSORS = {"state_dict": mapping(TEXT, ROWS), "optimizer_states": list_of(OPTIMIZER)}
+
+# Lightning 2 without its first releases, whose checkpoints it migrates
+_LIGHTNING = re.compile(r"2\.[1-9]\d{0,3}(\.\d{1,4})*(\.?(a|b|rc|dev|post)\d{1,8})?", re.ASCII)
+# What a scheduler would lose if its state had the name
+_RESERVED = {"optimizer", *(name for name in dir(LRScheduler) if callable(getattr(LRScheduler, name)))}
 
 
-def faults(value: object, kind: Any, where: str) -> Iterator[str]:
-    """Where a value is not of a kind, in words.
+def validate(content: Mapping[str, Any], path: object, needs: tuple[str, ...] = (), *, of_tensors: bool = True) -> None:
+    """Compare a checkpoint with the schema and with itself.
 
     Args:
-        value: Anything.
-        kind: As the schema is written, see above. A whole number is a number too, and a tuple a list.
-        where: Name of the value.
+        content: Of a checkpoint.
+        path: Its path, for the message.
+        needs: Required fields: ``WEIGHTS``, ``LIGHTNING``, ``RESUME``, ``PLAIN_LOOP``.
+        of_tensors: False for an outline: fields that hold tensors, and slow checks, are left out.
+
+    Raises:
+        ValueError: One line with the problems.
     """
-    if kind is Any:
+    checked = content if of_tensors else {name: content[name] for name in content.keys() - TENSORS.keys()}
+    refuse(some({}, {**CHECKPOINT, **TENSORS})(checked, ""), f"checkpoint {path}")
+    present = {*content, *(f"hyper_parameters.{name}" for name in content.get("hyper_parameters", ()))}
+    if missing := [name for name in needs if name not in present]:
+        writer = "save_checkpoint" if needs == PLAIN_LOOP else "lightning-llm fit"
+        raise ValueError(f"checkpoint {path} was not written by {writer}: it lacks {', '.join(missing)}")
+    refuse(_contradictions(content, of_tensors), f"checkpoint {path}")
+
+
+def _contradictions(content: Mapping[str, Any], of_tensors: bool) -> Iterator[str]:
+    version, step = content.get(VERSION, "2.6"), content.get("global_step")
+    if not _LIGHTNING.fullmatch(version):
+        yield f"{VERSION} is {shown(version)}, expected one of Lightning 2"
+    own = content.get(FORMAT, {})
+    if own.get("format_version", 1) > FORMAT_VERSION:
+        yield f"it has format {own['format_version']}, this version reads up to {FORMAT_VERSION}: upgrade"
+    config = None
+    try:
+        given = content.get("hyper_parameters", {}).get("architecture")
+        config = None if given is None else ModelConfig(**given)
+        if config is not None and config.vocab_size is None:
+            yield f"{ARCHITECTURE}.vocab_size is null, expected a whole number"
+    except (ValueError, TypeError) as error:  # a value that cannot be compared
+        yield f"{ARCHITECTURE}: {error}"
+    if "loops" in content:
+        yield from loop_problems(content["loops"], step)
+    if of_tensors:
+        yield from _callback_problems(content.get("callbacks", {}), step or 0)
+        yield from _tokenizer_problems(own.get("tokenizer"), config)
+        yield from _optimizer_problems(content)
+
+
+def _callback_problems(callbacks: Mapping[str, Any], step: int) -> Iterator[str]:
+    for name in ("best_step", "validated_step"):
+        if (noted := callbacks.get("RunCheckpoints", {}).get(name, -1)) > step:
+            yield f"callbacks.RunCheckpoints.{name} is {noted}, global_step is {step}"
+    entry = callbacks.get("TrainingLog")
+    if entry and (entry["loss"].numel() != 1 or not entry["loss"].isfinite().all()):
+        yield f"callbacks.TrainingLog.loss is {shown(entry['loss'])}, expected one number"
+    for name, state in callbacks.items():
+        if name.startswith("ModelCheckpoint"):
+            where = f"callbacks.{field_name(name)}"
+            yield from (problems := list(MODEL_CHECKPOINT(state, where)))
+            values = [] if problems else [*state.values(), *state.get("best_k_models", ())]
+            if any("://" in each or ".." in re.split(r"[/\\]", each) for each in values if isinstance(each, str)):
+                yield f"{where} names a file elsewhere"
+
+
+def _tokenizer_problems(text: str | None, config: ModelConfig | None) -> Iterator[str]:
+    if text is None or config is None:
         return
-    if isinstance(kind, Between):
-        if not _is_a(value, kind.kind) or not kind.low <= value <= kind.high:  # type: ignore[operator]
-            yield f"{where} is {shown(value)}, expected {_NAMES[kind.kind]} from {kind.low:.6g} to {kind.high:.6g}"
-    elif isinstance(kind, OneOf):
-        if not isinstance(value, str) or value not in kind.texts:
-            yield f"{where} is {shown(value)}, expected one of {', '.join(kind.texts)}"
-    elif isinstance(kind, Each):
-        if not isinstance(value, dict):
-            yield f"{where} is {shown(value)}, expected a dict"
-            return
-        for name, each in value.items():
-            yield from faults(name, kind.name, f"a name in {where}")
-            yield from faults(each, kind.value, f"{where}.{shown(name)}")
-    elif isinstance(kind, tuple):
-        tried = [list(faults(value, each, where)) for each in kind]
-        if all(tried):
-            yield from (
-                tried[0]
-                if isinstance(value, dict)
-                else [f"{where} is {shown(value)}, expected {' or '.join(map(_name, kind))}"]
-            )
-    elif isinstance(kind, list):
-        if not isinstance(value, list | tuple):
-            yield f"{where} is {shown(value)}, expected a list"
-            return
-        for number, each in enumerate(value):
-            yield from faults(each, kind[0], f"{where}[{number}]")
-    elif isinstance(kind, dict):
-        yield from _record_faults(value, kind, where)
-    elif not _is_a(value, kind):
-        yield f"{where} is {shown(value)}, expected {_NAMES[kind]}"
-
-
-def _record_faults(value: object, kind: dict[str, Any], where: str) -> Iterator[str]:
-    if not isinstance(value, dict):
-        yield f"{where} is {shown(value)}, expected a dict"
+    try:
+        ids = Tokenizer(text).vocab_size
+    except Exception as error:  # whatever the library makes of it
+        yield f"{FORMAT}.tokenizer is {shown(str(error))}, expected the text of a tokenizer.json"
         return
-    prefix = f"{where}." if where else ""
-    for name, its in kind.items():
-        plain = name.removesuffix("?")
-        if plain in value:
-            yield from faults(value[plain], its, f"{prefix}{plain}")
-        elif name == plain != CLOSED:
-            yield f"{prefix}{name} is missing"
-    for name in value:
-        if not isinstance(name, str) or (CLOSED in kind and name not in kind and f"{name}?" not in kind):
-            yield f"{prefix}{shown(name)} is unknown"
+    if config.vocab_size is not None and ids > config.vocab_size:
+        yield f"{FORMAT}.tokenizer has {ids} ids, the architecture's vocab_size is {config.vocab_size}"
 
 
-def _is_a(value: object, kind: Any) -> bool:
-    if kind is Plain:
-        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-        plain = isinstance(value, NoneType | bool | int | float | str | list | tuple | dict)
-        return plain and all(_is_a(each, Plain) for each in inner)
-    if kind is Shaped:
-        return isinstance(value, Tensor) or hasattr(value, "pieces")
-    if kind in (int, float):
-        known = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-        return known and -(2**63) <= value < 2**63 if isinstance(value, int) else known
-    return isinstance(value, kind)
-
-
-def _name(kind: Any) -> str:
-    if isinstance(kind, Between):
-        return _NAMES[kind.kind]
-    return _NAMES[kind] if isinstance(kind, type) else "a list" if isinstance(kind, list) else "a dict"
-
-
-def shown(value: object) -> str:
-    """A value in a message, short."""
-    if isinstance(value, Tensor):
-        return f"a tensor of {str(value.dtype).removeprefix('torch.')} and shape {tuple(value.shape)}"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int) and value.bit_length() > 64:
-        return f"a whole number of {value.bit_length()} bits"
-    if isinstance(value, dict | list | tuple | set):
-        return f"a {type(value).__name__} of {len(value)}"
-    if isinstance(value, str):
-        return value[:SHOWN] if value.isprintable() else repr(value[:SHOWN])
-    return repr(value)[:SHOWN]
-
-
-def refuse(found: Iterable[str], introduction: str) -> None:
-    """Raise a ValueError of the first faults, if there are any, in one line."""
-    if listed := list(islice(found, LISTED)):
-        raise ValueError(f"{introduction}{' '.join('; '.join(listed).split())[:SAID]}")
+def _optimizer_problems(content: Mapping[str, Any]) -> Iterator[str]:
+    states, schedulers = content.get("optimizer_states", []), content.get("lr_schedulers", [])
+    last = content.get("global_step", math.inf) if len(states) == 1 else math.inf
+    if "schedule" in content.get("hyper_parameters", {}) and "optimizer_states" in content:  # LanguageModel's own
+        for name, given in (("optimizer_states", states), ("lr_schedulers", schedulers)):
+            if len(given) != 1:
+                yield f"{name} is a list of {len(given)}, expected one"
+    for index, state in enumerate([*states, *([content["optimizer"]] if "optimizer" in content else [])]):
+        where = f"optimizer_states[{index}]"
+        known = [each for group in state["param_groups"] for each in group["params"]]
+        if len(set(known)) != len(known) or not known:
+            yield f"{where}.param_groups have parameters twice, or none"
+        if state["state"].keys() - set(known):
+            yield f"{where}.state is of parameters that are in no group"
+        for parameter, saved in state["state"].items():
+            if isinstance(saved.get("step"), int | float) and saved["step"] > last:
+                yield f"{where}.state.{parameter}.step is {shown(saved['step'])}, global_step is {last}"
+    groups = {len(state["param_groups"]) for state in states}
+    for index, schedule in enumerate(schedulers):
+        where = f"lr_schedulers[{index}]"
+        if reserved := sorted(schedule.keys() & _RESERVED):
+            yield f"{where}.{reserved[0]} is no state of a scheduler"
+        if "lr_lambdas" in schedule and schedule.get("last_epoch") != content.get("global_step", 0):  # our own
+            yield f"{where}.last_epoch is {shown(schedule.get('last_epoch'))}, expected the global_step"
+        for name in ("base_lrs", "_last_lr", "lr_lambdas"):
+            if len(groups) == 1 and name in schedule and len(schedule[name]) not in groups:
+                yield f"{where}.{name} is a list of {len(schedule[name])}, the optimizer has {max(groups)} groups"

@@ -1,14 +1,14 @@
-"""A checkpoint as a folder: each process writes its own rows of every sharded tensor, all of them can be read by any.
+"""A checkpoint as a folder: each process writes its own rows of every sharded tensor, and any process can read all.
 
-    step-00000500.ckpt/checkpoint.pt     all that is no shard: progress, schedules, callbacks, hyperparameters
+    step-00000500.ckpt/checkpoint.pt     everything but shards: progress, schedules, callbacks, hyperparameters
     step-00000500.ckpt/shard-00000.pt    the rows of process 0: {name: {"start": first row, "rows": tensor}}
-    step-00000500.ckpt/shard-00001.pt    those of process 1
+    step-00000500.ckpt/shard-00001.pt    the rows of process 1
 
-Where a shard belongs, ``checkpoint.pt`` has ``{"__shards__": name, "shape": …}``. Put together, the content is that of
-a checkpoint in one file, to the name. So it loads into any number of processes, sharded or not.
+In place of each sharded tensor, ``checkpoint.pt`` has ``{"__shards__": name, "shape": …}``. Put together, the content
+has the same names as a checkpoint in one file. So it loads into any number of processes, sharded or not.
 
 ``torch.distributed.checkpoint`` is not used: its ``.metadata`` is a pickle that is read with ``pickle.load``
-(torch/distributed/checkpoint/filesystem.py), which runs whatever code somebody has put there.
+(torch/distributed/checkpoint/filesystem.py), which runs any code in it.
 """
 
 from collections.abc import Callable
@@ -19,25 +19,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_llm.checkpoints.files import (
-    flush_folder,
-    is_whole_file,
-    read_archive,
-    remove_path,
-    replace_path,
-    write_atomically,
-)
-from lightning_llm.checkpoints.schema import COUNT, Each, faults, refuse, shown
+from lightning_llm.checkpoints.archives import is_whole_file, read_archive, write_atomically
+from lightning_llm.checkpoints.schema import COUNT, TENSOR, mapping
+from lightning_llm.io.atomic import flush_folder, remove_path, replace_path
+from lightning_llm.io.untrusted import TEXT, list_of, record, shown, validate
 
 MAIN = "checkpoint.pt"
 MARK, PROCESSES = "__shards__", "__processes__"
-SHARDED = {MARK: str, "shape": [COUNT]}
-PIECE = {"start": COUNT, "rows": Tensor}
+SHARDED = record({MARK: TEXT, "shape": list_of(COUNT)}, others=True)
+SHARD = mapping(TEXT, record({"start": COUNT, "rows": TENSOR}, others=True))
 Agree = Callable[[bool], bool]
 
 
 class Rows:
-    """A tensor that lies in several files, or one; read only where it is asked for.
+    """A tensor in one or several files, of which only the rows that are asked for are read.
 
     Args:
         shape: Of the whole.
@@ -67,21 +62,21 @@ class Rows:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a path is a checkpoint in this form, be it damaged."""
+    """Whether a path is a checkpoint in this form, even a damaged one."""
     return path.is_dir() and (path.suffix == ".ckpt" or (path / MAIN).is_file())
 
 
 def split(content: Any, shards: dict[str, dict[str, Any]], name: str = "") -> Any:
-    """``content`` without its sharded tensors, which go to ``shards``; in their place stand marks."""
-    if hasattr(content, "to_local"):  # a DTensor
+    """``content`` with a mark in place of each ``DTensor``, whose local rows are added to ``shards``."""
+    if hasattr(content, "to_local"):
         start, rows = local_rows(content)
         shards[name] = {"start": start, "rows": rows}
         return {MARK: name, "shape": list(content.shape)}
     if isinstance(content, dict):
         return {key: split(value, shards, f"{name}/{key}" if name else str(key)) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        kept = [split(value, shards, f"{name}/{number}") for number, value in enumerate(content)]
-        return kept if isinstance(content, list) else tuple(kept)
+        parts = (split(value, shards, f"{name}/{number}") for number, value in enumerate(content))
+        return list(parts) if isinstance(content, list) else tuple(parts)
     return content
 
 
@@ -96,6 +91,12 @@ def local_rows(tensor: Any) -> tuple[int, Tensor]:
     return start, rows
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """This process's part of a sharded tensor; any other tensor unchanged."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
 def write_folder(
     content: dict[str, Any],
     shards: dict[str, dict[str, Any]],
@@ -108,15 +109,15 @@ def write_folder(
     """Write a checkpoint together with the other processes; it appears once all are done, or not at all.
 
     Args:
-        content: What :func:`split` has left; of the first process.
+        content: The content that :func:`split` returned; the first process writes it.
         shards: Of this process.
         path: The folder.
-        process: Number of this process.
-        processes: How many there are.
-        agree: Called three times by each process with whether it failed; tells whether any did.
+        process: Rank of this process.
+        processes: Number of processes.
+        agree: Called three times by each process with whether it failed; returns whether any did.
 
     Raises:
-        OSError: Here or in another process; what was at ``path`` is as it was.
+        OSError: Writing failed here or in another process; ``path`` is unchanged.
     """
     temporary = path.with_name(f".{path.name}.tmp")
 
@@ -136,28 +137,28 @@ def write_folder(
         replace_path(temporary, path)
 
     for action, is_mine in ((begin, process == 0), (write, True), (finish, process == 0)):
-        fault: OSError | None = None
+        failure: OSError | None = None
         try:
             if is_mine:
                 action()
         except OSError as error:
-            fault = error
-        if agree(fault is not None):
+            failure = error
+        if agree(failure is not None):
             if process == 0:
                 with suppress(OSError):
                     remove_path(temporary)
-            if fault is not None:
-                raise OSError(fault.errno, fault.strerror or str(fault), str(path)) from fault
+            if failure is not None:
+                raise OSError(failure.errno, failure.strerror or str(failure), str(path)) from failure
             raise OSError(None, "cannot save the checkpoint: another process failed to write its part", str(path))
 
 
 def read_folder(path: Path, map_location: Any | None = None, *, mmap: bool = False) -> dict[str, Any]:
-    """What a folder holds, in the form of a checkpoint in one file.
+    """The content of a folder, in the form of a checkpoint in one file.
 
     Args:
         path: The folder.
         map_location: Where tensors go.
-        mmap: Leave the shards in their files; in place of the tensors come :class:`Rows`.
+        mmap: Leave the shards in their files; sharded tensors become :class:`Rows`.
 
     Raises:
         ValueError: A file is missing or damaged; the message names it.
@@ -165,30 +166,26 @@ def read_folder(path: Path, map_location: Any | None = None, *, mmap: bool = Fal
     main = read_archive(path / MAIN, map_location, mmap=mmap)
     shards = [read_archive(file, map_location, mmap=True) for file in _shard_files(path, main.pop(PROCESSES, 1))]
     for number, shard in enumerate(shards):
-        refuse(faults(shard, Each(str, PIECE), _shard(number)), f"checkpoint {path}: ")
+        validate({_shard(number): shard}, mapping(TEXT, SHARD), f"checkpoint {path}")
     cache: dict[tuple[int, ...], Tensor] = {}  # a weight that two modules share stays one
+
+    def tensor(mark: dict[str, Any]) -> Rows | Tensor:
+        validate(mark, SHARDED, f"checkpoint {path}: a sharded tensor")
+        name, shape = mark[MARK], tuple(mark["shape"])
+        rows = Rows(shape, [(its["start"], its["rows"]) for shard in shards if (its := shard.get(name))])
+        if not _is_gapless(rows):
+            raise ValueError(f"checkpoint {path} lacks rows of {name[:60]}: use an earlier one")
+        if mmap:
+            return rows
+        key = tuple(piece.data_ptr() for _, piece in rows.pieces)
+        if key not in cache:
+            cache[key] = rows.whole()
+        return cache[key]
 
     def put_together(part: Any) -> Any:
         if isinstance(part, dict):
-            if MARK in part:
-                refuse(faults(part, SHARDED, "a sharded tensor"), f"checkpoint {path}: ")
-                name, shape = part[MARK], tuple(part["shape"])
-                rows = Rows(shape, [(its["start"], its["rows"]) for shard in shards if (its := shard.get(name))])
-                if not _is_gapless(rows):
-                    raise ValueError(f"checkpoint {path} lacks rows of {name[:60]}: use an earlier one")
-                if mmap:
-                    return rows
-                key = tuple(piece.data_ptr() for _, piece in rows.pieces)
-                if key not in cache:
-                    cache[key] = rows.whole()
-                return cache[key]
-            for key, value in part.items():
-                part[key] = put_together(value)
-        elif isinstance(part, list):
-            part[:] = map(put_together, part)
-        elif isinstance(part, tuple):
-            return tuple(map(put_together, part))
-        return part
+            return tensor(part) if MARK in part else {key: put_together(value) for key, value in part.items()}
+        return type(part)(map(put_together, part)) if isinstance(part, list | tuple) else part
 
     content: dict[str, Any] = put_together(main)
     return content
@@ -204,14 +201,15 @@ def is_whole_folder(path: Path) -> bool:
 
 
 def _is_gapless(rows: Rows) -> bool:
-    """Whether the pieces are all rows of a tensor, in their order, each once."""
-    end, kinds = 0, set()
+    """Whether the pieces are all rows of a tensor, in order, each once."""
+    end = 0
     for start, piece in rows.pieces:
-        if start != end or tuple(piece.shape[1:]) != rows.shape[1:]:
+        if start != end or piece.ndim != len(rows.shape) or piece.dtype != rows.dtype:
+            return False
+        if piece.shape[1:] != rows.shape[1:]:
             return False
         end += piece.shape[0]
-        kinds.add(piece.dtype)
-    return end == rows.shape[0] and len(kinds) == 1
+    return rows.shape[:1] == (end,) and bool(rows.pieces)
 
 
 def _shard(process: int) -> str:
@@ -219,12 +217,12 @@ def _shard(process: int) -> str:
 
 
 def _shard_files(path: Path, processes: Any) -> list[Path]:
-    """The files of the shards: this folder's own, none that a link brings in from elsewhere."""
+    """The files of the shards. A link is rejected: it could lead to another folder."""
     there = sum(1 for _ in path.iterdir())
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
         raise ValueError(f"checkpoint {path}: {PROCESSES} is {shown(processes)}, expected a whole number of shards")
     files = [path / _shard(process) for process in range(min(processes, there + 1))]  # one that is missing is enough
     for file in files:
         if file.is_symlink():
-            raise ValueError(f"checkpoint {path} is refused: {file.name} is a link")
+            raise ValueError(f"checkpoint {path} is rejected: {file.name} is a link")
     return files

@@ -16,7 +16,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_llm.checkpoints.run_status import read_summary, unfinished
+from lightning_llm.checkpoints.run_directory import read_summary, unfinished
 from lightning_llm.cli.parser import OneLineParser, run_tool
 from lightning_llm.cli.run_table import (
     EVENTS,

@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _consolidate(options: argparse.Namespace) -> None:
     # after the options are read: a typing mistake is answered without waiting for torch
-    from lightning_llm.checkpoints.files import write_atomically
+    from lightning_llm.checkpoints.archives import write_atomically
     from lightning_llm.checkpoints.reading import read_checkpoint
     from lightning_llm.cli.runs import find_checkpoint
 

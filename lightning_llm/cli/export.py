@@ -49,7 +49,7 @@ def _export(options: argparse.Namespace) -> None:
 
 def _record(checkpoint: Path) -> "RunRecord":
     """What the model card tells of the run that the checkpoint lies in."""
-    from lightning_llm.checkpoints.run_status import read_summary
+    from lightning_llm.checkpoints.run_directory import read_summary
     from lightning_llm.cli.runs import CONFIG, SUMMARY, run_of, step_in
     from lightning_llm.interop.model_card import METRICS, RunRecord
 

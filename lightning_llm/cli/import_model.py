@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _import(options: argparse.Namespace) -> None:
     # after the options are read: a typing mistake is answered without waiting for torch
-    from lightning_llm.checkpoints.files import write_atomically
+    from lightning_llm.checkpoints.archives import write_atomically
     from lightning_llm.interop.reader import read_folder
 
     out: Path = options.out
@@ -65,8 +65,7 @@ def _import(options: argparse.Namespace) -> None:
 
 def _checkpoint(folder: "ModelFolder") -> dict[str, Any]:
     """What ``fit`` would have written, without what training has beside weights."""
-    from lightning_llm.checkpoints.checks import FORMAT_VERSION
-    from lightning_llm.checkpoints.schema import FORMAT
+    from lightning_llm.checkpoints.schema import FORMAT, FORMAT_VERSION
     from lightning_llm.model.weights import only_finite
 
     state = {f"transformer.{name}": tensor for name, tensor in only_finite(folder.tensors(), folder.path)}

@@ -11,8 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_llm.checkpoints.reading import BEST
-from lightning_llm.checkpoints.run_directory import run_dir_of
-from lightning_llm.checkpoints.run_status import FINISHED, write_status
+from lightning_llm.checkpoints.run_directory import FINISHED, run_dir_of, write_status
 from lightning_llm.cli.runs import SUMMARY
 from lightning_llm.cli.sample import print_sample
 from lightning_llm.io.atomic import write_json

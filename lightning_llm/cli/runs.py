@@ -4,9 +4,9 @@ config.yaml               every option, resolved: `lightning-llm fit --config` t
 checkpoints/              see training.callbacks.checkpoints
 events.out.tfevents…      TensorBoard
 job                       the SLURM or torchrun job that made it, where one did
-lock                      which process writes here, or did last (see training.run_lock)
+lock                      which process writes here, or did last (see checkpoints.run_directory)
 turn                      a number that grows with each start of a run beside others: clocks may jump
-status.json               how the run stands or ended, see training.run_status
+status.json               how the run stands or ended, see checkpoints.run_directory
 summary.json              the result, once the run has ended
 """
 

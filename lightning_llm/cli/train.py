@@ -54,11 +54,10 @@ from lightning_llm.cli.runs import (
 )
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.measure.attribution import is_out_of_memory
+from lightning_llm.training.callbacks.consistency import RankConsistencyCheck, ResumeDiff
 from lightning_llm.training.callbacks.non_finite import NonFinite
-from lightning_llm.training.callbacks.rank_consistency import SameEverywhere
-from lightning_llm.training.callbacks.resume_diff import HonestResume
+from lightning_llm.training.callbacks.progress import StatusFile
 from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
-from lightning_llm.training.callbacks.status import StatusFile
 from lightning_llm.training.distributed import leave_groups
 from lightning_llm.training.execution import choose_precision, keep_freed_memory
 from lightning_llm.training.initial_weights import check_trust
@@ -174,7 +173,7 @@ class TrainingCLI(LightningCLI):
             ) from error
         trainer.precision_reason = self.precision_reason
         plain = self._parser(self.subcommand).dump(self._options, format="json")
-        own = [SameEverywhere(json.loads(plain), self.checkpoint), HonestResume(json.loads(plain))]
+        own = [RankConsistencyCheck(json.loads(plain), self.checkpoint), ResumeDiff(json.loads(plain))]
         trainer.callbacks[:0] = [*own, StatusFile()]  # type: ignore[attr-defined]
         if trainer.run_directory.experiment is None:
             trainer.run_directory.experiment = self.experiment

@@ -1,30 +1,51 @@
-"""Text files that are written whole or not at all, and JSON that every reader accepts. Needs no torch."""
+"""Files and folders that appear complete or not at all, and JSON that every reader accepts. Needs no torch."""
 
 import json
 import math
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 
-def write_text(path: Path, content: str) -> None:
-    """Write a text file whole or not at all; missing folders are made."""
+@contextmanager
+def atomic_file(path: Path, *, durable: bool = False) -> Iterator[IO[bytes]]:
+    """A file to write to, which gets the name ``path`` once it is complete; missing folders are made.
+
+    Args:
+        path: Its name at the end. After an error, what was there before is unchanged.
+        durable: Flush the file and its folder to the disk, so that both survive a power cut.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(content, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        with temporary.open("wb") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        (replace_path if durable else os.replace)(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a text file atomically, as UTF-8."""
+    with atomic_file(path) as file:
+        file.write(content.encode())
 
 
 def write_json(path: Path, content: object, *, indent: int | None = 2) -> None:
-    """Write :func:`json_text` whole or not at all."""
+    """Write :func:`json_text` atomically."""
     write_text(path, json_text(content, indent=indent) + "\n")
 
 
 def json_text(content: object, *, indent: int | None = None) -> str:
-    """JSON as the standard has it: a number that is NaN or infinite is null."""
+    """Standard JSON: numbers that are NaN or infinite become null."""
     return json.dumps(_finite(content), indent=indent, allow_nan=False)
 
 
@@ -36,3 +57,66 @@ def _finite(content: object) -> object:
     if isinstance(content, list | tuple):
         return [_finite(value) for value in content]
     return content
+
+
+def replace_path(source: Path, target: Path) -> None:
+    """Rename a file or folder to ``target``, replacing what is there, and flush the folder to the disk.
+
+    No system replaces a folder that is not empty, so the old folder first gets a temporary name.
+    """
+    old = None
+    if target.is_dir() or (source.is_dir() and target.exists()):
+        old = target.with_name(f".{target.name}.old.tmp")
+        remove_path(old)
+        os.replace(target, old)
+    os.replace(source, target)
+    flush_folder(target.parent)
+    if old is not None:
+        remove_path(old)
+
+
+def remove_path(path: Path) -> None:
+    """Delete a file or folder if it exists. A folder first gets a temporary name, since half of it is worthless."""
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    if not path.name.endswith(".tmp"):
+        leaving = path.with_name(f".{path.name}.gone.tmp")
+        remove_path(leaving)  # a kill may have left it
+        path = path.rename(leaving)
+    shutil.rmtree(path)
+
+
+def link_path(source: Path, target: Path) -> None:
+    """Replace ``target`` with a hard link to a file, or a folder of hard links; copies if links are not supported."""
+    if source.is_file() and target.is_file() and source.samefile(target):
+        return  # renaming one name of a file over another of its names does nothing: the temporary one would stay
+    temporary = target.with_name(f".{target.name}.tmp")
+    remove_path(temporary)
+    try:
+        if source.is_dir():
+            shutil.copytree(source, temporary, copy_function=_link_file)
+        else:
+            _link_file(source, temporary)
+        replace_path(temporary, target)
+    except OSError:
+        with suppress(OSError):
+            remove_path(temporary)
+        raise
+
+
+def flush_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power cut, if the system can."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _link_file(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, target)

@@ -1,4 +1,4 @@
-"""The console that everything drawn with rich is printed on: what the text holds cannot command the terminal."""
+"""The rich console that all commands print with: control characters in text cannot reach the terminal."""
 
 import sys
 from collections.abc import Iterable
@@ -13,27 +13,27 @@ from lightning_llm.io.printable import printable
 
 
 class Console(rich.console.Console):
-    """Shows control characters as escapes, leaves ``:smile:`` as it is, and reads ``[bold]`` only if asked to.
+    """Prints control characters as escapes and ``:smile:`` unchanged, and interprets ``[bold]`` only on request.
 
     Args:
-        markup: Whether to read markup; text that comes from a file or an option must then be escaped.
-        options: As rich has them.
+        markup: Whether to interpret markup; text from a file or an option must then be escaped.
+        options: Of ``rich.console.Console``.
     """
 
     def __init__(self, *, markup: bool = False, **options: Any) -> None:
         super().__init__(markup=markup, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """As rich's, of which it is the first step with a string: columns become as wide as the escapes."""
+        """Escape a string first, so that columns become as wide as the escapes."""
         return super().render_str(printable(text), **options)
 
     def render(self, renderable: Any, options: rich.console.ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As rich's, for what begins as no string."""
+        """Escape text that other renderables produce."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
     def push_render_hook(self, hook: rich.console.RenderHook) -> None:
-        """As rich's, which a bar calls when it has taken over the standard streams: it would read codes in the text."""
+        """Escape what a progress bar captures from the standard streams: it would interpret codes in the text."""
         super().push_render_hook(hook)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, FileProxy):

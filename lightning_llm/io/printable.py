@@ -1,4 +1,4 @@
-"""Text of strangers on a terminal and in a folder: what would be obeyed there becomes visible. Needs no torch."""
+"""Untrusted text on a terminal and in file names: control characters become visible escapes. Needs no torch."""
 
 import codecs
 import hashlib
@@ -6,24 +6,24 @@ import re
 
 # C0 but for tab and newline, DEL and C1, line and paragraph separators, bidi embeddings and isolates, surrogates, tags
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]")
-ESCAPE = "lightning-llm-escape"  # for ``errors=`` of a stream: what its encoding lacks is escaped in the same way
-SLASH = "∕"  # looks like one, and makes no folder
-LONGEST_NAME = 120  # bytes of UTF-8; file systems take 255, and a file's name gets an ending or a number
+ESCAPE = "lightning-llm-escape"  # for ``errors=`` of a stream: escapes characters that its encoding lacks
+SLASH = "∕"  # looks like a slash, but separates no folders
+LONGEST_NAME = 120  # bytes of UTF-8; file systems allow 255, and a suffix or a number may be added
 
 
 def printable(text: str) -> str:
-    r"""The text with every character that a terminal obeys as an escape: ``\x1b``, ``\u202e``.
+    r"""Replace every character that controls a terminal by an escape: ``\x1b``, ``\u202e``.
 
-    Tabs and newlines stay. JSON stays JSON, with the same content.
+    Tabs and newlines are unchanged. JSON stays JSON with the same content.
     """
     return _OBEYED.sub(lambda found: _escaped(found[0]), text)
 
 
 def file_name(label: str) -> str:
-    """A label as the name of one file or folder, wherever the label comes from.
+    """Turn any label into the name of one file or folder.
 
-    It is the label where that does. Else it is printable, in one line, has no separator and is not ``.`` or ``..``; a
-    long one is cut, and ends with a part of its hash.
+    A label that is a valid name is unchanged. Otherwise the result is printable, in one line, has no separator and is
+    not ``.`` or ``..``; a long one is cut and ends with a part of its hash.
     """
     name = printable(label).replace("\n", r"\n").replace("\t", r"\t").replace("/", SLASH)
     if len(name.encode()) > LONGEST_NAME:

@@ -1,36 +1,47 @@
-"""Files that somebody else may have written: read within limits, and checked before anything relies on them.
+"""Untrusted files: read within limits, and checked before anything relies on their content.
 
-1. :func:`file_in` makes a path of a name that a file gave. :func:`check_regular` accepts a file, and nothing else.
+1. :func:`file_in` turns a name from a file into a path. :func:`check_regular` accepts regular files only.
 2. :func:`read_text` and :func:`read_json` read no more than a limit. JSON is read strictly.
-3. :func:`validate` compares what was read with a schema made of the kinds below it.
+3. :func:`validate` compares the content with a schema made of the kinds below it.
 
-Whatever is wrong is a ``ValueError`` of one line, or the system's ``OSError``. Imports neither torch nor numpy.
+Every problem is a ``ValueError`` of one line, or the system's ``OSError``. Imports neither torch nor numpy.
 """
 
 import json
+import math
 import os
 import re
 import reprlib
 import stat
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
 MOST_VALUES = 1 << 22  # in a JSON file: each takes up to 70 bytes of memory
 SNAPSHOTS = "snapshots"  # folders of the Hugging Face cache: their files are links to blobs, two levels up
-_SHOWN = 5  # problems that one line lists
+_LISTED, _LONGEST = 5, 600  # problems in one line, and its characters
 
 Kind = Callable[[Any, str], Iterable[str]]  # value and its name -> what is wrong with it
 
-_short = reprlib.Repr()
+
+class _Short(reprlib.Repr):
+    def repr_Tensor(self, value: Any, level: int) -> str:
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')} and shape {tuple(value.shape)}"
+
+    def repr_OrderedDict(self, value: Any, level: int) -> str:
+        return self.repr_dict(value, level)
+
+
+_short = _Short()
 _short.maxstring = _short.maxother = _short.maxlong = 80
 _short.maxlevel = 2
 
 
 def shown(value: object) -> str:
-    """A value for a message: escaped, and never longer than a line."""
+    """A value for a message: escaped, and at most one line long."""
     try:
         return _short.repr(value)
     except ValueError:
@@ -38,15 +49,15 @@ def shown(value: object) -> str:
 
 
 def file_in(folder: Path, name: object) -> Path:
-    """The path of a file in this very folder. The file need not exist.
+    """The path of a file directly in this folder. The file need not exist.
 
     Args:
-        folder: The folder that the user named.
-        name: What a file says the other's name is.
+        folder: The folder that the user gave.
+        name: The name, as another file contains it.
 
     Raises:
-        ValueError: It is not a plain file name, or a link that leads out of the folder. In a folder of the Hugging Face
-            cache a link may lead to the model's blobs.
+        ValueError: It is not a plain file name, or it is a link that leads out of the folder. In a folder of the
+            Hugging Face cache a link may lead to the model's blobs.
     """
     if not isinstance(name, str) or name in ("", ".", "..") or not {"/", "\\", "\0"}.isdisjoint(name):
         raise ValueError(f"{folder} names the file {shown(name)}, expected the plain name of a file in this folder")
@@ -58,7 +69,7 @@ def file_in(folder: Path, name: object) -> Path:
 
 
 def check_regular(path: str | Path, limit: int | None = None) -> None:
-    """Refuse a FIFO or device at once, before anybody opens it and waits.
+    """Reject a FIFO or device at once: opening it would wait.
 
     Raises:
         ValueError: It is not a file, or has more than ``limit`` bytes.
@@ -73,7 +84,7 @@ def check_regular(path: str | Path, limit: int | None = None) -> None:
 
 
 def read_bytes(path: str | Path, limit: int) -> bytes:
-    """The content of a file. Errors as in :func:`check_regular`, or it cannot be opened."""
+    """The content of a file. Errors as in :func:`check_regular`, or those of opening it."""
     check_regular(path, limit)
     with open(path, "rb") as file:
         return file.read(limit)
@@ -103,20 +114,18 @@ def parse_json(text: str, source: object, *, nan_is_null: bool = False) -> dict[
     Args:
         text: The text.
         source: Its file, for messages.
-        nan_is_null: Read NaN and infinite numbers as null, which older files of this project have.
+        nan_is_null: Read NaN and infinite numbers as null; older files of this project contain them.
 
     Raises:
         ValueError: It is not JSON, or nested too deeply, or has too many values, gives a key twice, holds NaN, an
-            infinite number or half of a surrogate pair, or is something else than an object.
+            infinite number or half of a surrogate pair, or is not an object.
     """
 
     def number(word: str) -> float | None:
         found = float(word)
-        if abs(found) < float("inf"):
-            return found
-        if nan_is_null:
-            return None
-        raise ValueError(f"{word} is not a finite number")
+        if not math.isfinite(found) and not nan_is_null:
+            raise ValueError(f"{word} is not a finite number")
+        return found if math.isfinite(found) else None
 
     try:
         if sum(map(text.count, ",[{")) > MOST_VALUES:
@@ -124,12 +133,10 @@ def parse_json(text: str, source: object, *, nan_is_null: bool = False) -> dict[
         content = json.loads(text, object_pairs_hook=_unique, parse_float=number, parse_constant=number)
         if re.search(r"\\u[dD][89a-fA-F]", text):
             json.dumps(content, ensure_ascii=False).encode()
-    except RecursionError:
-        raise ValueError(f"{source} is not JSON that can be read: it is nested too deeply") from None
-    except UnicodeEncodeError:
-        raise ValueError(f"{source} is not JSON that can be read: it holds half of a surrogate pair") from None
-    except ValueError as error:
-        raise ValueError(f"{source} is not JSON that can be read: {error}") from None
+    except (RecursionError, ValueError) as error:
+        problem = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        problem = "it holds half of a surrogate pair" if isinstance(error, UnicodeEncodeError) else problem
+        raise ValueError(f"{source} is not JSON that can be read: {problem}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{source} holds a {type(content).__name__}, expected an object with fields by name")
     return content
@@ -144,7 +151,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def validate(content: object, kind: Kind, source: object, advice: str) -> None:
+def refuse(problems: Iterable[str], source: object, advice: str = "") -> None:
+    """Raise a ValueError of one line with the first few problems, if there are any."""
+    if listed := list(islice(problems, _LISTED)):
+        text = " ".join("; ".join(listed).split())[:_LONGEST]
+        raise ValueError(f"{source}: {text}{advice and f'; {advice}'}")
+
+
+def validate(content: object, kind: Kind, source: object, advice: str = "") -> None:
     """Compare with a schema.
 
     Args:
@@ -154,10 +168,9 @@ def validate(content: object, kind: Kind, source: object, advice: str) -> None:
         advice: What to do.
 
     Raises:
-        ValueError: They differ: the first few places, in one line.
+        ValueError: They differ. One line lists the first few differences.
     """
-    if problems := [problem for problem, _ in zip(kind(content, ""), range(_SHOWN), strict=False)]:
-        raise ValueError(f"{source}: {'; '.join(problems)}; {advice}")
+    refuse(kind(content, ""), source, advice)
 
 
 def rule(expected: str, fits: Callable[[Any], bool]) -> Kind:
@@ -176,10 +189,11 @@ def whole(low: int = 0, high: int = 2**53) -> Kind:
 
 def one_of(*values: object) -> Kind:
     """One of a few values, of the same type."""
-    known = {(type(value), value) for value in values}
-    return rule(
-        " or ".join(map(repr, values)), lambda value: value.__hash__ is not None and (type(value), value) in known
-    )
+
+    def fits(value: Any) -> bool:
+        return any(type(value) is type(each) and value == each for each in values)
+
+    return rule(" or ".join(map(repr, values)), fits)
 
 
 def maybe(kind: Kind) -> Kind:
@@ -187,37 +201,40 @@ def maybe(kind: Kind) -> Kind:
     return lambda value, name: () if value is None else kind(value, name)
 
 
-def list_of(kind: Kind, most: int) -> Kind:
-    """A list of at most so many."""
+def list_of(kind: Kind, most: float = math.inf) -> Kind:
+    """A list of at most ``most`` items."""
+    expected = "a list" if most == math.inf else f"a list of at most {most}"
 
     def check(value: Any, name: str) -> Iterable[str]:
-        if not isinstance(value, list) or len(value) > most:
-            yield f"{name} is {shown(value)}, expected a list of at most {most}"
-            return
-        for number, each in enumerate(value):
-            yield from kind(each, f"{name}[{number}]")
+        if not isinstance(value, list | tuple) or len(value) > most:
+            return [f"{name} is {shown(value)}, expected {expected}"]
+        return (problem for number, each in enumerate(value) for problem in kind(each, f"{name}[{number}]"))
 
     return check
 
 
 def record(required: Mapping[str, Kind], optional: Mapping[str, Kind] | None = None, *, others: bool = False) -> Kind:
-    """An object with these fields; ``others`` lets it have more."""
-    optional = optional or {}
+    """An object with these fields; ``others`` allows more."""
+    known = {**(optional or {}), **required}
 
     def check(value: Any, name: str) -> Iterable[str]:
         if not isinstance(value, dict):
             yield f"{name or 'the content'} is {shown(value)}, expected an object with fields by name"
             return
         prefix = f"{name}." if name else ""
-        for field, kind in required.items():
-            yield from kind(value[field], prefix + field) if field in value else (f"{prefix}{field} is missing",)
+        yield from (f"{prefix}{field} is missing" for field in required if field not in value)
         for field, each in value.items():
-            if field in optional:
-                yield from optional[field](each, prefix + field)
-            elif field not in required and not others:
-                yield f"{prefix}{field if field.isidentifier() else shown(field)} is unknown"
+            if field in known:
+                yield from known[field](each, prefix + field)
+            elif not others or not isinstance(field, str):
+                yield f"{prefix}{field_name(field)} is unknown"
 
     return check
+
+
+def field_name(name: object) -> str:
+    """A field's name for a message."""
+    return name if isinstance(name, str) and re.fullmatch(r"[\w.]{1,80}", name) else shown(name)
 
 
 NUMBER = rule("a finite number", lambda value: type(value) in (int, float) and abs(value) <= sys.float_info.max)

@@ -12,12 +12,12 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import LightningModule
 
 from lightning_llm.checkpoints import sharded as sharded_files
-from lightning_llm.checkpoints.background import Background, MainMemoryCopy
-from lightning_llm.checkpoints.checks import FORMAT_VERSION, LIGHTNING
+from lightning_llm.checkpoints.archives import write_atomically
+from lightning_llm.checkpoints.background import Background, HostCopy
 from lightning_llm.checkpoints.compatibility import prepare_loading
-from lightning_llm.checkpoints.files import remove_path, write_atomically
 from lightning_llm.checkpoints.reading import EXECUTION, only_checkpoints, read_checkpoint
-from lightning_llm.checkpoints.schema import FORMAT
+from lightning_llm.checkpoints.schema import FORMAT, FORMAT_VERSION, LIGHTNING
+from lightning_llm.io.atomic import remove_path
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.execution import print_changes, record
 
@@ -83,7 +83,7 @@ class AtomicCheckpointIO(CheckpointIO):
     def __init__(self, asynchronous: bool = False) -> None:
         self.asynchronous = asynchronous
         self._background = Background()
-        self._copy = MainMemoryCopy()
+        self._copy = HostCopy()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Write ``checkpoint`` to ``path``; an earlier file stays until the new one is complete.

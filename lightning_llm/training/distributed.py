@@ -30,8 +30,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim import Optimizer
 
-from lightning_llm.checkpoints.checks import LIGHTNING
 from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.checkpoints.schema import LIGHTNING
 from lightning_llm.checkpoints.sharded import Rows, local_rows
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Block, Transformer

@@ -13,10 +13,9 @@ import torch
 from tokenizers import Tokenizer as Backend
 from torch import Tensor, nn
 
-from lightning_llm.checkpoints.checks import WEIGHTS, check_fits
-from lightning_llm.checkpoints.compatibility import architecture_differences, free_fields
+from lightning_llm.checkpoints.compatibility import architecture_differences, check_fits, free_fields
 from lightning_llm.checkpoints.reading import BEST, read_checkpoint, read_outline, step_files
-from lightning_llm.checkpoints.schema import FORMAT
+from lightning_llm.checkpoints.schema import FORMAT, WEIGHTS
 from lightning_llm.checkpoints.sharded import Rows, is_folder, local_rows
 from lightning_llm.interop.reader import is_model_folder, read_folder
 from lightning_llm.model.config import ModelConfig, config_of_file

@@ -14,9 +14,9 @@ from lightning.pytorch.plugins import LayerSync, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 
-from lightning_llm.checkpoints.checks import RESUME
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, RunDirectory
+from lightning_llm.checkpoints.schema import RESUME
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints, refuse_names_of_ours
 from lightning_llm.training.callbacks.dashboard import Dashboard
 from lightning_llm.training.callbacks.memory import MemoryProfiler

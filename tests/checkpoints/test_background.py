@@ -6,8 +6,8 @@ import threading
 import pytest
 import torch
 
-from lightning_llm.checkpoints.background import Background, MainMemoryCopy
-from lightning_llm.checkpoints.files import write_atomically
+from lightning_llm.checkpoints.archives import write_atomically
+from lightning_llm.checkpoints.background import Background, HostCopy
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.training import checkpoint_io
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
@@ -33,7 +33,7 @@ def test_work_is_done_in_order_and_not_behind_an_error():
 def test_a_copy_stays_what_it_was_and_shares_what_was_shared():
     weight = torch.ones(3)
     content = {"a": weight, "b": [weight.detach(), (torch.zeros(2, 2).t(), 5)], "c": torch.ones(3), "d": torch.ones(0)}
-    taker = MainMemoryCopy()
+    taker = HostCopy()
     copy = taker.of(content)
     weight.add_(1)
     assert copy["a"].tolist() == [1, 1, 1]

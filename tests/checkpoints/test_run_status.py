@@ -5,8 +5,16 @@ import os
 
 import pytest
 
-from lightning_llm.checkpoints.run_directory import take_turn, turn_of
-from lightning_llm.checkpoints.run_status import FAILED, STATUS, SUMMARY, read_summary, unfinished, write_status
+from lightning_llm.checkpoints.run_directory import (
+    FAILED,
+    STATUS,
+    SUMMARY,
+    read_summary,
+    take_turn,
+    turn_of,
+    unfinished,
+    write_status,
+)
 from lightning_llm.training.json_logger import JSONLinesLogger
 
 KNOWN = "failed (NaN); step 7, last validation loss 2.5000"

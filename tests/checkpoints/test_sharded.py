@@ -7,10 +7,10 @@ import zipfile
 import pytest
 import torch
 
-from lightning_llm.checkpoints.files import link_path, remove_path, replace_path
 from lightning_llm.checkpoints.reading import is_whole, read_checkpoint
 from lightning_llm.checkpoints.sharded import MARK, Rows, write_folder
 from lightning_llm.cli.runs import find_checkpoint
+from lightning_llm.io.atomic import link_path, remove_path, replace_path
 
 ROWS = torch.arange(10.0).view(5, 2)
 
@@ -107,7 +107,7 @@ def test_code_in_a_part_is_never_run(tmp_path, name):
     path = tmp_path / "x.ckpt"
     write(path)
     torch.save({"w": Code(tmp_path / "ran")}, path / name)
-    with pytest.raises(ValueError, match=f"{name} is refused"):
+    with pytest.raises(ValueError, match=f"{name} is rejected"):
         read_checkpoint(path)
     assert not (tmp_path / "ran").exists()
 

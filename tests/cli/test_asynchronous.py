@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_llm.checkpoints import files as archives
+from lightning_llm.checkpoints import archives
+from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.background import Background
-from lightning_llm.checkpoints.files import write_atomically
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.training import checkpoint_io
 from lightning_llm.training.callbacks import StopOnSignal

@@ -14,7 +14,7 @@ import yaml
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.__main__ import main
-from lightning_llm.checkpoints.run_status import FAILED, FINISHED, INTERRUPTED, RUNNING, unfinished
+from lightning_llm.checkpoints.run_directory import FAILED, FINISHED, INTERRUPTED, RUNNING, unfinished
 from lightning_llm.cli.compare import LARGER, SMALLER, THREADS_DIFFER, UNKNOWN, effects, group_runs, read_results
 from lightning_llm.cli.report import RunReport
 from lightning_llm.cli.run_table import Run, find_runs

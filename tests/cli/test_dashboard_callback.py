@@ -35,14 +35,14 @@ def test_the_layout_puts_training_and_validation_into_one_chart(tiny):
         (group.title, chart.title): list(chart.multiline.tag) for group in layout.category for chart in group.chart
     }
     assert charts == {(group, title): tags for group, of in LAYOUT.items() for title, tags in of.items()}
-    assert {group for group, _ in charts} == {"loss", "optimisation", "memory", "throughput", "loss by data source"}
+    assert {group for group, _ in charts} == {"loss", "optimization", "memory", "throughput", "loss by data source"}
     shown = {
         key: [tag for tag in events.Tags()["scalars"] if any(re.match(pattern, tag) for pattern in patterns)]
         for key, patterns in charts.items()
     }
     assert set(shown["loss", "training and validation, nats/token"]) == {"train_loss", "val_loss"}
-    assert shown["optimisation", "learning rate"] == ["learning_rate"]
-    assert shown["optimisation", "gradient norm before clipping"] == ["grad_norm"]
+    assert shown["optimization", "learning rate"] == ["learning_rate"]
+    assert shown["optimization", "gradient norm before clipping"] == ["grad_norm"]
     assert shown["throughput", "tokens per second"]
 
 

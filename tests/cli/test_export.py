@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_llm import ModelConfig
 from lightning_llm.__main__ import main
-from lightning_llm.checkpoints.files import write_atomically
+from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.reading import load_transformer, read_checkpoint
 from lightning_llm.cli.train import cli_main
 from lightning_llm.interop.hf_mapping import mapping_for

@@ -223,6 +223,16 @@ def test_flags_win_over_the_checkpoint_and_are_said(tiny, capsys):
     assert curve(RUN, "learning_rate")[3] == (4, pytest.approx(0.002))
 
 
+def test_a_checkpoint_of_an_earlier_version_tells_its_options_under_the_old_name(tiny, capsys):
+    tiny("fit", **{"trainer.max_steps": 3, "model.optimizer.lr": 0.001})
+    path = FOLDER / "step-00000003.ckpt"
+    content = torch.load(path, weights_only=True)
+    content["callbacks"]["HonestResume"] = content["callbacks"].pop("ResumeDiff")
+    torch.save(content, path)
+    tiny("fit", "--ckpt_path=last", **{"model.optimizer.lr": 0.002, "trainer.max_steps": 4})
+    assert "lr: 0.001 -> 0.002" in capsys.readouterr().out
+
+
 def test_nothing_is_said_where_nothing_has_changed(tiny, capsys):
     tiny("fit", **CONSTANT)
     capsys.readouterr()
@@ -256,7 +266,7 @@ def test_a_changed_schedule_is_said_and_holds_from_the_next_step_on(tiny, tmp_pa
         ({"model.architecture.tie_word_embeddings": True}, "tie_word_embeddings is False there and True here"),
         ({"data.tokenizer": "byte"}, "vocab_size"),
         ({"model.optimizer": "torch.optim.SGD"}, "torch.optim.SGD here"),
-        ({"trainer.max_steps": 2}, "trainer.max_steps 2 lies before step 6"),
+        ({"trainer.max_steps": 2}, "trainer.max_steps 2 is below step 6"),
     ],
 )
 def test_what_cannot_go_on_is_refused_with_both_values(tiny, error_line, changes, says):

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from lightning_llm.checkpoints import run_lock
-from lightning_llm.checkpoints.files import link_path
+from lightning_llm.checkpoints import run_directory
 from lightning_llm.cli.report import RunReport
 from lightning_llm.cli.runs import CHECKPOINTS, CONFIG, newest_run, put_events_before, take_turn, turn_of
+from lightning_llm.io.atomic import link_path
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from lightning_llm.checkpoints.run_lock import RunLock
+from lightning_llm.checkpoints.run_directory import RunLock
 RunLock(Path(sys.argv[1])).acquire()
 print("held", flush=True)
 time.sleep(600)
@@ -120,7 +120,7 @@ def test_a_second_writer_is_refused_before_it_changes_anything(tiny, monkeypatch
     try:
         assert holder.stdout.readline() == "held\n"
         before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-        monkeypatch.setattr(run_lock, "WAIT_S", 0.0)
+        monkeypatch.setattr(run_directory, "WAIT_S", 0.0)
         with pytest.raises(SystemExit) as leaving:
             tiny("fit", "--ckpt_path=last")
         assert leaving.value.code == 2

@@ -9,7 +9,7 @@ import yaml
 
 from lightning_llm import LanguageModel
 from lightning_llm.__main__ import TOOLS, TRAINER_WORDS, main
-from lightning_llm.checkpoints.files import write_atomically
+from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.reading import load_transformer, read_checkpoint
 from lightning_llm.cli.train import cli_main
 

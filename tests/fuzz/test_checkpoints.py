@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_llm.checkpoints.files import write_atomically
+from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.reading import load_transformer, read_checkpoint
 from tests.fuzz import watch
 from tests.fuzz.conftest import Subject, amount

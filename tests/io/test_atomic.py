@@ -11,7 +11,7 @@ from lightning_llm.io.atomic import json_text, write_json, write_text
 PACKAGE = Path(__file__).parents[2] / "lightning_llm"
 # Compared or hashed between our own processes, and read by nobody else: an option may be infinite there.
 OWN = (
-    "training/callbacks/rank_consistency.py",
+    "training/callbacks/consistency.py",
     "io/untrusted.py",
     "data/token_store.py",
     "data/prepare.py",

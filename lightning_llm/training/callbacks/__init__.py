@@ -6,30 +6,28 @@ from lightning_llm.lazy import lazy
 
 if TYPE_CHECKING:
     from lightning_llm.training.callbacks.checkpoints import RunCheckpoints as RunCheckpoints
+    from lightning_llm.training.callbacks.consistency import RankConsistencyCheck as RankConsistencyCheck
+    from lightning_llm.training.callbacks.consistency import ResumeDiff as ResumeDiff
     from lightning_llm.training.callbacks.dashboard import Dashboard as Dashboard
     from lightning_llm.training.callbacks.memory import MemoryProfiler as MemoryProfiler
     from lightning_llm.training.callbacks.non_finite import NonFinite as NonFinite
     from lightning_llm.training.callbacks.non_finite import StopOnNonFinite as StopOnNonFinite
+    from lightning_llm.training.callbacks.progress import StatusFile as StatusFile
     from lightning_llm.training.callbacks.progress import StepProgressBar as StepProgressBar
-    from lightning_llm.training.callbacks.rank_consistency import SameEverywhere as SameEverywhere
-    from lightning_llm.training.callbacks.resume_diff import HonestResume as HonestResume
     from lightning_llm.training.callbacks.samples import SampleText as SampleText
     from lightning_llm.training.callbacks.signals import Interrupted as Interrupted
     from lightning_llm.training.callbacks.signals import StopOnSignal as StopOnSignal
-    from lightning_llm.training.callbacks.status import StatusFile as StatusFile
     from lightning_llm.training.callbacks.throughput import TrainingLog as TrainingLog
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         training__callbacks__checkpoints="RunCheckpoints",
+        training__callbacks__consistency="RankConsistencyCheck ResumeDiff HonestResume SameEverywhere",
         training__callbacks__dashboard="Dashboard",
         training__callbacks__memory="MemoryProfiler",
         training__callbacks__non_finite="NonFinite StopOnNonFinite",
-        training__callbacks__progress="StepProgressBar",
-        training__callbacks__rank_consistency="SameEverywhere",
-        training__callbacks__resume_diff="HonestResume",
+        training__callbacks__progress="StatusFile StepProgressBar",
         training__callbacks__samples="SampleText",
         training__callbacks__signals="Interrupted StopOnSignal",
-        training__callbacks__status="StatusFile",
         training__callbacks__throughput="TrainingLog",
     )

@@ -1,11 +1,12 @@
-"""A loss that is no number ends the run before its weights are saved.
+"""A loss that is NaN or infinite ends the run before its weights are saved.
 
-Nothing is read from the device between two log steps: the losses of the steps are kept where they are, as scalars, and
-looked at together when the log reads the device anyway, and before every checkpoint.
+Nothing is read from the device between two log steps: the losses stay on the device as scalars. They are checked
+together when the log reads the device anyway, and before every checkpoint.
 """
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lightning_llm.checkpoints.files import write_atomically
+from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.loop_state import is_log_step, micro_batch_of_step, step_is_complete
 from lightning_llm.checkpoints.reading import step_files
 from lightning_llm.checkpoints.run_directory import run_dir_of
+from lightning_llm.checkpoints.sharded import local_part
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
 
-KEPT = 4096  # micro-batches that are looked back on; a poisoned run stays poisoned, so none is missed
+KEPT = 4096  # values to look back on; a run with a NaN never recovers, so none is missed
 
 
 class NonFinite(RuntimeError):
@@ -27,7 +29,7 @@ class NonFinite(RuntimeError):
 
 
 class StopOnNonFinite(Callback):
-    """Raises :class:`NonFinite` at the next log step or checkpoint, and writes the batch where it began to a file.
+    """Raises :class:`NonFinite` at the next log step or checkpoint, and writes the batch that caused it to a file.
 
     The file ``non-finite-step-<step>.pt`` in the run directory holds ``step``, ``process``, ``input_ids`` and
     ``targets``; ``torch.load(…, weights_only=True)`` reads it.
@@ -35,56 +37,56 @@ class StopOnNonFinite(Callback):
 
     def __init__(self) -> None:
         self._folder: Path | None = None
-        self._losses: deque[tuple[int, int, Tensor]] = deque(maxlen=KEPT)  # step, micro-batch in it, loss
+        # step, micro-batch in it, loss; and, of a whole step, its gradient norm
+        self._losses: deque[tuple[int, int, Tensor]] = deque(maxlen=KEPT)
         self._norms: deque[tuple[int, Tensor]] = deque(maxlen=KEPT)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Note the run directory: asking for it is a broadcast, and only one process may find a fault."""
+        """Ask for the run directory here, because asking is a broadcast and only one process may find a NaN."""
         self._folder = run_dir_of(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Keep the loss; at a log step look at all since the last one."""
+        """Collect the loss; at a log step, check all since the last one."""
         complete = step_is_complete(trainer)
         step = trainer.global_step if complete else trainer.global_step + 1
         self._losses.append((step, micro_batch_of_step(trainer), outputs["loss"].detach()))
         norm = getattr(pl_module, "grad_norm", None)
-        # under 16-mixed an infinite gradient is everyday business: the scaler skips the step and lowers the scale
+        # under 16-mixed an infinite gradient is normal: the scaler skips the step and lowers the scale
         if complete and norm is not None and trainer.precision != "16-mixed":
             self._norms.append((step, norm.detach()))
         if complete and is_log_step(trainer):
-            self._look(trainer, weights=None)
+            self._check(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A validation loss that is no number must not be saved, let alone as the best."""
+        """Stop before a checkpoint with a NaN validation loss is saved."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        self._look(trainer, weights=None)
-        loss = trainer.callback_metrics.get("val_loss")
-        if loss is not None and not math.isfinite(float(loss)):
-            self._stop(trainer, f"val_loss is {float(loss)} after step {trainer.global_step}")
+        self._check(trainer)
+        loss = float(trainer.callback_metrics.get("val_loss", 0.0))
+        if not math.isfinite(loss):
+            self._stop(trainer, f"val_loss is {loss} after step {trainer.global_step}")
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Refuse to save what cannot be gone on from."""
+        """Stop before weights that are NaN or infinite are saved."""
         if trainer.state.fn == "fit":
-            self._look(trainer, weights=pl_module)
+            self._check(trainer, pl_module.parameters())
 
-    def _look(self, trainer: Trainer, *, weights: LightningModule | None) -> None:
+    def _check(self, trainer: Trainer, weights: Iterable[Tensor] = ()) -> None:
         values = [loss.float() for _, _, loss in self._losses] + [norm.float() for _, norm in self._norms]
-        if weights is not None:
-            values += [_local(p.detach()).sum(dtype=torch.float32) for p in weights.parameters()]
+        values += [local_part(weight.detach()).sum(dtype=torch.float32) for weight in weights]
         if not values:
             return
-        poisoned = not bool(torch.stack(values).isfinite().all())
+        found = not bool(torch.stack(values).isfinite().all())
         if trainer.world_size > 1:
-            poisoned = trainer.strategy.reduce_boolean_decision(poisoned, all=False)
-        if poisoned:
-            self._locate(trainer)
+            found = trainer.strategy.reduce_boolean_decision(found, all=False)
+        if found:
+            self._report(trainer)
         self._losses.clear()
         self._norms.clear()
 
-    def _locate(self, trainer: Trainer) -> None:
+    def _report(self, trainer: Trainer) -> None:
         for step, micro, loss in self._losses:
             if not loss.isfinite():
                 file = self._write(trainer, step, [micro])
@@ -93,15 +95,15 @@ class StopOnNonFinite(Callback):
             if not norm.isfinite():
                 file = self._write(trainer, step, range(trainer.accumulate_grad_batches))
                 self._stop(trainer, f"grad_norm is {norm.item()} in step {step}{file}")
-        self._stop(trainer, f"a weight, or the loss of another process, is no number at step {trainer.global_step}")
+        step = trainer.global_step
+        self._stop(trainer, f"a weight, or the loss of another process, is NaN or infinite at step {step}")
 
-    def _write(self, trainer: Trainer, step: int, micro_batches: Any) -> str:
-        """The batch to a file; which batch a step has is a function of its number, so none is kept for this."""
+    def _write(self, trainer: Trainer, step: int, micro_batches: Iterable[int]) -> str:
+        """Write a batch to a file. Batches are a function of the step, so the loader can produce it again."""
         loader: Any = trainer.train_dataloader
         if self._folder is None or not hasattr(loader, "__getitem__"):
             return ""
-        first = (step - 1) * trainer.accumulate_grad_batches
-        parts = [loader[first + micro] for micro in micro_batches]
+        parts = [loader[(step - 1) * trainer.accumulate_grad_batches + micro] for micro in micro_batches]
         rank = f"-process-{trainer.global_rank}" if trainer.world_size > 1 else ""
         path = self._folder / f"non-finite-step-{step:08d}{rank}.pt"
         batch = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -109,13 +111,8 @@ class StopOnNonFinite(Callback):
         return f"; its batch is in {path}"
 
     def _stop(self, trainer: Trainer, finding: str) -> None:
-        checkpoints = next((c for c in trainer.callbacks if isinstance(c, RunCheckpoints)), None)  # type: ignore[attr-defined]
-        folder = None if checkpoints is None else checkpoints.folder
-        kept = [] if folder is None else step_files(folder)[-1:]
-        last = f"the last good checkpoint is {kept[0]}" if kept else "there is no checkpoint before it"
+        callbacks = trainer.checkpoint_callbacks
+        folder = next((each.folder for each in callbacks if isinstance(each, RunCheckpoints)), None)
+        saved = [] if folder is None else step_files(folder)[-1:]
+        last = f"the last good checkpoint is {saved[0]}" if saved else "there is no checkpoint before it"
         raise NonFinite(f"{finding}; nothing was saved after it, {last}: lower the learning rate or look at the data")
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """This process's part of a sharded tensor."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -1,18 +1,22 @@
-"""One line of progress, counted in optimiser steps like everything else.
+"""How far a run is, counted in optimizer steps: a progress bar for the user, ``status.json`` for other commands.
 
-On a terminal a bar that is redrawn at log steps only (no thread of its own beside the training); in a file or a pipe a
-plain line per validation.
+On a terminal, the bar is redrawn at log steps only and needs no thread; in a file or a pipe, each validation prints a
+line. ``status.json`` lets ``compare`` tell a run that failed or was killed from one that still trains.
 """
 
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
 from lightning_llm.checkpoints.loop_state import is_log_step
+from lightning_llm.checkpoints.run_directory import FAILED, INTERRUPTED, RUNNING, run_dir_of, write_status
 from lightning_llm.io.console import Console
+from lightning_llm.training.callbacks.signals import Interrupted
 from lightning_llm.training.schedule import total_steps
 
 SHOWN = {
@@ -31,7 +35,6 @@ class StepProgressBar(ProgressBar):
         super().__init__()
         self.console = Console(stderr=True)
         self._progress: Progress | None = None
-        self._task: TaskID | None = None
         self._enabled = True
 
     def disable(self) -> None:
@@ -46,49 +49,37 @@ class StepProgressBar(ProgressBar):
         """Draw the empty bar."""
         if not self._enabled or not self.console.is_terminal:
             return
-        self._progress = Progress(
-            TextColumn("step"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeLeftColumn(),
-            TextColumn("{task.description}"),
-            console=self.console,
-            auto_refresh=False,
-        )
-        self._task = self._progress.add_task("", total=total_steps(trainer), completed=trainer.global_step)
+        columns = (TextColumn("step"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeLeftColumn())
+        self._progress = Progress(*columns, TextColumn("{task.description}"), console=self.console, auto_refresh=False)
+        self._progress.add_task("", total=total_steps(trainer), completed=trainer.global_step)
         self._progress.start()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Redraw at log steps."""
         if self._progress is not None and is_log_step(trainer):
             self._draw(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Redraw; where there is no terminal, print a line."""
+        """Redraw; without a terminal, print a line."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
-        if self._progress is not None:
-            self._draw(trainer)
-        elif self._enabled:
+        self._draw(trainer)
+        if self._progress is None and self._enabled:
             self.console.print(f"step {trainer.global_step}  {describe(trainer)}", soft_wrap=True, highlight=False)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the full bar standing."""
-        if self._progress is not None:
-            self._draw(trainer)
-            self._close()
+        """Leave the full bar on the terminal."""
+        self._draw(trainer)
+        self._close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
         self._close()
 
     def _draw(self, trainer: Trainer) -> None:
-        assert self._progress is not None
-        assert self._task is not None
-        self._progress.update(self._task, completed=trainer.global_step, description=describe(trainer), refresh=True)
+        if self._progress is not None:
+            task = self._progress.task_ids[0]
+            self._progress.update(task, completed=trainer.global_step, description=describe(trainer), refresh=True)
 
     def _close(self) -> None:
         if self._progress is not None:
@@ -100,3 +91,34 @@ def describe(trainer: Trainer) -> str:
     """The newest metrics in words."""
     metrics = trainer.callback_metrics
     return "  ".join(text.format(float(metrics[name])) for name, text in SHOWN.items() if name in metrics)
+
+
+class StatusFile(Callback):
+    """Writes ``status.json`` at the start of a run, after each validation, and when an exception ends it."""
+
+    def __init__(self) -> None:
+        self._run: Path | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The run has begun."""
+        run = run_dir_of(trainer)  # a broadcast: every process must ask
+        self._run = run if trainer.is_global_zero else None
+        self._write(trainer, RUNNING)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The run has a new validation loss."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._write(trainer, RUNNING)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """The run has failed or was interrupted."""
+        is_signal = isinstance(exception, Interrupted | KeyboardInterrupt)
+        words = " ".join(str(exception).split()) or type(exception).__name__
+        with suppress(OSError):  # the exception itself reports a full disk
+            self._write(trainer, INTERRUPTED if is_signal else FAILED, words)
+
+    def _write(self, trainer: Trainer, status: str, reason: str = "") -> None:
+        if self._run is not None:
+            loss = trainer.callback_metrics.get("val_loss")
+            value = None if loss is None else float(loss)
+            write_status(self._run, status, step=trainer.global_step, val_loss=value, reason=reason)

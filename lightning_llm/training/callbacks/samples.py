@@ -1,4 +1,4 @@
-"""What the model writes while it learns: a sample every N steps, printed and as text in TensorBoard."""
+"""Text that the model generates every N training steps, printed and as text in TensorBoard."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,21 +17,21 @@ from lightning_llm.training.tensorboard import SAMPLES, tensorboard_writers
 
 
 class SampleText(Callback):
-    """Continues a prompt every ``every_n_steps`` optimiser steps.
+    """Continues a prompt every ``every_n_steps`` optimizer steps.
 
-    Training is the same with and without, bit for bit.
+    Training gives the same bits with and without it.
 
     Args:
-        every_n_steps: Optimiser steps between two samples.
+        every_n_steps: Optimizer steps between two samples.
         prompt: The text to continue.
-        max_new_tokens: How many tokens to add.
-        temperature: Divides the logits; 0 takes the likeliest token.
-        top_k: Sample among so many likeliest tokens. Null: among all.
-        seed: Same seed and weights, same sample.
+        max_new_tokens: Number of tokens to add.
+        temperature: Divides the logits; 0 takes the most likely token.
+        top_k: Sample among this many most likely tokens. Null: among all.
+        seed: The same seed and weights give the same sample.
 
     Raises:
-        ValueError: An option out of range; at the start of the run also a prompt that the tokenizer cannot express,
-            or data without a tokenizer.
+        ValueError: An option is out of range; at the start of the run also: the tokenizer cannot encode the prompt, or
+            the data have no tokenizer.
     """
 
     def __init__(
@@ -43,31 +43,28 @@ class SampleText(Callback):
         top_k: int | None = 50,
         seed: int = 0,
     ) -> None:
-        faults = [
-            f"SampleText.{name} must be at least {least}, got {value}"
-            for name, value, least in (
-                ("every_n_steps", every_n_steps, 1),
-                ("max_new_tokens", max_new_tokens, 1),
-                ("temperature", temperature, 0),
-                ("top_k", top_k, 1),
-            )
-            if value is not None and not value >= least
+        lowest = {"every_n_steps": 1, "max_new_tokens": 1, "temperature": 0, "top_k": 1}
+        given = (every_n_steps, max_new_tokens, temperature, top_k)
+        problems = [
+            f"SampleText.{name} must be at least {lowest[name]}, got {value}"
+            for name, value in zip(lowest, given, strict=True)
+            if value is not None and not value >= lowest[name]
         ]
         if not prompt:
-            faults.append("SampleText.prompt is empty: give at least one character")
-        if faults:
-            raise ValueError("; ".join(faults))
-        self.every_n_steps, self.prompt, self.max_new_tokens = every_n_steps, prompt, max_new_tokens
-        self.temperature, self.top_k, self.seed = temperature, top_k, seed
+            problems.append("SampleText.prompt is empty: give at least one character")
+        if problems:
+            raise ValueError("; ".join(problems))
+        self.every_n_steps, self.prompt, self.seed = every_n_steps, prompt, seed
+        self.max_new_tokens, self.temperature, self.top_k = max_new_tokens, temperature, top_k
         self._is_sharded = False
         self._tokenizer: Any = None
         self._prompt_ids: list[int] = []
         self._console = Console(markup=True, soft_wrap=True, highlight=False)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Encode the prompt: what is wrong with it shows before the first step."""
+        """Encode the prompt, so that its problems show before the first step."""
         self._is_sharded = isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy)
-        if self._is_sharded:  # a config with samples composes with one that shards
+        if self._is_sharded:  # a config with samples can be combined with one that shards
             if trainer.is_global_zero:
                 self._console.print("SampleText prints no samples: no process holds a sharded model")
             return
@@ -79,9 +76,7 @@ class SampleText(Callback):
         except ValueError as error:
             raise ValueError(f"SampleText.prompt {self.prompt!r}: {error}") from error
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
         """Generate, print and write, in the first process."""
         if self._is_sharded or not trainer.is_global_zero:
             return
@@ -95,10 +90,10 @@ class SampleText(Callback):
                 temperature=self.temperature,
                 top_k=self.top_k,
                 eos_token_id=self._tokenizer.eos_token_id,
-                # of its own: the global one belongs to the training
+                # not the global generator, which belongs to the training
                 generator=torch.Generator(pl_module.device).manual_seed(self.seed),
             )
-        # a vocabulary may be rounded up: a model that has learnt little yet draws ids that stand for nothing
+        # a vocabulary may be rounded up: an untrained model draws ids beyond the tokenizer's
         text = self._tokenizer.decode([number for number in ids[0].tolist() if number < self._tokenizer.vocab_size])
         self._console.print(f"[bold]sample after step {trainer.global_step}[/]\n{escape(text)}\n")
         for writer in tensorboard_writers(trainer):
@@ -106,13 +101,13 @@ class SampleText(Callback):
 
 
 def as_code(text: str) -> str:
-    """Text as a block of code in Markdown: line breaks, spaces and signs stay as they are."""
+    """Text as a code block in Markdown, which preserves line breaks, spaces and symbols."""
     return "\n".join(f"    {line}" for line in text.split("\n"))
 
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards every part has the mode it had, which need not be that of the whole."""
+    """Evaluation mode; afterwards every submodule has its previous mode, which need not be that of the whole."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:

@@ -1,10 +1,10 @@
-"""Ctrl-C, SIGTERM, SIGHUP and SLURM's signal end a run at the next moment at which it can be resumed exactly.
+"""On Ctrl-C, SIGTERM, SIGHUP or SLURM's signal, a run stops at the next step from which it can be resumed exactly.
 
-Lightning's own ways let the exception fly from wherever the signal hits, or save from within the handler, in the
-middle of a step too; on several processes its SIGTERM handler sends a broadcast between whatever the others send. Here
-the signal is only noted, the optimiser step at hand is finished, and then :class:`Interrupted` is raised in every
-process at the same step; the checkpoint callback saves on its way out. Ctrl-C after that does not wait. A signal that
-the parent of this process ignores, as ``nohup`` does, stays ignored.
+Lightning's own handlers raise the exception wherever the signal arrives, or save from within the handler, even in the
+middle of a step; with several processes, its SIGTERM handler sends a broadcast between those of the training. Here the
+handler only records the signal. The run finishes the current optimizer step, and :class:`Interrupted` is raised in
+every process at the same step; the checkpoint callback then saves. A second Ctrl-C does not wait. A signal that the
+parent of this process ignores, as under ``nohup``, stays ignored.
 """
 
 import os
@@ -27,11 +27,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(Exception):
-    """A signal ended the run after a whole optimiser step.
+    """A signal ended the run after a complete optimizer step.
 
     Args:
         signal_number: Which signal.
-        step: Optimiser steps done.
+        step: Finished optimizer steps.
         requeue: Whether the signal asks for the job to be queued again.
         is_saved: Whether the run has callbacks that save checkpoints.
     """
@@ -42,68 +42,62 @@ class Interrupted(Exception):
 
     @property
     def exit_status(self) -> int:
-        """What a shell reports for a program ended by this signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
+        """The status that a shell reports for this signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
         return 128 + self.signal_number
 
 
 class StopOnSignal(Callback):
-    """Raises :class:`Interrupted` between two optimiser steps once SIGINT, SIGTERM, SIGHUP or SLURM's signal has come.
+    """Raises :class:`Interrupted` between two optimizer steps after SIGINT, SIGTERM, SIGHUP or SLURM's signal.
 
-    A signal may reach one process of several, or each at another step. So they vote after every step, on a group of
-    their own that works in main memory; a vote is counted one step later, when it has long arrived: neither the host
-    nor a GPU waits for it.
+    A signal may reach only some processes, or each at another step. So they vote after every step, on a process group
+    of their own in host memory; a vote is counted one step later, when it has long arrived: neither the host nor a GPU
+    waits for it.
     """
 
     def __init__(self) -> None:
-        self._received = 0
+        self._received = 0  # the first signal
         self._requeue_signal: int | None = None
         self._before: dict[int, Any] = {}
         self._group: Any = None
         self._vote: tuple[Any, torch.Tensor] | None = None
-        self._agreed = 0  # what the votes of a run that has come to its end have said
+        self._agreed = 0  # the result of the votes at the end of training
         self._is_training = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Note what the signals did before Lightning sets its handlers, which it does even for ignored ones."""
+        """Record the handlers before Lightning replaces them, which it does even for ignored signals."""
         self._requeue_signal = requeue_signal(trainer)
         numbers = (*SIGNALS, self._requeue_signal)
         self._before = {number: signal.getsignal(number) for number in numbers if number is not None}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the signals over from Lightning, which gives back what was before it."""
+        """Replace Lightning's handlers; at the end it restores those from before it."""
         self._received, self._vote, self._agreed, self._is_training = 0, None, 0, True
         self._handle(lambda before: before if before is signal.SIG_IGN else self._note)
         self._group = host_group(trainer)
 
-    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the signals to whoever had them before Lightning."""
-        self._handle(lambda before: before)
-
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Where nothing is trained: as for the sanity check."""
-        if trainer.state.fn != "fit":
+        """Outside training, the sanity check included, restore the handlers from before Lightning."""
+        if not self._is_training:
             self._handle(lambda before: before)
 
-    on_test_start = on_predict_start = on_sanity_check_start
+    on_test_start = on_predict_start = on_validation_start
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """After a whole optimiser step: stop if asked to."""
+    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        """After a complete optimizer step, stop if a signal has arrived."""
         if step_is_complete(trainer):
             self._stop_if_agreed(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        """Validation lies between two steps: stop at once if asked to."""
+        """Validation is between two steps: stop at once if a signal has arrived."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._stop_if_agreed(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let the last vote arrive."""
+        """Count the last vote."""
         self._agreed = self._count()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """What came in the last step, or while it was saved, still ends the run: nothing is validated after it."""
+        """A signal in the last step, or while it was saved, still ends the run: nothing is validated after it."""
         if self._is_training:
             self._is_training = False
             last = torch.tensor(max(self._agreed, self._received))
@@ -112,7 +106,7 @@ class StopOnSignal(Callback):
             self._stop(trainer, int(last))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Let the last vote arrive, if the others are still there."""
+        """Count the last vote, if the other processes still run."""
         if isinstance(exception, Interrupted):
             self._count()
 
@@ -152,7 +146,7 @@ class StopOnSignal(Callback):
 
 
 def requeue_signal(trainer: Trainer) -> int | None:
-    """The signal by which SLURM announces the end of the job's time, where Lightning's plugin asks for a requeue."""
+    """The signal by which SLURM announces the end of the job's time, if Lightning's plugin asks for a requeue."""
     environment = trainer._accelerator_connector.cluster_environment
     if not isinstance(environment, SLURMEnvironment) or not environment.auto_requeue:
         return None
@@ -166,7 +160,7 @@ def requeue_job() -> str:
         The job's number.
 
     Raises:
-        OSError: ``scontrol`` is not there, or refused.
+        OSError: ``scontrol`` does not exist, or failed.
     """
     job = os.environ["SLURM_JOB_ID"]
     if "SLURM_ARRAY_JOB_ID" in os.environ:

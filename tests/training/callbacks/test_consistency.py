@@ -1,10 +1,17 @@
-"""Processes that do not run the same."""
+"""Ranks that do not run the same, and names of earlier versions."""
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from lightning_llm.training.callbacks.rank_consistency import SameEverywhere, code_digest, differences_of, gather
+from lightning_llm.training import callbacks
+from lightning_llm.training.callbacks.consistency import (
+    RankConsistencyCheck,
+    ResumeDiff,
+    code_digest,
+    differences_of,
+    gather,
+)
 
 
 def facts(**changes):
@@ -34,7 +41,7 @@ def test_what_is_compared():
         def state_dict(self):
             return {"store": "0123"}
 
-    found = SameEverywhere({"model": {"loss_chunks": 4}}).facts(Data())
+    found = RankConsistencyCheck({"model": {"loss_chunks": 4}}).facts(Data())
     assert found["option model.loss_chunks"] == 4
     assert found["data"] == "0123"
     assert found["code of lightning_llm"] == code_digest()
@@ -53,10 +60,15 @@ def test_facts_of_all_processes_in_their_order(two_processes):
 @pytest.mark.parametrize("change", ["text", "name"])
 def test_the_digest_knows_every_file(monkeypatch, tmp_path, change):
     (tmp_path / "a.py").write_text("1")
-    monkeypatch.setattr("lightning_llm.training.callbacks.rank_consistency.PACKAGE", tmp_path)
+    monkeypatch.setattr("lightning_llm.training.callbacks.consistency.PACKAGE", tmp_path)
     before = code_digest()
     if change == "text":
         (tmp_path / "a.py").write_text("2")
     else:
         (tmp_path / "a.py").rename(tmp_path / "b.py")
     assert code_digest() != before
+
+
+def test_the_names_of_earlier_versions_mean_the_same():
+    assert callbacks.HonestResume is ResumeDiff
+    assert callbacks.SameEverywhere is RankConsistencyCheck
