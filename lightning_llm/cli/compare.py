@@ -17,16 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_llm.checkpoints.run_status import read_summary, unfinished
-from lightning_llm.cli.parser import OneLineParser, run_tool
-from lightning_llm.cli.run_table import (
-    EVENTS,
-    THREADS,
-    Run,
-    descriptions,
-    differences,
-    find_runs,
-    made_different,
-)
+from lightning_llm.cli.errors import OneLineParser, tool
+from lightning_llm.cli.runs import EVENTS, THREADS, Run, descriptions, differences, find_runs, made_different
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
 from lightning_llm.training.run_options import ABSENT, SEEDS, labels
@@ -80,35 +72,33 @@ class Effect:
     verdict: str
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> OneLineParser:
     """The options."""
     parser = OneLineParser(
         "lightning-llm compare",
-        "Compare finished runs: loss, time and peak memory, grouped by what their configs differ in, mean and spread "
-        "over seeds. The first run's group is what the others are compared with. Runs that failed, were killed or "
-        "still train are named.",
+        "Compare loss, time and peak memory across finished runs, grouped by what their configs differ in, with mean "
+        "and spread over seeds. The first run's group is the baseline. Runs that have not finished are listed.",
     )
-    parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders that hold some")
+    parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders that contain some")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the groups and effects to this file too")
     return parser
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit status."""
-    return run_tool(build_parser(), argv, _compare)
-
-
-def _compare(options: argparse.Namespace) -> None:
+@tool(build_parser)
+def main(options: argparse.Namespace) -> None:
+    """Run the command."""
     runs = find_runs(options.runs)
-    standing = {run.path: unfinished(run.path) for run in runs}
-    left_out = [f"{path}: {words}" for path, words in standing.items() if words]
-    finished = [with_threads(run) for run in runs if not standing[run.path]]
+    status = {run.path: unfinished(run.path) for run in runs}
+    left_out = [f"{path}: {words}" for path, words in status.items() if words]
+    finished = [with_threads(run) for run in runs if not status[run.path]]
     if not finished:
         raise ValueError(f"no run has finished: {', '.join(left_out)}")
     groups = group_runs([(run, read_results(run.path)) for run in finished])
     if options.json is not None:
-        _write(groups, options.json)
-    # into a file or a pipe as wide as it takes
+        against = [[], *(effects(group, groups[0]) for group in groups[1:])]
+        pairs = zip(groups, against, strict=True)
+        write_json(options.json, [dataclasses.asdict(group) | {"effects": _plain(found)} for group, found in pairs])
+    # a file or a pipe gets lines of any length
     console = Console(markup=True, highlight=False, width=None if sys.stdout.isatty() else 200)
     print_table(groups, console)
     print_effects(groups, console)
@@ -213,6 +203,10 @@ def print_effects(groups: Sequence[Group], console: Console) -> None:
             console.print(f"  {title} {change}: {effect.verdict}{spread}", soft_wrap=True)
 
 
+def _plain(found: Sequence[Effect]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(effect) for effect in found]
+
+
 def _measures(values: Sequence[Mapping[str, float]], seeds: int) -> dict[str, Measure]:
     measures = {}
     for metric in METRICS:
@@ -242,11 +236,3 @@ def _peak_in_curves(run: Path) -> float | None:
     events.Reload()
     tags = [tag for tag in events.Tags()[SCALARS] if tag.startswith(MEMORY) and tag.endswith(PEAK)]
     return max((event.value for tag in tags for event in events.Scalars(tag)), default=None)
-
-
-def _write(groups: Sequence[Group], path: Path) -> None:
-    rows: list[dict[str, Any]] = []
-    for group in groups:
-        found = effects(group, groups[0]) if rows else []
-        rows.append({**dataclasses.asdict(group), "effects": [dataclasses.asdict(each) for each in found]})
-    write_json(path, rows)

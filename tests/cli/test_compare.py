@@ -17,7 +17,7 @@ from lightning_llm.__main__ import main
 from lightning_llm.checkpoints.run_status import FAILED, FINISHED, INTERRUPTED, RUNNING, unfinished
 from lightning_llm.cli.compare import LARGER, SMALLER, THREADS_DIFFER, UNKNOWN, effects, group_runs, read_results
 from lightning_llm.cli.report import RunReport
-from lightning_llm.cli.run_table import Run, find_runs
+from lightning_llm.cli.runs import Run, find_runs
 from lightning_llm.training.callbacks import StopOnSignal
 
 
