@@ -24,7 +24,7 @@ from lightning_llm.io.atomic import write_json, write_text
 PATIENCE = 1.0  # seconds before progress is shown
 VIEWS = {"gradient_as_bucket_view": True}
 WITH_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": VIEWS}
-WALKS = 400  # about as many memories as a plan with its frontier asks for
+TRACES = 400  # about as many as a plan with its frontier needs
 
 
 def build_parser() -> OneLineParser:
@@ -87,7 +87,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
-    """What is to be planned.
+    """The planner's input.
 
     Raises:
         ValueError: An option out of range.
@@ -162,19 +162,19 @@ def draw(frontier: Sequence[Plan], chosen: Plan, path: Path) -> None:
 
 @contextmanager
 def progress() -> Iterator[Callable[[], None]]:
-    """A progress bar, shown if planning takes longer than a second; yields what to call after each walk."""
+    """A progress bar, shown if planning takes longer than a second; yields what to call after each trace."""
     from rich.progress import Progress
 
     from lightning_llm.io.console import Console
 
     bar, started = Progress(console=Console(stderr=True), transient=True), time.perf_counter()
-    task = bar.add_task("planning", total=WALKS)
+    task = bar.add_task("planning", total=TRACES)
 
     def tick() -> None:
         bar.advance(task)
         done = int(bar.tasks[0].completed)
         if not bar.live.is_started and time.perf_counter() - started > PATIENCE:
-            bar.update(task, total=max(WALKS, 2 * done))
+            bar.update(task, total=max(TRACES, 2 * done))
             bar.start()
         elif done >= (bar.tasks[0].total or 0):
             bar.update(task, total=done + 1)

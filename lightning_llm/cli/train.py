@@ -29,17 +29,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 
 from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint
-from lightning_llm.cli import command_line
+from lightning_llm.cli import command_line, jobs
 from lightning_llm.cli.errors import ABOUT, COMMANDS, FAILED, SYNTAX, USER_ERROR, one_line, reports, with_page
-from lightning_llm.cli.jobs import (
-    check_address,
-    check_restarts,
-    lost_contact,
-    may_have_run_before,
-    restarts,
-    this_job,
-    waiting_line,
-)
 from lightning_llm.cli.process import interrupts, is_first_process
 from lightning_llm.cli.report import RunReport, print_checks
 from lightning_llm.cli.runs import CONFIG, JOB, checkpoint_in, find_checkpoint, newest_run, run_of, step_in
@@ -82,7 +73,7 @@ class SaveConfig(SaveConfigCallback):
         if stage != "fit":
             return
         self.config["ckpt_path"] = None
-        plan, job, run = getattr(pl_module, "plan", None), this_job(), trainer.run_dir  # a broadcast: all must ask
+        plan, job, run = getattr(pl_module, "plan", None), jobs.this_job(), trainer.run_dir  # a broadcast: all must ask
         if plan is not None:  # the memory budget stays in the config: a resumed run plans again, to the same result
             chosen = chosen_options(plan)
             for name, value in chosen.items():
@@ -132,8 +123,8 @@ class TrainingCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Find the checkpoint; prepare the process."""
-        check_restarts()
-        check_address()
+        jobs.check_restarts()
+        jobs.check_address()
         if self._options.get("weights_only") is False:
             raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
         command_line.check_store(self._options.data, self._words)
@@ -171,9 +162,8 @@ class TrainingCLI(LightningCLI):
         try:
             trainer: Trainer = super().instantiate_trainer(**kwargs)  # type: ignore[assignment]
         except TypeError as error:  # Lightning's answer to devices "many"
-            raise ValueError(
-                f"trainer.devices {options.get('devices')!r} or another trainer option: {error}"
-            ) from error
+            devices = options.get("devices")
+            raise ValueError(f"trainer.devices {devices!r} or another trainer option: {error}") from error
         trainer.precision_reason = self.precision_reason
         plain = self._parser(self.subcommand).dump(self._options, format="json")
         own = [SameEverywhere(json.loads(plain), self.checkpoint), HonestResume(json.loads(plain))]
@@ -181,7 +171,7 @@ class TrainingCLI(LightningCLI):
         if trainer.run_directory.experiment is None:
             trainer.run_directory.experiment = self.experiment
         run = None if self.checkpoint is None else run_of(self.checkpoint)
-        if self.checkpoint is not None and run is not None and self.subcommand == "fit":
+        if self.checkpoint and run and self.subcommand == "fit":
             trainer.run_directory.take(run)
             for logger in trainer.loggers:
                 if isinstance(logger, RunLogger):
@@ -194,7 +184,7 @@ class TrainingCLI(LightningCLI):
         if trainer.is_global_zero:
             refuse(check.fault for check in trainer.preflight(self.model, self.datamodule) if check.fault)
         if trainer.num_nodes > 1 and trainer.local_rank == 0:
-            print(waiting_line(trainer), file=sys.stderr)
+            print(jobs.waiting_line(trainer), file=sys.stderr)
         trainer.open_run()
 
     def after_fit(self) -> None:
@@ -304,13 +294,16 @@ def _run_command(command: str, words: list[str]) -> TrainingCLI:
             outcome = f"nothing is lost. Resume with: {command_line.resume_command(words)}"
         _say(f"lightning-llm {command}: {interruption}; {outcome}")
         if interruption.requeue and is_first_process():
-            _requeue()
+            try:
+                _say(f"SLURM queues job {requeue_job()} again")
+            except OSError as error:
+                _say(f"the job could not be queued again: {_reason(error)}")
         raise SystemExit(interruption.exit_status) from None
     except NonFinite as finding:
         _say(with_page(command, f"lightning-llm {command}: stopped: {finding}"))
         raise SystemExit(FAILED) from None
     except (RuntimeError, MemoryError) as error:
-        if lost := lost_contact(error):  # every process prints it: it may be the only one left
+        if lost := jobs.lost_contact(error):  # every process prints it: it may be the only one left
             print(with_page(command, f"lightning-llm {command}: {lost}"), file=sys.stderr)
         elif is_out_of_memory(error):  # the memory profiler has printed what to do
             _say(with_page(command, f"lightning-llm {command}: out of memory: {_reason(error)}"))
@@ -355,21 +348,14 @@ def _say(text: str) -> None:
 
 def _of_earlier_attempt(folder: Path) -> Path | None:
     """The checkpoint to resume from where SLURM or torchrun starts a job again, whatever had ended it; else none."""
-    job = this_job()
-    if job is None or not may_have_run_before():
+    job = jobs.this_job()
+    if job is None or not jobs.may_have_run_before():
         return None
     if (run := newest_run(folder, job=job)) is not None:
         return checkpoint_in(run, _say, prefer_best=False)
-    if restarts():
+    if jobs.restarts():
         _say(f"job {job} was started again; it left no checkpoint in {folder}: starting from scratch")
     return None
-
-
-def _requeue() -> None:
-    try:
-        _say(f"SLURM queues job {requeue_job()} again")
-    except OSError as error:
-        _say(f"the job could not be queued again: {_reason(error)}")
 
 
 def _quieten() -> None:

@@ -291,15 +291,11 @@ class Decoder:
         generator: torch.Generator | None = None,
         ends: Sequence[int] = (),
     ) -> None:
-        errors = []
         if isinstance(prompts, Tensor):
-            if prompts.dim() != 2 or 0 in prompts.shape:
-                got = f"shape (batch, seq) with at least one token, got {tuple(prompts.shape)}"
-                errors.append(f"input_ids must have {got}")
-        elif not prompts or not all(map(len, prompts)):
-            errors.append(
-                f"input_ids must be prompts of at least one token each, got lengths {list(map(len, prompts))}"
-            )
+            is_empty, got = prompts.dim() != 2 or 0 in prompts.shape, f"shape {tuple(prompts.shape)}"
+        else:
+            is_empty, got = not prompts or not all(map(len, prompts)), f"lengths {list(map(len, prompts))}"
+        errors = [f"input_ids must be (batch, seq) prompts of at least one token each, got {got}"] if is_empty else []
         if max_new_tokens < 0:
             errors.append(f"max_new_tokens must be at least 0, got {max_new_tokens}")
         if errors:

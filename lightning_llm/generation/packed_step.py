@@ -38,9 +38,8 @@ def can_pack(model: Transformer) -> bool:
     # a hook, or a class of the user's own, may do something else
     if any(is_hooked(module) or "forward" in module.__dict__ for module in model.modules()):
         return False
-    if type(model) is not Transformer or any(type(block) is not Block for block in model.layers):
-        return False
-    if any(type(cast(Block, block).self_attn) is not CausalSelfAttention for block in model.layers):
+    blocks = [(type(block), type(getattr(block, "self_attn", None))) for block in model.layers]
+    if type(model) is not Transformer or {*blocks} != {(Block, CausalSelfAttention)}:
         return False
     kinds = {"lm_head": nn.Linear, "embed_tokens": nn.Embedding, "embed_positions": nn.Embedding}
     return all(
