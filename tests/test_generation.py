@@ -10,8 +10,8 @@ from torch import nn
 from lightning_llm import ModelConfig, Transformer
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.generation import Sampling, generate, generate_text, stream, stream_text
+from lightning_llm.generation.decoding import Draws, filter_logits, pick
 from lightning_llm.generation.packed_step import can_pack
-from lightning_llm.generation.sampling import Draws, filter_logits, pick
 from lightning_llm.generation.text import StopStrings
 
 
@@ -43,7 +43,7 @@ def test_greedy_equals_recomputing_the_prefix(model):
 def test_beyond_the_context_the_newest_half_is_read_again(model):
     out = generate(model, torch.randint(0, 31, (1, 5)), max_new_tokens=40, temperature=0)
     assert out.shape == (1, 45)
-    # 24 positions are full once tokens 0 to 23 are read; token 24 followed from them. Then 12 tokens are read anew.
+    # 24 positions are full once tokens 0 to 23 are read; token 24 followed from them. Then 12 tokens are read again.
     assert out[0, 24] == model.logits(model(out[:, :24])[:, -1]).argmax(-1)
     for end in (25, 30, 36):
         assert out[0, end] == model.logits(model(out[:, 13:end])[:, -1]).argmax(-1)
@@ -161,7 +161,7 @@ def test_logits_token_by_token_are_those_of_the_full_pass(name, packs, monkeypat
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_batch_of_unequal_prompts_gives_what_each_gives_alone(name):
-    """Beyond the context too, which each row fills at a time of its own; sampled, and with the likeliest token."""
+    """Beyond the context too, which each row fills at a time of its own; sampled, and greedily."""
     model = built(name).double()
     prompts = prompts_of(*LENGTHS, 24)
     for options in ({"temperature": 0}, {"temperature": 1.2, "top_k": 20, "repetition_penalty": 1.3}):
@@ -186,7 +186,7 @@ def test_a_row_that_ended_does_not_hold_up_or_disturb_the_others(model):
     free = generate(model, prompts, max_new_tokens=40, temperature=0)
     token = next(
         token for token in free[0][5:12] if token not in free[1][9:30]
-    )  # the second goes on beyond its context
+    )  # the second continues beyond its context
     ended = generate(model, prompts, max_new_tokens=40, temperature=0, eos_token_id=[token])
     for row, whole, prompt in zip(ended, free, prompts, strict=True):
         rest = whole[len(prompt) :]
@@ -232,18 +232,18 @@ def test_filters_are_those_of_transformers():
 
 def test_the_penalty_is_on_the_prompt_as_well_and_on_no_other_row(model):
     (prompt,) = prompts_of(6)
-    likeliest = generate(model, [prompt], max_new_tokens=1, temperature=0)[0][-1]
+    most_likely = generate(model, [prompt], max_new_tokens=1, temperature=0)[0][-1]
     for _ in range(31):  # until the model would repeat what is in the prompt
-        if likeliest in prompt:
+        if most_likely in prompt:
             break
-        prompt = [*prompt, likeliest]
-        likeliest = generate(model, [prompt], max_new_tokens=1, temperature=0)[0][-1]
-    assert likeliest in prompt
+        prompt = [*prompt, most_likely]
+        most_likely = generate(model, [prompt], max_new_tokens=1, temperature=0)[0][-1]
+    assert most_likely in prompt
     other = [token for token in range(31) if token not in prompt][:3]
     options = {"max_new_tokens": 1, "temperature": 0}
     plain = generate(model, [prompt, other], **options)
     penalised = generate(model, [prompt, other], repetition_penalty=1e6, **options)
-    assert plain[0][-1] == likeliest != penalised[0][-1]
+    assert plain[0][-1] == most_likely != penalised[0][-1]
     assert penalised[0][-1] not in prompt
     assert penalised[1] == generate(model, [other], repetition_penalty=1e6, **options)[0]
 
@@ -278,10 +278,10 @@ def test_numbers_of_a_row_are_its_own():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_no_numbers_are_refused(model, temperature):
+def test_logits_that_are_nan_are_rejected(model, temperature):
     with torch.no_grad():
         model.norm.weight.fill_(float("nan"))
-    with pytest.raises(ValueError, match="logits are no numbers"):
+    with pytest.raises(ValueError, match="logits are NaN"):
         generate(model, [[1, 2]], max_new_tokens=3, temperature=temperature)
 
 

@@ -11,8 +11,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from lightning_llm.cli.failures import reports
-from lightning_llm.cli.parser import OneLineParser, run_tool
+from lightning_llm.cli.errors import OneLineParser, reports, run_tool
 
 PROG, PACKAGE = "lightning-llm bench", "lightning_llm.bench"
 BENCHES = {

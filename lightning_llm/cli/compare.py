@@ -1,7 +1,8 @@
-"""``lightning-llm compare RUNS``: loss, time and peak memory of runs, grouped by what their configs differ in.
+"""``lightning-llm compare RUNS``: compare loss, time and peak memory across runs.
 
-Runs that differ in nothing but their seeds are one group. Its spread is the sample standard deviation over the seeds; a
-difference between two groups that is below the larger of their spreads is called smaller than the spread.
+Runs are grouped by what their configs differ in; those that differ only in their seeds are one group. Its spread is the
+sample standard deviation over the seeds. A difference between two groups that is below the larger of their spreads is
+called smaller than the spread.
 """
 
 import argparse
@@ -11,22 +12,13 @@ import statistics
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from lightning_llm.checkpoints.run_directory import read_summary, unfinished
-from lightning_llm.cli.parser import OneLineParser, run_tool
-from lightning_llm.cli.run_table import (
-    EVENTS,
-    THREADS,
-    Run,
-    descriptions,
-    differences,
-    find_runs,
-    made_different,
-)
+from lightning_llm.cli.errors import OneLineParser, tool
+from lightning_llm.cli.runs import EVENTS, THREADS, Run, descriptions, differences, find_runs, made_different
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
 from lightning_llm.training.run_options import ABSENT, SEEDS, labels
@@ -39,7 +31,7 @@ METRICS = {  # key in summary.json: what it is, its unit, digits
     PEAK_MEMORY: ("peak memory", "GiB", 3),
 }
 THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."
-MOST_COLUMNS = 5  # of options; more are told in one
+MOST_COLUMNS = 5  # of options; more are combined in one
 SMALLER, LARGER, UNKNOWN = "smaller than the spread", "larger than the spread", "spread unknown: one seed each"
 
 
@@ -50,13 +42,17 @@ class Measure:
     mean: float
     spread: float | None
 
+    def text(self, digits: int) -> str:
+        """The mean, with the spread if it is known."""
+        return f"{self.mean:.{digits}f}" + ("" if self.spread is None else f" ± {self.spread:.{digits}f}")
+
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but their seeds.
+    """Runs that differ only in their seeds.
 
     Attributes:
-        name: What it differs in from the other groups.
+        name: How it differs from the other groups.
         options: The same by option, as text.
         runs: Run directories.
         seeds: How many different seeds there are.
@@ -72,7 +68,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """What a group changes against the first one, in one metric."""
+    """The difference of a group from the first one, in one metric."""
 
     metric: str
     difference: float
@@ -80,35 +76,34 @@ class Effect:
     verdict: str
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> OneLineParser:
     """The options."""
     parser = OneLineParser(
         "lightning-llm compare",
-        "Compare finished runs: loss, time and peak memory, grouped by what their configs differ in, mean and spread "
-        "over seeds. The first run's group is what the others are compared with. Runs that failed, were killed or "
-        "still train are named.",
+        "Compare loss, time and peak memory across finished runs, grouped by what their configs differ in, with mean "
+        "and spread over seeds. The first run's group is the baseline. Runs that have not finished are listed.",
     )
-    parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders that hold some")
+    parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders that contain some")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the groups and effects to this file too")
     return parser
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit status."""
-    return run_tool(build_parser(), argv, _compare)
-
-
-def _compare(options: argparse.Namespace) -> None:
+@tool(build_parser)
+def main(options: argparse.Namespace) -> None:
+    """Run the command."""
     runs = find_runs(options.runs)
-    standing = {run.path: unfinished(run.path) for run in runs}
-    left_out = [f"{path}: {words}" for path, words in standing.items() if words]
-    finished = [with_threads(run) for run in runs if not standing[run.path]]
+    status = {run.path: unfinished(run.path) for run in runs}
+    left_out = [f"{path}: {words}" for path, words in status.items() if words]
+    finished = [with_threads(run) for run in runs if not status[run.path]]
     if not finished:
         raise ValueError(f"no run has finished: {', '.join(left_out)}")
     groups = group_runs([(run, read_results(run.path)) for run in finished])
     if options.json is not None:
-        _write(groups, options.json)
-    # into a file or a pipe as wide as it takes
+        rows = [dataclasses.asdict(group) | {"effects": []} for group in groups]
+        for row, group in zip(rows[1:], groups[1:], strict=True):
+            row["effects"] = list(map(dataclasses.asdict, effects(group, groups[0])))
+        write_json(options.json, rows)
+    # a file or a pipe gets lines of any length
     console = Console(markup=True, highlight=False, width=None if sys.stdout.isatty() else 200)
     print_table(groups, console)
     print_effects(groups, console)
@@ -153,32 +148,28 @@ def group_runs(results: Sequence[tuple[Run, Mapping[str, float]]]) -> list[Group
     firsts = [numbers[0] for numbers in gathered.values()]
     titles = made_different([told[first] for first in firsts], [runs[first] for first in firsts])
     groups = []
-    for title, numbers in zip(titles, gathered.values(), strict=True):
-        members, first = [results[number] for number in numbers], numbers[0]
-        seeds = len({run.seed for run, _ in members})
-        groups.append(
-            Group(
-                name=title,
-                options={name: column[first] for name, column in columns.items()} if runs[first].options else {},
-                runs=[str(run.path) for run, _ in members],
-                seeds=seeds,
-                measures=_measures([values for _, values in members], seeds),
-            )
-        )
+    for title, first, numbers in zip(titles, firsts, gathered.values(), strict=True):
+        options = {name: column[first] for name, column in columns.items()} if runs[first].options else {}
+        seeds = len({runs[number].seed for number in numbers})
+        measures = {}
+        for metric in METRICS:
+            known = [results[number][1][metric] for number in numbers if metric in results[number][1]]
+            if len(known) == len(numbers):
+                measures[metric] = Measure(statistics.fmean(known), statistics.stdev(known) if seeds > 1 else None)
+        groups.append(Group(title, options, [str(runs[number].path) for number in numbers], seeds, measures))
     return groups
 
 
 def effects(group: Group, baseline: Group) -> list[Effect]:
-    """What ``group`` changes against ``baseline``, in each metric that both have."""
+    """The differences of ``group`` from ``baseline``, in each metric that both have."""
     found = []
     for metric in METRICS:
-        if metric not in group.measures or metric not in baseline.measures:
-            continue
-        ours, theirs = group.measures[metric], baseline.measures[metric]
-        difference = ours.mean - theirs.mean
-        spread = max((s for s in (ours.spread, theirs.spread) if s is not None), default=None)
-        verdict = UNKNOWN if spread is None else SMALLER if abs(difference) < spread else LARGER
-        found.append(Effect(metric, difference, spread, verdict))
+        ours, theirs = group.measures.get(metric), baseline.measures.get(metric)
+        if ours and theirs:
+            difference = ours.mean - theirs.mean
+            spread = max((s for s in (ours.spread, theirs.spread) if s is not None), default=None)
+            verdict = UNKNOWN if spread is None else SMALLER if abs(difference) < spread else LARGER
+            found.append(Effect(metric, difference, spread, verdict))
     return found
 
 
@@ -196,7 +187,7 @@ def print_table(groups: Sequence[Group], console: Console) -> None:
         table.add_column(f"{title}, {unit}", justify="right", no_wrap=True)
     for group in groups:
         cells = [group.options.get(name, "–") for name in names] or [group.name]
-        values = [_measure_text(group.measures.get(key), key) for key in METRICS]
+        values = [found.text(METRICS[key][2]) if (found := group.measures.get(key)) else "–" for key in METRICS]
         table.add_row(*map(escape, cells), str(len(group.runs)), str(group.seeds), *values)
     console.print(table)
 
@@ -204,7 +195,7 @@ def print_table(groups: Sequence[Group], console: Console) -> None:
 def print_effects(groups: Sequence[Group], console: Console) -> None:
     """A line for each metric of each group but the first."""
     for group in groups[1:]:
-        console.print(f"\n[bold]{escape(group.name)}[/] against {escape(groups[0].name)}", soft_wrap=True)
+        console.print(f"\n[bold]{escape(group.name)}[/] versus {escape(groups[0].name)}", soft_wrap=True)
         for effect in effects(group, groups[0]):
             title, unit, digits = METRICS[effect.metric]
             relative = 100 * effect.difference / base if (base := groups[0].measures[effect.metric].mean) else math.nan
@@ -213,40 +204,12 @@ def print_effects(groups: Sequence[Group], console: Console) -> None:
             console.print(f"  {title} {change}: {effect.verdict}{spread}", soft_wrap=True)
 
 
-def _measures(values: Sequence[Mapping[str, float]], seeds: int) -> dict[str, Measure]:
-    measures = {}
-    for metric in METRICS:
-        known = [each[metric] for each in values if metric in each]
-        if len(known) == len(values):
-            measures[metric] = Measure(statistics.fmean(known), statistics.stdev(known) if seeds > 1 else None)
-    return measures
-
-
-def _measure_text(measure: Measure | None, metric: str) -> str:
-    if measure is None:
-        return "–"
-    digits = METRICS[metric][2]
-    spread = "" if measure.spread is None else f" ± {measure.spread:.{digits}f}"
-    return f"{measure.mean:.{digits}f}{spread}"
-
-
 def _peak_in_curves(run: Path) -> float | None:
     if not any(run.glob(EVENTS)):
         return None
-    from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
-        SCALARS,
-        EventAccumulator,
-    )
+    from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
-    events = EventAccumulator(str(run), size_guidance={SCALARS: 0})
+    events = event_accumulator.EventAccumulator(str(run), size_guidance={event_accumulator.SCALARS: 0})
     events.Reload()
-    tags = [tag for tag in events.Tags()[SCALARS] if tag.startswith(MEMORY) and tag.endswith(PEAK)]
+    tags = [tag for tag in events.Tags()["scalars"] if tag.startswith(MEMORY) and tag.endswith(PEAK)]
     return max((event.value for tag in tags for event in events.Scalars(tag)), default=None)
-
-
-def _write(groups: Sequence[Group], path: Path) -> None:
-    rows: list[dict[str, Any]] = []
-    for group in groups:
-        found = effects(group, groups[0]) if rows else []
-        rows.append({**dataclasses.asdict(group), "effects": [dataclasses.asdict(each) for each in found]})
-    write_json(path, rows)

@@ -1,10 +1,9 @@
 """``lightning-llm estimate --config FILE``: parameters, memory, FLOPs and time of a run, before it runs. No torch.
 
-Everything is computed from the config; docs/accounting.md derives the formulas and says what is not covered.
+Everything is computed from the config; docs/accounting.md derives the formulas and lists what is not covered.
 """
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 from lightning_llm.accounting.flops import step_flops
@@ -13,43 +12,42 @@ from lightning_llm.accounting.memory import StepMemory, most_rows, step_memory
 from lightning_llm.accounting.parameters import parameter_terms, parameters_by_part
 from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.accounting.sharding import SharedMemory, shared_memory, walk_precision
-from lightning_llm.cli.parser import OneLineParser, run_tool
+from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.run_config import RunConfig, add_options, read_run, size_option
 from lightning_llm.io.atomic import write_json
 
 ADAMW_FLOPS = 12  # per parameter: decay 1, first average 3, second average 4, root, sum, quotient and update 4
 ASSUMED_UTILISATION = 0.4
+ALWAYS = ("parameters", "gradients", "optimizer_state", "ddp_buckets", "gathered")  # in memory during the whole step
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit status."""
-    return run_tool(build_parser(), argv, _estimate)
+def build_parser() -> OneLineParser:
+    """The options."""
+    parser = OneLineParser("lightning-llm estimate", "Parameters, memory, FLOPs and time of a run, from its config.")
+    add_options(parser)
+    add = parser.add_argument
+    add("--micro-batch-size", type=int, metavar="N", help="rows of a forward pass on one device")
+    add("--steps", type=int, metavar="N", help="optimizer steps (default: the config's)")
+    add("--utilisation", type=float, metavar="U", help="model FLOPs per second over the device's peak, 0 to 1")
+    add("--memory", type=size_option, metavar="SIZE", help="find the largest batch that fits, e.g. 80GiB")
+    add("--explain", action="store_true", help="print the formulas, term by term")
+    return parser
 
 
-def _estimate(options: argparse.Namespace) -> None:
+@tool(build_parser)
+def main(options: argparse.Namespace) -> None:
+    """Run the command."""
     report = estimate(options)
     if options.json is not None:
         write_json(options.json, report)
     print(text(report, explain=options.explain))
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The options."""
-    parser = OneLineParser("lightning-llm estimate", "Parameters, memory, FLOPs and time of a run, from its config.")
-    add_options(parser)
-    parser.add_argument("--micro-batch-size", type=int, metavar="N", help="rows of a forward pass on one device")
-    parser.add_argument("--steps", type=int, metavar="N", help="optimiser steps; default: the config's")
-    parser.add_argument("--utilisation", type=float, metavar="U", help="model FLOPs per second over the peak, 0 to 1")
-    parser.add_argument("--memory", type=size_option, metavar="SIZE", help="find the largest batch, e.g. 80GiB")
-    parser.add_argument("--explain", action="store_true", help="print the formulas, term by term")
-    return parser
-
-
 def estimate(options: argparse.Namespace) -> dict[str, Any]:
     """All figures, as plain values.
 
     Raises:
-        ValueError: A setting that is wrong or not covered, a device that is not listed, or memory that is too little.
+        ValueError: An option is wrong or not covered, the device is unknown, or memory is too small.
     """
     run = read_run(options)
     world_size, rows_per_step = run.world_size, run.global_batch_size
@@ -72,7 +70,7 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
 
     def needed(rows: int) -> tuple[StepMemory, SharedMemory]:
         walked = {**settings, "precision": walk_precision(run.precision, "fsdp2" if is_sharded else "ddp")}
-        walked["state_per_parameter"] = 0  # the state is there all the time: shared_memory adds it
+        walked["state_per_parameter"] = 0  # the state exists during the whole step: shared_memory adds it
         memory = step_memory(run.config, rows=rows, **walked)
         return memory, shared_memory(
             run.config,
@@ -87,7 +85,8 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
 
     memory, shared = needed(rows)
     counts = parameters_by_part(run.config)
-    flops = step_flops(run.config, tokens=rows_per_step * run.context_length, context_length=run.context_length)
+    tokens = rows_per_step * run.context_length
+    flops = step_flops(run.config, tokens=tokens, context_length=run.context_length)
     report: dict[str, Any] = {
         "settings": {
             "rows": rows,
@@ -102,7 +101,7 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
         "parameter_terms": parameter_terms(run.config),
         "memory": _memory(memory, shared),
         "flops": {
-            "tokens": rows_per_step * run.context_length,
+            "tokens": tokens,
             "forward": flops.forward,
             "forward_by_part": flops.by_part,
             "backward": flops.backward,
@@ -120,16 +119,12 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
 
 def _memory(memory: StepMemory, shared: SharedMemory) -> dict[str, Any]:
     working = sum(size for (kind, _), size in memory.at_peak.items() if kind in ("kept", "temporary"))
+    terms = sorted(memory.terms.items(), key=lambda item: -item[0][2] * item[1])
     return {
-        "parameters": shared.parameters,
-        "gradients": shared.gradients,
-        "optimizer_state": shared.optimizer_state,
-        "ddp_buckets": shared.buckets,
-        "gathered": shared.gathered,
+        **{name: getattr(shared, name.removeprefix("ddp_")) for name in ALWAYS},
         "kept": memory.kept,
         "kept_terms": [
-            {"part": part, "formula": formula, "bytes": size, "count": count}
-            for (part, formula, size), count in sorted(memory.terms.items(), key=lambda item: -item[0][2] * item[1])
+            {"part": part, "formula": formula, "bytes": size, "count": count} for (part, formula, size), count in terms
         ],
         "activations_and_temporaries_at_peak": working,
         "gradients_at_peak": memory.at_peak.get(("gradients", ""), 0),
@@ -143,18 +138,15 @@ def _time(run: RunConfig, flops: int, options: argparse.Namespace) -> dict[str, 
     dtype = "float32" if run.precision == "32-true" else "bfloat16"
     if dtype not in run.device.flops:
         raise ValueError(f"{run.device.name} has no {dtype} peak in the table: take --precision 32-true")
-    steps = options.steps or run.max_steps
-    utilisation = options.utilisation
-    assumed = utilisation is None
-    value = ASSUMED_UTILISATION if utilisation is None else utilisation
-    if not 0 < value <= 1:
-        raise ValueError(f"--utilisation must be above 0 and at most 1, got {value}")
-    seconds = flops / (run.device.flops[dtype] * run.world_size * value)
+    utilisation = ASSUMED_UTILISATION if options.utilisation is None else options.utilisation
+    if not 0 < utilisation <= 1:
+        raise ValueError(f"--utilisation must be above 0 and at most 1, got {utilisation}")
+    steps, seconds = options.steps or run.max_steps, flops / (run.device.flops[dtype] * run.world_size * utilisation)
     return {
         "device": run.device.name,
         "dtype": dtype,
-        "utilisation": value,
-        "utilisation_is_assumed": assumed,
+        "utilisation": utilisation,
+        "utilisation_is_assumed": options.utilisation is None,
         "seconds_per_step": seconds,
         "steps": steps,
         "days": seconds * steps / 86400,
@@ -173,8 +165,7 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
         for part, terms in report["parameter_terms"].items():
             lines += [_line(f"{part}: {formula}", f"{count:,}") for formula, count in terms.items()]
     lines += ["", "memory of a step on one device"]
-    always = ("parameters", "gradients", "optimizer_state", "ddp_buckets", "gathered")
-    lines += [_line(name, _mib(memory[name])) for name in always if memory[name] or name != "gathered"]
+    lines += [_line(name, _mib(memory[name])) for name in ALWAYS if memory[name] or name != "gathered"]
     lines += [_line(f"kept, {part}", _mib(size)) for part, size in memory["kept"].items()]
     lines += [_line("activations and temporaries at the peak", _mib(memory["activations_and_temporaries_at_peak"]))]
     lines += [_line("peak", _mib(memory["peak"])), _line("at", memory["peak_moment"])]
@@ -189,19 +180,14 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     for name in ("forward", "backward", "recomputed", "optimizer"):
         if flops[name] is not None:
             lines += [_line(name, f"{flops[name]:.4g}  {flops[name] / flops['tokens']:.4g}")]
-    if "time" in report:
-        lines += ["", *_time_lines(report["time"])]
-    if "largest_batch" in report:
-        found = report["largest_batch"]
-        lines += ["", f"largest micro-batch in {_mib(found['memory'])}: {found['rows']} rows"]
+    if time := report.get("time"):
+        how = "assumed" if time["utilisation_is_assumed"] else "as given"
+        lines += ["", f"time on {time['device']} at {time['utilisation']:.0%} of its {time['dtype']} peak ({how})"]
+        lines += [_line("seconds per step", f"{time['seconds_per_step']:.4g}")]
+        lines += [_line(f"days for {time['steps']:,} steps", f"{time['days']:.4g}")] if time["steps"] else []
+    if largest := report.get("largest_batch"):
+        lines += ["", f"largest micro-batch in {_mib(largest['memory'])}: {largest['rows']} rows"]
     return "\n".join(lines)
-
-
-def _time_lines(time: dict[str, Any]) -> list[str]:
-    how = "assumed" if time["utilisation_is_assumed"] else "as given"
-    lines = [f"time on {time['device']} at {time['utilisation']:.0%} of its {time['dtype']} peak ({how})"]
-    lines += [_line("seconds per step", f"{time['seconds_per_step']:.4g}")]
-    return lines + ([_line(f"days for {time['steps']:,} steps", f"{time['days']:.4g}")] if time["steps"] else [])
 
 
 def _line(name: str, value: str) -> str:

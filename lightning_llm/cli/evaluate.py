@@ -2,12 +2,13 @@
 
 import argparse
 import dataclasses
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_llm.cli.model_argument import KINDS, add_trust, open_model
-from lightning_llm.cli.parser import OneLineParser, run_tool
+from lightning_llm.cli.errors import OneLineParser, tool
+from lightning_llm.cli.runs import add_model_options, open_model
 from lightning_llm.io.atomic import write_json
 
 if TYPE_CHECKING:
@@ -17,31 +18,23 @@ if TYPE_CHECKING:
     from lightning_llm.model.transformer import Transformer
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> OneLineParser:
     """The options."""
     parser = OneLineParser("lightning-llm evaluate", "Loss, perplexity and bits per byte of a model on texts.")
-    parser.add_argument("checkpoint", help=KINDS)
-    parser.add_argument(
-        "--data", nargs="+", required=True, metavar="FILE", help="what `prepare` takes: files, folders, …"
-    )
-    parser.add_argument("--text-key", metavar="NAME", help="key of the text in .jsonl and .parquet (default: text)")
-    parser.add_argument(
-        "--stride", type=int, metavar="N", help="tokens by which the window moves on (default: half the context)"
-    )
-    parser.add_argument("--per-document", action="store_true", help="a line for each document too")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or mps (default: cpu)")
-    add_trust(parser)
+    add_model_options(parser)
+    add = parser.add_argument
+    add("--data", nargs="+", required=True, metavar="FILE", help="any input of `prepare`: files, folders, …")
+    add("--text-key", metavar="NAME", help="key of the text in .jsonl and .parquet (default: text)")
+    add("--stride", type=int, metavar="N", help="tokens by which the window moves (default: half the context)")
+    add("--per-document", action="store_true", help="print one line per document too")
+    add("--json", type=Path, metavar="FILE", help="write the numbers to this file")
     return parser
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit status."""
-    return run_tool(build_parser(), argv, _evaluate, RuntimeError)
-
-
-def _evaluate(options: argparse.Namespace) -> None:
-    # after the options are read: a typing mistake is answered without waiting for torch
+@tool(build_parser, RuntimeError)
+def main(options: argparse.Namespace) -> None:
+    """Run the command."""
+    # after the options are parsed: a typo is reported without waiting for torch
     from lightning_llm.data.corpora import open_corpus
     from lightning_llm.data.formats import progress_bar
     from lightning_llm.generation.scoring import Score
@@ -64,14 +57,12 @@ def _evaluate(options: argparse.Namespace) -> None:
     if options.json is not None:
         context = model.config.max_position_embeddings
         stride = max(1, context // 2) if options.stride is None else options.stride
-        content: dict[str, Any] = {"context": context, "stride": stride, **_numbers(total)}
-        if options.per_document:
-            content["documents"] = rows
-        write_json(options.json, content)
+        documents = {"documents": rows} if options.per_document else {}
+        write_json(options.json, {"context": context, "stride": stride, **_numbers(total), **documents})
 
 
 def _score(model: "Transformer", tokenizer: "Tokenizer", document: "Document", stride: int | None) -> "Score":
-    """Each document begins anew. Its first token is not predicted, so its bytes do not count either."""
+    """Each document is scored by itself. Its first token is not predicted, so its bytes do not count either."""
     from lightning_llm.data.prepare import encode_document
     from lightning_llm.generation.scoring import score
 
@@ -88,30 +79,19 @@ def _score(model: "Transformer", tokenizer: "Tokenizer", document: "Document", s
     try:
         found = score(model, ids(), stride=stride)
     except IndexError as error:
-        raise ValueError(
-            f"the tokenizer's ids go beyond the model's vocabulary of {model.config.vocab_size}"
-        ) from error
+        vocabulary = f"the model's vocabulary of {model.config.vocab_size}"
+        raise ValueError(f"the tokenizer has ids beyond {vocabulary}") from error
     return dataclasses.replace(found, bytes=size)
 
 
 def _numbers(found: "Score") -> dict[str, Any]:
-    """What JSON has no word for (not a number, infinity) is null."""
-    loss = found.loss if found.tokens else None
-    perplexity = found.perplexity if loss is not None and found.perplexity < float("inf") else None
-    per_byte = found.bits_per_byte if loss is not None else None
-    return {
-        "loss": loss,
-        "perplexity": perplexity,
-        "bits_per_byte": per_byte,
-        "tokens": found.tokens,
-        "bytes": found.bytes,
-    }
+    """The results; null where they are not known, NaN or infinite, which JSON cannot express."""
+    named = {"loss": found.loss, "perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte}
+    finite = {name: value if value is not None and math.isfinite(value) else None for name, value in named.items()}
+    return {**finite, "tokens": found.tokens, "bytes": found.bytes}
 
 
 def _line(numbers: dict[str, Any]) -> str:
-    shown = [
-        f"{name.replace('_', ' ')} {value:,.4f}"
-        for name in ("loss", "perplexity", "bits_per_byte")
-        if (value := numbers[name]) is not None
-    ]
-    return ", ".join([*shown, f"{numbers['tokens']:,} tokens, {numbers['bytes']:,} bytes"])
+    names = [name for name in ("loss", "perplexity", "bits_per_byte") if numbers[name] is not None]
+    results = [f"{name.replace('_', ' ')} {numbers[name]:,.4f}" for name in names]
+    return ", ".join([*results, f"{numbers['tokens']:,} tokens, {numbers['bytes']:,} bytes"])

@@ -1,70 +1,63 @@
-"""``lightning-llm import DIR --out CKPT``: a folder of ``transformers`` as a checkpoint, its architecture as a config.
+"""``lightning-llm import DIR --out CKPT``: a ``transformers`` folder as a checkpoint, its architecture as a config.
 
-(``import`` is a word of Python's own, so that no module can have its name.)
+(``import`` is a Python keyword, so no module can have this name.)
 """
 
 import argparse
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lightning_llm.cli.parser import OneLineParser, run_tool
+from lightning_llm.cli.errors import OneLineParser, tool
 
 if TYPE_CHECKING:
     from lightning_llm.interop.reader import ModelFolder
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> OneLineParser:
     """The options."""
-    parser = OneLineParser("lightning-llm import", "Turn a model of transformers into a checkpoint.")
-    parser.add_argument("folder", type=Path, metavar="DIR", help="with config.json, safetensors and tokenizer.json")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="CKPT",
-        help="the checkpoint to write; its architecture goes beside it, as a config that ends in .yaml",
-    )
+    parser = OneLineParser("lightning-llm import", "Turn a Hugging Face model into a checkpoint.")
+    add = parser.add_argument
+    add("folder", type=Path, metavar="DIR", help="with config.json, safetensors and tokenizer.json")
+    add("--out", type=Path, required=True, metavar="CKPT", help="the checkpoint; a config goes to the same folder")
     return parser
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit status."""
-    return run_tool(build_parser(), argv, _import)
-
-
-def _import(options: argparse.Namespace) -> None:
-    # after the options are read: a typing mistake is answered without waiting for torch
+@tool(build_parser)
+def main(options: argparse.Namespace) -> None:
+    """Run the command."""
+    # after the options are parsed: a typo is reported without waiting for torch
     from lightning_llm.checkpoints.archives import write_atomically
     from lightning_llm.interop.reader import read_folder
 
     out: Path = options.out
-    beside = out.with_name(f"{out.name.removesuffix('.ckpt')}.yaml")
+    config = out.with_name(f"{out.name.removesuffix('.ckpt')}.yaml")
     if out.suffix in (".yaml", ".yml"):
-        raise ValueError(f"--out {out}: a checkpoint is no YAML: call it {out.with_suffix('.ckpt')}")
-    for path in (out, beside):
+        raise ValueError(f"--out {out}: a checkpoint is not YAML: call it {out.with_suffix('.ckpt')}")
+    for path in (out, config):
         if path.exists():
-            raise ValueError(f"{path} exists: give another --out, or remove it")
+            raise ValueError(f"{path} exists: give another --out, or delete it")
     folder = read_folder(options.folder)
     write_atomically(_checkpoint(folder), out)
-    beside.write_text(_config(folder), encoding="utf-8")
+    architecture = {name: value for name, value in folder.config.to_dict().items() if value is not None}
+    body = yaml.safe_dump({"model": {"architecture": architecture}}, sort_keys=False)
+    config.write_text(f"# The architecture of {folder.path.name}, as it was imported.\n{body}", encoding="utf-8")
     for note in folder.notes:
         print(f"note: {note}")
-    print(f"{options.folder} -> {out}, {out.stat().st_size / 1e6:,.1f} MB; its architecture: {beside}")
+    print(f"{options.folder} -> {out}, {out.stat().st_size / 1e6:,.1f} MB; its architecture: {config}")
     if folder.tokenizer is None:
         print("the folder has no tokenizer: the checkpoint has none either")
     else:
         tokenizer = options.folder / "tokenizer.json"
         print(f"to train it on: lightning-llm prepare TEXT --tokenizer {tokenizer} --out STORE")
         context = f"--data.context_length {min(1024, folder.config.max_position_embeddings)}"
-        print(f"  lightning-llm fit --config {beside} --model.init_from {out} --data.store STORE {context}")
+        print(f"  lightning-llm fit --config {config} --model.init_from {out} --data.store STORE {context}")
 
 
 def _checkpoint(folder: "ModelFolder") -> dict[str, Any]:
-    """What ``fit`` would have written, without what training has beside weights."""
+    """What ``fit`` would have written, without the state that only training has."""
     from lightning_llm.checkpoints.schema import FORMAT, FORMAT_VERSION
     from lightning_llm.model.weights import only_finite
 
@@ -79,10 +72,3 @@ def _checkpoint(folder: "ModelFolder") -> dict[str, Any]:
         "hyper_parameters": {"architecture": folder.config.to_dict(), "loss_chunks": None},
         FORMAT: {"format_version": FORMAT_VERSION, "tokenizer": folder.tokenizer},
     }
-
-
-def _config(folder: "ModelFolder") -> str:
-    architecture = {name: value for name, value in folder.config.to_dict().items() if value is not None}
-    return f"# The architecture of {folder.path.name}, as it was imported.\n" + yaml.safe_dump(
-        {"model": {"architecture": architecture}}, sort_keys=False
-    )

@@ -1,14 +1,22 @@
-"""Which job of torchrun or SLURM this process belongs to, and whether it goes on where an earlier attempt ended."""
+"""Distributed jobs: which attempt of a torchrun or SLURM job this is, and processes that cannot be reached."""
 
 import os
+import re
+import socket
+from typing import Any
 
-NAMELESS = ("", "none")  # what torchrun has for a job without --rdzv-id
+import torch.distributed as dist
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+NAMELESS = ("", "none")  # torchrun's name for a job without --rdzv-id
+GLOO = re.compile(r"third_party/gloo/\S+\] (.+?)(?:\. This is typically| ?\[|$)", re.DOTALL)
+# gloo's message, without a source, to all other waiting exchanges when one has timed out (tcp/unbound_buffer.cc)
+TIMED_OUT_BESIDE = "Application timeout caused pair closure"
 
 
 def this_job() -> str | None:
-    """The job's name, the same in all of its processes and attempts; ``None`` where nothing started this process."""
-    run = os.environ.get("TORCHELASTIC_RUN_ID")
-    if run is not None:
+    """The job's name, the same in all of its processes and attempts; ``None`` if this process belongs to none."""
+    if (run := os.environ.get("TORCHELASTIC_RUN_ID")) is not None:
         return f"torchrun-{run or NAMELESS[-1]}"
     slurm = os.environ.get("SLURM_JOB_ID")
     return None if slurm is None else f"slurm-{slurm}"
@@ -23,17 +31,17 @@ def restarts() -> int:
 def may_have_run_before() -> bool:
     """Whether an earlier attempt of this job may have left a checkpoint.
 
-    torchrun does not count a new start after a host has left or come; but the name that ``--rdzv-id`` gives is the
-    job's own. Without a name only the count can tell.
+    torchrun does not count a new start after a host has left or joined; but the name that ``--rdzv-id`` gives belongs
+    to the job alone. Without a name only the count can tell.
     """
     return restarts() > 0 or os.environ.get("TORCHELASTIC_RUN_ID", "") not in NAMELESS
 
 
 def check_restarts() -> None:
-    """Refuse torchrun's restarts where none of them could work.
+    """Refuse torchrun's restarts if none of them could work.
 
     torch keeps one store over all attempts, in which a new one finds the addresses of the processes before it and waits
-    for them until its time is up (pytorch#135712; seen with torch 2.13 and gloo).
+    for them until it times out (pytorch#135712; seen with torch 2.13 and gloo).
 
     Raises:
         ValueError: torchrun may restart, and was not told to make a new store each time.
@@ -44,3 +52,53 @@ def check_restarts() -> None:
             f"torchrun --max-restarts {allowed}: a restart would find the addresses of dead processes; "
             "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun, which then makes a new store each time"
         )
+
+
+def check_address() -> None:
+    """Refuse a host of the first process that cannot be resolved, before waiting for it.
+
+    Raises:
+        ValueError: ``MASTER_ADDR`` is neither an address nor a name that is known here.
+    """
+    if address := os.environ.get("MASTER_ADDR"):
+        try:
+            socket.getaddrinfo(address, None)
+        except OSError as error:
+            raise ValueError(
+                f"MASTER_ADDR {address!r}, where process 0 runs, is not known on {socket.gethostname()}: "
+                f"{error.strerror}; give its name or address"
+            ) from error
+
+
+def waiting_line(trainer: Any) -> str:
+    """What a run on several nodes prints before it waits for the other processes."""
+    environment, timeout = trainer.strategy.cluster_environment, getattr(trainer.strategy, "_timeout", None)
+    limit = "" if timeout is None else f", at most {timeout} (hours:minutes:seconds; the strategy's timeout)"
+    return (
+        f"process {trainer.global_rank} on {socket.gethostname()} waits for the {trainer.world_size} processes of "
+        f"{trainer.num_nodes} nodes at {environment.main_address}:{environment.main_port}{limit}"
+    )
+
+
+def lost_contact(error: BaseException) -> str | None:
+    """One line about a broken connection between processes, or ``None`` if the error is something else.
+
+    torch raises a plain ``RuntimeError`` for errors of gloo, and a ``DistError`` for those of its store and NCCL.
+    """
+    message = str(error)
+    if found := GLOO.search(message):
+        reason = found[1]
+    elif message == TIMED_OUT_BESIDE:
+        reason = "Timed out waiting in another exchange with them"
+    elif isinstance(error, dist.DistError):
+        reason = message
+    else:
+        return None
+    rank = getattr(rank_zero_only, "rank", 0)  # Lightning has torn down the environment's by now
+    if dist.is_initialized():
+        what, then = "has lost the others", "start the job again: it resumes from its last checkpoint"
+    else:
+        address = f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{os.environ.get('MASTER_PORT', '?')}"
+        what = f"could not reach the others at {address}"
+        then = "they may be down, or process 0 still prepares the data: `lightning-llm prepare` does that beforehand"
+    return f"process {rank} on {socket.gethostname()} {what}: {' '.join(reason.split())[:300]}; {then}"

@@ -1,6 +1,6 @@
 """``lightning-llm plan --config FILE --memory 80GiB``: the fastest setting that fits, and a config for ``fit``.
 
-No torch. The search is ``accounting/planner.py``; docs/accounting.md lists what the predicted time assumes.
+No torch. The search is in ``accounting/planner.py``; docs/accounting.md lists what the predicted time assumes.
 """
 
 import argparse
@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -18,63 +17,39 @@ from lightning_llm.accounting.plan_report import decisions, described, frontier_
 from lightning_llm.accounting.planner import Plan, Planner, Task, choose
 from lightning_llm.accounting.sharding import STRATEGIES
 from lightning_llm.accounting.step_time import GENERIC, LINK_BANDWIDTH, PRODUCT_SHARE, Pace
-from lightning_llm.cli.parser import OneLineParser, run_tool
-from lightning_llm.cli.run_config import (
-    RunConfig,
-    Section,
-    add_options,
-    merged,
-    read_run,
-    size_option,
-)
+from lightning_llm.cli.errors import OneLineParser, tool
+from lightning_llm.cli.run_config import RunConfig, Section, add_options, merged, read_run, size_option
 from lightning_llm.io.atomic import write_json, write_text
 
 PATIENCE = 1.0  # seconds before progress is shown
-VIEWING = {
-    "class_path": "lightning.pytorch.strategies.DDPStrategy",
-    "init_args": {"gradient_as_bucket_view": True},
-}
-WALKS = 400  # about as many memories as a plan with its frontier asks for
+VIEWS = {"gradient_as_bucket_view": True}
+WITH_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": VIEWS}
+TRACES = 400  # about as many as a plan with its frontier needs
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit status."""
-    return run_tool(build_parser(), argv, _plan)
-
-
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> OneLineParser:
     """The options."""
     parser = OneLineParser(
-        "lightning-llm plan", "The fastest setting of a run that fits a memory, and a config for it."
+        "lightning-llm plan", "Find the fastest setting of a run that fits in a device's memory, and write its config."
     )
     add_options(parser)
-    parser.add_argument("--memory", type=size_option, required=True, metavar="SIZE", help="of each device, e.g. 80GiB")
-    parser.add_argument(
-        "--allow-bf16-state",
-        action="store_true",
-        help="AdamW's state may be bfloat16, which changes results slightly; nothing else that is chosen does",
-    )
-    parser.add_argument(
-        "--product-share",
-        type=float,
-        default=PRODUCT_SHARE,
-        metavar="U",
-        help="of the device's peak that large matrix products attain (default: %(default)s, assumed)",
-    )
-    parser.add_argument(
-        "--link-bandwidth",
-        type=size_option,
-        default=int(LINK_BANDWIDTH),
-        metavar="SIZE",
-        help="bytes per second between processes (default: 100GB, assumed)",
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write a config for fit: yours with what was chosen")
-    parser.add_argument("--overwrite", action="store_true", help="--out may replace a file")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the frontier: memory against time")
+    add = parser.add_argument
+    add("--memory", type=size_option, required=True, metavar="SIZE", help="of each device, e.g. 80GiB")
+    state = "AdamW's state may be bfloat16, which changes results slightly; no other choice does"
+    add("--allow-bf16-state", action="store_true", help=state)
+    share = "fraction of the device's peak that large matmuls reach (default: %(default)s, assumed)"
+    add("--product-share", type=float, default=PRODUCT_SHARE, metavar="U", help=share)
+    link = "bytes per second between processes (default: 100GB, assumed)"
+    add("--link-bandwidth", type=size_option, default=int(LINK_BANDWIDTH), metavar="SIZE", help=link)
+    add("--out", type=Path, metavar="FILE", help="write a config for fit: yours with the chosen setting")
+    add("--overwrite", action="store_true", help="--out may replace a file")
+    add("--png", type=Path, metavar="FILE", help="plot the frontier: memory against time")
     return parser
 
 
-def _plan(options: argparse.Namespace) -> None:
+@tool(build_parser)
+def main(options: argparse.Namespace) -> None:
+    """Run the command."""
     if options.out is not None and options.out.exists() and not options.overwrite:
         raise ValueError(f"--out {options.out} exists: name another file, or say --overwrite")
     run = read_run(options)
@@ -87,14 +62,20 @@ def _plan(options: argparse.Namespace) -> None:
     print("\n".join(_lines(run, task, chosen, planner, options)))
     print("\n".join(decisions(planner, chosen, others, options.memory)))
     print("\n".join(["", "memory against time", *frontier_table(frontier, chosen)]))
-    content = {
-        "memory": options.memory,
-        "chosen": described(chosen),
-        "next_best": {name: None if plan is None else described(plan) for name, plan in others.items()},
-        "frontier": [described(plan) for plan in frontier],
-        "assumed": _assumed(run, task),
-    }
     if options.json is not None:
+        content = {
+            "memory": options.memory,
+            "chosen": described(chosen),
+            "next_best": {name: None if plan is None else described(plan) for name, plan in others.items()},
+            "frontier": [described(plan) for plan in frontier],
+            "assumed": {
+                "precision": run.precision if run.precision_reason else None,
+                "product_share": task.pace.product_share,
+                "link_bandwidth": task.pace.link_bandwidth,
+                "device": task.pace.device.name,
+                "device_source": task.pace.device.source,
+            },
+        }
         write_json(options.json, content)
     if options.png is not None:
         draw(frontier, chosen, options.png)
@@ -106,7 +87,7 @@ def _plan(options: argparse.Namespace) -> None:
 
 
 def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
-    """What is to be planned.
+    """The planner's input.
 
     Raises:
         ValueError: An option out of range.
@@ -117,12 +98,8 @@ def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
         raise ValueError("--link-bandwidth must be above 0")
     if options.allow_bf16_state and not run.is_own_adamw:
         raise ValueError(f"--allow-bf16-state is for lightning_llm.optim.AdamW, the optimizer is {run.optimizer}")
-    strategies: tuple[str, ...] = ("ddp",)
-    if run.world_size > 1:
-        strategies = (options.strategy,) if options.strategy is not None else STRATEGIES
-    states: tuple[str | None, ...] = (run.state_dtype,)
-    if options.allow_bf16_state and run.state_dtype is None:
-        states = (None, "bfloat16")
+    strategies = STRATEGIES if options.strategy is None else (options.strategy,)
+    may_change_state = options.allow_bf16_state and run.state_dtype is None
     return Task(
         config=run.config,
         pace=Pace(
@@ -135,40 +112,35 @@ def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
         global_batch_size=run.global_batch_size,
         precision=run.precision,
         world_size=run.world_size,
-        strategies=strategies,
+        strategies=strategies if run.world_size > 1 else ("ddp",),
         gradient_views=options.gradient_views,
         loss_chunks=tuple(dict.fromkeys((None, 0, run.loss_chunks))),
-        state_dtypes=states,
+        state_dtypes=(None, "bfloat16") if may_change_state else (run.state_dtype,),
         state_per_parameter=run.state_per_parameter,
     )
 
 
 def config_for(run: RunConfig, task: Task, plan: Plan) -> Section:
-    """The user's config with what was chosen, complete for ``fit``."""
+    """The user's config with the chosen setting, complete for ``fit``."""
     setting = plan.setting
-    choice: Section = {
-        "model": {
-            "architecture": {"checkpoint_level": setting.checkpoint_level, "recompute": setting.recompute},
-            "loss_chunks": setting.loss_chunks,
-        },
-        "data": {"micro_batch_size": setting.rows},
-        "trainer": {"precision": run.precision},
-    }
-    trainer = dict(run.raw.get("trainer") or {})
+    trainer, model = (dict(run.raw.get(section) or {}) for section in ("trainer", "model"))
     trainer.pop("accumulate_grad_batches", None)  # follows from the micro-batch
-    model = dict(run.raw.get("model") or {})
-    model.pop("memory_budget", None)  # has been kept to
+    model.pop("memory_budget", None)  # the chosen setting keeps to it
+    levels = {"checkpoint_level": setting.checkpoint_level, "recompute": setting.recompute}
+    chosen_model: Section = {"architecture": levels, "loss_chunks": setting.loss_chunks}
     if setting.state_dtype is not None:
         given = model.get("optimizer")
-        arguments = dict(given.get("init_args") or {}) if isinstance(given, dict) else {}
-        arguments["state_dtype"] = setting.state_dtype
-        choice["model"]["optimizer"] = {"class_path": "lightning_llm.optim.AdamW", "init_args": arguments}
+        arguments = given.get("init_args") or {} if isinstance(given, dict) else {}
+        arguments = {**arguments, "state_dtype": setting.state_dtype}
+        chosen_model["optimizer"] = {"class_path": "lightning_llm.optim.AdamW", "init_args": arguments}
+    chosen_trainer: Section = {"precision": run.precision}
     if run.world_size > 1:
-        is_viewing = setting.strategy == "ddp" and task.gradient_views
-        choice["trainer"]["strategy"] = VIEWING if is_viewing else setting.strategy
+        has_views = setting.strategy == "ddp" and task.gradient_views
+        chosen_trainer["strategy"] = WITH_VIEWS if has_views else setting.strategy
         if trainer.get("devices") in (None, "auto", -1):
-            choice["trainer"]["devices"] = run.world_size // (trainer.get("num_nodes") or 1)
-    return merged({**run.raw, "model": model, "trainer": trainer}, choice)
+            chosen_trainer["devices"] = run.world_size // (trainer.get("num_nodes") or 1)
+    chosen = {"model": chosen_model, "data": {"micro_batch_size": setting.rows}, "trainer": chosen_trainer}
+    return merged({**run.raw, "model": model, "trainer": trainer}, chosen)
 
 
 def draw(frontier: Sequence[Plan], chosen: Plan, path: Path) -> None:
@@ -180,9 +152,7 @@ def draw(frontier: Sequence[Plan], chosen: Plan, path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.plot([plan.memory.peak / 2**30 for plan in frontier], [plan.time.seconds for plan in frontier], marker="o")
-    axes.plot(
-        [chosen.memory.peak / 2**30], [chosen.time.seconds], marker="*", markersize=16, linestyle="", label="chosen"
-    )
+    axes.plot(chosen.memory.peak / 2**30, chosen.time.seconds, "*", markersize=16, label="chosen")
     axes.set(xlabel="predicted peak memory (GiB)", ylabel="predicted seconds per step", ylim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend()
@@ -192,29 +162,27 @@ def draw(frontier: Sequence[Plan], chosen: Plan, path: Path) -> None:
 
 @contextmanager
 def progress() -> Iterator[Callable[[], None]]:
-    """A bar, shown if planning takes longer than a second; gives what is to be called after each walk."""
-    bar: Any = None
-    done, started = 0, time.perf_counter()
+    """A progress bar, shown if planning takes longer than a second; yields what to call after each trace."""
+    from rich.progress import Progress
+
+    from lightning_llm.io.console import Console
+
+    bar, started = Progress(console=Console(stderr=True), transient=True), time.perf_counter()
+    task = bar.add_task("planning", total=TRACES)
 
     def tick() -> None:
-        nonlocal bar, done
-        done += 1
-        if bar is None and time.perf_counter() - started > PATIENCE:
-            from rich.progress import Progress
-
-            from lightning_llm.io.console import Console
-
-            bar = Progress(console=Console(stderr=True), transient=True)
+        bar.advance(task)
+        done = int(bar.tasks[0].completed)
+        if not bar.live.is_started and time.perf_counter() - started > PATIENCE:
+            bar.update(task, total=max(TRACES, 2 * done))
             bar.start()
-            bar.add_task("planning", total=max(WALKS, 2 * done))
-        if bar is not None:
-            bar.update(bar.task_ids[0], completed=done, total=max(bar.tasks[0].total, done + 1))
+        elif done >= (bar.tasks[0].total or 0):
+            bar.update(task, total=done + 1)
 
     try:
         yield tick
     finally:
-        if bar is not None:
-            bar.stop()
+        bar.stop()
 
 
 def _choose(planner: Planner, run: RunConfig, memory: int) -> Plan:
@@ -249,13 +217,3 @@ def _lines(run: RunConfig, task: Task, chosen: Plan, planner: Planner, options: 
         f"predicted time {chosen.time.seconds:.4g} s a step, {chosen.accumulation} micro-batches",
         "",
     ]
-
-
-def _assumed(run: RunConfig, task: Task) -> dict[str, Any]:
-    return {
-        "precision": run.precision if run.precision_reason else None,
-        "product_share": task.pace.product_share,
-        "link_bandwidth": task.pace.link_bandwidth,
-        "device": task.pace.device.name,
-        "device_source": task.pace.device.source,
-    }

@@ -2,106 +2,85 @@
 
 import argparse
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_llm.cli.parser import OneLineParser, run_tool
+from lightning_llm.cli.errors import OneLineParser, tool
 
 if TYPE_CHECKING:
     from lightning_llm.data.token_store import TokenStore
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns the exit status."""
-    again = "; the same command goes on from here"
-    return run_tool(
-        _parser(), argv, lambda given: _merge(given) if given.merge else _prepare(given), when_interrupted=again
-    )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser("lightning-llm prepare", "Turns text into a token store that training reads.")
-    parser.add_argument(
+def build_parser() -> OneLineParser:
+    """The options."""
+    parser = OneLineParser("lightning-llm prepare", "Turn text into a token store for training.")
+    add = parser.add_argument
+    add(
         "inputs",
         nargs="*",
         metavar="INPUT",
         help="'stdlib' (source of Python's standard library), 'shakespeare' (downloaded once), a file of UTF-8 text, "
         ".jsonl or .parquet, also .gz or .zst, a folder, a quoted glob, or - for the standard input",
     )
-    parser.add_argument(
-        "--tokenizer",
-        default="bpe",
-        metavar="char|byte|bpe|FILE",
-        help="characters, bytes, byte pairs learnt from the text, or a tokenizer.json (default: bpe)",
-    )
-    parser.add_argument("--vocab-size", type=int, metavar="N", help="how many ids bpe learns (default: 4096)")
-    parser.add_argument(
-        "--text-key", metavar="NAME", help="key or column of the text in .jsonl and .parquet (default: text)"
-    )
-    parser.add_argument(
-        "--test-fraction", type=float, default=0.0, metavar="F", help="share of the text kept for test (default: 0)"
-    )
-    parser.add_argument("--out", metavar="DIR", help="folder of the store (default: stores/, named after the input)")
-    parser.add_argument(
-        "--shard", metavar="I/N", help="do the I-th of N parts of the work, I from 1 on; needs --out, then --merge"
-    )
-    parser.add_argument("--merge", metavar="DIR", help="make the store DIR of its shards; nothing else goes with it")
+    add("--tokenizer", default="bpe", metavar="char|byte|bpe|FILE", help="a kind, or a tokenizer.json (default: bpe)")
+    add("--vocab-size", type=int, metavar="N", help="vocabulary size that bpe learns (default: 4096)")
+    add("--text-key", metavar="NAME", help="key or column of the text in .jsonl and .parquet (default: text)")
+    add("--test-fraction", type=float, default=0.0, metavar="F", help="fraction of the text for test (default: 0)")
+    add("--out", metavar="DIR", help="folder of the store (default: in stores/, named after the input)")
+    add("--shard", metavar="I/N", help="do part I of N, counted from 1; needs --out; combine the parts with --merge")
+    add("--merge", metavar="DIR", help="combine the shards in DIR into a store; takes no other option")
     return parser
 
 
-def _prepare(arguments: argparse.Namespace) -> None:
+@tool(build_parser, when_interrupted="; run the same command again to resume")
+def main(options: argparse.Namespace) -> None:
+    """Run the command."""
+    if options.merge:
+        _merge(options)
+    else:
+        _prepare(options)
+
+
+def _prepare(options: argparse.Namespace) -> None:
     from lightning_llm.data.find_store import default_store
     from lightning_llm.data.prepare import DEFAULT_VOCAB_SIZE, prepare_store
-    from lightning_llm.data.segments import Share
+    from lightning_llm.data.segments import MOST_SHARES, Share
 
-    if not arguments.inputs:
+    inputs, tokenizer, out = options.inputs, options.tokenizer, options.out
+    vocab_size = DEFAULT_VOCAB_SIZE if options.vocab_size is None else options.vocab_size
+    if not inputs:
+        raise ValueError("no INPUT: give a file, a folder, a glob, - or a corpus; see lightning-llm prepare --help")
+    if options.vocab_size is not None and tokenizer != "bpe":
         raise ValueError(
-            "no INPUT: give a file, a folder, a glob, - or a corpus; lightning-llm prepare --help says more"
+            f"--vocab-size {vocab_size} needs --tokenizer bpe: {tokenizer!r} determines its own vocabulary"
         )
-    if arguments.vocab_size is not None and arguments.tokenizer != "bpe":
-        raise ValueError(
-            f"--vocab-size {arguments.vocab_size} goes with --tokenizer bpe only: the vocabulary of "
-            f"{arguments.tokenizer!r} follows from it"
-        )
-    share = None if arguments.shard is None else Share(*_share(arguments.shard))
-    if share is not None and arguments.out is None:
-        raise ValueError(f"--shard {arguments.shard} needs --out DIR, the same for all shards")
-    if "-" in arguments.inputs and arguments.out is None:
+    if options.shard is not None:
+        found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", options.shard)
+        if found is None or not 1 <= int(found[1]) <= int(found[2]) <= MOST_SHARES:
+            raise ValueError(f"--shard {options.shard!r} is not I/N with 1 ≤ I ≤ N ≤ {MOST_SHARES}, such as 1/16")
+        if out is None:
+            raise ValueError(f"--shard {options.shard} needs --out DIR, the same for all shards")
+    if "-" in inputs and out is None:
         raise ValueError("the standard input has no name: give the store one with --out DIR")
-    vocab_size = DEFAULT_VOCAB_SIZE if arguments.vocab_size is None else arguments.vocab_size
-    out = arguments.out or default_store(arguments.inputs, arguments.tokenizer, vocab_size)
-    options: dict[str, Any] = {
-        "tokenizer": arguments.tokenizer,
-        "vocab_size": vocab_size,
-        "test_fraction": arguments.test_fraction,
-        "text_key": arguments.text_key,
-        "progress": True,
-    }
-    if share is None:
-        _show(prepare_store(arguments.inputs, out, **options))
+    out = out or default_store(inputs, tokenizer, vocab_size)
+    settings: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": vocab_size, "progress": True}
+    settings |= {"test_fraction": options.test_fraction, "text_key": options.text_key}
+    if options.shard is None:
+        _show(prepare_store(inputs, out, **settings))
         return
-    shard = prepare_store(arguments.inputs, out, share=share, **options)
+    share = Share(*map(int, options.shard.split("/")))
+    shard = prepare_store(inputs, out, share=share, **settings)
     print(f"{shard.path}: shard {share.index} of {share.count}")
     print(f"when all {share.count} are made: lightning-llm prepare --merge {out}")
 
 
-def _merge(arguments: argparse.Namespace) -> None:
+def _merge(options: argparse.Namespace) -> None:
     from lightning_llm.data.token_store_writer import merge_shards
 
-    defaults = vars(_parser().parse_args([]))
-    if [name for name, value in vars(arguments).items() if name != "merge" and value != defaults[name]]:
-        raise ValueError(f"--merge {arguments.merge} takes no input and no other option: the shards know theirs")
-    _show(merge_shards(Path(arguments.merge), progress=True))
-
-
-def _share(given: str) -> tuple[int, int]:
-    from lightning_llm.data.segments import MOST_SHARES
-
-    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", given)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]) <= MOST_SHARES:
-        raise ValueError(f"--shard {given!r} is not I/N with I from 1 to N and N up to {MOST_SHARES}, such as 1/16")
-    return int(found[1]), int(found[2])
+    alone = build_parser().parse_args([f"--merge={options.merge}"])
+    if options != alone:
+        raise ValueError(f"--merge {options.merge} takes no input and no other option: the shards have theirs")
+    _show(merge_shards(Path(options.merge), progress=True))
 
 
 def _show(store: "TokenStore") -> None:

@@ -1,7 +1,8 @@
-"""What a run says for itself: a summary at its start; results, a sample and the next commands at its end."""
+"""What a training command prints: checks, a summary at its start; results, a sample and next commands at its end."""
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +14,43 @@ from rich.table import Table
 from lightning_llm.checkpoints.reading import BEST
 from lightning_llm.checkpoints.run_directory import FINISHED, run_dir_of, write_status
 from lightning_llm.cli.runs import SUMMARY
-from lightning_llm.cli.sample import print_sample
+from lightning_llm.generation import generate
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
-from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.memory import MemoryProfiler
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.distributed import is_sharded
 from lightning_llm.training.execution import record
+from lightning_llm.training.preflight import Check, refuse
 from lightning_llm.training.schedule import total_steps
 
 COMPILES = "the first step and the first validation wait until the blocks are compiled (mode {})"
+SAMPLE_TOKENS = 200
+
+
+def print_checks(checks: Sequence[Check]) -> None:
+    """The table of ``lightning-llm check``.
+
+    Raises:
+        ValueError: With every error found, if any.
+    """
+    table = Table.grid(padding=(0, 2))
+    for check in checks:
+        table.add_row("[red]error[/]" if check.fault else "ok", f"[bold]{check.name}", escape(check.finding))
+    _console().print(table)
+    refuse(check.fault for check in checks if check.fault)
+    print("ok")
 
 
 class RunReport(Callback):
-    """Prints model, data and steps before the first step, and knows what to say at the end."""
+    """Prints model, data and steps before the first step, and the results at the end."""
 
     def __init__(self) -> None:
-        self.console = Console(markup=True, soft_wrap=True, highlight=False)
+        self.console = _console()
         self._started = time.perf_counter()
-        self._first_step = 0
+        self._first_step, self._validated_step = 0, -1
         self._has_trained = False
-        self._validated_step = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The summary at the start."""
@@ -43,19 +58,21 @@ class RunReport(Callback):
         run = run_dir_of(trainer)  # a broadcast: every process must ask
         if not trainer.is_global_zero:
             return
-        data = trainer.datamodule  # type: ignore[attr-defined]
+        rows = {
+            "model": _describe_model(pl_module),
+            "data": _describe_data(trainer.datamodule),  # type: ignore[attr-defined]
+            "steps": _describe_steps(trainer),
+            "device": _describe_device(trainer),
+            "mfu": _describe_peak(trainer),
+        }
+        if getattr(pl_module, "plan", None):
+            rows["plan"] = str(pl_module.budget)
+        if mode := getattr(pl_module, "compile_mode", None):
+            rows["compiler"] = COMPILES.format(mode)
+        rows["run"] = str(run or f"{'barebones' if trainer.barebones else 'fast_dev_run'}: nothing is written")
         table = Table.grid(padding=(0, 2))
-        for name, value in (
-            ("model", _describe_model(pl_module)),
-            ("data", _describe_data(data)),
-            ("steps", _describe_steps(trainer)),
-            ("device", _describe_device(trainer)),
-            ("mfu", _describe_peak(trainer)),
-            *((("plan", pl_module.budget),) if getattr(pl_module, "plan", None) else ()),
-            *((("compiler", COMPILES.format(mode)),) if (mode := getattr(pl_module, "compile_mode", None)) else ()),
-            ("run", run or f"{'barebones' if trainer.barebones else 'fast_dev_run'}: nothing is written"),
-        ):
-            table.add_row(f"[bold]{name}", escape(str(value)))
+        for name, value in rows.items():
+            table.add_row(f"[bold]{name}", escape(value))
         self.console.print(table)
         if self._first_step:
             self.console.print(f"Resumed from step {self._first_step}: {escape(str(trainer.ckpt_path))}")
@@ -66,30 +83,28 @@ class RunReport(Callback):
             self._validated_step = trainer.global_step
 
     def finish(self, trainer: Trainer, model: LightningModule, data: Any) -> None:
-        """The results: printed, and written as ``summary.json`` into the run directory."""
-        seconds = time.perf_counter() - self._started
+        """Validate the last step if needed; print the results, and write them as ``summary.json``."""
+        seconds, steps = time.perf_counter() - self._started, trainer.global_step
         if trainer.barebones:  # no metrics and no run directory
-            self.console.print(f"\n[bold]result[/]  {trainer.global_step - self._first_step} steps in {seconds:.1f} s")
+            self.console.print(f"\n[bold]result[/]  {steps - self._first_step} steps in {seconds:.1f} s")
             return
-        checkpoints = next((c for c in trainer.callbacks if isinstance(c, RunCheckpoints)), None)  # type: ignore[attr-defined]
-        steps = trainer.global_step
+        checkpoints = _callback(trainer, RunCheckpoints)
         known = -1 if checkpoints is None else checkpoints.validated_step  # also of a run that this one resumed
         is_validated = steps in (self._validated_step, known)
-        if not self._has_trained:  # it went on from its last step, where Lightning starts nothing
+        if not self._has_trained:  # it resumed from its last step, where Lightning starts nothing
             self._first_step = steps
             if trainer.is_global_zero:
                 resumed = f"Resumed from step {steps}: {escape(str(trainer.ckpt_path))}; " if trainer.ckpt_path else ""
                 self.console.print(f"{resumed}no step is left to do")
         if not is_validated or not self._has_trained:
             loggers = trainer.loggers
-            trainer.loggers = [] if is_validated else loggers  # it is in the curve already
+            trainer.loggers = [] if is_validated else loggers  # the curve already has it
             trainer.validate(model, data, verbose=False)
             trainer.loggers = loggers
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         run = run_dir_of(trainer)  # a broadcast: every process must ask
         if not trainer.is_global_zero:
             return
-        profiler = next((c for c in trainer.callbacks if isinstance(c, MemoryProfiler)), None)  # type: ignore[attr-defined]
         newest = None if checkpoints is None else checkpoints.newest
         summary = {
             "val_loss": metrics.get("val_loss"),  # none with trainer.limit_val_batches 0
@@ -101,7 +116,7 @@ class RunReport(Callback):
             "tokens": steps * data.tokens_per_step,
             "seconds": round(seconds, 3),
             **record(trainer),
-            "peak_memory_gib": None if profiler is None else profiler.highest_gib,
+            "peak_memory_gib": getattr(_callback(trainer, MemoryProfiler), "highest_gib", None),
             "checkpoint": None if newest is None else str(newest),
         }
         if run is not None:
@@ -111,10 +126,14 @@ class RunReport(Callback):
         if not is_sharded(model):  # no process could generate alone
             print_sample(self.console, model, data)
         if run is not None:
-            self._print_next_commands(run, newest)
+            self.console.print("\n[bold]next[/]")
+            if newest is not None:
+                self.console.print(f'  lightning-llm generate {escape(str(run))} --prompt "…" --max-new-tokens 200')
+                self.console.print(f"  lightning-llm validate --ckpt_path {escape(str(run))}")
+            self.console.print(f"  lightning-llm dashboard {escape(str(run.parent))}")
 
     def print_metrics(self, trainer: Trainer) -> None:
-        """What an evaluation found: a line for each metric."""
+        """The results of an evaluation: one line per metric."""
         if trainer.is_global_zero:
             for name, value in trainer.callback_metrics.items():
                 self.console.print(f"{escape(name):<24}{float(value):.6f}")
@@ -129,28 +148,65 @@ class RunReport(Callback):
         done = summary["steps"] - self._first_step
         self.console.print(f"\n[bold]result[/]  {', '.join(words)}; {done} steps in {summary['seconds']:.1f} s")
         if newest is not None:
-            best = newest.with_name(BEST)
-            self.console.print(
-                f"[bold]saved[/]   {escape(str(newest))}" + (f" (best: {BEST})" if best.exists() else "")
-            )
+            best = f" (best: {BEST})" if newest.with_name(BEST).exists() else ""
+            self.console.print(f"[bold]saved[/]   {escape(str(newest))}{best}")
         if run is not None:
             self.console.print(f"[bold]log[/]     {escape(str(run))}")
 
-    def _print_next_commands(self, run: Path, newest: Path | None) -> None:
-        self.console.print("\n[bold]next[/]")
-        if newest is not None:
-            self.console.print(f'  lightning-llm generate {escape(str(run))} --prompt "…" --max-new-tokens 200')
-            self.console.print(f"  lightning-llm validate --ckpt_path {escape(str(run))}")
-        self.console.print(f"  lightning-llm dashboard {escape(str(run.parent))}")
+
+def print_sample(console: Console, model: LightningModule, data: Any) -> None:
+    """Print a sample, or a line that says why there is none: whatever goes wrong here, the model is trained and saved.
+
+    Args:
+        console: Where it is printed.
+        model: With ``transformer`` or as ``generate`` takes it.
+        data: The data module that the model was trained on.
+    """
+    try:
+        if data.tokenizer is None:
+            raise ValueError("the token files are raw, without a tokenizer to write text with")
+        text = _sample(model, data)
+    except Exception as error:
+        console.print(f"\n[bold]no sample[/]  {escape(' '.join(str(error).split()) or type(error).__name__)}")
+        return
+    console.print("\n[bold]a sample[/]")
+    console.print(escape(text.strip("\n")))
 
 
-def _describe_model(model: LightningModule) -> str:
-    config: ModelConfig = model.transformer.config  # type: ignore[assignment, union-attr]
-    total = sum(p.numel() for p in model.parameters())
-    embedding = sum(p.numel() for name, p in model.named_parameters() if "embed" in name or "lm_head" in name)
+def _sample(model: LightningModule, data: Any) -> str:
+    tokenizer = data.tokenizer
+    try:
+        prompt = tokenizer.encode("\n")
+    except ValueError:  # the tokenizer does not have it
+        prompt = []
+    prompt = prompt or [int(data.store.tokens("train")[0])]
+    generator = torch.Generator(model.device).manual_seed(0)
+    was_training = model.training
+    model.eval()
+    try:
+        settings: dict[str, Any] = {"max_new_tokens": SAMPLE_TOKENS, "temperature": 0.8, "top_k": 50}
+        (ids,) = generate(model, torch.tensor([prompt], device=model.device), generator=generator, **settings)
+    finally:
+        model.train(was_training)  # a notebook may continue training: Lightning leaves the mode as it finds it
+    # the model's vocabulary may be rounded up
+    return str(tokenizer.decode([number for number in ids.tolist() if number < tokenizer.vocab_size]))
+
+
+def _console() -> Console:
+    return Console(markup=True, soft_wrap=True, highlight=False)
+
+
+def _callback(trainer: Trainer, kind: type[Callback]) -> Any:
+    return next((each for each in trainer.callbacks if isinstance(each, kind)), None)  # type: ignore[attr-defined]
+
+
+def _describe_model(model: Any) -> str:
+    config, parameters = model.transformer.config, dict(model.named_parameters())
+    embedding = sum(p.numel() for name, p in parameters.items() if "embed" in name or "lm_head" in name)
     return (
-        f"{total:,} parameters ({embedding:,} in embedding and head): {config.num_hidden_layers} layers, "
-        f"{config.hidden_size} wide, {config.num_attention_heads} heads, {config.mlp}, vocabulary {config.vocab_size}"
+        f"{sum(p.numel() for p in parameters.values()):,} parameters ({embedding:,} in embedding and head): "
+        f"{config.num_hidden_layers} layers, {config.hidden_size} wide, {config.num_attention_heads} heads, "
+        f"{config.mlp}, vocabulary {config.vocab_size}"
     )
 
 
@@ -167,8 +223,7 @@ def _describe_steps(trainer: Trainer) -> str:
     data = trainer.datamodule  # type: ignore[attr-defined]
     accumulation = f" in {n} micro-batches" if (n := trainer.accumulate_grad_batches) > 1 else ""
     size = f"of {data.tokens_per_step:,} tokens ({data.global_batch_size} × {data.context_length}{accumulation})"
-    steps = total_steps(trainer)
-    if steps is None:
+    if (steps := total_steps(trainer)) is None:
         return f"{size}, until max_time or a signal ends the run"
     return f"{steps:,} {size}: {steps / data.steps_per_epoch:.2f} epochs"
 
@@ -181,5 +236,5 @@ def _describe_device(trainer: Trainer) -> str:
 
 
 def _describe_peak(trainer: Trainer) -> str:
-    log = next((c for c in trainer.callbacks if isinstance(c, TrainingLog)), None)  # type: ignore[attr-defined]
-    return "not asked for" if log is None or log.utilisation is None else log.utilisation.note
+    log = _callback(trainer, TrainingLog)
+    return "not asked for" if log is None or log.utilisation is None else str(log.utilisation.note)

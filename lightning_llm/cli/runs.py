@@ -1,34 +1,48 @@
-"""Run directories: ``<trainer.default_root_dir>/<name of the config>/version_<n>``, and what is in them.
+"""Run directories: finding them, their checkpoints, and names made from what their configs differ in.
 
-config.yaml               every option, resolved: `lightning-llm fit --config` takes it again
+A run directory is ``<trainer.default_root_dir>/<name of the config>/version_<n>``, and in it are
+
+config.yaml               every option, resolved: `lightning-llm fit --config` reads it again
 checkpoints/              see training.callbacks.checkpoints
 events.out.tfevents…      TensorBoard
-job                       the SLURM or torchrun job that made it, where one did
-lock                      which process writes here, or did last (see checkpoints.run_directory)
-turn                      a number that grows with each start of a run beside others: clocks may jump
-status.json               how the run stands or ended, see checkpoints.run_directory
+job                       the SLURM or torchrun job that made it, if one did
+lock                      which process writes here, or did last (see checkpoints.run_lock)
+turn                      a number that grows with each start of a run in the same folder: clocks may jump
+status.json               how the run stands or ended, see checkpoints.run_status
 summary.json              the result, once the run has ended
+
+torch is imported where checkpoints are opened: ``compare`` and ``dashboard`` do not wait for it.
 """
 
+import argparse
+import dataclasses
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from lightning_llm.checkpoints.reading import BEST, is_whole, read_outline, step_of
-from lightning_llm.checkpoints.run_directory import CHECKPOINTS as CHECKPOINTS
-from lightning_llm.checkpoints.run_directory import put_events_before as put_events_before
-from lightning_llm.checkpoints.run_directory import take_turn as take_turn
-from lightning_llm.checkpoints.run_directory import turn_of
-from lightning_llm.checkpoints.sharded import is_folder
+from lightning_llm.checkpoints.run_directory import CHECKPOINTS, turn_of
+from lightning_llm.cli.run_config import read_config
+from lightning_llm.io.printable import LONGEST_NAME, file_name
 from lightning_llm.io.untrusted import read_text
+from lightning_llm.training.run_options import ABSENT, CALLBACKS, SEEDS, identity, labels, short_options
+
+if TYPE_CHECKING:
+    from lightning_llm.data.tokenizers import Tokenizer
+    from lightning_llm.model.transformer import Transformer
 
 CONFIG, SUMMARY, JOB = "config.yaml", "summary.json", "job"
 EXAMPLE = "runs/quickstart/version_0"
+EVENTS = "events.out.tfevents*"
+THREADS = "threads"  # in the summary; older ones lack it
+
+# ---- the checkpoint or model that a command is given
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """The run directory that a checkpoint lies in, or ``None`` if it lies elsewhere."""
+    """The run directory that a checkpoint is in, or ``None`` if it is elsewhere."""
     run = checkpoint.parent.parent
     return run if checkpoint.parent.name == CHECKPOINTS and (run / CONFIG).is_file() else None
 
@@ -40,20 +54,19 @@ def newest_run(root: Path, job: str | None = None) -> Path | None:
         root: Where to look.
         job: Only runs of this job, as ``jobs.this_job`` names it.
     """
-    folders = [root, *root.glob("*"), *root.glob("*/*")]
-    runs = [folder for folder in folders if _files(folder)]
+    runs = [folder for folder in (root, *root.glob("*"), *root.glob("*/*")) if _files(folder)]
     if job is not None:
         runs = [run for run in runs if (run / JOB).is_file() and read_text(run / JOB, 1 << 10).strip() == job]
-    # within an experiment by turns, which no clock can change; between experiments by the time of the newest file
+    # within an experiment by number, which no clock can change; between experiments by the time of the newest file
     newest = {run.parent: run for run in sorted(runs, key=lambda run: (turn_of(run), _written(run)))}
     return max(newest.values(), key=_written, default=None)
 
 
 def _written(run: Path) -> int:
-    """When the newest of its files was written: of a link the link itself, which may lead nowhere."""
+    """When the newest of its files was written: of a link the link itself, which may be broken."""
     times = [0]
     for path in _files(run):
-        with suppress(FileNotFoundError):  # a run that trains clears its old ones away
+        with suppress(FileNotFoundError):  # a run in training deletes its old ones
             times.append(path.lstat().st_mtime_ns)
     return max(times)
 
@@ -69,78 +82,285 @@ def find_checkpoint(given: str, root: Path, say: Callable[[str], object] = _to_s
         given: ``last`` or ``best`` (of the newest run at or below ``root``), a run directory (its best, else its
             newest), or a checkpoint, in a file or a folder. See :func:`_newest_first` for which is the newest.
         root: Where to look for ``last`` and ``best``.
-        say: Called with a line where a damaged one gives way to another.
+        say: Called with a line if another one is used in place of a damaged one.
 
     Raises:
-        ValueError: There is no such checkpoint. A fresh start in its place would be a silent loss.
+        ValueError: There is no such checkpoint. Training from scratch instead would silently lose the run.
     """
+    from lightning_llm.checkpoints.sharded import is_folder
+
     if given in ("last", "best"):
         run = newest_run(root)
         if run is None:
-            raise ValueError(f"ckpt_path {given!r}: no checkpoint in {root}: leave ckpt_path out to start afresh")
-        return _in_run(run, say, prefer_best=given == "best")
+            raise ValueError(f"ckpt_path {given!r}: no checkpoint in {root}: leave ckpt_path out to start from scratch")
+        return checkpoint_in(run, say, prefer_best=given == "best")
     path = Path(given)
-    if is_folder(path):
-        return path
-    if path.is_dir():
-        return _in_run(path, say, prefer_best=True)
+    if path.is_dir() and not is_folder(path):
+        return checkpoint_in(path, say)
     if "://" in given:
         raise ValueError(f"ckpt_path {given!r} is a URL: download it and give the file")
-    if not path.is_file():
+    if not (path.is_file() or path.is_dir()):
         raise ValueError(f"ckpt_path {given!r}: no such file; give a checkpoint, a run directory, 'last' or 'best'")
     return path
 
 
-def last_of(run: Path, say: Callable[[str], object] = _to_stderr) -> Path:
-    """The newest whole checkpoint of a run. Arguments and errors as in :func:`find_checkpoint`."""
-    return _in_run(run, say, prefer_best=False)
+def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefer_best: bool = True) -> Path:
+    """The best or newest whole checkpoint of a run. Arguments and errors as in :func:`find_checkpoint`."""
+    from lightning_llm.checkpoints.reading import BEST, is_whole
+
+    best, files = run / CHECKPOINTS / BEST, _newest_first(run)
+    if not files and not best.exists():
+        raise ValueError(f"{run} holds no checkpoint: give a run directory, such as {newest_run(run) or EXAMPLE}")
+    candidates = [best, *files] if prefer_best and best.exists() else files
+    for number, path in enumerate(candidates):
+        if is_whole(path):
+            for damaged in candidates[:number]:
+                instead = "in place of the best" if damaged == best else "the one before it"
+                say(f"checkpoint {damaged} is cut short or damaged: using {path}, {instead}")
+            return path
+    names = ", ".join(path.name for path in candidates)
+    raise ValueError(f"every checkpoint of {run} is cut short or damaged: {names}")
 
 
 def step_in(checkpoint: Path) -> int:
-    """The optimiser step that a checkpoint was written at: by its name, else by what it holds."""
+    """The optimizer step that a checkpoint was written at: from its name, else from its content."""
+    from lightning_llm.checkpoints.reading import read_outline, step_of
+
     step = step_of(checkpoint)
     return step if step >= 0 else int(read_outline(checkpoint).get("global_step", 0))
 
 
-def _in_run(run: Path, say: Callable[[str], object], *, prefer_best: bool) -> Path:
-    best, files = run / CHECKPOINTS / BEST, _newest_first(run)
-    if not files and not best.exists():
-        raise ValueError(f"{run} holds no checkpoint: give a run directory, such as {newest_run(run) or EXAMPLE}")
-    damaged: list[Path] = []
-    for path in [best, *files] if prefer_best and best.exists() else files:
-        if is_whole(path):
-            for each in damaged:
-                instead = "in place of the best" if each == best else "the one before it"
-                say(f"checkpoint {each} is cut short or damaged: using {path}, {instead}")
-            return path
-        damaged.append(path)
-    raise ValueError(f"every checkpoint of {run} is cut short or damaged: {', '.join(path.name for path in damaged)}")
-
-
 def _files(run: Path) -> list[Path]:
-    """All checkpoints of a run: its own, and those that Lightning's ModelCheckpoint has put beside them."""
+    """All checkpoints of a run: its own, and those that Lightning's ModelCheckpoint has added."""
     return [path for path in (run / CHECKPOINTS).glob("*.ckpt") if not path.name.startswith(".")]
 
 
 def _newest_first(run: Path) -> list[Path]:
-    """The checkpoints of a run but for its best.
+    """The checkpoints of a run except its best.
 
     The newest has the highest step of those written since the run was last started: a run that was sent back to an
     earlier step leaves later ones behind, of which its own step aside. At the same step the run's own comes first.
-    Those that cannot be opened come before all others, to be reported; those of weights alone, from which no run can
-    go on, come last.
+    Those that cannot be opened come before all others, to be reported; those with weights only, from which no run can
+    resume, come last.
     """
+    from lightning_llm.checkpoints.reading import BEST, read_outline, step_of
+
+    def age(path: Path) -> tuple[int, int, int, bool]:
+        is_own = step_of(path) >= 0
+        try:
+            content = read_outline(path)
+            start = content.get("callbacks", {}).get("RunCheckpoints", {}).get("turn", 0)
+            return ("optimizer_states" in content), start, content["global_step"], is_own
+        except (ValueError, KeyError):
+            return 2, 0, step_of(path), is_own
+
     files = [path for path in _files(run) if path.name != BEST]
-    if all(step_of(path) >= 0 for path in files):
-        return sorted(files, key=step_of, reverse=True)
-    return sorted(files, key=_age, reverse=True)
+    are_own = all(step_of(path) >= 0 for path in files)
+    return sorted(files, key=step_of if are_own else age, reverse=True)
 
 
-def _age(path: Path) -> tuple[int, int, int, bool]:
-    is_own = step_of(path) >= 0
+MODELS = "a checkpoint, a run directory (its best checkpoint, else its newest), or an exported folder"
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """The options of :func:`open_model`."""
+    parser.add_argument("checkpoint", help=MODELS)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or mps (default: cpu)")
+    add_trust(parser)
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """The option without which no code runs that a checkpoint names."""
+    parser.add_argument(
+        "--trust-code", action="store_true", help="import and run classes outside lightning_llm that the model names"
+    )
+
+
+def open_model(given: str, device: str, *, trust_code: bool = False) -> tuple["Transformer", "Tokenizer"]:
+    """The model, in evaluation mode, and its tokenizer.
+
+    Args:
+        given: One of ``MODELS``, or ``last`` or ``best`` of the runs below ``runs``.
+        device: Where it goes.
+        trust_code: As of ``add_trust``.
+
+    Raises:
+        ValueError: There is no such model or device, or the model cannot be read, is not trusted, or has no tokenizer.
+    """
+    check_device(device)
+    from lightning_llm.checkpoints.reading import load_transformer
+    from lightning_llm.data.tokenizers import Tokenizer
+    from lightning_llm.interop.reader import is_model_folder, load_model
+
+    content: str | None
+    if is_model_folder(Path(given)):
+        model, content = load_model(Path(given), device)
+    else:
+        model, content = load_transformer(find_checkpoint(given, Path("runs")), device, trust_code=trust_code)
+    if content is None:
+        raise ValueError(f"{given} holds no tokenizer: give a model that was trained or exported with one")
+    return model, Tokenizer.from_str(content)
+
+
+def check_device(given: str) -> None:
+    """Refuse a device that this machine lacks, before anything is read.
+
+    Raises:
+        ValueError: It is unknown, or not available.
+    """
+    import torch
+
     try:
-        content = read_outline(path)
-        turn = content.get("callbacks", {}).get("RunCheckpoints", {}).get("turn", 0)
-        return ("optimizer_states" in content), turn, content["global_step"], is_own
-    except (ValueError, KeyError):
-        return 2, 0, step_of(path), is_own
+        device = torch.device(given)
+    except RuntimeError as error:
+        raise ValueError(f"device {given!r} is unknown: choose cpu, cuda or mps") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ValueError(f"device {given}: this machine has {count} CUDA devices for this torch: choose cpu")
+    elif device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f"device {given}: this machine has none for this torch: choose cpu")
+    elif device.type not in ("cpu", "mps"):
+        raise ValueError(f"device {given!r} is not supported: choose cpu, cuda or mps")
+
+
+# ---- several runs: what their configs differ in, and names made from that
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run directory.
+
+    Attributes:
+        path: Where it is.
+        options: Its options by short names (see ``training.run_options``); empty if it has no ``config.yaml``.
+    """
+
+    path: Path
+    options: Mapping[str, Any]
+
+    @property
+    def place(self) -> str:
+        """The last two folders of its path."""
+        return "/".join(part for part in self.path.resolve().parts[-2:] if part != "/")
+
+    @property
+    def seed(self) -> tuple[Any, ...]:
+        """The seeds of weights and data."""
+        return tuple(self.options.get(name) for name in SEEDS)
+
+
+def find_runs(
+    given: Sequence[str], file: str = "", without: str = "", say: Callable[[str], object] = lambda line: None
+) -> list[Run]:
+    """The runs that a command line names.
+
+    Args:
+        given: Run directories, and folders that contain some, up to two levels down.
+        file: Pattern of a file that a run must have; empty: none.
+        without: The message about a run that does not have it.
+        say: Called with a line for each run that was found below a folder and left out for that.
+
+    Raises:
+        ValueError: A directory that does not exist, contains no run, or is a run without the file.
+    """
+    found: dict[Path, Path] = {}
+    for name in given:
+        folder = Path(name)
+        if not folder.is_dir():
+            raise ValueError(f"{name}: no such directory; give run directories, or a folder that contains some")
+        inside = sorted((*folder.glob("*"), *folder.glob("*/*")), key=_natural)
+        runs = [path for path in (folder, *inside) if (path / CONFIG).is_file() or any(path.glob(EVENTS))]
+        complete = [path for path in runs if not file or any(path.glob(file))]
+        if not complete:
+            raise ValueError(f"{name}: {without if runs else 'no run in it, nor two levels below'}")
+        for path in runs:
+            if path in complete:
+                found.setdefault(path.resolve(), path)
+            else:
+                say(f"left out {path}: {without}")
+    return [Run(path, _options(path / CONFIG)) for path in found.values()]
+
+
+def differences(runs: Sequence[Run]) -> list[str]:
+    """Short names of the options that are not the same in all runs: model, data, trainer, seeds, in config order.
+
+    The number of threads and the options of a callback are compared among the runs that have them.
+    """
+    known = [run.options for run in runs if run.options]
+
+    def differs(name: str) -> bool:
+        is_partial = name == THREADS or name.startswith(f"{CALLBACKS}.")
+        values = {identity(options.get(name, ABSENT)) for options in known if not is_partial or name in options}
+        return len(values) > 1
+
+    def section(name: str) -> int:
+        first = "seed" if name in SEEDS else name.partition(".")[0]
+        return {"data": 1, "trainer": 2, "keep_freed_memory": 2, THREADS: 2, "seed": 3}.get(first, 0)
+
+    names = dict.fromkeys(name for options in known for name in options)
+    return sorted(filter(differs, names), key=section)
+
+
+def descriptions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[str]:
+    """What distinguishes each run from the others, as ``mlp=swiglu, seed_everything=1``; its place if nothing does.
+
+    Where that would be long for runs of several configs, it is the name of the config and what differs among its runs.
+
+    Args:
+        runs: The runs.
+        leave_out: Options to leave out.
+
+    Returns:
+        Texts that may be the same for several runs; see :func:`made_different`.
+    """
+    texts = _distinguished(runs, leave_out)
+    if max(map(len, texts), default=0) > LONGEST_NAME:
+        for folder in {run.path.resolve().parent for run in runs}:
+            members = [number for number, run in enumerate(runs) if run.path.resolve().parent == folder]
+            for number, text in zip(members, _distinguished([runs[n] for n in members], leave_out), strict=True):
+                texts[number] = f"{folder.name}: {text}" if text else folder.name
+    return [text or run.place for text, run in zip(texts, runs, strict=True)]
+
+
+def run_names(runs: Sequence[Run]) -> list[str]:
+    """As :func:`descriptions`, all different, each valid as the name of a folder; a place is a folder in a folder.
+
+    No name is that of a folder that another one is in: it would lead into the run of that name.
+    """
+    names: list[str] = []
+    for text, run in zip(made_different(descriptions(runs), runs), runs, strict=True):
+        name, number = "/".join(map(file_name, text.split("/"))) if text == run.place else file_name(text), 1
+        while any(f"{name}/".startswith(f"{other}/") or f"{other}/".startswith(f"{name}/") for other in names):
+            number += 1
+            name = file_name(f"{text} #{number}")
+        names.append(name)
+    return names
+
+
+def made_different(texts: Sequence[str], runs: Sequence[Run]) -> list[str]:
+    """Texts about runs; where they are the same, with the run's folder, then its parent, then a number."""
+    for ending in (" ({path.name})", " in {path.parent.name}", " #{number}"):
+        texts = [
+            text + (ending.format(path=run.path.resolve(), number=number) if texts.count(text) > 1 else "")
+            for number, (text, run) in enumerate(zip(texts, runs, strict=True), start=1)
+        ]
+    return list(texts)
+
+
+def _options(config: Path) -> dict[str, Any]:
+    return {CALLBACKS: [], **short_options(read_config(config))} if config.is_file() else {}
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """A key that sorts version_2 before version_10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+
+
+def _distinguished(runs: Sequence[Run], leave_out: Collection[str]) -> list[str]:
+    names = [name for name in differences(runs) if name not in leave_out]
+    columns = {name: labels([run.options.get(name, ABSENT) for run in runs]) for name in names}
+    return [
+        ", ".join(f"{name}={column[number]}" for name, column in columns.items() if name in run.options)
+        for number, run in enumerate(runs)
+    ]

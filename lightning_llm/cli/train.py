@@ -1,8 +1,12 @@
 """``lightning-llm fit|check|validate|test|predict``: LightningCLI around LanguageModel and TokenDataModule.
 
-What is changed against a plain LightningCLI: a user's mistake is one line; ``--ckpt_path`` never overrules what the
-command line and the configs say (Lightning's would silently build the model from the checkpoint); ``last`` with nothing
-to go on from is an error; a resumed run goes on in its own run directory.
+Differences from a plain LightningCLI: a user's mistake is one line; ``--ckpt_path`` never overrides the command line
+and the configs (Lightning's would silently build the model from the checkpoint); ``last`` without a checkpoint is an
+error; a resumed run stays in its own run directory.
+
+``cli_main`` runs a command and turns every error into one line and an exit status. It makes a ``TrainingCLI``, whose
+methods run in this order: parse_arguments, before_instantiate_classes, instantiate_trainer, before_fit, (the Trainer's
+``fit``), after_fit.
 """
 
 import argparse
@@ -23,36 +27,15 @@ from jsonargparse import ArgumentError
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
+from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint
-from lightning_llm.cli.check import report
-from lightning_llm.cli.command_line import (
-    STRICT_YAML,
-    check_config,
-    check_store,
-    code_named_by,
-    config_files,
-    experiment_of,
-    option_values,
-    resume_command,
-    with_config_of_run,
-)
-from lightning_llm.cli.distributed import check_address, lost_contact, waiting_line
-from lightning_llm.cli.failures import USER_ERROR, one_line, reports
-from lightning_llm.cli.interrupts import interrupts, is_first_process
-from lightning_llm.cli.jobs import check_restarts, may_have_run_before, restarts, this_job
-from lightning_llm.cli.pages import ABOUT, COMMANDS, SYNTAX, with_page
-from lightning_llm.cli.plan_record import record_plan
-from lightning_llm.cli.report import RunReport
-from lightning_llm.cli.runs import (
-    CONFIG,
-    JOB,
-    find_checkpoint,
-    last_of,
-    newest_run,
-    run_of,
-    step_in,
-)
+from lightning_llm.cli import command_line, jobs
+from lightning_llm.cli.errors import ABOUT, COMMANDS, FAILED, SYNTAX, USER_ERROR, one_line, reports, with_page
+from lightning_llm.cli.process import interrupts, is_first_process
+from lightning_llm.cli.report import RunReport, print_checks
+from lightning_llm.cli.runs import CONFIG, JOB, checkpoint_in, find_checkpoint, newest_run, run_of, step_in
 from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.io.atomic import write_json
 from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.training.callbacks.consistency import RankConsistencyCheck, ResumeDiff
 from lightning_llm.training.callbacks.non_finite import NonFinite
@@ -66,26 +49,43 @@ from lightning_llm.training.preflight import refuse
 from lightning_llm.training.tensorboard import RunLogger
 from lightning_llm.training.trainer import Trainer
 
+PLAN = "plan.json"
 TRUST_CODE = "--trust-code"
-DIVERGED, OUT_OF_MEMORY, LOST_CONTACT = 1, 1, 1
 ENDED_TOGETHER = (0, 129, 130, 143)  # all processes at the same step: none waits for another any more
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+MISTAKES = (ArgumentError, argparse.ArgumentError, ValueError, OSError, MisconfigurationException)
+IGNORED_WARNINGS = (
+    ".*does not have many workers.*",
+    ".*Experiment logs directory .* not empty",  # it has our config.yaml
+    "Checkpoint directory .* exists and is not empty",  # it has our checkpoints
+    ".*sync_dist=True.*",  # what is logged is the same in every process
+    r".*isinstance\(treespec, LeafSpec\).*",  # Lightning 2.6 with torch 2.13
+)
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes ``config.yaml`` into the run directory, so that it starts a fresh run of the same kind."""
+    """Writes ``config.yaml`` into the run directory: a config that starts a new run of the same kind."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """For ``fit`` only: evaluating a run leaves its record alone. Lightning would write where the logger does."""
-        if stage == "fit":
-            self.config["ckpt_path"] = None
-            if getattr(pl_module, "plan", None) is not None:
-                record_plan(self.config, trainer, pl_module)
-            job, run = this_job(), trainer.run_dir  # a broadcast: every process must ask
-            if not trainer.is_global_zero or run is None:
-                return
-            self.parser.save(self.config, run / CONFIG, skip_none=False, overwrite=True, multifile=self.multifile)
-            if job is not None:
-                (run / JOB).write_text(f"{job}\n", encoding="utf-8")
+        """For ``fit`` only: an evaluation changes no record. Lightning would write to the logger's folder."""
+        if stage != "fit":
+            return
+        self.config["ckpt_path"] = None
+        plan, job, run = getattr(pl_module, "plan", None), jobs.this_job(), trainer.run_dir  # a broadcast: all must ask
+        if plan is not None:  # the memory budget stays in the config: a resumed run plans again, to the same result
+            chosen = chosen_options(plan)
+            for name, value in chosen.items():
+                self.config[name] = value
+            for callback in trainer.callbacks:
+                if isinstance(callback, ResumeDiff):
+                    callback.options.update(chosen)
+        if not trainer.is_global_zero or run is None:
+            return
+        if plan is not None:
+            write_json(run / PLAN, {"memory_budget": pl_module.memory_budget, **described(plan)})
+        self.parser.save(self.config, run / CONFIG, skip_none=False, overwrite=True, multifile=self.multifile)
+        if job is not None:
+            (run / JOB).write_text(f"{job}\n", encoding="utf-8")
 
 
 class TrainingCLI(LightningCLI):
@@ -95,82 +95,73 @@ class TrainingCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Lightning's, and ``check``; with the arguments of each that are no options."""
+        """Lightning's, and ``check``; with the arguments of each that are not options."""
         return {**LightningCLI.subcommands(), "check": {"model", "datamodule"}}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Options that belong to neither model nor data nor trainer."""
-        parser.add_argument(
-            "--keep_freed_memory",
-            type=bool,
-            default=True,
-            help="On Linux with glibc: keep freed memory in the process instead of giving it back to the system, which "
-            "makes training on a CPU 15 to 20 percent faster and the process larger.",
+        text = (
+            "On Linux with glibc: keep freed memory in the process instead of returning it to the system. Training on "
         )
+        text += "a CPU is 15 to 20 percent faster, and the process is larger."
+        parser.add_argument("--keep_freed_memory", type=bool, default=True, help=text)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse, and take ``ckpt_path`` aside: Lightning would let the checkpoint overrule the options given."""
+        """Parse, and take ``ckpt_path`` aside: with it Lightning would let the checkpoint override the options."""
         self._trusts_code = TRUST_CODE in args  # on the command line only: a config could grant it to itself
-        words = with_config_of_run([word for word in args if word != TRUST_CODE])
-        for file in option_values(words, "--config", "-c"):
-            check_config(Path(file))
-        for line in code_named_by(config_files(words)):  # before the parser imports it
+        words = command_line.with_config_of_run([word for word in args if word != TRUST_CODE])
+        for line in command_line.check_configs(words):  # before the parser imports what they name
             _say(f"lightning-llm {words[0]}: {line}")
-        for word in ("validate", "test"):  # our own lines print the metrics
+        for word in ("validate", "test"):  # our report prints the metrics
             self._parser(word).set_defaults(verbose=False)
-        self.experiment, self._words = experiment_of(words), words
+        self.experiment, self._words = command_line.experiment_of(words), words
         self.config = parser.parse_args(words)
         self._options = self.config[self.config.subcommand]
         self._ckpt_path = self._options.pop("ckpt_path", None)
 
     def before_instantiate_classes(self) -> None:
         """Find the checkpoint; prepare the process."""
-        check_restarts()
-        check_address()
+        jobs.check_restarts()
+        jobs.check_address()
         if self._options.get("weights_only") is False:
             raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
-        check_store(self._options.data, self._words)
+        command_line.check_store(self._options.data, self._words)
         folder = Path(self._options.trainer.default_root_dir) / self.experiment
         if self._ckpt_path is not None:
             self.checkpoint = find_checkpoint(self._ckpt_path, folder, _say)
         elif self.subcommand == "fit":
             self.checkpoint = _of_earlier_attempt(folder)
         elif self.subcommand != "check":
-            raise ValueError(
-                f"{self.subcommand} needs a trained model: --ckpt_path best, last, a run directory or a file"
-            )
+            options = "--ckpt_path best, last, a run directory or a file"
+            raise ValueError(f"{self.subcommand} needs a trained model: {options}")
         saved: dict[str, Any] = {}
         if self.subcommand in ("fit", "check"):
             if self.checkpoint is not None:
                 saved = check_run_checkpoint(self.checkpoint).get(EXECUTION, {})
             elif self._options.model.get("init_from") is not None and not self._trusts_code:
                 check_trust(self._options.model.init_from)
-        self._resolve_precision(saved)
+        # what `auto` means goes into the config, so that its record, the checkpoints and all ranks have the same
+        asked = self._options.trainer
+        self.precision_reason = "as asked for"
+        if asked.precision in ("auto", None):
+            if "precision" in saved:
+                asked.precision, self.precision_reason = saved["precision"], "as in the checkpoint"
+            else:
+                asked.precision, self.precision_reason = choose_precision(asked.accelerator)
         self._options["ckpt_path"] = None if self.checkpoint is None else str(self.checkpoint)
         if self._options.keep_freed_memory:
             keep_freed_memory()
 
-    def _resolve_precision(self, saved: dict[str, Any]) -> None:
-        """Put what ``auto`` means into the config, so that the run's record, its checkpoints and all ranks name it."""
-        asked = self._options.trainer
-        if asked.precision not in ("auto", None):
-            self.precision_reason = "as asked for"
-        elif "precision" in saved:
-            asked.precision, self.precision_reason = saved["precision"], "as in the checkpoint"
-        else:
-            asked.precision, self.precision_reason = choose_precision(asked.accelerator)
-
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """The trainer, with its run directory: a new one, or that of the run that goes on."""
+        """The trainer, with its run directory: a new one, or that of the run to resume."""
         options = self._get(self.config_init, "trainer")
         if options.get("logger") in (None, True) and self.subcommand != "fit":
             kwargs["logger"] = False
         try:
             trainer: Trainer = super().instantiate_trainer(**kwargs)  # type: ignore[assignment]
         except TypeError as error:  # Lightning's answer to devices "many"
-            raise ValueError(
-                f"trainer.devices {options.get('devices')!r} or another trainer option: {error}"
-            ) from error
+            devices = options.get("devices")
+            raise ValueError(f"trainer.devices {devices!r} or another trainer option: {error}") from error
         trainer.precision_reason = self.precision_reason
         plain = self._parser(self.subcommand).dump(self._options, format="json")
         own = [RankConsistencyCheck(json.loads(plain), self.checkpoint), ResumeDiff(json.loads(plain))]
@@ -178,7 +169,7 @@ class TrainingCLI(LightningCLI):
         if trainer.run_directory.experiment is None:
             trainer.run_directory.experiment = self.experiment
         run = None if self.checkpoint is None else run_of(self.checkpoint)
-        if self.checkpoint is not None and run is not None and self.subcommand == "fit":
+        if self.checkpoint and run and self.subcommand == "fit":
             trainer.run_directory.take(run)
             for logger in trainer.loggers:
                 if isinstance(logger, RunLogger):
@@ -186,12 +177,12 @@ class TrainingCLI(LightningCLI):
         return trainer
 
     def before_fit(self) -> None:
-        """Refuse what cannot go well, in one process, as preparing the data does; keep others out until the report."""
+        """Run the pre-flight checks in one process, as preparing the data does; lock the run until the report."""
         trainer: Any = self.trainer
         if trainer.is_global_zero:
             refuse(check.fault for check in trainer.preflight(self.model, self.datamodule) if check.fault)
         if trainer.num_nodes > 1 and trainer.local_rank == 0:
-            print(waiting_line(trainer), file=sys.stderr)
+            print(jobs.waiting_line(trainer), file=sys.stderr)
         trainer.open_run()
 
     def after_fit(self) -> None:
@@ -202,8 +193,8 @@ class TrainingCLI(LightningCLI):
             self.trainer.run_directory.close()  # type: ignore[attr-defined]
 
     def after_check(self) -> None:
-        """Print what was found."""
-        report(self.trainer.checks)  # type: ignore[attr-defined]
+        """Print the checks."""
+        print_checks(self.trainer.checks)  # type: ignore[attr-defined]
 
     def after_validate(self) -> None:
         """Print the metrics."""
@@ -213,17 +204,14 @@ class TrainingCLI(LightningCLI):
 
     def after_predict(self) -> None:
         """Print a JSON line for each prompt."""
-        tokenizer = self.datamodule.tokenizer
+        decode = self.datamodule.tokenizer.decode
         for prompt, ids in zip(self.datamodule.predict_prompts, self.trainer.predict_loop.predictions, strict=True):
-            print(
-                json.dumps(
-                    {"prompt": prompt, "text": tokenizer.decode(ids[0].tolist())}, ensure_ascii=False, allow_nan=False
-                )
-            )
+            row = {"prompt": prompt, "text": decode(ids[0].tolist())}
+            print(json.dumps(row, ensure_ascii=False, allow_nan=False))
 
     @property
     def report(self) -> RunReport:
-        """The callback that prints the summary at start and end."""
+        """The callback that prints the summary."""
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         return next(callback for callback in callbacks if isinstance(callback, RunReport))
 
@@ -240,8 +228,8 @@ def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
 
     Raises:
         SystemExit: With status 2 after one line on stderr for a user's mistake or a failure of the system, 1 if the
-            loss is no number any more, memory has run out or another process is lost, 129, 130 or 143 after
-            SIGHUP, Ctrl-C or SIGTERM.
+            loss is NaN or infinite, memory has run out or another process is lost, 129, 130 or 143 after SIGHUP, Ctrl-C
+            or SIGTERM.
     """
     _quieten()
     threading.excepthook = _of_thread
@@ -255,6 +243,23 @@ def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
                 raise
             interrupts.hold_off()
             raise _LeftTheOthers(interrupts.say(interrupts.number or signal.SIGINT)) from None
+
+
+def run(words: Sequence[str]) -> int:
+    """As :func:`cli_main`, for the shell: returns the exit status."""
+    status = 0
+    try:
+        cli_main(words)
+    except _LeftTheOthers as leaving:
+        status = int(leaving.code or 0)
+        if interrupts.is_own_process and dist.is_initialized():  # to end the groups could wait for the others
+            os._exit(status)
+        return status
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else USER_ERROR
+    if status in ENDED_TOGETHER:
+        leave_groups()
+    return status
 
 
 class _LeftTheOthers(SystemExit):
@@ -275,77 +280,63 @@ def _run_command(command: str, words: list[str]) -> TrainingCLI:
             load_from_checkpoint_support=False,
             parser_kwargs={
                 "exit_on_error": False,
-                "parser_mode": STRICT_YAML,
+                "parser_mode": command_line.STRICT_YAML,
                 **{word: _help_of(word) for word in TrainingCLI.subcommands()},
             },
             args=words,
         )
     except Interrupted as interruption:
         interrupts.hold_off()
-        saved = f"nothing is lost. Go on with: {resume_command(words)}"
-        outcome = saved if interruption.is_saved else "no checkpoint was saved: the run has none"
+        outcome = "no checkpoint was saved: the run has none"
+        if interruption.is_saved:
+            outcome = f"nothing is lost. Resume with: {command_line.resume_command(words)}"
         _say(f"lightning-llm {command}: {interruption}; {outcome}")
         if interruption.requeue and is_first_process():
-            _requeue()
+            try:
+                _say(f"SLURM queues job {requeue_job()} again")
+            except OSError as error:
+                _say(f"the job could not be queued again: {_reason(error)}")
         raise SystemExit(interruption.exit_status) from None
     except NonFinite as finding:
         _say(with_page(command, f"lightning-llm {command}: stopped: {finding}"))
-        raise SystemExit(DIVERGED) from None
+        raise SystemExit(FAILED) from None
     except (RuntimeError, MemoryError) as error:
-        lost = lost_contact(error)
-        if not (lost or is_out_of_memory(error)):
+        if lost := jobs.lost_contact(error):  # every process prints it: it may be the only one left
+            print(with_page(command, f"lightning-llm {command}: {lost}"), file=sys.stderr)
+        elif is_out_of_memory(error):  # the memory profiler has printed what to do
+            _say(with_page(command, f"lightning-llm {command}: out of memory: {_reason(error)}"))
+        else:
             raise
-        if lost:
-            line = with_page(command, f"lightning-llm {command}: {lost}")
-            print(line, file=sys.stderr)  # any process: it may be the only one left
-            raise SystemExit(LOST_CONTACT) from None
-        line = f"lightning-llm {command}: out of memory: {_reason(error)}"
-        _say(with_page(command, line))  # the memory profiler has said what to do
-        raise SystemExit(OUT_OF_MEMORY) from None
-    except (ArgumentError, argparse.ArgumentError, ValueError, OSError, MisconfigurationException) as error:
+        raise SystemExit(FAILED) from None
+    except MISTAKES as error:
         line = f"lightning-llm {command}: error: {_reason(error)}"
-        met = dist.is_initialized()  # then it may be the only one that knows: before that, all read the same
-        raise SystemExit(reports.mistake(command, line) if met or is_first_process() else USER_ERROR) from None
-
-
-def run(words: Sequence[str]) -> int:
-    """As :func:`cli_main`, for the shell: returns the exit status."""
-    status = 0
-    try:
-        cli_main(words)
-    except _LeftTheOthers as leaving:
-        status = int(leaving.code or 0)
-        if interrupts.is_own_process and dist.is_initialized():  # to end the groups could wait for the others
-            os._exit(status)
-        return status
-    except SystemExit as leaving:
-        status = leaving.code if isinstance(leaving.code, int) else USER_ERROR
-    if status in ENDED_TOGETHER:
-        leave_groups()
-    return status
+        # before the processes have met, all find the same; after that, it may be the only one that knows
+        is_mine = dist.is_initialized() or is_first_process()
+        raise SystemExit(reports.mistake(command, line) if is_mine else USER_ERROR) from None
 
 
 def _help_of(word: str) -> dict[str, Any]:
     return {
         "exit_on_error": False,
         "usage": f"lightning-llm {word} [--config FILE …] [--SECTION.OPTION VALUE …]",
-        "description": f"{ABOUT[word]} {SYNTAX}",
+        "description": f"{ABOUT[word][0].upper()}{ABOUT[word][1:]}. {SYNTAX}",
         "epilog": f"More: {COMMANDS[word]}",
     }
 
 
 def _of_thread(failure: threading.ExceptHookArgs) -> None:
-    """What fails in TensorBoard's thread, on a full disk say, is raised again where the run logs next."""
+    """Errors in TensorBoard's thread, on a full disk for example, are raised again where the run logs next."""
     if not isinstance(failure.exc_value, OSError | SystemExit | None):
         reports.unexpected(interrupts.command, failure.exc_value)
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and not error.filename
-        advice = "something of the run cannot be written: free some space and go on with --ckpt_path last"
-        return f"{error.strerror}: {error.filename or advice}" if error.filename or full else error.strerror
-    return one_line(error)
+    if not isinstance(error, OSError) or not error.strerror:
+        return one_line(error)
+    where = error.filename
+    if not where and error.errno in DISK_FULL:
+        where = "a file of the run cannot be written: free some space and resume with --ckpt_path last"
+    return f"{error.strerror}: {where}" if where else error.strerror
 
 
 def _say(text: str) -> None:
@@ -354,32 +345,21 @@ def _say(text: str) -> None:
 
 
 def _of_earlier_attempt(folder: Path) -> Path | None:
-    """The checkpoint to go on from where SLURM or torchrun starts a job again, by whatever it was ended; else none."""
-    job = this_job()
-    if job is None or not may_have_run_before():
+    """The checkpoint to resume from where SLURM or torchrun starts a job again, whatever had ended it; else none."""
+    job = jobs.this_job()
+    if job is None or not jobs.may_have_run_before():
         return None
-    run = newest_run(folder, job=job)
-    if run is not None:
-        return last_of(run, _say)
-    if restarts():
-        _say(f"job {job} was started again; it left no checkpoint in {folder}: starting afresh")
+    if (run := newest_run(folder, job=job)) is not None:
+        return checkpoint_in(run, _say, prefer_best=False)
+    if jobs.restarts():
+        _say(f"job {job} was started again; it left no checkpoint in {folder}: starting from scratch")
     return None
 
 
-def _requeue() -> None:
-    try:
-        _say(f"SLURM queues job {requeue_job()} again")
-    except OSError as error:
-        _say(f"the job could not be queued again: {_reason(error)}")
-
-
 def _quieten() -> None:
-    """Lightning's notes on devices, seeds and services it would like to sell; our own report says what matters."""
+    """Hide Lightning's notes on devices, seeds and its services; our own report prints what matters."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # what --trainer.profiler found
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*Experiment logs directory .* not empty")  # our config.yaml is there
-    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")  # ours are there
-    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # what is logged is the same in every process
-    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")  # Lightning 2.6 with torch 2.13
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # results of --trainer.profiler
+    for message in IGNORED_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)

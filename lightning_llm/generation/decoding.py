@@ -1,23 +1,184 @@
-"""Decoding: one prefill over the prompts, then one position a step, from a cache of keys and values.
+"""Decoding: one prefill over the prompts, then one position per step, from a cache of keys and values.
 
-Rows may be of unequal length; none of them notices the others. When a row has filled the context, the newest half of it
-is read again as a new prompt and decoding goes on. Positions stay within what the model was trained on, and as they
-begin anew the kept keys, which were turned by their old positions, cannot be taken over; reading again every half
-context costs one more position a step, in large products, than decoding does.
+Each step turns logits into the next token. The order is that of ``transformers``
+(``GenerationMixin._get_logits_processor``), so that equal options mean the same:
+
+    repetition penalty ─▶ temperature ─▶ top-k ─▶ top-p ─▶ min-p ─▶ softmax ─▶ a number in [0, 1) picks a token
+
+The random numbers of a row depend on the seed, its prompt, which copy of that prompt it is, and the step, not on the
+other rows. So a prompt gives the same text alone and in any batch, and copies of a prompt give several texts.
+
+When a row has filled the context, its newest half is read again as a new prompt and decoding continues. Positions stay
+within what the model was trained on. As they start again from 0, the cached keys, rotated by their old positions,
+cannot be reused; a prefill every half context costs one more position per step, in larger matmuls than decoding's.
 """
 
+import dataclasses
+import hashlib
 from collections.abc import Iterator, Sequence
-from typing import cast, overload
+from typing import TYPE_CHECKING, TypedDict, cast, overload
 
 import torch
 from torch import Tensor, nn
 
 from lightning_llm.generation.packed_step import FEWEST_STEPS, PackedStep, can_pack
-from lightning_llm.generation.sampling import Draws, Sampling, filter_logits, pick
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.transformer import Transformer
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Prompts = Tensor | Sequence[Sequence[int]]
+Ends = int | Sequence[int] | None
+_DRAWN_AT_ONCE = 64  # random numbers of a row: one call for each takes longer than making them
+
+# ---- from logits to the next token
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Attributes:
+        temperature: Divides the logits; 0 always takes the most likely token.
+        top_k: Sample among the ``top_k`` most likely tokens only.
+        top_p: Sample among the fewest tokens whose probabilities reach ``top_p`` (Holtzman et al. 2020, "The Curious
+            Case of Neural Text Degeneration", section 3.1).
+        min_p: Sample among tokens at least ``min_p`` times as likely as the most likely one (Nguyen et al. 2024,
+            "Turning Up the Heat: Min-p Sampling for Creative and Coherent LLM Outputs", section 3).
+        repetition_penalty: Logits of tokens that are in the prompt or were generated are divided by it if positive,
+            else multiplied (Keskar et al. 2019, "CTRL", section 4.1; there for the generated only). 1 changes nothing.
+
+    Raises:
+        ValueError: Options out of range, all of them at once.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        top_k, top_p, min_p, inf = self.top_k, self.top_p, self.min_p, float("inf")
+        ranges = {
+            "temperature": ("at least 0 (0: greedy decoding) and finite", 0 <= self.temperature < inf),
+            "top_k": ("at least 1", top_k is None or top_k >= 1),
+            "top_p": ("above 0 and at most 1", top_p is None or 0 < top_p <= 1),
+            "min_p": ("at least 0 and at most 1", min_p is None or 0 <= min_p <= 1),
+            "repetition_penalty": ("above 0 and finite (1 changes nothing)", 0 < self.repetition_penalty < inf),
+        }
+        wrong = [(name, accepted) for name, (accepted, is_in_range) in ranges.items() if not is_in_range]
+        errors = [f"{name} must be {accepted}, got {getattr(self, name)}" for name, accepted in wrong]
+        if errors:
+            raise ValueError("; ".join(errors))
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether no random number is needed."""
+        return self.temperature == 0
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of :class:`Sampling` as keyword arguments."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float
+
+
+def filter_logits(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
+    """Logits to sample from; what is ruled out is minus infinity, and the most likely token never is.
+
+    Args:
+        logits: (batch, vocab), float32 or float64. Not modified.
+        sampling: The options. At temperature 0 only the penalty is applied.
+        seen: (batch, vocab), bool: which tokens the penalty is for.
+
+    Returns:
+        (batch, vocab).
+    """
+    if seen is not None:
+        penalty = sampling.repetition_penalty
+        logits = torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+    if sampling.is_greedy:
+        return logits
+    if sampling.temperature != 1:
+        logits = logits / sampling.temperature
+    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
+        weakest = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < weakest, float("-inf"))
+    if sampling.top_p is not None and sampling.top_p < 1:
+        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+        probabilities = ordered.softmax(dim=-1)
+        # a token stays while those before it do not reach top_p: the most likely one always stays
+        beyond = probabilities.cumsum(dim=-1) - probabilities >= sampling.top_p
+        logits = logits.masked_fill(beyond.scatter(-1, order, beyond), float("-inf"))
+    if sampling.min_p:
+        probabilities = logits.softmax(dim=-1)
+        unlikely = probabilities < sampling.min_p * probabilities.amax(dim=-1, keepdim=True)
+        logits = logits.masked_fill(unlikely, float("-inf"))
+    return logits
+
+
+def pick(logits: Tensor, numbers: Tensor | None) -> list[int]:
+    """A token for each row: the most likely, or the one whose interval of cumulative probability has the number.
+
+    Args:
+        logits: (batch, vocab), filtered.
+        numbers: (batch, 1), float64 in [0, 1); ``None`` takes the most likely.
+
+    Returns:
+        A token id for each row.
+
+    Raises:
+        ValueError: The logits are NaN.
+    """
+    if numbers is None:
+        tokens: list[int] = logits.argmax(dim=-1).tolist()
+        are_numbers = bool(logits.isfinite().any(dim=-1).all())
+    else:
+        reached = logits.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+        places = torch.searchsorted(reached, numbers.to(reached.device) * reached[:, -1:], right=True)
+        tokens = places.squeeze(-1).tolist()
+        are_numbers = max(tokens) < logits.shape[-1]  # nothing is above NaN
+    if not are_numbers:
+        raise ValueError("logits are NaN: the model's weights are damaged, or training diverged")
+    return tokens
+
+
+class Draws:
+    """The random numbers of each row, step by step.
+
+    Args:
+        prompts: Token ids of each row.
+        generator: The seed is one draw from it. ``None``: torch's global generator.
+    """
+
+    def __init__(self, prompts: Sequence[Sequence[int]], generator: torch.Generator | None) -> None:
+        device = "cpu" if generator is None else generator.device
+        seed = int(torch.randint(2**62, (), device=device, generator=generator))
+        copies: dict[tuple[int, ...], int] = {}
+        self._generators = []
+        for prompt in map(tuple, prompts):
+            copies[prompt] = copies.get(prompt, -1) + 1
+            content = repr((seed, copies[prompt], prompt)).encode()
+            digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+            self._generators.append(torch.Generator().manual_seed(digest % 2**63))
+        self._block, self._used = torch.empty(0), _DRAWN_AT_ONCE
+
+    def next(self) -> Tensor:
+        """(batch, 1), float64 in [0, 1), on the CPU."""
+        if self._used == _DRAWN_AT_ONCE:
+            rows = [torch.rand(_DRAWN_AT_ONCE, generator=each, dtype=torch.float64) for each in self._generators]
+            self._block, self._used = torch.stack(rows), 0
+        self._used += 1
+        return self._block[:, self._used - 1 : self._used]
+
+
+# ---- from prompts to tokens
 
 
 @overload
@@ -26,64 +187,44 @@ def generate(
     input_ids: Tensor,
     *,
     max_new_tokens: int,
-    temperature: float = ...,
-    top_k: int | None = ...,
-    top_p: float | None = ...,
-    min_p: float | None = ...,
-    repetition_penalty: float = ...,
-    eos_token_id: int | Sequence[int] | None = ...,
+    eos_token_id: Ends = ...,
     generator: torch.Generator | None = ...,
+    **sampling: "Unpack[SamplingOptions]",
 ) -> Tensor: ...
-
-
 @overload
 def generate(
     model: nn.Module,
     input_ids: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
-    temperature: float = ...,
-    top_k: int | None = ...,
-    top_p: float | None = ...,
-    min_p: float | None = ...,
-    repetition_penalty: float = ...,
-    eos_token_id: int | Sequence[int] | None = ...,
+    eos_token_id: Ends = ...,
     generator: torch.Generator | None = ...,
+    **sampling: "Unpack[SamplingOptions]",
 ) -> list[list[int]]: ...
-
-
 def generate(
     model: nn.Module,
     input_ids: Prompts,
     *,
     max_new_tokens: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    repetition_penalty: float = 1.0,
-    eos_token_id: int | Sequence[int] | None = None,
+    eos_token_id: Ends = None,
     generator: torch.Generator | None = None,
+    **sampling: "Unpack[SamplingOptions]",
 ) -> Tensor | list[list[int]]:
     """Continue prompts.
 
-    A row does not notice the others: with a generator of the same seed a prompt gives the same tokens alone and in a
-    batch. Copies of a prompt within a batch give different ones.
+    Rows are independent: with a generator of the same seed a prompt gives the same tokens alone and in a batch. Copies
+    of a prompt within a batch give different ones.
 
     Args:
         model: A ``Transformer``, or a module that holds one as ``transformer``. Its mode is left as it is: call
             ``eval()`` before, if it has dropout.
-        input_ids: (batch, seq) prompts, or a list of prompts of any lengths; at least one token each. Of a prompt
-            longer than ``max_position_embeddings`` the end is read.
+        input_ids: (batch, seq) prompts, or a list of prompts of any lengths; at least one token each. A prompt longer
+            than ``max_position_embeddings`` is truncated on the left.
         max_new_tokens: How many tokens to add at most.
-        temperature: See :class:`Sampling`, as for the next four.
-        top_k: Likeliest tokens.
-        top_p: Probability in all.
-        min_p: Probability relative to the likeliest.
-        repetition_penalty: On tokens that were there already.
-        eos_token_id: A sequence ends with this token, or one of these; in a tensor what would follow is filled with it
-            (the first of several). Stops when all have ended.
+        eos_token_id: A sequence ends with this token, or one of these; in a tensor the rest of the row is filled with
+            it (the first of several). Stops when all have ended.
         generator: Source of randomness: one number is drawn from it. ``None``: torch's global one.
+        sampling: ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``repetition_penalty``: see :class:`Sampling`.
 
     Returns:
         The prompts and what was added: (batch, seq + new), or for a list of prompts a list of them.
@@ -91,19 +232,13 @@ def generate(
     Raises:
         ValueError: An option out of range, or an empty prompt.
     """
-    sampling = Sampling(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
-    )
-    ends = _ends(eos_token_id)
-    decoder = Decoder(model, input_ids, max_new_tokens=max_new_tokens, sampling=sampling, generator=generator)
-    added: list[list[int]] = [[] for _ in decoder.prompts]
-    for tokens in decoder:
+    steps = Decoder(model, input_ids, max_new_tokens, Sampling(**sampling), generator, ends := _listed(eos_token_id))
+    added: list[list[int]] = [[] for _ in steps.prompts]
+    for tokens in steps:
         for row, token in tokens.items():
             added[row].append(token)
-            if token in ends:
-                decoder.end(row)
     if not isinstance(input_ids, Tensor):
-        return [prompt + new for prompt, new in zip(decoder.prompts, added, strict=True)]
+        return [prompt + new for prompt, new in zip(steps.prompts, added, strict=True)]
     longest = max(map(len, added))
     fill = ends[0] if ends else 0
     new = torch.tensor([row + [fill] * (longest - len(row)) for row in added], dtype=input_ids.dtype)
@@ -115,39 +250,22 @@ def stream(
     input_ids: Tensor,
     *,
     max_new_tokens: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    repetition_penalty: float = 1.0,
-    eos_token_id: int | Sequence[int] | None = None,
+    eos_token_id: Ends = None,
     generator: torch.Generator | None = None,
+    **sampling: "Unpack[SamplingOptions]",
 ) -> Iterator[Tensor]:
-    """As :func:`generate`, token by token: yields (batch,) ids. Options are checked at the call already."""
-    sampling = Sampling(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
-    )
-    decoder = Decoder(model, input_ids, max_new_tokens=max_new_tokens, sampling=sampling, generator=generator)
-    return _streamed(decoder, _ends(eos_token_id), input_ids)
+    """As :func:`generate`, token by token: yields (batch,) ids. Options are checked when it is called."""
+    steps = Decoder(model, input_ids, max_new_tokens, Sampling(**sampling), generator, ends := _listed(eos_token_id))
+    fill, rows = ends[0] if ends else 0, range(len(steps.prompts))
+    return (input_ids.new_tensor([tokens.get(row, fill) for row in rows]) for tokens in steps)
 
 
-def _streamed(decoder: "Decoder", ends: Sequence[int], like: Tensor) -> Iterator[Tensor]:
-    for tokens in decoder:
-        for row, token in tokens.items():
-            if token in ends:
-                decoder.end(row)
-        fill = ends[0] if ends else 0
-        yield torch.tensor(
-            [tokens.get(row, fill) for row in range(len(decoder.prompts))], dtype=like.dtype, device=like.device
-        )
-
-
-def _ends(given: int | Sequence[int] | None) -> list[int]:
-    return [] if given is None else [given] if isinstance(given, int) else list(given)
+def _listed(ends: Ends) -> Sequence[int]:
+    return [] if ends is None else [ends] if isinstance(ends, int) else ends
 
 
 class Decoder:
-    """Rows on their way. Iterating gives for each step the new token of every row that has not ended.
+    """Decodes rows. Each step of an iteration gives the new token of every row that has not ended.
 
     Args:
         model: As for :func:`generate`.
@@ -155,6 +273,7 @@ class Decoder:
         max_new_tokens: Of each row.
         sampling: How tokens are chosen.
         generator: Source of randomness.
+        ends: Tokens that end a row.
 
     Attributes:
         prompts: Token ids of each row.
@@ -167,44 +286,38 @@ class Decoder:
         self,
         model: nn.Module,
         prompts: Prompts,
-        *,
         max_new_tokens: int,
         sampling: Sampling,
         generator: torch.Generator | None = None,
+        ends: Sequence[int] = (),
     ) -> None:
-        faults = []
         if isinstance(prompts, Tensor):
-            if prompts.dim() != 2 or 0 in prompts.shape:
-                faults.append(
-                    f"input_ids must have shape (batch, seq) with at least one token, got {tuple(prompts.shape)}"
-                )
-        elif not prompts or not all(map(len, prompts)):
-            faults.append(
-                f"input_ids must be prompts of at least one token each, got lengths {list(map(len, prompts))}"
-            )
+            is_empty, got = prompts.dim() != 2 or 0 in prompts.shape, f"shape {tuple(prompts.shape)}"
+        else:
+            is_empty, got = not prompts or not all(map(len, prompts)), f"lengths {list(map(len, prompts))}"
+        errors = [f"input_ids must be (batch, seq) prompts of at least one token each, got {got}"] if is_empty else []
         if max_new_tokens < 0:
-            faults.append(f"max_new_tokens must be at least 0, got {max_new_tokens}")
-        if faults:
-            raise ValueError("; ".join(faults))
+            errors.append(f"max_new_tokens must be at least 0, got {max_new_tokens}")
+        if errors:
+            raise ValueError("; ".join(errors))
         self._model = cast(Transformer, getattr(model, "transformer", model))
-        self.prompts: list[list[int]] = (
-            prompts.tolist() if isinstance(prompts, Tensor) else [[int(token) for token in row] for row in prompts]
-        )
-        self._max_new_tokens, self._sampling = max_new_tokens, sampling
+        listed = prompts.tolist() if isinstance(prompts, Tensor) else prompts
+        self.prompts = [[int(token) for token in row] for row in listed]
+        self._max_new_tokens, self._sampling, self._ends = max_new_tokens, sampling, frozenset(ends)
         self._draws = None if sampling.is_greedy else Draws(self.prompts, generator)
         self._longest = self._model.config.max_position_embeddings
         self._contexts = [prompt[-self._longest :] for prompt in self.prompts]
         self._ended = [False] * len(self.prompts)
+        self._device = self._model.embed_tokens.weight.device
         self._seen: Tensor | None = None
         if sampling.repetition_penalty != 1:
-            self._seen = torch.zeros(
-                len(self.prompts), self._model.config.vocab_size or 0, dtype=torch.bool, device=self._device
-            )
+            shape = len(self.prompts), self._model.config.vocab_size or 0
+            self._seen = torch.zeros(shape, dtype=torch.bool, device=self._device)
             for row, prompt in enumerate(self.prompts):
                 self._seen[row, prompt] = True
 
     def end(self, row: int) -> None:
-        """A row is complete: nothing more comes of it."""
+        """End a row: it gets no more tokens."""
         self._ended[row] = True
 
     def __iter__(self) -> Iterator[dict[int, int]]:
@@ -213,27 +326,25 @@ class Decoder:
             if all(self._ended):
                 return
             tokens = self._choose(self._prefill() if step == 0 else self._advance())
+            going = {row: token for row, token in enumerate(tokens) if not self._ended[row]}
             for row, token in enumerate(tokens):
                 self._contexts[row].append(token)
-            yield {row: token for row, token in enumerate(tokens) if not self._ended[row]}
-
-    @property
-    def _device(self) -> torch.device:
-        return self._model.embed_tokens.weight.device
+                self._ended[row] |= token in self._ends
+            yield going
 
     @torch.no_grad()
     def _prefill(self) -> Tensor:
         """Read the prompts, padded on the right, where no position looks: (batch, vocab)."""
         model, lengths = self._model, [len(context) for context in self._contexts]
-        room = min(self._longest, max(lengths) + self._max_new_tokens)
-        self._cache = KVCache(model.config, len(lengths), room, self._device, _cache_dtype(model.embed_tokens.weight))
         width = max(lengths)
+        room = min(self._longest, width + self._max_new_tokens)
+        self._cache = KVCache(model.config, len(lengths), room, self._device, _cache_dtype(model.embed_tokens.weight))
         rows = [context + [0] * (width - len(context)) for context in self._contexts]
         hidden = model(torch.tensor(rows, device=self._device), cache=self._cache)
         self._cache.set_lengths(lengths)
-        ends = torch.tensor(lengths, device=self._device) - 1
         packs = self._max_new_tokens >= FEWEST_STEPS and can_pack(model)
         self._packed = PackedStep(model, self._cache) if packs else None
+        ends = torch.tensor(lengths, device=self._device) - 1
         return model.logits(hidden[torch.arange(len(lengths), device=self._device), ends])
 
     @torch.no_grad()
@@ -241,14 +352,14 @@ class Decoder:
         """Read the newest token of each row: (batch, vocab)."""
         for row, length in enumerate(self._cache.lengths):
             if length == self._longest:
-                self._begin_anew(row)
+                self._read_again(row)
         tokens = torch.tensor([context[-1] for context in self._contexts], device=self._device)
         if self._packed is not None:
             return self._packed(tokens)
         return self._model.logits(self._model(tokens[:, None], cache=self._cache)[:, 0])
 
-    def _begin_anew(self, row: int) -> None:
-        """Read the newest half of a context again, all but its last token, which comes with those of the other rows."""
+    def _read_again(self, row: int) -> None:
+        """Read the newest half of a context, except its last token, which is read with those of the other rows."""
         kept = self._contexts[row][-max(1, self._longest // 2) :]
         self._contexts[row] = kept
         part = self._cache.row(row)

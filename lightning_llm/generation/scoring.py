@@ -1,10 +1,10 @@
-"""How likely a model finds a text that may be longer than its context: a window that moves on by strides.
+"""The loss of a model on a text that may be longer than its context, with a window that moves by a stride.
 
-Every token but the first of a text is predicted once. A window holds as many tokens as the context; each window but the
-first scores its last ``stride`` tokens only, so that each of them has at least ``context - stride`` tokens before it. A
-large stride is quick and gives a higher loss; a small one is nearer to what the model can do, and slow. The recipe is
-that of the documentation of ``transformers``, "Perplexity of fixed-length models"; there the mean over windows is
-weighted with one token too few for each window but the first, here every token counts once.
+Every token except the first of a text is predicted once. A window holds as many tokens as the context; each window
+except the first scores its last ``stride`` tokens only, so that each of them has at least ``context - stride`` tokens
+before it. A large stride is fast and gives a higher loss; a small one is closer to what the model can do, and slow. The
+recipe is that of the documentation of ``transformers``, "Perplexity of fixed-length models"; there the mean over
+windows is weighted with one token too few for each window except the first, here every token counts once.
 """
 
 import dataclasses
@@ -21,9 +21,10 @@ from lightning_llm.model.transformer import Transformer
 
 Window = tuple[list[int], int]
 
-# Windows are scored by as many as make a good product and stay in cache. One thread of an AMD EPYC: 40,000 tokens by
-# windows of 128 (4 layers of 128) take 4.4 s one by one, 2.9 by 1,024 and 4,096 tokens, 3.9 by 16,384; 20,000 by
-# windows of 256 (4 of 256) 7.6, 6.9, 7.9 and 8.5. A GPU wants more work at once; what is best there was not measured.
+# Windows are scored in batches that are large enough for fast matmuls and stay in cache. One thread of an AMD EPYC:
+# 40,000 tokens in windows of 128 (4 layers of 128) take 4.4 s one by one, 2.9 s in batches of 1,024 and 4,096 tokens,
+# 3.9 s in batches of 16,384; 20,000 in windows of 256 (4 of 256) 7.6, 6.9, 7.9 and 8.5 s. A GPU needs larger batches;
+# the best size there was not measured.
 TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 16384}
 LOGITS_AT_ONCE = 2**23  # 32 MiB in float32
 
@@ -35,7 +36,7 @@ class Score:
     Attributes:
         nats: Their negative log-likelihood.
         tokens: How many.
-        bytes: UTF-8 bytes that they stand for; 0 where that is not known.
+        bytes: UTF-8 bytes that they stand for; 0 if unknown.
     """
 
     nats: float = 0.0
@@ -47,7 +48,7 @@ class Score:
 
     @property
     def loss(self) -> float:
-        """Nats per token; no number where there is no token."""
+        """Nats per token; NaN without tokens."""
         return self.nats / self.tokens if self.tokens else math.nan
 
     @property
@@ -57,7 +58,7 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Comparable between tokenizers; ``None`` where bytes are not known."""
+        """Comparable between tokenizers; ``None`` if bytes are unknown."""
         return self.nats / math.log(2) / self.bytes if self.bytes else None
 
 
@@ -66,14 +67,14 @@ def score(model: nn.Module, ids: Iterable[int], *, stride: int | None = None) ->
 
     Args:
         model: A ``Transformer``, or a module that holds one as ``transformer``.
-        ids: Its tokens, read as they are needed: some windows of them are held.
+        ids: Its tokens, read as they are needed: only some windows are in memory.
         stride: Tokens that a window scores. ``None``: half the context.
 
     Returns:
         The sums, without bytes.
 
     Raises:
-        ValueError: ``stride`` is below 1, or not below the context: then some token would have nothing before it.
+        ValueError: ``stride`` is below 1, or not below the context: some token would have no context.
         IndexError: An id is beyond the model's vocabulary.
     """
     transformer = cast(Transformer, getattr(model, "transformer", model))
@@ -90,12 +91,12 @@ def score(model: nn.Module, ids: Iterable[int], *, stride: int | None = None) ->
 
 
 def windows(ids: Iterable[int], context: int, stride: int) -> Iterator[Window]:
-    """Windows of at most ``context`` tokens, and how many at the end of each are predicted from what is before them."""
+    """Windows of at most ``context`` tokens, and how many at the end of each are predicted."""
     window: list[int] = []
     new = 0
     for token in ids:
-        if len(window) == context:  # there is more: this window is done
-            yield window, min(new, context - 1)  # a text's first token follows from nothing
+        if len(window) == context:  # more follow: this window is complete
+            yield window, min(new, context - 1)  # a text's first token is not predicted
             window, new = window[stride:], 0
         window.append(token)
         new += 1
@@ -105,10 +106,12 @@ def windows(ids: Iterable[int], context: int, stride: int) -> Iterator[Window]:
 
 @torch.no_grad()
 def _score_windows(model: Transformer, windows: list[list[int]], scored: int) -> Score:
-    """Windows of one length, each with ``scored`` predicted tokens at its end."""
+    """Score windows of one length, each with ``scored`` predicted tokens at its end."""
     if not scored:
         return Score()
-    if max(map(max, windows)) >= model.embed_tokens.num_embeddings:  # said here, since a GPU would say it too late
+    if (
+        max(map(max, windows)) >= model.embed_tokens.num_embeddings
+    ):  # checked here, since a GPU would report it too late
         raise IndexError(f"a token id is beyond the vocabulary of {model.embed_tokens.num_embeddings}")
     ids = torch.tensor(windows, device=model.embed_tokens.weight.device)
     hidden, targets = model(ids)[:, -scored - 1 : -1].flatten(0, 1), ids[:, -scored:].flatten()

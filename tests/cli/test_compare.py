@@ -17,7 +17,7 @@ from lightning_llm.__main__ import main
 from lightning_llm.checkpoints.run_directory import FAILED, FINISHED, INTERRUPTED, RUNNING, unfinished
 from lightning_llm.cli.compare import LARGER, SMALLER, THREADS_DIFFER, UNKNOWN, effects, group_runs, read_results
 from lightning_llm.cli.report import RunReport
-from lightning_llm.cli.run_table import Run, find_runs
+from lightning_llm.cli.runs import Run, find_runs
 from lightning_llm.training.callbacks import StopOnSignal
 
 
@@ -227,7 +227,7 @@ def test_averaged_weights_of_a_run_are_compared(tiny, capsys):
     tiny("fit", **{"trainer.callbacks": averaging(0.5)["callbacks"]})
     capsys.readouterr()
     assert main(["compare", "runs"]) == 0
-    assert "trainer.callbacks=[EMAWeightAveraging] against trainer.callbacks=[]" in capsys.readouterr().out
+    assert "trainer.callbacks=[EMAWeightAveraging] versus trainer.callbacks=[]" in capsys.readouterr().out
 
 
 def test_threads_are_groups_and_said(tmp_path, capsys):
@@ -236,7 +236,7 @@ def test_threads_are_groups_and_said(tmp_path, capsys):
         (folder / "summary.json").write_text(json.dumps({"val_loss": 2.0, "threads": threads}))
     assert main(["compare", str(tmp_path / "runs")]) == 0
     said = capsys.readouterr().out
-    assert "threads=2 against threads=1" in said
+    assert "threads=2 versus threads=1" in said
     assert said.count(THREADS_DIFFER) == 1
 
 

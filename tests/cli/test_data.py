@@ -58,7 +58,7 @@ def test_store_without_end_of_text(store, tmp_path, capsys):
     assert one.eos_token_id is None  # nothing ends a single document
     assert store.eos_token_id == Tokenizer.from_file(store.tokenizer_file).eos_token_id == 0
     assert main(["inspect", str(one.path)]) == 0
-    assert "lengths of documents: not known" in capsys.readouterr().out
+    assert "lengths of documents: unknown" in capsys.readouterr().out
 
 
 def test_verify(store, capsys):

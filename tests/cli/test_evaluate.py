@@ -76,7 +76,7 @@ def test_numbers_are_those_of_the_recipe(folder, tmp_path, capsys, stride):
     assert f"loss {numbers['loss']:.4f}, perplexity" in printed
 
 
-def test_each_document_begins_anew(folder, tmp_path, capsys):
+def test_each_document_is_scored_by_itself(folder, tmp_path, capsys):
     lines = "".join(json.dumps({"body": text}) + "\n" for text in TEXTS)
     (tmp_path / "texts.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     words = [folder, "--data", tmp_path / "texts.jsonl.gz", "--text-key", "body", "--per-document"]

@@ -129,7 +129,7 @@ def test_training_begins_with_the_given_weights(exported, runs, text_file, tmp_p
     assert cli.trainer.global_step == 1
     run = Path(cli.trainer.log_dir)
     assert yaml.safe_load((run / "config.yaml").read_text())["model"]["init_from"] == given
-    if source == "model.ckpt":  # a run that goes on needs it no more
+    if source == "model.ckpt":  # a resumed run needs it no more
         Path("model.ckpt").unlink()
         again = fit(tmp_path, text_file, "--config=model.yaml", "--ckpt_path=last", steps=2, **data)
         assert again.trainer.global_step == 2

@@ -11,7 +11,7 @@ import pytest
 from lightning.pytorch.callbacks import Callback
 
 from lightning_llm.__main__ import MODULES, TOOLS, TRAINER_WORDS, main
-from lightning_llm.cli.failures import one_line, reports
+from lightning_llm.cli.errors import one_line, reports
 from lightning_llm.data.batches import TrainBatches
 
 

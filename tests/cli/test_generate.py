@@ -91,10 +91,10 @@ def test_a_stop_string_ends_the_text_before_it(run, capsys):
 
 def test_filters_reach_the_decoder(run, capsys):
     greedy = ["--prompt", "Abc", "--max-new-tokens", "20", "--temperature", "0"]
-    likeliest = generated(capsys, run, *greedy)
+    most_likely = generated(capsys, run, *greedy)
     for narrow in (["--min-p", "1"], ["--top-k", "1"], ["--top-p", "1e-9"]):
-        assert generated(capsys, run, *greedy[:-2], *narrow) == likeliest
-    assert generated(capsys, run, *greedy, "--repetition-penalty", "50") != likeliest
+        assert generated(capsys, run, *greedy[:-2], *narrow) == most_likely
+    assert generated(capsys, run, *greedy, "--repetition-penalty", "50") != most_likely
 
 
 def test_interactive_continues_each_line_and_goes_on_after_a_mistake(run, capsys, monkeypatch):

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from lightning_llm.cli import train
-from lightning_llm.cli.distributed import check_address, lost_contact
-from lightning_llm.cli.jobs import check_restarts, may_have_run_before, this_job
+from lightning_llm.cli.jobs import check_address, check_restarts, lost_contact, may_have_run_before, this_job
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "abc", "TORCHELASTIC_RESTART_COUNT": "0"}
 
@@ -40,7 +39,7 @@ def test_the_job_and_its_attempts(monkeypatch, environment, job, may):
     assert may_have_run_before() is may
 
 
-def test_a_torchrun_job_goes_on_from_its_own_checkpoint_without_being_told(tiny, monkeypatch, capsys):
+def test_a_torchrun_job_resumes_from_its_own_checkpoint_without_being_told(tiny, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         for name, value in TORCHRUN.items():
             patch.setenv(name, value)

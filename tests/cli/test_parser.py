@@ -19,7 +19,7 @@ from lightning_llm.__main__ import main
         (["generate", "x", "--top-k", "many"], "argument --top-k: invalid int value: 'many'"),
         (["prepare", "x", "--vocab", "9"], "unrecognized arguments: --vocab"),
         (["data", "inspect"], "the following arguments are required: DIR"),
-        (["data", "mend", "x"], "invalid choice: 'mend'"),
+        (["data", "fix", "x"], "invalid choice: 'fix'"),
         (["compare"], "the following arguments are required: RUNS"),
         (["dashboard", "runs", "--port", "http"], "argument --port: invalid int value: 'http'"),
         (["estimate"], "the following arguments are required: --config"),

@@ -88,7 +88,7 @@ def test_standard_input(monkeypatch):
 def test_interrupted(monkeypatch, capsys, default_signals):
     monkeypatch.setattr("lightning_llm.data.prepare._write", lambda *_: signal.raise_signal(signal.SIGINT))
     assert main(["text.txt", "--tokenizer", "char", "--out", "out"]) == 130
-    assert capsys.readouterr().err == "lightning-llm prepare: interrupted; the same command goes on from here\n"
+    assert capsys.readouterr().err == "lightning-llm prepare: interrupted; run the same command again to resume\n"
 
 
 def test_full_disk_is_one_line(monkeypatch, capsys):
@@ -133,7 +133,7 @@ def test_help(capsys):
         (["--merge", "o", "--tokenizer", "char"], "--merge o takes no input and no other option"),
         (["text.txt", "--vocab-size", "many"], "invalid int value: 'many'"),
         (["text.txt", "--colour"], "unrecognized arguments: --colour"),
-        (["text.txt", "--vocab-size", "300", "--tokenizer", "char"], "--vocab-size 300 goes with --tokenizer bpe only"),
+        (["text.txt", "--vocab-size", "300", "--tokenizer", "char"], "--vocab-size 300 needs --tokenizer bpe"),
         (["text.txt", "--vocab-size", str(10**11)], "vocab_size must be at most 524288 with tokenizer 'bpe'"),
         (["text.txt", "--vocab-size", "5"], "vocab_size must be at least 257"),
         (["text.txt", "--tokenizer", "words"], "tokenizer 'words' is unknown"),

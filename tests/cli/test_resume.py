@@ -353,4 +353,4 @@ def test_another_job_does_not_take_the_run_over(tiny, monkeypatch, tmp_path, cap
         slurm(patch, tmp_path, restarts=1)
         cli = tiny("fit")
     assert cli.trainer.log_dir.endswith("version_1")
-    assert "starting afresh" in capsys.readouterr().err
+    assert "starting from scratch" in capsys.readouterr().err

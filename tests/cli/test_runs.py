@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lightning_llm.checkpoints import run_directory
+from lightning_llm.checkpoints.run_directory import CHECKPOINTS, put_events_before, take_turn, turn_of
 from lightning_llm.cli.report import RunReport
-from lightning_llm.cli.runs import CHECKPOINTS, CONFIG, newest_run, put_events_before, take_turn, turn_of
+from lightning_llm.cli.runs import CONFIG, newest_run
 from lightning_llm.io.atomic import link_path
 
 HOLDER = """
@@ -45,7 +45,7 @@ def test_within_an_experiment_the_one_started_last_is_newest_whatever_the_clock(
     newer = make_run("a/version_1", written_s=1000)
     assert turn_of(newer) == turn_of(older) + 1
     assert newest_run(tmp_path) == newer
-    take_turn(older)  # it goes on
+    take_turn(older)  # it is resumed
     assert newest_run(tmp_path) == older
 
 

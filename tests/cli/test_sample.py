@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_llm.cli import sample
+from lightning_llm.cli import report
 
 
 def result():
@@ -39,7 +39,7 @@ def test_what_goes_wrong_in_generating_is_a_line(tiny, monkeypatch, capsys, erro
     def fail(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr(sample, "generate", fail)
+    monkeypatch.setattr(report, "generate", fail)
     cli = tiny("fit")
     reason = " ".join(str(error).split()) or type(error).__name__
     assert f"no sample  {reason}\n" in capsys.readouterr().out

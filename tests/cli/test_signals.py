@@ -12,7 +12,7 @@ import pytest
 from lightning_llm.__main__ import main
 from lightning_llm.checkpoints.reading import is_whole
 from lightning_llm.cli import report
-from lightning_llm.cli.streams import lasting, send_nowhere
+from lightning_llm.cli.process import lasting, send_nowhere
 from lightning_llm.training.callbacks import RunCheckpoints, StopOnSignal
 from lightning_llm.training.module import LanguageModel
 
@@ -119,7 +119,7 @@ def process(act, words=("fit",), **options):
     "words", [["fit", "--config", "x.yaml"], ["generate", "x"], ["bench", "loss"], ["evaluate", "x", "--data", "y"]]
 )
 def test_ctrl_c_while_torch_is_imported_is_one_line(words, tmp_path):
-    """Where the import goes on, the line is still the only one: the libraries' handling of errors plays no part."""
+    """Where the import continues, the line is still the only one: the libraries' handling of errors plays no part."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(
         "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n"
@@ -175,13 +175,13 @@ def nobody():
     os.close(writing)
 
 
-def test_training_goes_on_where_its_reader_leaves(nobody):
+def test_training_continues_where_its_reader_leaves(nobody):
     assert process(SAYING, capture_output=False, stdout=nobody, stderr=nobody).returncode == 0
     done = process(SAYING, capture_output=False, stdout=nobody, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (0, ("x" * 9999 + "\n") * 9)
 
 
-def test_training_goes_on_where_its_streams_are_closed_from_the_start(tmp_path):
+def test_training_continues_where_its_streams_are_closed_from_the_start(tmp_path):
     kept = "file = open('kept', 'w')\n os.write(1, b'lost'); os.write(2, b'lost')\n"
     kept += " print('lost')\n return file.close() or 0"
     done = process(kept, capture_output=False, cwd=tmp_path, preexec_fn=lambda: os.closerange(0, 3))

@@ -120,8 +120,8 @@ def test_bytes_and_tokens_count_the_pieces_together(corpus):
         (["--vocab-size", "257", "--special-token", "<x>"], "(256 bytes and 2 special tokens)"),
         (["--special-token", "a b"], "no white space, got 'a b'"),
         (["--special-token", "<x>", "--special-token", "<x>"], "must differ from each other"),
-        (["--kind", "char", "--vocab-size", "300"], "--vocab-size goes with --kind bpe only"),
-        (["--kind", "byte", "--special-token", "<x>"], "--special-token goes with --kind bpe only"),
+        (["--kind", "char", "--vocab-size", "300"], "--vocab-size needs --kind bpe"),
+        (["--kind", "byte", "--special-token", "<x>"], "--special-token needs --kind bpe"),
         (["--out", "nowhere/tokenizer.json"], "there is no folder nowhere"),
     ],
 )

@@ -28,6 +28,16 @@ def test_the_file_tree_names_every_file_and_no_other():
         assert within == sorted(within)
 
 
+def test_the_guide_to_changes_names_files_that_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    guide = text.split("## Folders")[1].split("## What a change needs")[0]
+    named = re.findall(r"\b((?:\w+/)+\w+\.py|__main__\.py)", guide)
+    assert len(set(named)) > 25
+    assert [
+        name for name in named if not any((folder / name).is_file() for folder in (ROOT, ROOT / "lightning_llm"))
+    ] == []
+
+
 def anchors(document):
     headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 
 from lightning_llm.__main__ import main
-from lightning_llm.cli.failures import reports
+from lightning_llm.cli.errors import reports
 
 SECONDS = 20
 MEMORY = 2 * 2**30  # of address space beyond what the process has

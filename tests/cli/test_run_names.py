@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_llm.cli import run_table, runs
-from lightning_llm.cli.run_table import EVENTS, LONGEST_NAME, differences, find_runs, run_names
+from lightning_llm.cli.runs import EVENTS, LONGEST_NAME, differences, find_runs, run_names
 from lightning_llm.io.printable import printable
 
 BASE = {
@@ -40,10 +39,6 @@ def changed(**changes):
 
 def found(*folders):
     return find_runs([str(folder) for folder in folders], EVENTS, "no events")
-
-
-def test_file_names_are_those_that_runs_are_written_with():
-    assert (run_table.CONFIG, run_table.SUMMARY) == (runs.CONFIG, runs.SUMMARY)
 
 
 def test_runs_are_named_by_what_differs(tmp_path):

@@ -1,0 +1,224 @@
+"""Errors of the command line, each in one line: the parser, the documentation page, exit statuses, tracebacks.
+
+Exit statuses: 0; 1 if a command failed; 2 for a mistake in an option or a file; 128 plus the number of a signal.
+A traceback is printed with ``--debug`` only; without it, it goes to a file.
+"""
+
+import argparse
+import os
+import re
+import shlex
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import dropwhile
+from typing import Any, NoReturn
+
+from lightning_llm.cli.process import interrupts
+
+FAILED, USER_ERROR = 1, 2
+DEBUG = "--debug"
+IN_A_WORKER = "Original Traceback (most recent call last):"  # torch puts it into the message of the error
+
+# ---- the page that explains a command or an option
+
+FIRST = "docs/quickstart.md"
+COMMANDS = {
+    word: page
+    for page, words in {
+        FIRST: "fit",
+        "docs/accounting.md": "estimate plan",
+        "docs/benchmarks.md": "bench",
+        "docs/dashboard.md": "dashboard compare",
+        "docs/data.md": "prepare data",
+        "docs/distributed.md": "consolidate",
+        "docs/generation.md": "validate test predict tokenizer generate evaluate",
+        "docs/interop.md": "export import",
+        "docs/resume.md": "check",
+    }.items()
+    for word in words.split()
+}
+ABOUT = {  # the commands whose options are those of Lightning's Trainer
+    "fit": "train a model, validate it, save checkpoints, and print a sample",
+    "check": "run fit's pre-flight checks without training",
+    "validate": "loss, perplexity and bits per byte of a checkpoint on the validation text",
+    "test": "loss, perplexity and bits per byte of a checkpoint on the test text",
+    "predict": "continue prompts (--data.predict_prompts) greedily, as JSON lines",
+}
+SYNTAX = (
+    "Set any option in a YAML file (--config, repeatable; later files override earlier ones) or on the command line, "
+    "which overrides the files. An option's name is its path in the file: 'trainer: {max_steps: 100}' is "
+    "--trainer.max_steps 100. --print_config prints all options with their values. With --trust-code, "
+    "model.init_from may name classes from outside lightning_llm."
+)
+# By page, the words of a message that lead there, for the commands in ABOUT. The first one counts.
+OPTIONS = {
+    "docs/accounting.md": "memory_budget",
+    "docs/dashboard.md": "logger, SampleText, Dashboard, JSONLinesLogger",
+    "docs/data.md": "corpus, data.path, store, mixture, raw_dtype, dtype, document_mask, context_length, "
+    "global_batch_size, micro_batch_size, eval_batch_size, num_workers, predict_prompts, UTF-8",
+    "docs/distributed.md": "devices, num_nodes, strategy, MASTER_ADDR, processes, has lost the others, "
+    "could not reach the others",
+    "docs/extending.md": "mlp, optimizer, schedule, callbacks",
+    "docs/interop.md": "init_from, rope_scaling",
+    "docs/memory-optimised.md": "checkpoint_level, recompute, loss_chunks",
+    "docs/memory.md": "MemoryProfiler, out of memory",
+    "docs/speed.md": "compile_mode, keep_freed_memory, precision",
+    "docs/reference/model.md": "hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, "
+    "num_key_value_heads, head_dim, max_position_embeddings, norm, rms_norm_eps, position, rope_theta, qk_norm, "
+    "dropout, attention_bias, mlp_bias, lm_head_bias, tie_word_embeddings, initializer_range, architecture",
+    "docs/resume.md": "ckpt_path, checkpoint, checkpoints, weights_only, disk, stopped",
+}
+_PAGES = {word: page for page, words in OPTIONS.items() for word in words.split(", ")}
+_LONGEST_FIRST = "|".join(map(re.escape, sorted(_PAGES, key=len, reverse=True)))
+_WORD = re.compile(rf"(?<![\w.])(?:[\w.]*\.)?({_LONGEST_FIRST})(?!\w)")  # perhaps with its section, as in data.store
+
+
+def with_page(command: str, line: str) -> str:
+    """A line that ends with the page to read.
+
+    Args:
+        command: The word after ``lightning-llm``.
+        line: What is wrong; line breaks in it become spaces.
+    """
+    line = " ".join(line.split())
+    found = [match[1] for match in _WORD.finditer(line)] if command in ABOUT else []
+    # the name of a class, which is capitalized, says more than the option that it was given to
+    word = next((word for word in found if word[0].isupper()), next(iter(found), None))
+    return f"{line} ({COMMANDS.get(command, FIRST) if word is None else _PAGES[word]})"
+
+
+# ---- one line, and the exit status
+
+
+class Reports:
+    """Prints errors to stderr.
+
+    Attributes:
+        words: The command line.
+        with_traceback: Whether to print tracebacks too.
+    """
+
+    def __init__(self) -> None:
+        self.words: Sequence[str] = ()
+        self.with_traceback = False
+
+    def begin(self, words: Sequence[str]) -> list[str]:
+        """Take ``--debug`` out of the words of a command that starts."""
+        self.words, self.with_traceback = words, DEBUG in words
+        return [word for word in words if word != DEBUG]
+
+    def mistake(self, command: str, line: str) -> int:
+        """Report a mistake in the input. Call it inside the ``except`` clause. Returns the exit status."""
+        print(f"{_rank_prefix()}{with_page(command, line)}", file=sys.stderr)
+        if self.with_traceback:
+            traceback.print_exc()
+        return USER_ERROR
+
+    def unexpected(self, command: str, failure: BaseException) -> int:
+        """Report an error that no code handles. Returns the exit status."""
+        name = f"{_rank_prefix()}lightning-llm {command}".strip()
+        trace = "".join(traceback.format_exception(failure))
+        rest = f"\n{trace.rstrip()}" if self.with_traceback else f"; {self._written(trace)}"
+        print(f"{name}: failed: {type(failure).__name__}: {one_line(failure)}{rest}", file=sys.stderr)
+        return FAILED
+
+    def _written(self, trace: str) -> str:
+        try:
+            number, name = tempfile.mkstemp(prefix="lightning-llm-", suffix=".txt")
+            with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"lightning-llm {shlex.join(self.words)}\n\n{trace}")
+        except OSError:
+            return f"{DEBUG} shows where"
+        return f"where: {name} ({DEBUG} shows it)"
+
+
+reports = Reports()
+
+
+def one_line(failure: BaseException) -> str:
+    """The message of an error, without the traceback that torch puts into those of its data workers."""
+    text = str(failure)
+    if IN_A_WORKER in text:
+        lines = text.rpartition("Traceback (most recent call last):")[2].strip("\n").splitlines()
+        text = "\n".join(dropwhile(lambda line: line.startswith(" "), lines)).partition(": ")[2]
+    return " ".join(text.split())
+
+
+def _rank_prefix() -> str:
+    """Which process prints, where several train together; empty for the first."""
+    rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID") if name in os.environ), "0")
+    with suppress(ValueError):
+        return f"process {int(rank)}: " if int(rank) else ""
+    return ""
+
+
+# ---- tools: every command but those of the Trainer
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """``argparse`` without the usage text before each error. Options cannot be abbreviated.
+
+    Args:
+        prog: As it is typed, such as ``lightning-llm data inspect``.
+        description: What the command does.
+        options: As in ``argparse``.
+    """
+
+    def __init__(self, prog: str, description: str | None = None, **options: Any) -> None:
+        options.setdefault("epilog", f"More: {COMMANDS.get(prog.split()[1], FIRST)}")
+        super().__init__(prog=prog, description=description, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """One line, and status 2."""
+        line = f"{self.prog}: error: {message}; {self.prog} --help explains"
+        self.exit(USER_ERROR, f"{with_page(self.prog.split()[1], line)}\n")
+
+
+def run_tool(
+    parser: argparse.ArgumentParser,
+    words: Sequence[str],
+    act: Callable[[argparse.Namespace], object],
+    *mistakes: type[Exception],
+    when_interrupted: str = "",
+) -> int:
+    """Run a tool.
+
+    Args:
+        parser: Of its options.
+        words: Its part of the command line.
+        act: What it does with the options.
+        mistakes: Errors that are a user's mistake, besides ``ValueError`` and ``OSError``.
+        when_interrupted: Added to the line about Ctrl-C.
+
+    Returns:
+        The exit status: 0; 2 after a line about what is wrong; 130 after a line about Ctrl-C.
+
+    Raises:
+        BrokenPipeError: Nobody reads the output any more.
+    """
+    command = interrupts.command = parser.prog.split()[1]
+    kinds: tuple[type[Exception], ...] = (ValueError, OSError, *mistakes)
+    try:
+        options = parser.parse_args(words)
+    except SystemExit as leaving:  # --help, or a wrong option
+        return int(leaving.code or 0)
+    try:
+        act(options)
+    except BrokenPipeError:
+        raise
+    except KeyboardInterrupt:
+        return interrupts.say(interrupts.number or signal.SIGINT, when_interrupted)
+    except kinds as error:
+        return reports.mistake(command, f"{parser.prog}: error: {one_line(error)}")
+    return 0
+
+
+def tool(
+    build_parser: Callable[[], OneLineParser], *mistakes: type[Exception], when_interrupted: str = ""
+) -> Callable[[Callable[[argparse.Namespace], object]], Callable[[Sequence[str]], int]]:
+    """Make a tool's ``main`` of what it does with its options. Arguments as for :func:`run_tool`."""
+    return lambda act: lambda words: run_tool(build_parser(), words, act, *mistakes, when_interrupted=when_interrupted)

@@ -1,0 +1,222 @@
+"""The process of a command: what its signals do, and what its standard streams do.
+
+Signals outside of training: Ctrl-C, SIGTERM and SIGHUP end a command with one line and status 128 plus the signal's
+number. The first signal raises ``KeyboardInterrupt``, so that cleanup runs. In a process of the command's own, two
+cases leave at once: a second signal, and one during an import, where libraries swallow exceptions or print them. A
+signal that the parent ignores, as ``nohup`` and background jobs of scripts do, stays ignored.
+
+Streams: whatever any library prints reaches a terminal or a file without characters that a terminal obeys. ``fit |
+head`` continues training, ``generate | head`` ends silently.
+"""
+
+import atexit
+import errno
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, NoReturn, TextIO, cast
+
+from lightning_llm.io.printable import ESCAPE, printable
+
+# ---- signals
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """What signals do to a command.
+
+    Attributes:
+        number: The newest signal, 0 before any.
+        command: The command's name, for the line.
+    """
+
+    def __init__(self) -> None:
+        self.number, self.command = 0, ""
+        self._process: int | None = None  # if it is the command's own
+        self._status: int | None = None
+        self._taken: dict[int, Any] = {}
+
+    @property
+    def is_own_process(self) -> bool:
+        """Whether this process was started for the command, and is not a child that holds a copy of this."""
+        return self._process == os.getpid()
+
+    def own_process(self, command: str) -> None:
+        """From now until the process ends: take SIGINT, and leave where Python would swallow the interruption."""
+        self.command, self._process = command, os.getpid()
+        self._take([signal.SIGINT])
+        sys.unraisablehook = self._swallowed
+        atexit.register(self.hold_off)  # the last handler of all: Python's own shutdown prints nothing
+
+    @contextmanager
+    def taken(self, command: str) -> Iterator[None]:
+        """Take all of ``ENDING`` while a command runs; in a process of its own, until the process ends."""
+        before, self._taken = self._taken, {}
+        self.command, self.number = command, 0
+        self._take(ENDING)
+        try:
+            yield
+        finally:
+            if not self.is_own_process:
+                for number, handler in self._taken.items():
+                    signal.signal(number, handler)
+            self._taken = before | self._taken if self.is_own_process else before
+
+    def hold_off(self) -> None:
+        """Ignore further signals while the command, or Python, ends."""
+        if threading.current_thread() is threading.main_thread():
+            for number in self._taken:
+                signal.signal(number, signal.SIG_IGN)
+
+    def settle(self, status: int) -> None:
+        """The result is printed: in a process of its own, a signal now leaves with this status."""
+        self._status = status
+        for number in self._taken:
+            signal.signal(number, self._handle)
+
+    def say(self, number: int, note: str = "") -> int:
+        """Print the line, if this is the first of all processes; returns the exit status."""
+        if is_first_process():
+            print(self._line(number, note), file=sys.stderr)
+        return 128 + number
+
+    def _leave(self, number: int) -> NoReturn:
+        if is_first_process():
+            with suppress(OSError):  # sys.stderr may be in the middle of a line, and would fail
+                os.write(2, f"{self._line(number)}\n".encode())
+        os._exit(128 + number)
+
+    def _line(self, number: int, note: str = "") -> str:
+        start = ""
+        with suppress(OSError):  # stderr is closed
+            start = "\n" if os.isatty(2) else ""  # after the terminal's ^C
+        by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
+        return f"{start}{' '.join(['lightning-llm', self.command]).strip()}: interrupted{by}{note}"
+
+    def _take(self, numbers: Sequence[int]) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in numbers:
+                if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None):
+                    self._taken[number] = handler
+                    signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._status is not None:
+            os._exit(self._status)
+        again, self.number = self.number, number
+        if self.is_own_process and (again or _is_importing(frame)):
+            self._leave(number)
+        raise KeyboardInterrupt
+
+    def _swallowed(self, failure: Any) -> None:
+        if isinstance(failure.exc_value, KeyboardInterrupt) and self.is_own_process and self.number:
+            self._leave(self.number)
+        sys.__unraisablehook__(failure)
+
+
+interrupts = Interrupts()
+
+
+def is_first_process() -> bool:
+    """Whether this is the first of the processes that train together, before they have met."""
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
+
+
+# ---- standard streams
+
+DRAWING = ("rich", "tqdm")  # their own codes pass; what rich draws comes from our Console, which escapes the text in it
+LEFT = (errno.EPIPE, errno.EIO, errno.ECONNRESET)  # a pipe, a terminal or a connection that is closed at its other end
+
+
+class _Lasting(io.FileIO):
+    """A file whose reader may leave: what is written after that is dropped."""
+
+    def write(self, content: "bytes | bytearray | memoryview") -> int:  # type: ignore[override]
+        """As every file's, except for ``LEFT``."""
+        try:
+            return super().write(content) or 0
+        except OSError as error:
+            if error.errno not in LEFT:
+                raise
+            send_nowhere(self.fileno())
+            return memoryview(content).nbytes
+
+
+class Printable(io.TextIOWrapper):
+    """A stream that escapes control characters, and characters that its encoding lacks.
+
+    Attributes:
+        is_exact: Whether it leaves control characters as they are.
+    """
+
+    is_exact = False
+
+    def write(self, text: str) -> int:
+        """As every stream's. Progress bars may move the cursor; nothing else may."""
+        caller = sys._getframe().f_back  # none where Python itself prints an exception
+        is_bar = caller is not None and caller.f_globals.get("__name__", "").partition(".")[0] in DRAWING
+        super().write(text if self.is_exact or is_bar else printable(text))
+        return len(text)
+
+
+def print_data() -> None:
+    """What this command prints from now on is data: exact in a file or a pipe."""
+    if isinstance(sys.stdout, Printable):
+        sys.stdout.is_exact = not sys.stdout.isatty()
+
+
+def open_closed_streams() -> None:
+    """Make the outputs printable.
+
+    First put the null device where a standard stream is closed from the start, or the next file would take its number.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - open as long as the process runs
+    os.environ.setdefault("PYTHON_COLORS", "0")  # Python 3.14 colors the text of --help, which would be escaped
+    sys.stdout, sys.stderr = (_printable(stream, io.FileIO) for stream in (sys.stdout, sys.stderr))
+
+
+def lasting(stream: TextIO) -> TextIO:
+    """The same stream, which does not fail after its reader has left."""
+    return _printable(stream, _Lasting)
+
+
+def _printable(stream: TextIO, kind: type[io.FileIO]) -> TextIO:
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    stream.flush()
+    raw: Any = kind(stream.fileno(), "wb", closefd=False)
+    raw.name = stream.name
+    buffer: Any = raw if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(cast(io.RawIOBase, raw))
+    settings = {name: getattr(stream, name) for name in ("encoding", "line_buffering", "write_through")}
+    return Printable(buffer, errors=ESCAPE, **settings)
+
+
+def send_nowhere(number: int) -> None:
+    """Drop what goes to this file from now on, and what a buffer still holds."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, number)
+    os.close(null)
+
+
+def drop_output() -> None:
+    """Nobody reads the standard output any more: without this, the interpreter's last flush would report it."""
+    with suppress(OSError, ValueError):  # a test's has no number
+        send_nowhere(sys.stdout.fileno())
