@@ -22,7 +22,7 @@ import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
-from lightning_llm.accounting.flops import step_flops
+from lightning_llm.accounting.counts import step_flops
 from lightning_llm.accounting.hardware import find_device
 from lightning_llm.bench.harness import MIB, Request, Row, chosen_names, describe_machine
 from lightning_llm.bench.ladder_rungs import MORE_ROWS, Settings, lacking, rungs, tolerance

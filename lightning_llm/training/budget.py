@@ -14,7 +14,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from lightning_llm.accounting.hardware import Device, byte_size, find_device
 from lightning_llm.accounting.plan_report import chosen_options
 from lightning_llm.accounting.planner import Plan, Planner, Task, choose
-from lightning_llm.accounting.step_time import GENERIC, Pace
+from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
@@ -55,7 +55,7 @@ def task_of(model: Any, data: TokenDataModule, trainer: Any) -> Task:
     dtype = torch.bfloat16 if precision == "bf16-true" else torch.float32
     return Task(
         config=architecture,
-        pace=_pace(strategy.root_device),
+        cost_model=_cost_model(strategy.root_device),
         context_length=data.context_length,
         global_batch_size=data.global_batch_size,
         precision=precision,
@@ -119,7 +119,7 @@ def _state_per_parameter(model: Any, architecture: ModelConfig, dtype: torch.dty
     return optimizer_state_bytes(model, transformer) / (elements * dtype.itemsize)
 
 
-def _pace(device: torch.device) -> Pace:
+def _cost_model(device: torch.device) -> CostModel:
     if device.type not in GENERIC:
         raise ValueError(f"memory_budget knows CPUs and CUDA devices, not {device.type}: set the sizes yourself")
     known: Device = GENERIC[device.type]
@@ -128,4 +128,4 @@ def _pace(device: torch.device) -> Pace:
             known = find_device(torch.cuda.get_device_name(device))
         except ValueError:  # no peak is printed from it, and the order of settings is nearly that of any GPU
             known = GENERIC["cuda"]
-    return Pace(device=known, kind=cast(Literal["cpu", "cuda"], device.type))
+    return CostModel(device=known, kind=cast(Literal["cpu", "cuda"], device.type))

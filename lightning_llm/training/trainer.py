@@ -41,7 +41,7 @@ class Trainer(pl.Trainer):
 
     Args:
         precision: ``auto`` takes ``bf16-mixed`` on hardware with bf16 and ``32-true`` elsewhere, see
-            ``accounting.precision``. Others as in Lightning: ``32-true``, ``bf16-true``, ….
+            ``accounting.hardware``. Others as in Lightning: ``32-true``, ``bf16-true``, ….
         default_root_dir: Where run directories are made: ``<default_root_dir>/<experiment>/version_<n>``, one for each
             run, whatever the logger is.
         logger: Null or true: TensorBoard, in the run directory. False: none. Another writes its own files where it is

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
-from lightning_llm.accounting.flops import StepFlops, step_flops
+from lightning_llm.accounting.counts import StepFlops, step_flops
 from lightning_llm.accounting.hardware import TERA, find_device
 
 
