@@ -24,9 +24,8 @@ from rich.table import Column, Table
 from lightning_llm.bench.harness import Row, describe_machine
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
-from lightning_llm.measure.timeline import KINDS
-from lightning_llm.training.callbacks.memory_picture import draw, save
-from lightning_llm.training.callbacks.memory_report import NAMES, Report, mib
+from lightning_llm.measure.timeline import CATEGORIES
+from lightning_llm.training.callbacks.memory_report import NAMES, Report, draw, mib, save
 
 STEPS = 3  # the optimiser's state is there from the second on
 MOST_MODULES = 20
@@ -105,7 +104,7 @@ def difference(reports: Mapping[str, Report], moment: str) -> Table:
     for name in names[1:]:
         table.add_column(f"{Path(name).stem} - {Path(names[0]).stem}", justify="right")
     moments = [reports[name][moment] for name in names]
-    for kind in KINDS:
+    for kind in CATEGORIES:
         sizes = [m["by_kind"][kind] for m in moments]
         if any(sizes):
             table.add_row(NAMES.get(kind, kind), *_cells(sizes))

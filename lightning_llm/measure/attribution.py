@@ -9,7 +9,7 @@
         meter.begin("optimizer")
         optimizer.step()
     meter.close()
-    meter.timeline().peak.by_kind()
+    meter.timeline().peak.by_category()
 
 The module is the one that runs. In forward, hooks on the modules tell. In backward it is the module whose forward made
 the autograd node that runs, which the node's sequence number tells; nothing is hung on the graph, so that gradients are

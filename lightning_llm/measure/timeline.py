@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-KINDS = ("parameters", "gradients", "optimizer_state", "inputs", "activations", "temporary", "other")
+CATEGORIES = ("parameters", "gradients", "optimizer_state", "inputs", "activations", "temporary", "other")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Event:
 
 
 @dataclasses.dataclass(frozen=True)
-class Moment:
+class StepPoint:
     """What is alive at one time.
 
     Attributes:
@@ -48,10 +48,10 @@ class Moment:
         """All that is alive."""
         return sum(self.table.values())
 
-    def by_kind(self) -> dict[str, int]:
-        """Bytes of each kind, all kinds, in the order of ``KINDS``."""
+    def by_category(self) -> dict[str, int]:
+        """Bytes of each kind, all kinds, in the order of ``CATEGORIES``."""
         sums = _sums((kind, size) for (kind, _), size in self.table.items())
-        return {kind: sums[kind] for kind in KINDS}
+        return {kind: sums[kind] for kind in CATEGORIES}
 
     def by_module(self) -> dict[str, int]:
         """Bytes of each module, most first."""
@@ -77,15 +77,15 @@ class Timeline:
             self._totals.append(total)
 
     @property
-    def peak(self) -> Moment:
+    def peak(self) -> StepPoint:
         """When the most was alive, over the whole step."""
-        return self.moments([self._highest(0, len(self._totals))])[0]
+        return self.points([self._highest(0, len(self._totals))])[0]
 
     @property
-    def kept(self) -> Moment | None:
+    def saved(self) -> StepPoint | None:
         """When backward begins, after the last forward: what forward has kept for it."""
         begins = [operator for operator, phase in self.marks if phase == "backward"]
-        return self.moments([self._place(begins[-1])])[0] if begins else None
+        return self.points([self._place(begins[-1])])[0] if begins else None
 
     def phases(self) -> dict[str, dict[str, int]]:
         """``peak_bytes`` and ``live_bytes`` (alive at its end) of each phase; the most, if it came several times."""
@@ -98,7 +98,7 @@ class Timeline:
             record["live_bytes"] = max(record["live_bytes"], self._totals[last])
         return found
 
-    def samples(self, most: int = 400) -> list[Moment]:
+    def samples(self, most: int = 400) -> list[StepPoint]:
         """The step in at most ``most`` stretches, each by the moment when most was alive in it: the peak is kept."""
         count = len(self._totals)
         places = (
@@ -107,9 +107,9 @@ class Timeline:
             else set(range(count))
         )
         places = {place for place in places if self._events[place].operator > 0} | {self._place(0)}
-        return self.moments(sorted(places))
+        return self.points(sorted(places))
 
-    def moments(self, places: Iterable[int]) -> list[Moment]:
+    def points(self, places: Iterable[int]) -> list[StepPoint]:
         """What is alive after each of these events, given in order."""
         wanted = list(places)
         return list(self._replay(wanted))
@@ -121,7 +121,7 @@ class Timeline:
     def _first_phase(self) -> str:
         return self.marks[0][1] if self.marks else ""
 
-    def _replay(self, places: Sequence[int]) -> Iterator[Moment]:
+    def _replay(self, places: Sequence[int]) -> Iterator[StepPoint]:
         table: Counter[tuple[str, str]] = Counter()
         done = 0
         for place in places:
@@ -129,7 +129,7 @@ class Timeline:
                 table[event.key] += event.change
             done = place + 1
             operator = self._events[place].operator
-            yield Moment(operator, self.phase_at(operator), {key: size for key, size in table.items() if size})
+            yield StepPoint(operator, self.phase_at(operator), {key: size for key, size in table.items() if size})
 
     def _highest(self, first: int, last: int) -> int:
         return max(range(first, max(first + 1, last)), key=self._totals.__getitem__)

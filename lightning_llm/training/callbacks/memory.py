@@ -18,8 +18,7 @@ from lightning_llm.io.atomic import write_json
 from lightning_llm.measure.attribution import AttributedMeter, is_out_of_memory
 from lightning_llm.measure.gauges import Gauge, gauge_for
 from lightning_llm.training.callbacks.memory_failure import describe_failure
-from lightning_llm.training.callbacks.memory_picture import draw, pixels, save
-from lightning_llm.training.callbacks.memory_report import Report, step_report
+from lightning_llm.training.callbacks.memory_report import Report, draw, pixels, save, step_report
 from lightning_llm.training.groups import host_group
 from lightning_llm.training.preflight import refuse
 

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_llm.checkpoints.loop_state import is_log_step, step_is_complete
-from lightning_llm.measure.phases import PhaseClock
+from lightning_llm.measure.timer import PhaseClock
 from lightning_llm.training.scalar_names import (
     GRAD_NORM,
     LEARNING_RATE,
