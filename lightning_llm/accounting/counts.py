@@ -15,6 +15,17 @@ import dataclasses
 
 from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
 
+LETTERS = {  # of each size: its field in the config, and how it is written
+    "vocab": ("vocab_size", "V"),
+    "hidden": ("hidden_size", "h"),
+    "intermediate": ("intermediate_size", "i"),
+    "heads": ("num_attention_heads", "H"),
+    "kv_heads": ("num_key_value_heads", "K"),
+    "head_dim": ("head_dim", "d"),
+    "positions": ("max_position_embeddings", "P"),
+    "layers": ("num_hidden_layers", "L"),
+}
+
 
 class Count(int):
     """A number of elements and the product it came from, such as ``B·T·h``."""
@@ -77,20 +88,8 @@ class Sizes:
             raise ValueError("vocab_size is null: give the number of token ids (--vocab-size)")
         if config.mlp not in BUILT_IN_MLPS and mlp is None:
             raise ValueError(f"mlp {config.mlp!r} is a class of its own: its cost cannot be computed from the config")
-        assert config.intermediate_size is not None
-        assert config.num_key_value_heads is not None
-        assert config.head_dim is not None
-        return cls(
-            vocab=Count(config.vocab_size, "V"),
-            hidden=Count(config.hidden_size, "h"),
-            intermediate=Count(config.intermediate_size, "i"),
-            heads=Count(config.num_attention_heads, "H"),
-            kv_heads=Count(config.num_key_value_heads, "K"),
-            head_dim=Count(config.head_dim, "d"),
-            positions=Count(config.max_position_embeddings, "P"),
-            layers=Count(config.num_hidden_layers, "L"),
-            is_gated=config.is_gated,
-        )
+        sizes = {name: Count(getattr(config, field), letter) for name, (field, letter) in LETTERS.items()}
+        return cls(**sizes, is_gated=config.is_gated)
 
     @property
     def queries(self) -> Count:
@@ -132,32 +131,31 @@ def parameter_terms(config: ModelConfig, mlp: MeasuredMLP | None = None) -> dict
     s = Sizes.of(config, mlp)
     layers, hidden, wide = s.layers, s.hidden, s.intermediate
     vectors = 2 if config.norm == "layernorm" else 1  # weight and bias
-    matrices = 2 if s.is_gated else 1  # that widen
-    whole_mlp = [layers * hidden * wide * (matrices + 1)]
-    terms = {  # (included, counts)
-        "embeddings": [(True, [s.vocab * hidden]), (config.position == "learned", [s.positions * hidden])],
-        "attention": [
-            (True, [layers * hidden * s.heads * s.head_dim * 2]),  # q and o
-            (True, [layers * hidden * s.kv_heads * s.head_dim * 2]),  # k and v
-            (
-                config.attention_bias,
-                [layers * s.heads * s.head_dim, layers * s.kv_heads * s.head_dim * 2, layers * hidden],
-            ),
-        ],
-        "mlp": [
-            (True, whole_mlp if mlp is None else [layers * Count(mlp.parameters, "measured")]),
-            (config.mlp_bias and mlp is None, [layers * wide * matrices, layers * hidden]),
-        ],
-        "norms": [
-            (True, [layers * hidden * (2 * vectors), hidden * vectors]),
-            (config.qk_norm, [layers * s.head_dim * 2]),
-        ],
-        "head": [(not config.tie_word_embeddings, [s.vocab * hidden]), (config.lm_head_bias, [s.vocab])],
-    }
-    return {
-        part: {count.formula: int(count) for included, counts in rows if included for count in counts}
-        for part, rows in terms.items()
-    }
+    widening = 2 if s.is_gated else 1  # matrices
+    has_attention_bias, has_mlp_bias = config.attention_bias, config.mlp_bias and mlp is None
+    whole_mlp = layers * hidden * wide * (widening + 1)
+    rows = [
+        ("embeddings", True, s.vocab * hidden),
+        ("embeddings", config.position == "learned", s.positions * hidden),
+        ("attention", True, layers * hidden * s.heads * s.head_dim * 2),  # q and o
+        ("attention", True, layers * hidden * s.kv_heads * s.head_dim * 2),  # k and v
+        ("attention", has_attention_bias, layers * s.heads * s.head_dim),
+        ("attention", has_attention_bias, layers * s.kv_heads * s.head_dim * 2),
+        ("attention", has_attention_bias, layers * hidden),
+        ("mlp", True, whole_mlp if mlp is None else layers * Count(mlp.parameters, "measured")),
+        ("mlp", has_mlp_bias, layers * wide * widening),
+        ("mlp", has_mlp_bias, layers * hidden),
+        ("norms", True, layers * hidden * (2 * vectors)),
+        ("norms", True, hidden * vectors),
+        ("norms", config.qk_norm, layers * s.head_dim * 2),
+        ("head", not config.tie_word_embeddings, s.vocab * hidden),
+        ("head", config.lm_head_bias, s.vocab),
+    ]
+    terms: dict[str, dict[str, int]] = {part: {} for part, _, _ in rows}
+    for part, is_there, count in rows:
+        if is_there:
+            terms[part][count.formula] = int(count)
+    return terms
 
 
 def hidden_matrix_parameters(config: ModelConfig) -> int:

@@ -72,12 +72,12 @@ class StepMemory(StepPoints):
 
     @property
     def kept(self) -> dict[str, int]:
-        """The former name of ``saved``, until 0.3."""
+        """The former name of ``saved``, until 0.2."""
         return self.saved
 
     @property
     def peak_moment(self) -> str:
-        """The former name of ``peak_point``, until 0.3."""
+        """The former name of ``peak_point``, until 0.2."""
         return self.peak_point
 
 

@@ -13,7 +13,7 @@ at a level need less memory and more time, so their numbers are found by bisecti
 import bisect
 import dataclasses
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -265,7 +265,8 @@ class Planner:
 
         found: list[Setting] = []
         ranges: dict[int, tuple[int, int]] = {}  # of layers that fit, at each level alone
-        for level, alone in ((1, lambda count: at(0, count)), (2, lambda count: at(count, 0))):
+        alone: Callable[[int], Setting]
+        for level, alone in ((1, partial(at, 0)), (2, partial(at, shallow=0))):
             # all layers, or all but the last, which is recomputed at the peak and so may need more
             counts = [count for count in (layers, layers - 1) if count and level <= deepest]
             most = next((count for count in counts if self._fits(alone(count), memory)), 0)
@@ -298,8 +299,12 @@ class Planner:
         # the memory-optimized MLP has levels for what recomputing an MLP does
         recompute: tuple[Recompute, ...] = ("none", "attention", "block")
         recompute = recompute if self.deepest else ("none", "mlp", "attention", "block")
-        for choice in product(self.rows, recompute, task.loss_chunks, task.state_dtypes, task.strategies):
-            yield Setting(counts=counts, **dict(zip(DECISIONS, choice, strict=True)))
+        for rows, again, chunks, dtype, strategy in product(
+            self.rows, recompute, task.loss_chunks, task.state_dtypes, task.strategies
+        ):
+            yield Setting(
+                rows=rows, counts=counts, recompute=again, loss_chunks=chunks, state_dtype=dtype, strategy=strategy
+            )
 
 
 def configured(config: ModelConfig, setting: Setting) -> ModelConfig:

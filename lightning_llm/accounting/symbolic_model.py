@@ -8,15 +8,16 @@ from functools import partial
 from typing import Any
 
 from lightning_llm.accounting.counts import Count, MeasuredMLP, Sizes
-from lightning_llm.accounting.symbolic import FLOAT32, INT64, SymbolicTensor
+from lightning_llm.accounting.symbolic import FLOAT32, INT64
+from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
 from lightning_llm.accounting.symbolic_ops import Operators
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.ops.sizes import LONGEST_SHORT_ATTENTION
 
 EMBEDDING, NORMS, ATTENTION, MLP, RESIDUAL, LOSS = "embeddings", "norms", "attention", "mlp", "residual stream", "loss"
 
-Function = Callable[[SymbolicTensor], SymbolicTensor]
-CosSin = tuple[SymbolicTensor, SymbolicTensor] | None
+Function = Callable[[Tensor], Tensor]
+CosSin = tuple[Tensor, Tensor] | None
 
 
 class SymbolicModel:
@@ -54,8 +55,8 @@ class SymbolicModel:
         self.batch, self.seq = Count(rows, "B"), Count(context_length, "T")
         self.tokens = self.batch * self.seq
         self.is_short = ops.device == "cpu" and 1 < context_length <= LONGEST_SHORT_ATTENTION
-        self.parameters: list[SymbolicTensor] = []
-        self.causal_mask: SymbolicTensor | None = None
+        self.parameters: list[Tensor] = []
+        self.causal_mask: Tensor | None = None
         self.embed_tokens = self._parameter(s.vocab * s.hidden)
         if config.position == "learned":
             self.embed_positions = self._parameter(s.positions * s.hidden)
@@ -64,7 +65,7 @@ class SymbolicModel:
         head = self.embed_tokens if config.tie_word_embeddings else self._parameter(s.vocab * s.hidden)
         self.lm_head = head, self._parameter(s.vocab) if config.lm_head_bias else None
 
-    def loss(self) -> SymbolicTensor:
+    def loss(self) -> Tensor:
         """One forward pass, to the scalar."""
         ops, s = self.ops, self.s
         self._enter("embeddings", EMBEDDING)
@@ -81,43 +82,41 @@ class SymbolicModel:
         del x, cos_sin, positions
         self._enter("loss", LOSS)
         if self.loss_chunks == 0:
-            return ops.cross_entropy(ops.linear(hidden, *self.lm_head, self.tokens * s.vocab))
-        return ops.linear_cross_entropy(
-            hidden, *self.lm_head, tokens=self.tokens, vocab=s.vocab, num_chunks=self.loss_chunks
-        )
+            return ops.cross_entropy(ops.linear(hidden, self.lm_head, self.tokens * s.vocab))
+        return ops.linear_cross_entropy(hidden, self.lm_head, self.tokens, s.vocab, self.loss_chunks)
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
-    def _parameter(self, elements: Count) -> SymbolicTensor:
+    def _parameter(self, elements: Count) -> Tensor:
         self.parameters.append(self.ops.parameter(elements))
         return self.parameters[-1]
 
-    def _norm(self) -> list[SymbolicTensor]:
+    def _norm(self) -> list[Tensor]:
         return [self._parameter(self.s.hidden) for _ in range(2 if self.config.norm == "layernorm" else 1)]
 
-    def _layer(self) -> dict[str, list[Any]]:
+    def _layer(self) -> dict[str, Any]:
         s, config, mlp = self.s, self.config, self.measured_mlp
-        made: dict[str, list[Any]] = {
-            name: [self._parameter(out * into), self._parameter(out) if has_bias else None]
-            for name, (out, into) in s.matrices().items()
-            for in_mlp in [name in ("gate_proj", "up_proj", "down_proj")]
-            for has_bias in [config.mlp_bias if in_mlp else config.attention_bias]
-            if mlp is None or not in_mlp
-        }
-        made |= {"input_layernorm": self._norm(), "post_attention_layernorm": self._norm()}
+        made: dict[str, Any] = {"input_layernorm": self._norm(), "post_attention_layernorm": self._norm()}
+        for name, (out, into) in s.matrices().items():
+            in_mlp = name in ("gate_proj", "up_proj", "down_proj")
+            has_bias = config.mlp_bias if in_mlp else config.attention_bias
+            if mlp is None or not in_mlp:
+                made[name] = self._parameter(out * into), self._parameter(out) if has_bias else None
         if config.qk_norm:
             made |= {"q_norm": [self._parameter(s.head_dim)], "k_norm": [self._parameter(s.head_dim)]}
-        return made if mlp is None else made | {"mlp": [self._parameter(Count(mlp.parameters))]}
+        if mlp is not None:
+            made["mlp"] = [self._parameter(Count(mlp.parameters))]
+        return made
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 
     def _enter(self, point: str, part: str) -> None:
         self.ops.log.enter(point, part)
 
-    def _checkpointed(self, part: str, function: Function, x: SymbolicTensor) -> SymbolicTensor:
+    def _checkpointed(self, part: str, function: Function, x: Tensor) -> Tensor:
         return self.ops.checkpoint(function, x) if self.config.recompute == part else function(x)
 
-    def _block(self, layer: int, cos_sin: CosSin, x: SymbolicTensor) -> SymbolicTensor:
+    def _block(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
         mixed = self._checkpointed("attention", partial(self._attention, layer, cos_sin), x)
         self._enter(f"layer {layer}, attention", RESIDUAL)
         x = self.ops.add(x, mixed)
@@ -126,12 +125,12 @@ class SymbolicModel:
         self._enter(f"layer {layer}, mlp", RESIDUAL)
         return self.ops.add(x, out)
 
-    def _normalize(self, x: SymbolicTensor, weights: list[SymbolicTensor]) -> SymbolicTensor:
+    def _normalize(self, x: Tensor, weights: list[Tensor]) -> Tensor:
         if self.config.norm == "layernorm":
             return self.ops.fused_norm(x, weights, self.tokens, statistics=2)
         return self.ops.rms_norm(x, weights[0], self.tokens)
 
-    def _mlp(self, layer: int, x: SymbolicTensor) -> SymbolicTensor:
+    def _mlp(self, layer: int, x: Tensor) -> Tensor:
         ops, s, own, kind = self.ops, self.s, self.layers[layer], self.config.mlp
         level, norm = self.config.checkpoint_levels[layer], own["post_attention_layernorm"]
         if level < 2:
@@ -144,30 +143,29 @@ class SymbolicModel:
         elif kind == "memory_optimized_swiglu":
             gate, up, down = (own[f"{name}_proj"][0] for name in ("gate", "up", "down"))
             weights = (gate, up, down, norm[0] if level == 2 else None)
-            out = ops.swiglu(x, weights, tokens=self.tokens, hidden=s.hidden, width=s.intermediate, saves=level == 0)
+            out = ops.swiglu(x, weights, (self.tokens, s.hidden, s.intermediate), saves=level == 0)
             del x
-        elif s.is_gated:
-            gated = ops.multiply(
-                ops.activation(ops.linear(x, *own["gate_proj"], wide)), ops.linear(x, *own["up_proj"], wide)
-            )
-            out = ops.linear(gated, *own["down_proj"], self.tokens * s.hidden)
-            del gated
         else:
-            activated = ops.activation(ops.linear(x, *own["up_proj"], wide), saves_output=kind == "relu")
-            out = ops.linear(activated, *own["down_proj"], self.tokens * s.hidden)
-            del activated
+            if s.is_gated:
+                gate = ops.activation(ops.linear(x, own["gate_proj"], wide))
+                inner = ops.multiply(gate, ops.linear(x, own["up_proj"], wide))
+                del gate
+            else:
+                inner = ops.activation(ops.linear(x, own["up_proj"], wide), saves_output=kind == "relu")
+            out = ops.linear(inner, own["down_proj"], self.tokens * s.hidden)
+            del inner
         return ops.dropout(out, self.config.dropout)
 
     # -- attention ----------------------------------------------------------------------------------------------------
 
-    def _attention(self, layer: int, cos_sin: CosSin, x: SymbolicTensor) -> SymbolicTensor:
+    def _attention(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
         ops, s, own = self.ops, self.s, self.layers[layer]
         self._enter(f"layer {layer}, attention", NORMS)
         x = self._normalize(x, own["input_layernorm"])
         self._enter(f"layer {layer}, attention", ATTENTION)
-        query = ops.linear(x, *own["q_proj"], self.tokens * s.heads * s.head_dim)
-        key = ops.linear(x, *own["k_proj"], self.tokens * s.kv_heads * s.head_dim)
-        value = ops.linear(x, *own["v_proj"], self.tokens * s.kv_heads * s.head_dim)
+        query = ops.linear(x, own["q_proj"], self.tokens * s.heads * s.head_dim)
+        key = ops.linear(x, own["k_proj"], self.tokens * s.kv_heads * s.head_dim)
+        value = ops.linear(x, own["v_proj"], self.tokens * s.kv_heads * s.head_dim)
         if self.config.qk_norm:
             query = ops.rms_norm(query, own["q_norm"][0], self.tokens * s.heads)
             key = ops.rms_norm(key, own["k_norm"][0], self.tokens * s.kv_heads)
@@ -180,13 +178,11 @@ class SymbolicModel:
         del query, key, value
         if s.heads > 1 and (self.is_short or cos_sin is not None):
             mixed = ops.copy(mixed)  # transpose and flatten; free where the built-in attention got strided queries
-        out = ops.linear(mixed, *own["o_proj"], self.tokens * s.hidden)
+        out = ops.linear(mixed, own["o_proj"], self.tokens * s.hidden)
         del x, mixed
         return ops.dropout(out, self.config.dropout)
 
-    def _short_attention(
-        self, query: SymbolicTensor, key: SymbolicTensor, value: SymbolicTensor, *, is_contiguous: bool
-    ) -> SymbolicTensor:
+    def _short_attention(self, query: Tensor, key: Tensor, value: Tensor, *, is_contiguous: bool) -> Tensor:
         ops, s = self.ops, self.s
         is_grouped, is_strided = s.heads > s.kv_heads, s.heads > 1 and self.batch > 1
         if is_grouped:
@@ -198,7 +194,7 @@ class SymbolicModel:
             query, key = ops.copy(query), key if is_grouped else ops.copy(key)
         if is_strided and not is_grouped:
             value = ops.copy(value)
-        out = ops.causal_attention(query, key, value, heads=self.batch * s.heads, seq=self.seq, head_dim=s.head_dim)
+        out = ops.causal_attention(query, key, value, self.batch * s.heads, self.seq, s.head_dim)
         return ops.copy_gradient(out) if is_strided else out
 
     def _cos_sin(self) -> CosSin:
@@ -208,7 +204,7 @@ class SymbolicModel:
         _angles = self.ops.new(half, FLOAT32)
         return self.ops.new(half, self.ops.matmul_size), self.ops.new(half, self.ops.matmul_size)
 
-    def _rotate(self, x: SymbolicTensor, cos: SymbolicTensor, sin: SymbolicTensor) -> SymbolicTensor:
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ops, elements = self.ops, x.elements
         left, right = ops.halves(x, elements // 2)
         first = ops.scale(left, cos)

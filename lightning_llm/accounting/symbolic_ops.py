@@ -18,15 +18,17 @@ from lightning_llm.accounting.symbolic import (
     Graph,
     Leaf,
     Size,
-    SymbolicTensor,
 )
+from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
 from lightning_llm.ops import sizes
 
 WEIGHT_CASTS = "weights cast by autocast"
 PRECISIONS = {"32-true": (FLOAT32, FLOAT32), "bf16-true": (BFLOAT16, BFLOAT16), "bf16-mixed": (FLOAT32, BFLOAT16)}
 
-Held = list[SymbolicTensor]
-Weights = tuple[SymbolicTensor, SymbolicTensor, SymbolicTensor, SymbolicTensor | None]
+Held = list[Tensor]
+Linear = tuple[Tensor, Tensor | None]  # weight and bias
+Weights = tuple[Tensor, Tensor, Tensor, Tensor | None]  # of SwiGLU: gate, up, down, and the norm's where it is taken in
+Shape = tuple[Count, Count, Count]  # tokens, hidden, width
 
 
 class Operators(Graph):
@@ -44,7 +46,7 @@ class Operators(Graph):
         self.storage_size, self.matmul_size = PRECISIONS[precision]
         self.is_autocast = self.storage_size != self.matmul_size
 
-    def parameter(self, elements: Count) -> SymbolicTensor:
+    def parameter(self, elements: Count) -> Tensor:
         """A parameter; its bytes are of the category ``parameters``."""
         made = self.new(elements, self.storage_size, category="parameters", part="")
         made.node = Leaf(self)
@@ -52,80 +54,79 @@ class Operators(Graph):
 
     # -- torch: elementwise and views ---------------------------------------------------------------------------------
 
-    def like(self, x: SymbolicTensor, itemsize: int | None = None) -> SymbolicTensor:
+    def like(self, x: Tensor, itemsize: int | None = None) -> Tensor:
         """``empty_like``."""
         return self.new(x.elements, x.itemsize if itemsize is None else itemsize)
 
-    def cast(self, x: SymbolicTensor, itemsize: int) -> SymbolicTensor:
+    def cast(self, x: Tensor, itemsize: int) -> Tensor:
         """``x.to(dtype)``; the engine casts the gradient back."""
         return x if x.itemsize == itemsize else self._viewing(self.like(x, itemsize), x)
 
-    def add(self, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
         """``x + y``, in the wider dtype."""
         return self._viewing(self.like(x, max(x.itemsize, y.itemsize)), x, y)
 
-    def subtract(self, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
+    def subtract(self, x: Tensor, y: Tensor) -> Tensor:
         """``x - y``."""
-        return self.apply(self.like(x), [x, y], backward=lambda dy, _: [dy.view(), self.like(dy)])
+        size = y.size
+        return self.apply(self.like(x), [x, y], backward=lambda dy, _: [dy.view(), self.new(*size)])
 
-    def scale(self, x: SymbolicTensor, factor: SymbolicTensor) -> SymbolicTensor:
+    def scale(self, x: Tensor, factor: Tensor) -> Tensor:
         """``x * factor`` with a factor that needs no gradient and is broadcast."""
         return self.apply(self.like(x), [x], [factor])
 
-    def multiply(self, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
+    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
         """``x * y``, which saves both."""
         return self.apply(self.like(x), [x, y], [x, y])
 
-    def activation(self, x: SymbolicTensor, *, saves_output: bool = False) -> SymbolicTensor:
+    def activation(self, x: Tensor, *, saves_output: bool = False) -> Tensor:
         """SiLU and GELU save their input, ReLU its output."""
         out = self.like(x)
         return self.apply(out, [x], [out if saves_output else x])
 
-    def dropout(self, x: SymbolicTensor, probability: float) -> SymbolicTensor:
+    def dropout(self, x: Tensor, probability: float) -> Tensor:
         """On a CPU the mask is as large as its input, on CUDA a byte per element."""
         if not probability:
             return x
         mask = self.like(x, None if self.device == "cpu" else BOOL)
         return self.apply(self.like(x), [x], [mask])
 
-    def copy(self, x: SymbolicTensor) -> SymbolicTensor:
+    def copy(self, x: Tensor) -> Tensor:
         """``contiguous`` or ``reshape`` where the strides demand a copy; the gradient is a view."""
         return self._viewing(self.like(x), x)
 
-    def copy_gradient(self, x: SymbolicTensor) -> SymbolicTensor:
+    def copy_gradient(self, x: Tensor) -> Tensor:
         """A view whose gradient must be copied."""
         return self.apply(x.view(), [x])
 
-    def halves(self, x: SymbolicTensor, half: int) -> tuple[SymbolicTensor, SymbolicTensor]:
+    def halves(self, x: Tensor, half: int) -> tuple[Tensor, Tensor]:
         """``x.chunk(2)``: two views, whose gradients are joined in a new tensor."""
         left, right = self.apply(x.view(half), [x]), x.view(half)
         right.node, right.slot = left.node, 1
         return left, right
 
-    def join(self, left: SymbolicTensor, right: SymbolicTensor, elements: int) -> SymbolicTensor:
+    def join(self, left: Tensor, right: Tensor, elements: int) -> Tensor:
         """``torch.cat``: the gradients are views."""
         return self._viewing(self.new(elements, left.itemsize), left, right)
 
-    def repeat(self, x: SymbolicTensor, elements: Count) -> SymbolicTensor:
+    def repeat(self, x: Tensor, elements: Count) -> Tensor:
         """``repeat_interleave``: the gradients of a group are summed."""
         return self.apply(self.new(elements, x.itemsize), [x])
 
-    def _viewing(self, out: SymbolicTensor, *inputs: SymbolicTensor) -> SymbolicTensor:
+    def _viewing(self, out: Tensor, *inputs: Tensor) -> Tensor:
         """An operator whose inputs' gradients are views of its output's."""
         counts = [x.elements for x in inputs]
         return self.apply(out, inputs, backward=lambda dy, _: [dy.view(count) for count in counts])
 
     # -- torch: matmuls, norms, losses --------------------------------------------------------------------------------
 
-    def linear(
-        self, x: SymbolicTensor, weight: SymbolicTensor, bias: SymbolicTensor | None, elements: int
-    ) -> SymbolicTensor:
+    def linear(self, x: Tensor, layer: Linear, elements: int) -> Tensor:
         """``F.linear``: saves its input and its weight as they were multiplied."""
         x = self.cast(x, self.matmul_size) if self.is_autocast else x
-        weight, bias = self._cast_weight(weight), None if bias is None else self._cast_weight(bias)
+        weight, bias = self._cast_weight(layer[0]), None if layer[1] is None else self._cast_weight(layer[1])
         return self.apply(self.new(elements, self.matmul_size), [x, weight, bias], [x, weight])
 
-    def _cast_weight(self, weight: SymbolicTensor) -> SymbolicTensor:
+    def _cast_weight(self, weight: Tensor) -> Tensor:
         if not self.is_autocast:
             return weight
         if id(weight) not in self.weight_casts:
@@ -134,33 +135,29 @@ class Operators(Graph):
             self.log.part = part
         return self.weight_casts[id(weight)]
 
-    def embedding(self, weight: SymbolicTensor, elements: int) -> SymbolicTensor:
+    def embedding(self, weight: Tensor, elements: int) -> Tensor:
         """A lookup: the gradient is as large as the table."""
         return self.apply(self.new(elements, weight.itemsize), [weight])
 
-    def fused_norm(
-        self, x: SymbolicTensor, weights: list[SymbolicTensor], rows: Count, statistics: int
-    ) -> SymbolicTensor:
+    def fused_norm(self, x: Tensor, weights: list[Tensor], rows: Count, statistics: int) -> Tensor:
         """A norm as one operator of torch: saves its input and one or two numbers per row."""
         size = x.itemsize if self.device == "cpu" else FLOAT32
         saved = [self.new(rows, size) for _ in range(statistics)]
         return self.apply(self.like(x), [x, *weights], [x, *saved])
 
-    def flash_attention(
-        self, query: SymbolicTensor, key: SymbolicTensor, value: SymbolicTensor, rows: Count
-    ) -> SymbolicTensor:
+    def flash_attention(self, query: Tensor, key: Tensor, value: Tensor, rows: Count) -> Tensor:
         """The built-in attention that saves O(seq): its output and one number for each row of scores."""
         out, sums = self.like(query), self.new(rows, FLOAT32)
         return self.apply(out, [query, key, value], [query, key, value, out, sums])
 
-    def cross_entropy(self, logits: SymbolicTensor) -> SymbolicTensor:
+    def cross_entropy(self, logits: Tensor) -> Tensor:
         """``F.cross_entropy``: saves the logarithms of all probabilities."""
         logits = self.cast(logits, FLOAT32)
         logs = self.like(logits)
         self.apply(logs, [logits], [logs])
         return self.apply(self.new(1, FLOAT32), [logs], [logs])
 
-    def measured_mlp(self, x: SymbolicTensor, mlp: MeasuredMLP, weight: SymbolicTensor, tokens: int) -> SymbolicTensor:
+    def measured_mlp(self, x: Tensor, mlp: MeasuredMLP, weight: Tensor, tokens: int) -> Tensor:
         """An MLP known by measurement alone. ``weight`` stands for all its parameters."""
 
         def at(line: tuple[float, float]) -> int:
@@ -169,7 +166,7 @@ class Operators(Graph):
         saved, shapes = self.new(at(mlp.saved), 1), [x.size, weight.size]
         self.scratch((at(mlp.forward), 1))
 
-        def backward(dy: SymbolicTensor, held: Held) -> Gradients:
+        def backward(dy: Tensor, held: Held) -> Gradients:
             gradients: Gradients = [self.new(*shape) for shape in shapes]
             self.scratch((at(mlp.backward), 1))
             return gradients
@@ -178,9 +175,7 @@ class Operators(Graph):
 
     # -- ops/norm.py --------------------------------------------------------------------------------------------------
 
-    def rms_norm(
-        self, x: SymbolicTensor, weight: SymbolicTensor, rows: Count, *, saves_scale: bool = True
-    ) -> SymbolicTensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, rows: Count, *, saves_scale: bool = True) -> Tensor:
         """On CUDA it is torch's kernel, which casts its result apart. Without ``saves_scale`` it saves ``x`` alone."""
         if self.device != "cpu" and saves_scale:
             return self.cast(self.fused_norm(x, [weight], rows, statistics=1), self.matmul_size)
@@ -189,7 +184,7 @@ class Operators(Graph):
         if self.matmul_size != FLOAT32:
             self.scratch(self._block_of_rows(rows, width))
 
-        def backward(dy: SymbolicTensor, held: Held) -> Gradients:
+        def backward(dy: Tensor, held: Held) -> Gradients:
             scale = held.pop() if saves_scale else self.new(rows, FLOAT32)
             dx, d_weight = self.like(held[0]), self._norm_backward(dy.itemsize, rows, width)
             del scale
@@ -201,7 +196,7 @@ class Operators(Graph):
         """The float32 copy of the rows that are normalized at once."""
         return min(rows, sizes.norm_rows(width, self.device)) * width, FLOAT32
 
-    def _norm_backward(self, dy_size: int, rows: int, width: int) -> SymbolicTensor:
+    def _norm_backward(self, dy_size: int, rows: int, width: int) -> Tensor:
         """``normalize_backward``: the weight's gradient, and two buffers of a block of rows, three for a narrow dy."""
         d_weight = self.new(width, FLOAT32)
         self.scratch(*[self._block_of_rows(rows, width)] * (2 if dy_size == FLOAT32 else 3))
@@ -210,15 +205,8 @@ class Operators(Graph):
     # -- ops/attention.py ---------------------------------------------------------------------------------------------
 
     def causal_attention(
-        self,
-        query: SymbolicTensor,
-        key: SymbolicTensor,
-        value: SymbolicTensor,
-        *,
-        heads: Count,
-        seq: Count,
-        head_dim: Count,
-    ) -> SymbolicTensor:
+        self, query: Tensor, key: Tensor, value: Tensor, heads: Count, seq: Count, head_dim: Count
+    ) -> Tensor:
         """Saves its probabilities. All three are of the queries' size, ``heads`` those of all rows of the batch."""
         size, shape = query.itemsize, query.size
         blocks = [(start, Count(end, "end")) for start, end in sizes.attention_blocks(seq)]
@@ -228,7 +216,7 @@ class Operators(Graph):
         out, tile = self.like(query), (some * rows * seq, size)
         self.scratch(tile)
 
-        def backward(dy: SymbolicTensor, held: Held) -> Gradients:
+        def backward(dy: Tensor, held: Held) -> Gradients:
             gradients: Gradients = [self.new(*shape) for _ in range(3)]
             self.scratch(tile, (some * (blocks[-2][1] if len(blocks) > 1 else rows) * head_dim, size))
             return gradients
@@ -237,27 +225,24 @@ class Operators(Graph):
 
     # -- ops/swiglu.py: ops/swiglu_whole.py and ops/swiglu_tiles.py ----------------------------------------------------
 
-    def swiglu(
-        self, x: SymbolicTensor, weights: Weights, *, tokens: Count, hidden: Count, width: Count, saves: bool
-    ) -> SymbolicTensor:
-        """``weights``: gate, up, down, and the norm's where it is taken in. ``saves``: level 0."""
+    def swiglu(self, x: Tensor, weights: Weights, shape: Shape, *, saves: bool) -> Tensor:
+        """``saves``: level 0."""
         itemsizes = self.matmul_size, weights[0].itemsize
         has_norm = weights[3] is not None
-        are_few = sizes.are_few(tokens, hidden, width, *itemsizes, self.device, keep=saves, has_norm=has_norm)
+        are_few = sizes.are_few(*shape, *itemsizes, self.device, keep=saves, has_norm=has_norm)
         run = self._swiglu_whole if are_few else self._swiglu_tiles
-        return run(x, weights, tokens, hidden, width, saves)
+        return run(x, weights, shape, saves)
 
-    def _swiglu_whole(
-        self, x: SymbolicTensor, weights: Weights, tokens: Count, hidden: Count, width: Count, saves: bool
-    ) -> SymbolicTensor:
+    def _swiglu_whole(self, x: Tensor, weights: Weights, shape: Shape, saves: bool) -> Tensor:
+        tokens, hidden, width = shape
         size, (gate, up, down, norm) = self.matmul_size, weights
         has_norm, matrix, wide = norm is not None, (hidden * width, size), (tokens * width, size)
 
-        def weight_cast() -> SymbolicTensor | None:
+        def weight_cast() -> Tensor | None:
             return self.new(*matrix) if down.itemsize != size else None
 
-        def project(h: SymbolicTensor, weight: SymbolicTensor) -> SymbolicTensor:
-            def backward(dy: SymbolicTensor, held: Held) -> Gradients:
+        def project(h: Tensor, weight: Tensor) -> Tensor:
+            def backward(dy: Tensor, held: Held) -> Gradients:
                 cast = weight_cast()
                 dh = self.new(tokens * hidden, size)
                 del cast
@@ -267,7 +252,7 @@ class Operators(Graph):
             cast = self.cast(weight, size)
             return self.apply(self.new(*wide), [h, cast], [x], backward)
 
-        def backward(dy: SymbolicTensor, held: Held) -> Gradients:
+        def backward(dy: Tensor, held: Held) -> Gradients:
             dy = dy if dy.itemsize == size else self.like(dy, size)
             if not saves:
                 h = self._normalized(held.pop(), tokens, hidden, has_norm)
@@ -290,9 +275,8 @@ class Operators(Graph):
         self.scratch(wide)
         return self.apply(y, [g, u, cast], (g, u) if saves else (x,), backward)
 
-    def _swiglu_tiles(
-        self, x: SymbolicTensor, weights: Weights, tokens: Count, hidden: Count, width: Count, saves: bool
-    ) -> SymbolicTensor:
+    def _swiglu_tiles(self, x: Tensor, weights: Weights, shape: Shape, saves: bool) -> Tensor:
+        tokens, hidden, width = shape
         size, has_norm = self.matmul_size, weights[3] is not None
         y = self.new(tokens * hidden, size)
         _casts = [self.like(weight, size) for weight in weights[:3] if weight is not None and weight.itemsize != size]
@@ -300,17 +284,15 @@ class Operators(Graph):
         g, u = (self.new((tokens if saves else rows) * width, size) for _ in range(2))
         _a = self.new(rows * width, size) if saves else None
         self._normalized(x, rows, hidden, has_norm)
-        shapes = [None if weight is None else weight.size for weight in weights]
+        sizes_of_weights = [None if weight is None else weight.size for weight in weights]
 
-        def backward(dy: SymbolicTensor, held: Held) -> Gradients:
-            return self._swiglu_tiles_backward(dy, held, shapes, tokens, hidden, width)
+        def backward(dy: Tensor, held: Held) -> Gradients:
+            return self._swiglu_tiles_backward(dy, held, sizes_of_weights, shape)
 
         return self.apply(y, [x, *weights], (x, g, u) if saves else (x,), backward)
 
-    def _swiglu_tiles_backward(
-        self, dy: SymbolicTensor, held: Held, shapes: list[Any], tokens: int, hidden: int, width: int
-    ) -> Gradients:
-        size, x, (*matrices, norm) = self.matmul_size, held[0], shapes
+    def _swiglu_tiles_backward(self, dy: Tensor, held: Held, weights: list[Any], shape: Shape) -> Gradients:
+        size, x, (*matrices, norm), (tokens, hidden, width) = self.matmul_size, held[0], weights, shape
         dx, weight_size = self.like(x), matrices[0][1]
         rows = sizes.backward_rows(tokens, self.device, weight_size)
         columns = sizes.chunk_columns(rows, width, size, self.device)
@@ -337,7 +319,7 @@ class Operators(Graph):
         d_weights: Gradients = [d if sum_size == weight_size else self.like(d, weight_size) for d in sums]
         return [dx, *d_weights, self.new(*norm) if norm and norm[1] != FLOAT32 else d_norm]
 
-    def _normalized(self, x: SymbolicTensor, rows: int, hidden: int, has_norm: bool) -> SymbolicTensor:
+    def _normalized(self, x: Tensor, rows: int, hidden: int, has_norm: bool) -> Tensor:
         """What enters the matmuls of a tile."""
         if not has_norm and x.itemsize == self.matmul_size:
             return x.view()
@@ -349,27 +331,14 @@ class Operators(Graph):
     # -- ops/loss_chunks.py, ops/softmax_rows.py ----------------------------------------------------------------------
 
     def linear_cross_entropy(
-        self,
-        hidden: SymbolicTensor,
-        weight: SymbolicTensor,
-        bias: SymbolicTensor | None,
-        *,
-        tokens: Count,
-        vocab: Count,
-        num_chunks: int | None,
-    ) -> SymbolicTensor:
+        self, hidden: Tensor, head: Linear, tokens: Count, vocab: Count, num_chunks: int | None
+    ) -> Tensor:
         """The gradients are computed in forward and held until backward."""
-        gradients = self._loss_gradients(hidden, weight, bias, tokens, vocab, num_chunks)
-        return self.apply(self.new(1, FLOAT32), [hidden, weight, bias], [hidden], lambda *_: gradients)
+        gradients = self._loss_gradients(hidden, *head, tokens, vocab, num_chunks)
+        return self.apply(self.new(1, FLOAT32), [hidden, *head], [hidden], lambda *_: gradients)
 
     def _loss_gradients(
-        self,
-        hidden: SymbolicTensor,
-        weight: SymbolicTensor,
-        bias: SymbolicTensor | None,
-        tokens: int,
-        vocab: int,
-        num_chunks: int | None,
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: int, vocab: int, num_chunks: int | None
     ) -> Gradients:
         size, width = self.matmul_size, hidden.elements // tokens
         _per_token = [self.new(tokens, itemsize) for itemsize in (FLOAT32, BOOL, FLOAT32)]  # losses, counted, weights
