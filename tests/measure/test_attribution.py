@@ -221,7 +221,7 @@ def test_labels(name, label):
 
 def test_a_timeline_by_hand():
     def owner(kind, module):
-        return SimpleNamespace(kind=kind, module=module)
+        return SimpleNamespace(category=kind, module=module)
 
     a, b = owner("activations", "x"), owner("temporary", "y")
     events = [
