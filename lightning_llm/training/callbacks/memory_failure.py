@@ -31,36 +31,27 @@ TINY = 32  # tokens that an MLP is measured at, and twice as many
 CATEGORIES = {"saved": "activations", "optimizer state": "optimizer_state"}  # the report's names for the accounting's
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Run:
-    """What a step's memory depends on: the model, the micro-batch (rows, context_length), how it is computed."""
+    """What a step's memory depends on: the model, and ``settings`` as ``step_memory`` takes them."""
 
-    architecture: ModelConfig
-    rows: int
-    context_length: int
-    loss_chunks: int | None
-    precision: str
-    device: str
+    config: ModelConfig
     optimizer: str
-    mlp: MeasuredMLP | None = None
+    settings: dict[str, Any]
+
+    def change(self, architecture: dict[str, Any] | None = None, **settings: Any) -> "Run":
+        """The run with other options; a ValueError for a combination that the model refuses."""
+        config = dataclasses.replace(self.config, **architecture or {})
+        return Run(config, self.optimizer, {**self.settings, **settings})
 
     def memory(self) -> StepMemory:
         """Of a step, without optimizer state."""
-        return step_memory(
-            self.architecture,
-            rows=self.rows,
-            context_length=self.context_length,
-            precision=self.precision,
-            device=self.device,
-            loss_chunks=self.loss_chunks,
-            state_per_parameter=0,
-            mlp=self.mlp,
-        )
+        return step_memory(self.config, state_per_parameter=0, **self.settings)
 
     def work(self) -> int:
         """FLOPs of a step, recomputation included, per row."""
-        length = self.context_length
-        return step_flops(self.architecture, tokens=length, context_length=length, mlp=self.mlp).hardware
+        length = self.settings["context_length"]
+        return step_flops(self.config, tokens=length, context_length=length, mlp=self.settings["mlp"]).hardware
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,18 +59,9 @@ class Saving:
     """A setting, the bytes by which it lowers the peak, its extra arithmetic as a fraction of the step's, a remark."""
 
     setting: str
-    bytes: int
-    extra_work: float
+    estimated_bytes_saved: int
+    estimated_extra_work: float
     note: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON; the word ``estimated`` goes with the number."""
-        return {
-            "setting": self.setting,
-            "estimated_bytes_saved": self.bytes,
-            "estimated_extra_work": self.extra_work,
-            "note": self.note,
-        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,33 +119,34 @@ def describe_failure(
             blocks.append(table_of(found.current["peak"], title, top))
             report["estimated"] = found.current
         savings = cheapest(found.savings)
-        report["settings"] = [saving.as_dict() for saving in savings]
+        report["settings"] = [dataclasses.asdict(saving) for saving in savings]
         blocks += [*found.remarks, *_advice(savings)]
     return _rendered(blocks), report
 
 
 def estimate(run: Run) -> Estimate | None:
     """The step's peak by the accounting, and what settings would save; ``None`` for what it does not cover."""
-    remarks, config = [], run.architecture
+    remarks, mlp = [], run.config.mlp
     try:
-        if config.dropout and run.device == "cpu":
-            run = dataclasses.replace(run, architecture=dataclasses.replace(config, dropout=0.0))
+        if run.config.dropout and run.settings["device"] == "cpu":
+            run = run.change({"dropout": 0.0})
             remarks.append("The estimate leaves dropout out.")
-        if config.mlp not in BUILT_IN_MLPS:
-            run = dataclasses.replace(run, mlp=measure_mlp(config, run.precision))
-            remarks.append(f"The estimate extends {config.mlp} from a measurement at {TINY} and {2 * TINY} tokens.")
+        if mlp not in BUILT_IN_MLPS:
+            run = run.change(mlp=measure_mlp(run.config, run.settings["precision"]))
+            remarks.append(f"The estimate extends {mlp} from a measurement at {TINY} and {2 * TINY} tokens.")
         memory, work = run.memory(), run.work()
     except (ValueError, RuntimeError):
         return None
     savings = []
-    for setting, changed, note in candidates(run):
+    for setting, architecture, changes, note in candidates(run):
         with contextlib.suppress(ValueError):  # a combination that the model refuses
+            changed = run.change(architecture, **changes)
             saved = memory.peak - changed.memory().peak
-            extra = HALVING_COSTS if changed.rows != run.rows else changed.work() / work - 1
             if saved > NOT_WORTH_NAMING * memory.peak:
+                extra = HALVING_COSTS if "rows" in changes else changed.work() / work - 1
                 savings.append(Saving(setting, saved, extra, note))
-    if run.optimizer == "AdamW" and run.mlp is None:
-        savings.append(_muon(run, run.rows * work))
+    if run.optimizer == "AdamW" and mlp in BUILT_IN_MLPS:
+        savings.append(_muon(run.config, run.settings["rows"] * work))
     table = {(CATEGORIES.get(name, name), part or "model"): size for (name, part), size in memory.at_peak.items()}
     saved_table = {("activations", part): size for part, size in memory.saved.items()}
     points = {"peak": StepPoint(0, memory.peak_point, table), "kept": StepPoint(0, "backward", saved_table)}
@@ -172,42 +155,44 @@ def estimate(run: Run) -> Estimate | None:
 
 def cheapest(savings: Sequence[Saving], most: int = 3) -> list[Saving]:
     """Least arithmetic per byte first, among those that cost none the largest; of each option the cheapest value."""
-    ordered = sorted(savings, key=lambda saving: (max(0.0, saving.extra_work) / saving.bytes, -saving.bytes))
+    ordered = sorted(
+        savings, key=lambda s: (max(0.0, s.estimated_extra_work) / s.estimated_bytes_saved, -s.estimated_bytes_saved)
+    )
     options: dict[str, Saving] = {}
     for saving in ordered:
         options.setdefault(saving.setting.rpartition(" ")[0], saving)
     return list(options.values())[:most]
 
 
-def candidates(run: Run) -> Iterator[tuple[str, Run, str]]:
-    """Settings to try, each with the run that it makes and a remark."""
-    exact, tokens = "same results to rounding", run.rows * run.context_length
-    if run.rows > 1:
-        half = run.rows // 2
-        yield f"data.micro_batch_size {half}", dataclasses.replace(run, rows=half), "same global batch, accumulated"
-    if run.loss_chunks == 0:
-        yield "model.loss_chunks null", dataclasses.replace(run, loss_chunks=None), exact
-    elif run.loss_chunks is not None or tokens > 512:
-        chunks = max(2 * (run.loss_chunks or 1), tokens // 256)
-        yield f"model.loss_chunks {chunks}", dataclasses.replace(run, loss_chunks=chunks), exact
-    for name, change in _changes(run.architecture):
-        with contextlib.suppress(ValueError):
-            changed = dataclasses.replace(run.architecture, **change)
-            yield f"model.architecture.{name}", dataclasses.replace(run, architecture=changed), exact
-    if run.precision == "32-true":
-        yield "trainer.precision bf16-mixed", dataclasses.replace(run, precision="bf16-mixed"), "changes the numerics"
-
-
-def _changes(config: ModelConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+def candidates(run: Run) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], str]]:
+    """Settings to try, each with its changes to the architecture and to the settings of the step, and a remark."""
+    config, exact, rows, chunks = (
+        run.config,
+        "same results to rounding",
+        run.settings["rows"],
+        run.settings["loss_chunks"],
+    )
+    tokens = rows * run.settings["context_length"]
+    if rows > 1:
+        yield f"data.micro_batch_size {rows // 2}", {}, {"rows": rows // 2}, "same global batch, accumulated"
+    if chunks == 0:
+        yield "model.loss_chunks null", {}, {"loss_chunks": None}, exact
+    elif chunks is not None or tokens > 512:
+        more = max(2 * (chunks or 1), tokens // 256)
+        yield f"model.loss_chunks {more}", {}, {"loss_chunks": more}, exact
     if config.is_gated:
-        is_optimized = config.mlp == "memory_optimized_swiglu"
-        lowest = min(config.checkpoint_levels) if is_optimized else -1
-        word = "checkpoint_level" if is_optimized else "mlp memory_optimized_swiglu with checkpoint_level"
-        for level in range(lowest + 1, 3):
-            yield f"{word} {level}", {"mlp": "memory_optimized_swiglu", "checkpoint_level": level}
+        is_optimized, option = (
+            config.mlp == "memory_optimized_swiglu",
+            "mlp memory_optimized_swiglu with checkpoint_level",
+        )
+        for level in range(min(config.checkpoint_levels) + 1 if is_optimized else 0, 3):
+            name = f"model.architecture.{'checkpoint_level' if is_optimized else option} {level}"
+            yield name, {"mlp": "memory_optimized_swiglu", "checkpoint_level": level}, {}, exact
     if config.recompute == "none":
         for part in ("attention", "block"):
-            yield f"recompute {part}", {"recompute": part}
+            yield f"model.architecture.recompute {part}", {"recompute": part}, {}, exact
+    if run.settings["precision"] == "32-true":
+        yield "trainer.precision bf16-mixed", {}, {"precision": "bf16-mixed"}, "changes the numerics"
 
 
 def measure_mlp(config: ModelConfig, precision: str) -> MeasuredMLP:
@@ -237,14 +222,12 @@ def _measured_bytes(mlp: torch.nn.Module, hidden: int, tokens: int, precision: s
     return saved, forward.peak_bytes - saved - y.nbytes, backward.peak_bytes - needed, counter.get_total_flops()
 
 
-def _muon(run: Run, work: int) -> Saving:
+def _muon(config: ModelConfig, work: int) -> Saving:
     """One moment instead of two for the matrices inside the layers, for the arithmetic of the orthogonalization."""
-    config = run.architecture
     shapes = [(min(shape), max(shape)) for shape in Sizes.of(config).matrices().values()]
     extra = sum(5 * (4 * low**2 * high + 2 * low**3) for low, high in shapes)  # five Newton-Schulz steps
-    note = "changes the training, tune the learning rate"
-    numbers, extra = hidden_matrix_parameters(config), config.num_hidden_layers * extra
-    return Saving("model.optimizer lightning_llm.optim.MuonAdamW", 4 * numbers, extra / work, note)
+    note, setting = "changes the training, tune the learning rate", "model.optimizer lightning_llm.optim.MuonAdamW"
+    return Saving(setting, 4 * hidden_matrix_parameters(config), config.num_hidden_layers * extra / work, note)
 
 
 def _advice(savings: list[Saving]) -> list[str]:
@@ -252,26 +235,27 @@ def _advice(savings: list[Saving]) -> list[str]:
         return ["No setting of the model or the batch would save memory."]
     lines = ["The cheapest settings to change, by estimate (least arithmetic per byte first):"]
     for place, saving in enumerate(savings, 1):
-        price = f"{saving.extra_work:+.1%} arithmetic" if saving.extra_work else "no more arithmetic"
-        lines.append(f"  {place}. {saving.setting}: saves {mib(saving.bytes)} MiB, {price}; {saving.note}")
+        extra, size = saving.estimated_extra_work, mib(saving.estimated_bytes_saved)
+        price = f"{extra:+.1%} arithmetic" if extra else "no more arithmetic"
+        lines.append(f"  {place}. {saving.setting}: saves {size} MiB, {price}; {saving.note}")
     return lines
 
 
 def _run_of(trainer: Trainer, pl_module: LightningModule, batch: Any) -> Run | None:
-    architecture = getattr(pl_module, "architecture", None)
+    config = getattr(pl_module, "architecture", None)
     ids = batch.get("input_ids") if isinstance(batch, dict) else None
-    if not isinstance(architecture, ModelConfig) or ids is None or ids.dim() != 2:
+    if not isinstance(config, ModelConfig) or ids is None or ids.dim() != 2:
         return None
     precision = str(trainer.precision)
-    return Run(
-        architecture=architecture,
-        rows=ids.shape[0],
-        context_length=ids.shape[1],
-        loss_chunks=getattr(pl_module, "loss_chunks", None),
-        precision=f"bf{precision}" if precision.startswith("16") else precision,
-        device="cuda" if trainer.strategy.root_device.type == "cuda" else "cpu",
-        optimizer=type(trainer.optimizers[0]).__name__ if trainer.optimizers else "",
-    )
+    settings = {
+        "rows": ids.shape[0],
+        "context_length": ids.shape[1],
+        "loss_chunks": getattr(pl_module, "loss_chunks", None),
+        "precision": f"bf{precision}" if precision.startswith("16") else precision,
+        "device": "cuda" if trainer.strategy.root_device.type == "cuda" else "cpu",
+        "mlp": None,
+    }
+    return Run(config, type(trainer.optimizers[0]).__name__ if trainer.optimizers else "", settings)
 
 
 def _rendered(blocks: list[Any]) -> str:

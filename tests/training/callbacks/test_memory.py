@@ -260,12 +260,9 @@ def test_out_of_memory_is_explained(text_file, tmp_path, capsys, monkeypatch, ev
     assert (report["peak"]["by_kind"]["activations"] > 0) is (every == 1)
     assert [setting["setting"] for setting in report["settings"]] == ["option.4 4", "option.3 3", "option.2 2"]
     assert "1. option.4 4: saves 4.0 MiB, no more arithmetic; a note" in said
-    assert (runs[0].rows, runs[0].context_length, runs[0].precision, runs[0].optimizer) == (
-        BATCH,
-        SEQ,
-        "32-true",
-        "AdamW",
-    )
+    (run,) = runs
+    step = {"rows": BATCH, "context_length": SEQ, "loss_chunks": None, "precision": "32-true", "device": "cpu"}
+    assert (run.optimizer, run.settings) == ("AdamW", {**step, "mlp": None})
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
@@ -295,15 +292,8 @@ def test_the_estimate_is_what_a_step_takes(text_file, tmp_path, mlp):
     """Against the meter on a real step: activations to 2 %, the peak without optimizer state to 5 %."""
     _, model = fit(text_file, tmp_path, [MemoryProfiler(every_n_steps=2)], mlp=mlp)
     report = report_of(tmp_path / RUN, 2)
-    run = Run(
-        architecture=model.architecture,
-        rows=BATCH,
-        context_length=SEQ,
-        loss_chunks=None,
-        precision="32-true",
-        device="cpu",
-        optimizer="AdamW",
-    )
+    step = {"rows": BATCH, "context_length": SEQ, "loss_chunks": None, "precision": "32-true", "device": "cpu"}
+    run = Run(model.architecture, "AdamW", {**step, "mlp": None})
     found = estimate(run)
     assert found is not None
     real = report["kept"]["by_kind"]["activations"]
@@ -312,12 +302,12 @@ def test_the_estimate_is_what_a_step_takes(text_file, tmp_path, mlp):
     others = report["peak"]["by_kind"]["optimizer_state"] + report["peak"]["by_kind"]["inputs"]
     assert found.current["peak"]["bytes"] == pytest.approx(peak - others, rel=0.05)
     saved = {saving.setting: saving for saving in found.savings}
-    assert saved["data.micro_batch_size 4"].bytes > 0
+    assert saved["data.micro_batch_size 4"].estimated_bytes_saved > 0
     if mlp == "swiglu":
         level = saved["model.architecture.mlp memory_optimized_swiglu with checkpoint_level 1"]
-        assert level.extra_work > 0
+        assert level.estimated_extra_work > 0
         # a layer's four matrices of the intermediate width; what the other layers' buffers take at the peak comes off
-        assert 0 < level.bytes <= LAYERS * 4 * 4 * BATCH * SEQ * INTERMEDIATE
+        assert 0 < level.estimated_bytes_saved <= LAYERS * 4 * 4 * BATCH * SEQ * INTERMEDIATE
         assert found.remarks == []
     else:
         assert found.remarks == [f"The estimate extends {mlp} from a measurement at 32 and 64 tokens."]
