@@ -1,12 +1,27 @@
-"""Peaks of known devices: dense matrix products per second by dtype, memory, bandwidth, each from its maker's sheet.
+"""What hardware can do: peaks of known devices, and the precision that ``trainer.precision: auto`` means on one.
 
-A device that is not listed has no peak here: no guess is made from a similar name. Figures with sparsity, which sheets
-print first, are twice the dense ones; these are the dense ones.
+Peaks are dense matmul FLOPs per second by dtype, memory and bandwidth, each from its maker's data sheet. A device that
+is not listed has no peak here: no guess is made from a similar name. Figures with sparsity, which sheets print first,
+are twice the dense ones; these are the dense ones.
+
+The precision follows from the hardware's features, never from a measurement, so that the same command takes the same
+precision every time, on every rank, in ``fit`` as in ``estimate`` and ``plan``. Matmuls in bf16 run 2 to 4 times as
+fast as float32 on a CPU with AVX512-BF16 (AMD Zen 5), 3 to 6 times with AMX.
 """
 
 import dataclasses
+import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Literal
+
+Precision = Literal["bf16-mixed", "32-true"]
+
+# One of these is enough: Linux's names for CPU features (x86: arch/x86/include/asm/cpufeatures.h; 64-bit Arm:
+# Documentation/arch/arm64/elf_hwcaps.rst), and the dtype of ``DEVICES`` for GPUs.
+BF16_FEATURES = ("amx_bf16", "avx512_bf16", "bf16", "bfloat16")
+CPU_INFO = Path("/proc/cpuinfo")
 
 TERA, GIGA = 1e12, 1e9
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -19,7 +34,7 @@ class Device:
 
     Attributes:
         name: As ``torch.cuda.get_device_name`` has it.
-        flops: Dense FLOP per second of matrix products with float32 accumulation: ``bfloat16``, ``float16``, ``tf32``,
+        flops: Dense FLOPs per second of matmuls with float32 accumulation: ``bfloat16``, ``float16``, ``tf32``,
             ``float32``.
         memory_bytes: As sold (GB of 10^9 bytes).
         bandwidth: Bytes per second.
@@ -33,59 +48,46 @@ class Device:
     source: str
 
 
-def _device(
-    name: str,
-    memory_gb: float,
-    bandwidth_gb: float,
-    source: str,
-    *,
-    half: float,
-    tf32: float | None,
-    single: float,
-    bf16: bool = True,
-) -> Device:
-    tera = {"float16": half, **({"bfloat16": half} if bf16 else {}), **({"tf32": tf32} if tf32 else {})}
-    return Device(
-        name=name,
-        flops={dtype: value * TERA for dtype, value in {**tera, "float32": single}.items()},
-        memory_bytes=memory_gb * GIGA,
-        bandwidth=bandwidth_gb * GIGA,
-        source=source,
-    )
-
-
 _H100 = "NVIDIA H100 Tensor Core GPU data sheet (2024)"
 _A100 = "NVIDIA A100 Tensor Core GPU data sheet (2022)"
 _V100 = "NVIDIA V100 Tensor Core GPU data sheet (2020)"
 _ADA = "NVIDIA Ada GPU Architecture whitepaper (2023), appendix A"
 _GA102 = "NVIDIA Ampere GA102 GPU Architecture whitepaper (2021), table 3"
 
+# name, memory in GB, bandwidth in GB/s, teraFLOPs per second in float16, bfloat16, tf32 and float32, source
+_TABLE: tuple[tuple[str, float, float, float, float | None, float | None, float, str], ...] = (
+    ("NVIDIA H200", 141, 4800, 989.5, 989.5, 494.5, 67, "NVIDIA H200 data sheet (2024)"),
+    ("NVIDIA H100 80GB HBM3", 80, 3350, 989.5, 989.5, 494.5, 67, _H100),
+    ("NVIDIA H100 PCIe", 80, 2000, 756.5, 756.5, 378, 51, "NVIDIA H100 PCIe product brief (2022)"),
+    ("NVIDIA H100 NVL", 94, 3900, 835.5, 835.5, 417.5, 60, _H100),
+    ("NVIDIA A100-SXM4-80GB", 80, 2039, 312, 312, 156, 19.5, _A100),
+    ("NVIDIA A100 80GB PCIe", 80, 1935, 312, 312, 156, 19.5, _A100),
+    ("NVIDIA A100-SXM4-40GB", 40, 1555, 312, 312, 156, 19.5, _A100),
+    ("NVIDIA A100-PCIE-40GB", 40, 1555, 312, 312, 156, 19.5, _A100),
+    ("NVIDIA L4", 24, 300, 121, 121, 60, 30.3, "NVIDIA L4 data sheet (2023)"),
+    ("NVIDIA L40S", 48, 864, 362.05, 362.05, 183, 91.6, "NVIDIA L40S data sheet (2023)"),
+    ("NVIDIA GeForce RTX 4090", 24, 1008, 165.2, 165.2, 82.6, 82.6, _ADA),
+    ("NVIDIA GeForce RTX 3090", 24, 936, 71, 71, 35.6, 35.6, _GA102),
+    ("Tesla V100-SXM2-32GB", 32, 900, 125, None, None, 15.7, _V100),
+    ("Tesla V100-SXM2-16GB", 16, 900, 125, None, None, 15.7, _V100),
+    ("Tesla T4", 16, 320, 65, None, None, 8.1, "NVIDIA T4 data sheet (2019)"),
+)
+_DTYPES = ("float16", "bfloat16", "tf32", "float32")
+
 DEVICES: dict[str, Device] = {
-    device.name: device
-    for device in (
-        _device("NVIDIA H200", 141, 4800, "NVIDIA H200 data sheet (2024)", half=989.5, tf32=494.5, single=67),
-        _device("NVIDIA H100 80GB HBM3", 80, 3350, _H100, half=989.5, tf32=494.5, single=67),
-        _device("NVIDIA H100 PCIe", 80, 2000, "NVIDIA H100 PCIe product brief (2022)", half=756.5, tf32=378, single=51),
-        _device("NVIDIA H100 NVL", 94, 3900, _H100, half=835.5, tf32=417.5, single=60),
-        _device("NVIDIA A100-SXM4-80GB", 80, 2039, _A100, half=312, tf32=156, single=19.5),
-        _device("NVIDIA A100 80GB PCIe", 80, 1935, _A100, half=312, tf32=156, single=19.5),
-        _device("NVIDIA A100-SXM4-40GB", 40, 1555, _A100, half=312, tf32=156, single=19.5),
-        _device("NVIDIA A100-PCIE-40GB", 40, 1555, _A100, half=312, tf32=156, single=19.5),
-        _device("NVIDIA L4", 24, 300, "NVIDIA L4 data sheet (2023)", half=121, tf32=60, single=30.3),
-        _device("NVIDIA L40S", 48, 864, "NVIDIA L40S data sheet (2023)", half=362.05, tf32=183, single=91.6),
-        _device("NVIDIA GeForce RTX 4090", 24, 1008, _ADA, half=165.2, tf32=82.6, single=82.6),
-        _device("NVIDIA GeForce RTX 3090", 24, 936, _GA102, half=71, tf32=35.6, single=35.6),
-        *(
-            _device(f"Tesla V100-SXM2-{gb}GB", gb, 900, _V100, half=125, tf32=None, single=15.7, bf16=False)
-            for gb in (32, 16)
-        ),
-        _device("Tesla T4", 16, 320, "NVIDIA T4 data sheet (2019)", half=65, tf32=None, single=8.1, bf16=False),
+    name: Device(
+        name=name,
+        flops={dtype: peak * TERA for dtype, peak in zip(_DTYPES, peaks, strict=True) if peak is not None},
+        memory_bytes=memory * GIGA,
+        bandwidth=bandwidth * GIGA,
+        source=source,
     )
+    for name, memory, bandwidth, *peaks, source in _TABLE
 }
 
 
 def find_device(name: str) -> Device:
-    """The device of this name, in any case, with or without its maker's name in front.
+    """The device of this name, in any case, with or without its maker's name before it.
 
     Raises:
         ValueError: If it is not listed; the message says which are.
@@ -115,3 +117,41 @@ def shown_size(size: float) -> str:
     """Bytes in GiB, or in MiB below one; with its sign if it is a difference."""
     unit, name = (2**30, "GiB") if abs(size) >= 2**30 else (2**20, "MiB")
     return f"{size / unit:,.2f} {name}"
+
+
+def auto_precision(name: str, features: Collection[str]) -> tuple[Precision, str]:
+    """The precision for a processor, and the reason in words.
+
+    Args:
+        name: What the reason calls the processor.
+        features: What it can do, see :func:`cpu_features` and :func:`gpu_features`.
+    """
+    found = next((feature for feature in BF16_FEATURES if feature in features), None)
+    if found is None:
+        return "32-true", f"{name} has no bf16 in hardware"
+    return "bf16-mixed", f"{name} has bf16 in hardware: {found}"
+
+
+def cpu_features() -> frozenset[str]:
+    """Features of this machine's CPU in Linux's names; empty on other systems, whose bf16 is not measured."""
+    return frozenset(_cpu_info("flags", "Features").split())
+
+
+def cpu_name() -> str:
+    """The model of this machine's CPU, or its architecture where the system does not tell the model."""
+    return _cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def gpu_features(capability: tuple[int, int]) -> frozenset[str]:
+    """Features of an NVIDIA GPU of a compute capability: bf16 since 8.0 (CUDA C++ Programming Guide, section 17)."""
+    return frozenset({"bfloat16"} if capability >= (8, 0) else ())
+
+
+def _cpu_info(*names: str) -> str:
+    """The first value under one of these names in ``/proc/cpuinfo``; empty if there is none."""
+    try:
+        lines = CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    pairs = (line.partition(":")[::2] for line in lines)
+    return next((value.strip() for name, value in pairs if name.strip() in names), "")

@@ -1,47 +1,84 @@
-"""Memory of a training step, from the config: by kind and part, and the peak with the moment at which it occurs."""
+"""Memory of a training step, from the config: by category and part of the model, and its peak.
 
+``step_memory`` traces one step. ``LayeredMemory`` needs a few traces of shallow models for any number of layers, so
+that a planner can ask for thousands of settings: layers of one level behave alike. At a given point in the step, say
+the backward of the MLP of the second layer of a run of equal layers, the live bytes are a constant for each layer of
+each run, plus the same temporaries. So they are affine in the lengths of the runs, and within a run affine in the
+layer: its ends and their neighbors have the largest. Traces with three layers in each run, and with four in one of
+them, give every coefficient. The result is that of ``step_memory`` to the byte (``tests/accounting/test_layered.py``).
+"""
+
+import bisect
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
-from lightning_llm.accounting.symbolic import Leaf, Ledger
-from lightning_llm.accounting.symbolic_model import ShadowModel, sizes_of
+from lightning_llm.accounting.counts import MeasuredMLP
+from lightning_llm.accounting.symbolic import AllocationLog, Leaf
+from lightning_llm.accounting.symbolic_model import SymbolicModel
 from lightning_llm.accounting.symbolic_ops import PRECISIONS, Operators
 from lightning_llm.model.config import ModelConfig
 
+LEVELS = (2, 1, 0)  # the order of the runs: what early layers save lives the longest, so they save the least
+LONG = 3  # layers that show all there is to a run: its first, its last, and one between
+MOST_ROWS = 2**24
+
 Term = tuple[str, str, int]  # part, formula, bytes
+Counts = tuple[int, int, int]  # layers at levels 2, 1 and 0
+Bytes = tuple[int, int]  # the most live bytes at a point in the step: with gradients, without
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StepMemory:
-    """Bytes of one training step on one device.
+class StepPoints:
+    """A step, point by point, without the optimizer's state.
 
     Attributes:
-        parameters: Of the model.
-        gradients: Of all parameters.
-        optimizer_state: Between steps.
-        kept: Activations that forward leaves for backward, by part.
-        terms: The same, term by term: how many there are of each (part, formula, bytes).
-        peak: The most at once, all included.
-        peak_moment: When.
-        at_peak: What is alive then, by kind and part.
-        moments: For each moment the most bytes at once, with gradients and without.
+        parameters: Bytes of the model's parameters.
+        gradients: Bytes of the gradients of all parameters.
+        points: The most live bytes at each point in the step, with gradients and without. ``LayeredMemory`` names the
+            points of a layer by its place in its run.
     """
 
     parameters: int
     gradients: int
+    points: dict[str, Bytes]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepMemory(StepPoints):
+    """Bytes of one training step on one device.
+
+    Attributes:
+        optimizer_state: Between steps.
+        saved: Activations that forward saves for backward, by part of the model.
+        terms: The same, term by term: how many there are of each (part, formula, bytes).
+        peak: The most live bytes, of everything.
+        peak_point: The point in the step at which that is.
+        at_peak: What is live then, by category and part.
+    """
+
     optimizer_state: int
-    kept: dict[str, int]
+    saved: dict[str, int]
     terms: dict[Term, int]
     peak: int
-    peak_moment: str
+    peak_point: str
     at_peak: dict[tuple[str, str], int]
-    moments: dict[str, tuple[int, int]]
 
     @property
     def step_peak(self) -> int:
-        """The peak without what is always there: parameters and optimiser state."""
+        """The peak without what is always live: parameters and optimizer state."""
         return self.peak - self.parameters - self.optimizer_state
+
+    @property
+    def kept(self) -> dict[str, int]:
+        """The former name of ``saved``, until 0.2."""
+        return self.saved
+
+    @property
+    def peak_moment(self) -> str:
+        """The former name of ``peak_point``, until 0.2."""
+        return self.peak_point
 
 
 def step_memory(
@@ -55,6 +92,7 @@ def step_memory(
     accumulation: int = 1,
     state_per_parameter: int = 2,
     state_itemsize: int | None = None,
+    mlp: MeasuredMLP | None = None,
 ) -> StepMemory:
     """The memory of any step but the first, in Lightning's order.
 
@@ -66,9 +104,10 @@ def step_memory(
         device: ``cpu`` or ``cuda``: they differ in attention, in norms and in the sizes of tiles.
         loss_chunks: As ``LanguageModel`` takes it.
         accumulation: Micro-batches per step.
-        state_per_parameter: Tensors that the optimiser keeps for each parameter, of its shape: 2 for AdamW.
+        state_per_parameter: Tensors of the optimizer for each parameter, of its shape: 2 for AdamW.
         state_itemsize: Bytes of each of their numbers: 2 for AdamW's ``state_dtype="bfloat16"``. ``None``: those of the
             parameter's dtype.
+        mlp: What was measured of an MLP class that the formulas do not know.
 
     Raises:
         ValueError: The vocabulary is not known, the MLP is the user's own class, the precision is unknown, or the
@@ -78,40 +117,35 @@ def step_memory(
         raise ValueError(f"precision {precision!r} is not covered: choose one of {', '.join(PRECISIONS)}")
     if config.dropout and device == "cpu":
         raise ValueError("dropout on a CPU is not covered by the estimate: set dropout to 0, or name a GPU by --device")
-    ledger = Ledger()
-    ops = Operators(ledger, device, precision)
-    model = ShadowModel(config, sizes_of(config, rows, context_length), ops, loss_chunks)
+    log = AllocationLog()
+    ops = Operators(log, device, precision)
+    model = SymbolicModel(config, ops, rows=rows, context_length=context_length, loss_chunks=loss_chunks, mlp=mlp)
+    state = state_per_parameter * sum(int(p.elements) * (state_itemsize or p.itemsize) for p in model.parameters)
     leaves = [p.node for p in model.parameters if isinstance(p.node, Leaf)]
-    state = [
-        ops.new(p.elements, state_itemsize or p.itemsize, "optimizer state", "")
-        for p in model.parameters * state_per_parameter
-    ]
     for parameter, leaf in zip(model.parameters, leaves, strict=True):  # of the step before
-        leaf.gradient = ops.new(parameter.elements, parameter.itemsize, "gradients", "")
-    always = {kind: ledger.live[kind, ""] for kind in ("parameters", "gradients", "optimizer state")}
-    ledger.reset_peak()
-    ledger.trace = {}
-    with ops.autocast():
-        loss = model.loss()
+        leaf.gradient = ops.new(*parameter.size, "gradients", "")
+    parameters, gradients = log.live["parameters", ""], log.live["gradients", ""]
+    log.reset_peak()
+    log.points = {}
+    loss = model.loss()
+    ops.weight_casts = {}  # autocast ends
     if accumulation == 1:  # else it is a further micro-batch, which needs more than the first
         for leaf in leaves:
             leaf.gradient = None  # zero_grad comes between forward and backward
-    ledger.keep()
-    kept = {part: size for (kind, part), size in ledger.live.items() if kind == "kept" and size}
-    terms = ledger.terms("kept")
+    log.save_temporaries()
+    saved = {part: size for (category, part), size in log.live.items() if category == "saved" and size}
+    terms = dict(log.terms("saved"))
     ops.backward(loss)
-    del loss
-    del state
     return StepMemory(
-        parameters=always["parameters"],
-        gradients=always["gradients"],
-        optimizer_state=always["optimizer state"],
-        kept=kept,
-        terms=dict(terms),
-        peak=ledger.peak,
-        peak_moment=ledger.peak_moment,
-        at_peak={key: size for key, size in ledger.peak_live.items() if size},
-        moments=ledger.trace,
+        parameters=parameters,
+        gradients=gradients,
+        points=log.points,
+        optimizer_state=state,
+        saved=saved,
+        terms=terms,
+        peak=log.peak + state,
+        peak_point=log.peak_point,
+        at_peak={key: n for key, n in {**log.peak_live, ("optimizer state", ""): state}.items() if n},
     )
 
 
@@ -125,23 +159,86 @@ def largest_batch(config: ModelConfig, memory: int, *, extra: int = 0, **setting
         settings: As ``step_memory`` takes them, without ``rows``.
 
     Raises:
-        ValueError: Not even one row fits; the message says what would do.
+        ValueError: Not even one row fits; the message says how much memory one row needs.
     """
     return most_rows(lambda rows: step_memory(config, rows=rows, **settings).peak + extra, memory)
 
 
 def most_rows(needed: Callable[[int], int], memory: int) -> int:
     """The most rows whose bytes, as ``needed`` tells them, are at most ``memory``; errors as in ``largest_batch``."""
-    smallest = needed(1)
-    if smallest > memory:
+    rows = most_that_fit(lambda rows: needed(rows) <= memory, MOST_ROWS)
+    if not rows:
+        smallest = needed(1)
         raise ValueError(
             f"memory of {memory:,} bytes is too little for one row: the smallest that would do is {smallest:,} bytes "
             f"({smallest / 2**30:.2f} GiB)"
         )
-    low, high = 1, 2
-    while needed(high) <= memory and high < 2**24:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if needed(middle) <= memory else (low, middle)
-    return low
+    return rows
+
+
+def most_that_fit(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number up to ``most`` that fits, if all smaller ones do; 0 for none. Large ones are tried last."""
+    if not fits(1):
+        return 0
+    low = 1
+    while low < most and fits(min(2 * low, most)):
+        low = min(2 * low, most)
+    return low + bisect.bisect_left(range(low + 1, min(2 * low, most)), True, key=lambda number: not fits(number))
+
+
+class LayeredMemory:
+    """``step_memory`` of one setting, for any number of layers at each level.
+
+    Args:
+        config: Its number of layers and their levels do not matter.
+        settings: As ``step_memory`` takes them.
+    """
+
+    def __init__(self, config: ModelConfig, **settings: Any) -> None:
+        self.config, self.settings = config, settings
+        self._traces: dict[Counts, StepPoints] = {}
+
+    def at(self, counts: Counts) -> StepPoints:
+        """The step with so many layers at level 2, then 1, then 0."""
+        base_counts = deep, shallow, rest = tuple(min(count, LONG) for count in counts)
+        base = self._trace((deep, shallow, rest))
+        longer = []  # for each long run its further layers, and a trace with one of them
+        for run, count in enumerate(counts):
+            if count > LONG:
+                deep, shallow, rest = (own + (place == run) for place, own in enumerate(base_counts))
+                longer.append((count - LONG, self._trace((deep, shallow, rest))))
+
+        def extended(value: Callable[[StepPoints], int]) -> int:
+            return value(base) + sum(more * (value(trace) - value(base)) for more, trace in longer)
+
+        def point(name: str) -> Bytes:
+            return extended(lambda trace: trace.points[name][0]), extended(lambda trace: trace.points[name][1])
+
+        return StepPoints(
+            parameters=extended(lambda trace: trace.parameters),
+            gradients=extended(lambda trace: trace.gradients),
+            points={name: point(name) for name in base.points},
+        )
+
+    def _trace(self, counts: Counts) -> StepPoints:
+        if counts not in self._traces:
+            levels = [level for level, count in zip(LEVELS, counts, strict=True) for _ in range(count)]
+            config = dataclasses.replace(self.config, num_hidden_layers=len(levels), checkpoint_level=levels)
+            memory = step_memory(config, **self.settings)
+            places = [place for run, count in enumerate(counts) for place in _places(LEVELS[run], count)]
+            points = {
+                re.sub(r"layer \d+", place, name): size
+                for name, size in memory.points.items()
+                for layer in [re.search(r"layer (\d+)", name)]
+                for place in (places[int(layer[1])] if layer else [""])
+            }
+            self._traces[counts] = StepPoints(parameters=memory.parameters, gradients=memory.gradients, points=points)
+        return self._traces[counts]
+
+
+def _places(level: int, count: int) -> list[list[str]]:
+    """Names for each layer of a run, by its place there; a layer may have several."""
+    if count < LONG:
+        return [[f"layer {layer} of those at level {level}"] for layer in range(count)]
+    names = [(0, "first"), (1, "second"), (count - 2, "last but one"), (count - 1, "last")]
+    return [[f"the {name} layer at level {level}" for own, name in names if own == layer] for layer in range(count)]

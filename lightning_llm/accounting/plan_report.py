@@ -1,4 +1,4 @@
-"""A plan in words and as plain values: what was chosen, why, and what else there was."""
+"""A plan in words and as plain values: what was chosen, why, and the alternatives."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,7 @@ from typing import Any
 from lightning_llm.accounting.hardware import shown_size
 from lightning_llm.accounting.planner import Plan, Planner, Setting
 
-NAMES = {
-    "rows": "micro_batch_size",
-    "recompute": "recompute",
-    "loss_chunks": "loss_chunks",
-    "state_dtype": "state_dtype",
-    "strategy": "strategy",
-}
+OPTIONS = {"rows": "micro_batch_size"}  # of a config, where a decision has another name
 
 
 def described(plan: Plan) -> dict[str, Any]:
@@ -58,10 +52,10 @@ def chosen_options(plan: Plan) -> dict[str, Any]:
 
 def decisions(planner: Planner, chosen: Plan, others: Mapping[str, Plan | None], memory: int) -> list[str]:
     """A line for each decision: what it is, and what the best plan that decides otherwise would take."""
-    lines = [_levels_line(planner, chosen, memory)] if planner.has_levels else []
+    lines = [_levels_line(planner, chosen, memory)] if planner.deepest else []
     for decision, other in others.items():
         own = getattr(chosen.setting, decision)
-        line = f"{NAMES[decision]} {_shown(own)}: "
+        line = f"{OPTIONS.get(decision, decision)} {_shown(own)}: "
         if other is None:
             lines.append(f"{line}nothing else fits")
             continue
@@ -91,7 +85,7 @@ def _levels_line(planner: Planner, chosen: Plan, memory: int) -> str:
     layers, (deep, shallow, _) = sum(setting.counts), setting.counts
     line = f"checkpoint_level: {deep} of {layers} layers at 2, {shallow} at 1"
     if not deep + shallow:
-        return f"{line}: nothing has to be computed again in the MLPs"
+        return f"{line}: nothing has to be recomputed in the MLPs"
     without = planner.plan(dataclasses.replace(setting, counts=(0, 0, layers)))
     saved, cost = without.memory.peak - chosen.memory.peak, chosen.time.seconds / without.time.seconds - 1
     fewer = planner.plan(_one_less(setting))

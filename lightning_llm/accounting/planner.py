@@ -1,25 +1,27 @@
 """The fastest setting of a training step that fits a memory.
 
-What may be chosen leaves the training as it is, up to rounding: the micro-batch (the global batch stays), how many
-layers of the optimised MLP are at level 2 and 1, what else is recomputed, whether the loss is cut into chunks, DDP or
-FSDP2. The optimiser's state in bfloat16 changes results and is chosen only where it is allowed.
+The planner chooses only what leaves the training as it is, up to rounding: the micro-batch (the global batch stays),
+how many layers of the memory-optimized MLP are at level 2 and 1, what else is recomputed, whether the loss is cut into
+chunks, DDP or FSDP2. The optimizer's state in bfloat16 changes results and is chosen only where it is allowed.
 
-The search goes through the choices but the levels in the order of the time that they would take with every layer at
-level 0, and stops where that is more than the best found. Of each it takes the levels that fit at the least time: more
-layers at a level need less memory and more time, so their numbers are found by bisection. Memory comes from
+The search tries all choices but the levels in the order of the time that they would take with every layer at level 0,
+and stops where that is more than the best found. For each it takes the levels that fit at the least time: more layers
+at a level need less memory and more time, so their numbers are found by bisection. Memory comes from
 ``LayeredMemory``, of which a few dozen are enough.
 """
 
+import bisect
 import dataclasses
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import product
+from typing import Any
 
+from lightning_llm.accounting.counts import parameters_by_part
 from lightning_llm.accounting.hardware import shown_size
-from lightning_llm.accounting.layered import Counts, LayeredMemory
-from lightning_llm.accounting.parameters import parameters_by_part
-from lightning_llm.accounting.sharding import SharedMemory, shared_memory, walk_precision
-from lightning_llm.accounting.step_time import Pace, StepTime, step_time
+from lightning_llm.accounting.memory import LEVELS, Counts, LayeredMemory, most_that_fit
+from lightning_llm.accounting.sharding import SharedMemory, activation_precision, shared_memory
+from lightning_llm.accounting.step_time import CostModel, StepTime, step_time
 from lightning_llm.model.config import ModelConfig, Recompute
 
 STATE_BYTES = {None: None, "bfloat16": 2}  # of AdamW's state_dtype
@@ -32,8 +34,8 @@ class Task:
     """What is to be trained, and what may be chosen.
 
     Attributes:
-        config: The model; levels and recomputation in it are not looked at.
-        pace: Of the device.
+        config: The model; levels and recomputation in it are ignored.
+        cost_model: Of the device.
         context_length: Tokens per row.
         global_batch_size: Rows of a step.
         precision: ``32-true``, ``bf16-true`` or ``bf16-mixed``.
@@ -41,12 +43,12 @@ class Task:
         strategies: Of them, those that may be chosen.
         gradient_views: DDP's gradients are views of its buckets.
         loss_chunks: Those that may be chosen.
-        state_dtypes: Of the optimiser; those that may be chosen, the plan's own first.
+        state_dtypes: Of the optimizer; those that may be chosen, the run's own first.
         state_per_parameter: As in ``step_memory``; a mean where parameters differ.
     """
 
     config: ModelConfig
-    pace: Pace
+    cost_model: CostModel
     context_length: int
     global_batch_size: int
     precision: str = "32-true"
@@ -81,7 +83,7 @@ class Setting:
     @property
     def checkpoint_level(self) -> int | list[int]:
         """As ``ModelConfig`` takes it: a number where all layers have the same."""
-        levels = [level for level, count in zip((2, 1, 0), self.counts, strict=True) for _ in range(count)]
+        levels = [level for level, count in zip(LEVELS, self.counts, strict=True) for _ in range(count)]
         return levels[0] if len(set(levels)) == 1 else levels
 
 
@@ -96,29 +98,31 @@ class Plan:
 
 
 class Planner:
-    """Finds settings for one task, remembering what it computed.
+    """Finds settings for one task, and remembers what it computed.
 
     Args:
         task: What is fixed, and what may be chosen.
-        tick: Called whenever memory was walked through; planning takes as long as these walks.
+        tick: Called whenever the memory of a setting was computed, which is what planning spends its time on.
 
     Raises:
         ValueError: The global batch cannot be divided by the processes, or the task is not covered by the accounting.
     """
 
     def __init__(self, task: Task, tick: Callable[[], object] = lambda: None) -> None:
-        whole, processes = task.global_batch_size, task.world_size
-        if whole % processes:
+        share, rest = divmod(task.global_batch_size, task.world_size)
+        if rest:
             raise ValueError(
-                f"global_batch_size {whole} cannot be divided by {processes} processes: change one of them"
+                f"global_batch_size {task.global_batch_size} cannot be divided by {task.world_size} processes: "
+                "change one of them"
             )
-        parameters_by_part(task.config)  # says what is not covered before anything else stumbles over it
+        parameters_by_part(task.config)  # reports what is not covered before anything else fails on it
         self.task, self._tick = task, tick
-        share = whole // processes
         self.rows = [rows for rows in range(1, share + 1) if share % rows == 0]
-        self._walks: dict[tuple[object, ...], LayeredMemory] = {}
-        self._memories: dict[Setting, SharedMemory] = {}
-        self._times: dict[Setting, StepTime] = {}
+        self.deepest = 0  # the highest level that the model can have
+        if task.config.mlp == "memory_optimized_swiglu":
+            self.deepest = 2 if task.config.norm == "rmsnorm" else 1
+        self._layered = cache(self._layered_memory)
+        self.memory, self.time = cache(self._memory), cache(self._time)
         self._groups = sorted(self._all_groups(), key=lambda group: self.time(group).seconds)
 
     # -- what a setting takes -----------------------------------------------------------------------------------------
@@ -127,62 +131,55 @@ class Planner:
         """Micro-batches per step."""
         return self.task.global_batch_size // (self.task.world_size * setting.rows)
 
-    def memory(self, setting: Setting) -> SharedMemory:
+    def _memory(self, setting: Setting) -> SharedMemory:
         """Bytes on each process."""
-        if setting not in self._memories:
-            task, is_accumulating = self.task, self.accumulation(setting) > 1
-            precision = walk_precision(task.precision, setting.strategy if task.world_size > 1 else "ddp")
-            key = (setting.rows, setting.recompute, setting.loss_chunks, is_accumulating, precision)
-            if key not in self._walks:
-                self._walks[key] = LayeredMemory(
-                    dataclasses.replace(task.config, recompute=setting.recompute),
-                    rows=setting.rows,
-                    context_length=task.context_length,
-                    precision=precision,
-                    device=task.pace.kind,
-                    loss_chunks=setting.loss_chunks,
-                    accumulation=2 if is_accumulating else 1,
-                )
-            self._memories[setting] = shared_memory(
-                task.config,
-                self._walks[key].at(setting.counts),
-                precision=task.precision,
-                strategy=setting.strategy,
-                world_size=task.world_size,
-                gradient_views=task.gradient_views,
-                state_per_parameter=task.state_per_parameter,
-                state_itemsize=STATE_BYTES[setting.state_dtype],
-            )
-            self._tick()
-        return self._memories[setting]
+        task, accumulation = self.task, min(2, self.accumulation(setting))
+        precision = activation_precision(task.precision, setting.strategy if task.world_size > 1 else "ddp")
+        layered = self._layered(setting.rows, setting.recompute, setting.loss_chunks, accumulation, precision)
+        shared = {"gradient_views": task.gradient_views, **self._options(setting)}
+        memory = shared_memory(task.config, layered.at(setting.counts), **shared)
+        self._tick()
+        return memory
 
-    def time(self, setting: Setting) -> StepTime:
+    def _layered_memory(
+        self, rows: int, recompute: Recompute, loss_chunks: int | None, accumulation: int, precision: str
+    ) -> LayeredMemory:
+        return LayeredMemory(
+            dataclasses.replace(self.task.config, recompute=recompute),
+            rows=rows,
+            context_length=self.task.context_length,
+            precision=precision,
+            device=self.task.cost_model.kind,
+            loss_chunks=loss_chunks,
+            accumulation=accumulation,
+        )
+
+    def _time(self, setting: Setting) -> StepTime:
         """Seconds of a step."""
-        if setting not in self._times:
-            task = self.task
-            self._times[setting] = step_time(
-                configured(task.config, setting),
-                task.pace,
-                rows=setting.rows,
-                accumulation=self.accumulation(setting),
-                context_length=task.context_length,
-                precision=task.precision,
-                loss_chunks=setting.loss_chunks,
-                strategy=setting.strategy,
-                world_size=task.world_size,
-                state_per_parameter=task.state_per_parameter,
-                state_itemsize=STATE_BYTES[setting.state_dtype],
-            )
-        return self._times[setting]
+        return step_time(
+            configured(self.task.config, setting),
+            self.task.cost_model,
+            rows=setting.rows,
+            accumulation=self.accumulation(setting),
+            context_length=self.task.context_length,
+            loss_chunks=setting.loss_chunks,
+            **self._options(setting),
+        )
+
+    def _options(self, setting: Setting) -> dict[str, Any]:
+        """What memory and time both depend on."""
+        return {
+            "precision": self.task.precision,
+            "strategy": setting.strategy,
+            "world_size": self.task.world_size,
+            "state_per_parameter": self.task.state_per_parameter,
+            "state_itemsize": STATE_BYTES[setting.state_dtype],
+        }
 
     def plan(self, setting: Setting) -> Plan:
         """The setting with both."""
-        return Plan(
-            setting=setting,
-            accumulation=self.accumulation(setting),
-            memory=self.memory(setting),
-            time=self.time(setting),
-        )
+        memory, time = self.memory(setting), self.time(setting)
+        return Plan(setting=setting, accumulation=self.accumulation(setting), memory=memory, time=time)
 
     # -- searching ----------------------------------------------------------------------------------------------------
 
@@ -195,28 +192,23 @@ class Planner:
         """
         best: Setting | None = None
         most: dict[Setting, int] = {}  # rows, by what else is chosen
-        for group in self._groups:
+        for group in filter(allowed, self._groups):
             if best is not None and self.time(group).seconds > self.time(best).seconds:
                 break
-            if not allowed(group):
-                continue
             rest = dataclasses.replace(group, rows=self.rows[0])
             if rest not in most:
                 most[rest] = self._most_rows(rest, memory)
-            if group.rows > most[rest]:
-                continue
-            for found in self._fitting(group, memory):
-                if best is None or self._rank(found) < self._rank(best):
-                    best = found
+            if group.rows <= most[rest]:
+                found = self._fitting(group, memory)
+                best = min([best, *found] if best else found, key=self._rank, default=None)
         return None if best is None else self.plan(best)
 
     def smallest(self) -> Plan:
         """The setting that needs the least memory, but for a mix of levels that may need 1 % less."""
-        first = min(self.rows)
         candidates = [
             dataclasses.replace(group, counts=counts)
             for group in self._groups
-            if group.rows == first
+            if group.rows == self.rows[0]
             for counts in self._extremes()
         ]
         return self.plan(min(candidates, key=lambda setting: self.memory(setting).peak))
@@ -235,12 +227,12 @@ class Planner:
 
     def next_best(self, chosen: Plan, memory: float) -> dict[str, Plan | None]:
         """For each decision the best plan that decides otherwise; ``None`` where nothing else fits."""
-        found = {}
-        for decision in DECISIONS:
-            own = getattr(chosen.setting, decision)
-            if len({getattr(group, decision) for group in self._groups}) > 1:
-                found[decision] = self.fastest(memory, _unlike(decision, own))
-        return found
+
+        def unlike(decision: str) -> Callable[[Setting], bool]:
+            return lambda group: getattr(group, decision) != getattr(chosen.setting, decision)
+
+        open_decisions = [name for name in DECISIONS if len({getattr(group, name) for group in self._groups}) > 1]
+        return {decision: self.fastest(memory, unlike(decision)) for decision in open_decisions}
 
     def _rank(self, setting: Setting) -> tuple[float, int]:
         return self.time(setting).seconds, self.memory(setting).peak
@@ -249,97 +241,69 @@ class Planner:
         return self.memory(setting).peak <= memory
 
     def _most_rows(self, rest: Setting, memory: float) -> int:
-        """The most rows that fit with any levels; walking through many more would take long."""
+        """The most rows that fit with any levels; 0 for none."""
 
-        def fits(place: int) -> bool:
-            group = dataclasses.replace(rest, rows=self.rows[place])
+        def fits(number: int) -> bool:
+            group = dataclasses.replace(rest, rows=self.rows[number - 1])
             return any(self._fits(dataclasses.replace(group, counts=own), memory) for own in reversed(self._extremes()))
 
-        if not fits(0):
-            return 0
-        low, high = 0, 1
-        while high < len(self.rows) and fits(high):
-            low, high = high, 2 * high
-        high = min(high, len(self.rows))
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return self.rows[low]
+        number = most_that_fit(fits, len(self.rows))
+        return self.rows[number - 1] if number else 0
 
-    def _fitting(self, group: Setting, memory: float) -> Iterator[Setting]:
+    def _fitting(self, group: Setting, memory: float) -> list[Setting]:
         """The levels that fit, those of the least time among them."""
-        layers, deepest = self.task.config.num_hidden_layers, self._deepest
+        layers, deepest = self.task.config.num_hidden_layers, self.deepest
         if self._fits(group, memory):
-            yield group
-            return
-        if not deepest:
-            return
+            return [group]
 
         def at(deep: int, shallow: int) -> Setting:
-            counts = (deep, shallow, layers - deep - shallow) if deepest == 2 else (0, deep, layers - deep)
-            return dataclasses.replace(group, counts=counts)
+            return dataclasses.replace(group, counts=(deep, shallow, layers - deep - shallow))
 
-        if deepest == 2 and (most := self._most_that_fit(layers, lambda count: at(0, count), memory)):
-            yield at(0, self._fewest(1, most, lambda count: at(0, count), memory))
-        most = self._most_that_fit(layers, lambda count: at(count, 0), memory)
-        if not most:
-            return
-        fewest = self._fewest(1, most, lambda count: at(count, 0), memory)
-        yield at(fewest, 0)
-        if deepest == 1:
-            return
-        best = self.time(at(fewest, 0)).seconds
-        for touched in range(fewest, most + 1):  # more layers, but at level 1, may be cheaper than fewer at level 2
+        def fewest(low: int, high: int, at: Callable[[int], Setting]) -> int:
+            """The smallest count whose setting fits, if all larger ones do, ``high`` among them."""
+            return low + bisect.bisect_left(range(low, high), True, key=lambda count: self._fits(at(count), memory))
+
+        found: list[Setting] = []
+        ranges: dict[int, tuple[int, int]] = {}  # of layers that fit, at each level alone
+        alone: Callable[[int], Setting]
+        for level, alone in ((1, partial(at, 0)), (2, partial(at, shallow=0))):
+            # all layers, or all but the last, which is recomputed at the peak and so may need more
+            counts = [count for count in (layers, layers - 1) if count and level <= deepest]
+            most = next((count for count in counts if self._fits(alone(count), memory)), 0)
+            if most:
+                ranges[level] = fewest(1, most, alone), most
+                found.append(alone(ranges[level][0]))
+        if 2 not in ranges:
+            return found
+        low, most = ranges[2]
+        best = self.time(at(low, 0)).seconds
+        for touched in range(low, most + 1):  # more layers, but at level 1, may be cheaper than fewer at level 2
             if self.time(at(0, touched)).seconds >= best:
                 break
-            deep = self._fewest(0, touched, partial(_split, at, touched), memory)
-            yield (found := at(deep, touched - deep))
-            best = min(best, self.time(found).seconds)
 
-    def _most_that_fit(self, layers: int, at: Callable[[int], Setting], memory: float) -> int:
-        """All layers, or all but the last, which is computed again at the peak and so may need more; or 0."""
-        return next((count for count in (layers, layers - 1) if count and self._fits(at(count), memory)), 0)
+            def split(deep: int, touched: int = touched) -> Setting:
+                return at(deep, touched - deep)
 
-    def _fewest(self, low: int, high: int, at: Callable[[int], Setting], memory: float) -> int:
-        """The smallest count whose setting fits, if all larger ones do, ``high`` among them."""
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._fits(at(middle), memory) else (middle + 1, high)
-        return low
-
-    @property
-    def has_levels(self) -> bool:
-        """Whether there are levels to choose."""
-        return self._deepest > 0
-
-    @property
-    def _deepest(self) -> int:
-        """The highest level that the model can have."""
-        config = self.task.config
-        return 0 if config.mlp != "memory_optimized_swiglu" else 2 if config.norm == "rmsnorm" else 1
+            found.append(split(fewest(0, touched, split)))
+            best = min(best, self.time(found[-1]).seconds)
+        return found
 
     def _extremes(self) -> list[Counts]:
         """Levels among which are those of the least memory."""
         layers = self.task.config.num_hidden_layers
         shallow, deep = [(0, layers, 0), (0, layers - 1, 1)], [(layers, 0, 0), (layers - 1, 0, 1)]
-        return [(0, 0, layers), *(shallow if self._deepest else []), *(deep if self._deepest == 2 else [])]
+        return [(0, 0, layers), *(shallow if self.deepest else []), *(deep if self.deepest == 2 else [])]
 
     def _all_groups(self) -> Iterator[Setting]:
-        task = self.task
-        # the optimised MLP has levels for what recomputing an MLP does
+        task, counts = self.task, (0, 0, self.task.config.num_hidden_layers)
+        # the memory-optimized MLP has levels for what recomputing an MLP does
         recompute: tuple[Recompute, ...] = ("none", "attention", "block")
-        if not self._deepest:
-            recompute = ("none", "mlp", "attention", "block")
-        for rows, again, chunks, state, strategy in product(
+        recompute = recompute if self.deepest else ("none", "mlp", "attention", "block")
+        for rows, again, chunks, dtype, strategy in product(
             self.rows, recompute, task.loss_chunks, task.state_dtypes, task.strategies
         ):
             yield Setting(
-                rows=rows,
-                counts=(0, 0, task.config.num_hidden_layers),
-                recompute=again,
-                loss_chunks=chunks,
-                state_dtype=state,
-                strategy=strategy,
+                rows=rows, counts=counts, recompute=again, loss_chunks=chunks, state_dtype=dtype, strategy=strategy
             )
 
 
@@ -352,7 +316,7 @@ def choose(planner: Planner, memory: int) -> Plan:
     """The fastest plan.
 
     Raises:
-        ValueError: Nothing fits; the message says the least that would do.
+        ValueError: Nothing fits; the message gives the smallest memory that would do.
     """
     found = planner.fastest(memory)
     if found is None:
@@ -362,11 +326,3 @@ def choose(planner: Planner, memory: int) -> Plan:
             f"({shown_size(least)})"
         )
     return found
-
-
-def _split(at: Callable[[int, int], Setting], touched: int, deep: int) -> Setting:
-    return at(deep, touched - deep)
-
-
-def _unlike(decision: str, own: object) -> Callable[[Setting], bool]:
-    return lambda group: getattr(group, decision) != own

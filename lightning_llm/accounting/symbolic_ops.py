@@ -1,23 +1,34 @@
-"""torch's operators on shadows: what each allocates, and what it keeps for backward.
+"""Operators on symbolic tensors: what each allocates, and what it saves for backward.
 
-``Operators`` is one device and one precision. Under autocast it casts as autocast does: the weights of linear layers
-once per forward pass (their copies stay alive until its end at least), inputs each time anew.
-
-Activation checkpointing is here as well: forward then keeps nothing, and the first tensor that backward asks for runs
-forward again, up to the last tensor that was kept.
+First torch's, then the project's own in the order of the files of ``ops/``, with the tiles and chunks of
+``ops/sizes.py``. Of equal tiles the first is enough: the others allocate no more than it did. Under autocast, weights
+of linear layers are cast once per forward pass (the copies live at least until its end), inputs at each use.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-from lightning_llm.accounting.symbolic import BFLOAT16, BOOL, FLOAT32, Count, Graph, Leaf, Ledger, Shadow
+from lightning_llm.accounting.counts import Count, MeasuredMLP
+from lightning_llm.accounting.symbolic import (
+    BFLOAT16,
+    BOOL,
+    FLOAT32,
+    INT64,
+    AllocationLog,
+    Gradients,
+    Graph,
+    Leaf,
+    Size,
+)
+from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
+from lightning_llm.ops import sizes
 
 WEIGHT_CASTS = "weights cast by autocast"
-AGAIN = "backward, again "
 PRECISIONS = {"32-true": (FLOAT32, FLOAT32), "bf16-true": (BFLOAT16, BFLOAT16), "bf16-mixed": (FLOAT32, BFLOAT16)}
 
-Kept = Callable[[], Shadow]
+Held = list[Tensor]
+Linear = tuple[Tensor, Tensor | None]  # weight and bias
+Weights = tuple[Tensor, Tensor, Tensor, Tensor | None]  # of SwiGLU: gate, up, down, and the norm's where it is taken in
+Shape = tuple[Count, Count, Count]  # tokens, hidden, width
 
 
 class Operators(Graph):
@@ -26,226 +37,330 @@ class Operators(Graph):
     Attributes:
         device: Type of the device, ``cpu`` or ``cuda``.
         storage_size: Bytes per element of the parameters.
-        product_size: Of the factors of matrix products.
+        matmul_size: Bytes per element of the factors of matmuls.
     """
 
-    def __init__(self, ledger: Ledger, device: str, precision: str) -> None:
-        super().__init__(ledger, adds_in_place=device != "cpu")  # on a CPU, what the meter sees
+    def __init__(self, log: AllocationLog, device: str, precision: str) -> None:
+        super().__init__(log, adds_in_place=device != "cpu")  # on a CPU, what the meter sees
         self.device = device
-        self.storage_size, self.product_size = PRECISIONS[precision]
-        self.is_autocast = self.storage_size != self.product_size
-        self._casts: dict[int, Shadow] = {}
-        self._frames: list[_Frame] = []
+        self.storage_size, self.matmul_size = PRECISIONS[precision]
+        self.is_autocast = self.storage_size != self.matmul_size
 
-    # -- parameters ---------------------------------------------------------------------------------------------------
-
-    def parameter(self, elements: Count) -> Shadow:
-        """A parameter; its bytes are of the kind ``parameters``."""
-        made = self.new(elements, self.storage_size, kind="parameters", part="")
+    def parameter(self, elements: Count) -> Tensor:
+        """A parameter; its bytes are of the category ``parameters``."""
+        made = self.new(elements, self.storage_size, category="parameters", part="")
         made.node = Leaf(self)
         return made
 
-    @contextmanager
-    def autocast(self) -> Iterator[None]:
-        """The extent of autocast: at its end the cache of cast weights is emptied."""
-        outer, self._casts = self._casts, {}
-        yield
-        self._casts = outer
+    # -- torch: elementwise and views ---------------------------------------------------------------------------------
 
-    # -- keeping for backward -----------------------------------------------------------------------------------------
-
-    def keep(self, tensor: Shadow) -> Kept:
-        """Keeps a tensor for backward; the result gives it back."""
-        kept = tensor.view()
-        return self._frames[-1].keep(kept) if self._frames else lambda: kept
-
-    def checkpoint(self, function: Callable[..., Shadow], *args: Shadow) -> Shadow:
-        """``function(*args)``, of which only the arguments are kept."""
-        frame = _Frame(self, function, args)
-        self._frames.append(frame)
-        out = function(*args)
-        self._frames.pop()
-        return out
-
-    # -- elementwise --------------------------------------------------------------------------------------------------
-
-    def cast(self, x: Shadow, itemsize: int) -> Shadow:
-        """``x.to(dtype)``."""
-        if x.itemsize == itemsize:
-            return x
-        return self.record(self.new(x.elements, itemsize), lambda g: [g[0]], [x])  # the engine casts back
-
-    def like(self, x: "Shadow | _Size", itemsize: int | None = None) -> Shadow:
+    def like(self, x: Tensor, itemsize: int | None = None) -> Tensor:
         """``empty_like``."""
         return self.new(x.elements, x.itemsize if itemsize is None else itemsize)
 
-    def add(self, x: Shadow, y: Shadow) -> Shadow:
+    def cast(self, x: Tensor, itemsize: int) -> Tensor:
+        """``x.to(dtype)``; the engine casts the gradient back."""
+        return x if x.itemsize == itemsize else self._viewing(self.like(x, itemsize), x)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
         """``x + y``, in the wider dtype."""
-        out = self.like(x, max(x.itemsize, y.itemsize))
-        return self.record(out, lambda g: [g[0].view(), g[0].view()], [x, y])
+        return self._viewing(self.like(x, max(x.itemsize, y.itemsize)), x, y)
 
-    def subtract(self, x: Shadow, y: Shadow) -> Shadow:
+    def subtract(self, x: Tensor, y: Tensor) -> Tensor:
         """``x - y``."""
-        return self.record(self.like(x), lambda g: [g[0].view(), self.like(g[0])], [x, y])
+        size = y.size
+        return self.apply(self.like(x), [x, y], backward=lambda dy, _: [dy.view(), self.new(*size)])
 
-    def scale(self, x: Shadow, factor: Shadow) -> Shadow:
-        """``x * factor`` with a factor that wants no gradient and is broadcast."""
-        kept = self.keep(factor)
+    def scale(self, x: Tensor, factor: Tensor) -> Tensor:
+        """``x * factor`` with a factor that needs no gradient and is broadcast."""
+        return self.apply(self.like(x), [x], [factor])
 
-        def run(g: list[Any]) -> list[Shadow]:
-            factor = kept()
-            out = self.like(g[0])
-            del factor
-            return [out]
+    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
+        """``x * y``, which saves both."""
+        return self.apply(self.like(x), [x, y], [x, y])
 
-        return self.record(self.like(x), run, [x])
-
-    def multiply(self, x: Shadow, y: Shadow) -> Shadow:
-        """``x * y``, both of which are kept."""
-        return self.record(self.like(x), self._using([x, y], lambda g: [self.like(g), self.like(g)]), [x, y])
-
-    def activation(self, x: Shadow, *, keeps_output: bool = False) -> Shadow:
-        """SiLU and GELU keep their input, ReLU its output."""
+    def activation(self, x: Tensor, *, saves_output: bool = False) -> Tensor:
+        """SiLU and GELU save their input, ReLU its output."""
         out = self.like(x)
-        return self.record(out, self._using([out if keeps_output else x], lambda g: [self.like(g)]), [x])
+        return self.apply(out, [x], [out if saves_output else x])
 
-    def dropout(self, x: Shadow, probability: float) -> Shadow:
+    def dropout(self, x: Tensor, probability: float) -> Tensor:
         """On a CPU the mask is as large as its input, on CUDA a byte per element."""
         if not probability:
             return x
         mask = self.like(x, None if self.device == "cpu" else BOOL)
-        return self.record(self.like(x), self._using([mask], lambda g: [self.like(g)]), [x])
+        return self.apply(self.like(x), [x], [mask])
 
-    def copy(self, x: Shadow) -> Shadow:
+    def copy(self, x: Tensor) -> Tensor:
         """``contiguous`` or ``reshape`` where the strides demand a copy; the gradient is a view."""
-        return self.record(self.like(x), lambda g: [g[0].view()], [x])
+        return self._viewing(self.like(x), x)
 
-    def copy_both_ways(self, x: Shadow) -> Shadow:
+    def copy_gradient(self, x: Tensor) -> Tensor:
         """A view whose gradient must be copied."""
-        return self.record(x.view(), lambda g: [self.like(g[0])], [x])
+        return self.apply(x.view(), [x])
 
-    def halves(self, x: Shadow, half: int) -> tuple[Shadow, Shadow]:
+    def halves(self, x: Tensor, half: int) -> tuple[Tensor, Tensor]:
         """``x.chunk(2)``: two views, whose gradients are joined in a new tensor."""
-        left, right = x.view(half), x.view(half)
-        size = _Size(x.elements, x.itemsize)
-        self.record(left, lambda _: [self.like(size)], [x])
+        left, right = self.apply(x.view(half), [x]), x.view(half)
         right.node, right.slot = left.node, 1
         return left, right
 
-    def join(self, left: Shadow, right: Shadow, elements: int) -> Shadow:
+    def join(self, left: Tensor, right: Tensor, elements: int) -> Tensor:
         """``torch.cat``: the gradients are views."""
-        out = self.new(elements, left.itemsize)
-        half = left.elements
-        return self.record(out, lambda g: [g[0].view(half), g[0].view(half)], [left, right])
+        return self._viewing(self.new(elements, left.itemsize), left, right)
 
-    # -- products -----------------------------------------------------------------------------------------------------
+    def repeat(self, x: Tensor, elements: Count) -> Tensor:
+        """``repeat_interleave``: the gradients of a group are summed."""
+        return self.apply(self.new(elements, x.itemsize), [x])
 
-    def linear(self, x: Shadow, weight: Shadow, bias: Shadow | None, out_elements: int) -> Shadow:
-        """``F.linear``: keeps its input and its weight as they were multiplied."""
-        x, weight = self._cast_input(x), self._cast_weight(weight)
-        bias = None if bias is None else self._cast_weight(bias)
-        out = self.new(out_elements, self.product_size)
-        sizes = [None if t is None else _Size(t.elements, t.itemsize) for t in (x, weight, bias)]
+    def _viewing(self, out: Tensor, *inputs: Tensor) -> Tensor:
+        """An operator whose inputs' gradients are views of its output's."""
+        counts = [x.elements for x in inputs]
+        return self.apply(out, inputs, backward=lambda dy, _: [dy.view(count) for count in counts])
 
-        def run(_: Shadow) -> list[Shadow | None]:
-            return [None if size is None else self.like(size) for size in sizes]
+    # -- torch: matmuls, norms, losses --------------------------------------------------------------------------------
 
-        return self.record(out, self._using([x, weight], run), [x, weight, bias])
+    def linear(self, x: Tensor, layer: Linear, elements: int) -> Tensor:
+        """``F.linear``: saves its input and its weight as they were multiplied."""
+        x = self.cast(x, self.matmul_size) if self.is_autocast else x
+        weight, bias = self._cast_weight(layer[0]), None if layer[1] is None else self._cast_weight(layer[1])
+        return self.apply(self.new(elements, self.matmul_size), [x, weight, bias], [x, weight])
 
-    def embedding(self, weight: Shadow, out_elements: int) -> Shadow:
-        """A look-up: the gradient is as large as the table."""
-        size = _Size(weight.elements, weight.itemsize)
-        return self.record(self.new(out_elements, weight.itemsize), lambda _: [self.like(size)], [weight])
-
-    def _cast_input(self, x: Shadow) -> Shadow:
-        return self.cast(x, self.product_size) if self.is_autocast else x
-
-    def _cast_weight(self, weight: Shadow) -> Shadow:
+    def _cast_weight(self, weight: Tensor) -> Tensor:
         if not self.is_autocast:
             return weight
-        if id(weight) not in self._casts:
-            part, self.ledger.part = self.ledger.part, WEIGHT_CASTS
-            self._casts[id(weight)] = self.cast(weight, self.product_size)
-            self.ledger.part = part
-        return self._casts[id(weight)]
+        if id(weight) not in self.weight_casts:
+            part, self.log.part = self.log.part, WEIGHT_CASTS
+            self.weight_casts[id(weight)] = self.cast(weight, self.matmul_size)
+            self.log.part = part
+        return self.weight_casts[id(weight)]
 
-    def _using(self, tensors: Sequence[Shadow], run: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
-        """A backward that takes out what was kept, then runs."""
-        kept = [self.keep(tensor) for tensor in tensors]
+    def embedding(self, weight: Tensor, elements: int) -> Tensor:
+        """A lookup: the gradient is as large as the table."""
+        return self.apply(self.new(elements, weight.itemsize), [weight])
 
-        def backward(gradients: list[Any]) -> Any:
-            held = [get() for get in kept]
-            results = run(gradients[0])
-            del held
-            return results
+    def fused_norm(self, x: Tensor, weights: list[Tensor], rows: Count, statistics: int) -> Tensor:
+        """A norm as one operator of torch: saves its input and one or two numbers per row."""
+        size = x.itemsize if self.device == "cpu" else FLOAT32
+        saved = [self.new(rows, size) for _ in range(statistics)]
+        return self.apply(self.like(x), [x, *weights], [x, *saved])
 
-        return backward
+    def flash_attention(self, query: Tensor, key: Tensor, value: Tensor, rows: Count) -> Tensor:
+        """The built-in attention that saves O(seq): its output and one number for each row of scores."""
+        out, sums = self.like(query), self.new(rows, FLOAT32)
+        return self.apply(out, [query, key, value], [query, key, value, out, sums])
 
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """``F.cross_entropy``: saves the logarithms of all probabilities."""
+        logits = self.cast(logits, FLOAT32)
+        logs = self.like(logits)
+        self.apply(logs, [logits], [logs])
+        return self.apply(self.new(1, FLOAT32), [logs], [logs])
 
-class _Size:
-    """What ``like`` needs to know of a tensor that it must not keep alive."""
+    def measured_mlp(self, x: Tensor, mlp: MeasuredMLP, weight: Tensor, tokens: int) -> Tensor:
+        """An MLP known by measurement alone. ``weight`` stands for all its parameters."""
 
-    def __init__(self, elements: int, itemsize: int) -> None:
-        self.elements, self.itemsize = elements, itemsize
+        def at(line: tuple[float, float]) -> int:
+            return max(0, round(line[0] + tokens * line[1]))
 
+        saved, shapes = self.new(at(mlp.saved), 1), [x.size, weight.size]
+        self.scratch((at(mlp.forward), 1))
 
-class _Enough(Exception):
-    """The last tensor that backward needs has been computed again."""
+        def backward(dy: Tensor, held: Held) -> Gradients:
+            gradients: Gradients = [self.new(*shape) for shape in shapes]
+            self.scratch((at(mlp.backward), 1))
+            return gradients
 
+        return self.apply(self.new(x.elements, self.matmul_size), [x, weight], [x, saved], backward)
 
-class _Frame:
-    """One checkpointed call."""
+    # -- ops/norm.py --------------------------------------------------------------------------------------------------
 
-    def __init__(self, operators: Operators, function: Callable[..., Shadow], args: Sequence[Shadow]) -> None:
-        self.operators, self.function = operators, function
-        self.args = [arg.view() for arg in args]
-        self.again: list[Shadow | None] | None = None  # what was kept, computed again
-        self.count = 0
+    def rms_norm(self, x: Tensor, weight: Tensor, rows: Count, *, saves_scale: bool = True) -> Tensor:
+        """On CUDA it is torch's kernel, which casts its result apart. Without ``saves_scale`` it saves ``x`` alone."""
+        if self.device != "cpu" and saves_scale:
+            return self.cast(self.fused_norm(x, [weight], rows, statistics=1), self.matmul_size)
+        width, weight_size = Count(weight.elements), weight.size
+        out, scale = self.like(x, self.matmul_size), self.new(rows, FLOAT32)
+        if self.matmul_size != FLOAT32:
+            self.scratch(self._block_of_rows(rows, width))
 
-    def keep(self, tensor: Shadow) -> Kept:
-        """The promise of a tensor, numbered."""
-        place, self.count = self.count, self.count + 1
-        del tensor
+        def backward(dy: Tensor, held: Held) -> Gradients:
+            scale = held.pop() if saves_scale else self.new(rows, FLOAT32)
+            dx, d_weight = self.like(held[0]), self._norm_backward(dy.itemsize, rows, width)
+            del scale
+            return [dx, d_weight if weight_size[1] == FLOAT32 else self.new(*weight_size)]
 
-        def get() -> Shadow:
-            if self.again is None:
-                self._run_again()
-            assert self.again is not None
-            found, self.again[place] = self.again[place], None
-            assert found is not None
-            return found
+        return self.apply(out, [x, weight], [x, scale if saves_scale else None], backward)
 
-        return get
+    def _block_of_rows(self, rows: int, width: int) -> Size:
+        """The float32 copy of the rows that are normalized at once."""
+        return min(rows, sizes.norm_rows(width, self.device)) * width, FLOAT32
 
-    def _run_again(self) -> None:
-        operators, self.again = self.operators, []
-        ledger = operators.ledger
-        moment, part, prefix = ledger.moment, ledger.part, ledger.prefix
-        ledger.prefix = AGAIN
-        recorder = _Recorder(self.again, self.count)
-        operators._frames.append(recorder)  # type: ignore[arg-type]
-        try:
-            with operators.autocast():
-                args = [arg.view() for arg in self.args]
-                for arg in args:
-                    arg.node = Leaf(operators)
-                self.function(*args)
-        except _Enough:
-            pass
-        operators._frames.pop()
-        operators._casts = {}
-        ledger.moment, ledger.part, ledger.prefix = moment, part, prefix
-        self.args = []
+    def _norm_backward(self, dy_size: int, rows: int, width: int) -> Tensor:
+        """``normalize_backward``: the weight's gradient, and two buffers of a block of rows, three for a narrow dy."""
+        d_weight = self.new(width, FLOAT32)
+        self.scratch(*[self._block_of_rows(rows, width)] * (2 if dy_size == FLOAT32 else 3))
+        return d_weight
 
+    # -- ops/attention.py ---------------------------------------------------------------------------------------------
 
-class _Recorder:
-    """Takes what is computed again."""
+    def causal_attention(
+        self, query: Tensor, key: Tensor, value: Tensor, heads: Count, seq: Count, head_dim: Count
+    ) -> Tensor:
+        """Saves its probabilities. All three are of the queries' size, ``heads`` those of all rows of the batch."""
+        size, shape = query.itemsize, query.size
+        blocks = [(start, Count(end, "end")) for start, end in sizes.attention_blocks(seq)]
+        probabilities = [self.new(heads * (end - start) * end, size) for start, end in blocks]
+        rows = sizes.even(seq, sizes.ATTENTION_ROWS)
+        some = sizes.attention_heads(heads, seq, size)
+        out, tile = self.like(query), (some * rows * seq, size)
+        self.scratch(tile)
 
-    def __init__(self, kept: list[Shadow | None], enough: int) -> None:
-        self.kept, self.enough = kept, enough
+        def backward(dy: Tensor, held: Held) -> Gradients:
+            gradients: Gradients = [self.new(*shape) for _ in range(3)]
+            self.scratch(tile, (some * (blocks[-2][1] if len(blocks) > 1 else rows) * head_dim, size))
+            return gradients
 
-    def keep(self, tensor: Shadow) -> Kept:
-        self.kept.append(tensor.view())
-        if len(self.kept) == self.enough:
-            raise _Enough
-        return lambda: tensor
+        return self.apply(out, [query, key, value], [query, key, value, *probabilities], backward)
+
+    # -- ops/swiglu.py: ops/swiglu_whole.py and ops/swiglu_tiles.py ----------------------------------------------------
+
+    def swiglu(self, x: Tensor, weights: Weights, shape: Shape, *, saves: bool) -> Tensor:
+        """``saves``: level 0."""
+        itemsizes = self.matmul_size, weights[0].itemsize
+        has_norm = weights[3] is not None
+        are_few = sizes.are_few(*shape, *itemsizes, self.device, keep=saves, has_norm=has_norm)
+        run = self._swiglu_whole if are_few else self._swiglu_tiles
+        return run(x, weights, shape, saves)
+
+    def _swiglu_whole(self, x: Tensor, weights: Weights, shape: Shape, saves: bool) -> Tensor:
+        tokens, hidden, width = shape
+        size, (gate, up, down, norm) = self.matmul_size, weights
+        has_norm, matrix, wide = norm is not None, (hidden * width, size), (tokens * width, size)
+
+        def weight_cast() -> Tensor | None:
+            return self.new(*matrix) if down.itemsize != size else None
+
+        def project(h: Tensor, weight: Tensor) -> Tensor:
+            def backward(dy: Tensor, held: Held) -> Gradients:
+                cast = weight_cast()
+                dh = self.new(tokens * hidden, size)
+                del cast
+                _again = self._normalized(held[0], tokens, hidden, has_norm)
+                return [dh, self.new(*matrix)]
+
+            cast = self.cast(weight, size)
+            return self.apply(self.new(*wide), [h, cast], [x], backward)
+
+        def backward(dy: Tensor, held: Held) -> Gradients:
+            dy = dy if dy.itemsize == size else self.like(dy, size)
+            if not saves:
+                h = self._normalized(held.pop(), tokens, hidden, has_norm)
+                for _ in range(2):
+                    cast = weight_cast()
+                    held.append(self.new(*wide))
+                    del cast
+                del h
+            cast = weight_cast()
+            du = self.new(*wide)
+            del cast
+            _a, dg = self.new(*wide), self.new(*wide)
+            held.clear()
+            return [dg, du, self.new(*matrix)]
+
+        h = self.cast(x, size) if norm is None else self.rms_norm(x, norm, tokens, saves_scale=False)
+        g, u = project(h, gate), project(h, up)
+        del h
+        cast, y = self.cast(down, size), self.new(tokens * hidden, size)
+        self.scratch(wide)
+        return self.apply(y, [g, u, cast], (g, u) if saves else (x,), backward)
+
+    def _swiglu_tiles(self, x: Tensor, weights: Weights, shape: Shape, saves: bool) -> Tensor:
+        tokens, hidden, width = shape
+        size, has_norm = self.matmul_size, weights[3] is not None
+        y = self.new(tokens * hidden, size)
+        _casts = [self.like(weight, size) for weight in weights[:3] if weight is not None and weight.itemsize != size]
+        rows = Count(sizes.forward_rows(tokens, width, size, self.device), "rows")
+        g, u = (self.new((tokens if saves else rows) * width, size) for _ in range(2))
+        _a = self.new(rows * width, size) if saves else None
+        self._normalized(x, rows, hidden, has_norm)
+        sizes_of_weights = [None if weight is None else weight.size for weight in weights]
+
+        def backward(dy: Tensor, held: Held) -> Gradients:
+            return self._swiglu_tiles_backward(dy, held, sizes_of_weights, shape)
+
+        return self.apply(y, [x, *weights], (x, g, u) if saves else (x,), backward)
+
+    def _swiglu_tiles_backward(self, dy: Tensor, held: Held, weights: list[Any], shape: Shape) -> Gradients:
+        size, x, (*matrices, norm), (tokens, hidden, width) = self.matmul_size, held[0], weights, shape
+        dx, weight_size = self.like(x), matrices[0][1]
+        rows = sizes.backward_rows(tokens, self.device, weight_size)
+        columns = sizes.chunk_columns(rows, width, size, self.device)
+        sum_size = weight_size if rows >= tokens else FLOAT32
+        sums = [self.new(elements, sum_size) for elements, _ in matrices]
+        d_norm = self.new(hidden, FLOAT32) if norm else None
+        dh_size = size if columns >= width and not norm else FLOAT32
+        tile, chunk = rows * columns, (columns * hidden, size)
+        _out = self.new(max(tile, rows * hidden) if dh_size != size else tile, size)
+        _tiles = [self.new(tile, size) for _ in range(2 if len(held) > 1 else 4)]
+        _dy = dy if dy.itemsize == size else self.like(dy, size)
+        h = self._normalized(x, rows, hidden, bool(norm))
+        dh = self.new(rows * hidden, dh_size) if norm or dx.itemsize != dh_size else None
+        casts: Held = []
+        for _ in range(0, width, columns):
+            if weight_size != size:
+                casts = [self.new(*chunk) for _ in range(2)]  # the last chunk's live as long as the names do
+                self.scratch(chunk)
+            if sum_size != size:
+                self.scratch(chunk)
+        if norm:
+            self._norm_backward(FLOAT32, rows, hidden)
+        del h, dh, casts
+        d_weights: Gradients = [d if sum_size == weight_size else self.like(d, weight_size) for d in sums]
+        return [dx, *d_weights, self.new(*norm) if norm and norm[1] != FLOAT32 else d_norm]
+
+    def _normalized(self, x: Tensor, rows: int, hidden: int, has_norm: bool) -> Tensor:
+        """What enters the matmuls of a tile."""
+        if not has_norm and x.itemsize == self.matmul_size:
+            return x.view()
+        h = self.new(rows * hidden, self.matmul_size)
+        if has_norm and self.matmul_size != FLOAT32:
+            self.scratch(self._block_of_rows(rows, hidden))
+        return h
+
+    # -- ops/loss_chunks.py, ops/softmax_rows.py ----------------------------------------------------------------------
+
+    def linear_cross_entropy(
+        self, hidden: Tensor, head: Linear, tokens: Count, vocab: Count, num_chunks: int | None
+    ) -> Tensor:
+        """The gradients are computed in forward and held until backward."""
+        gradients = self._loss_gradients(hidden, *head, tokens, vocab, num_chunks)
+        return self.apply(self.new(1, FLOAT32), [hidden, *head], [hidden], lambda *_: gradients)
+
+    def _loss_gradients(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: int, vocab: int, num_chunks: int | None
+    ) -> Gradients:
+        size, width = self.matmul_size, hidden.elements // tokens
+        _per_token = [self.new(tokens, itemsize) for itemsize in (FLOAT32, BOOL, FLOAT32)]  # losses, counted, weights
+        _cast = self.like(weight, size) if weight.itemsize != size else None
+        _wide_bias = self.like(bias, FLOAT32) if bias is not None and bias.itemsize != FLOAT32 else None
+        rows = min(tokens, sizes.loss_rows(tokens, vocab, size, self.device, num_chunks))
+        _logits = self.new(rows * vocab, size)
+        d_hidden, d_weight = self.like(hidden), self.like(weight, FLOAT32)
+        d_bias = None if bias is None else self.like(bias, FLOAT32)
+        _index = self.new(tokens, INT64)
+        h = None if hidden.itemsize == size else self.new(rows * width, size)
+        if self.device == "cpu":  # softmax of a group of rows: a float32 buffer, unless the logits are float32 already
+            group = min(rows, sizes.softmax_rows(vocab, FLOAT32))
+            buffer = [(vocab * group, FLOAT32)] if size != FLOAT32 else []
+            self.scratch((rows, FLOAT32), *buffer, *([(vocab, FLOAT32)] if bias is not None else []))
+        if d_hidden.itemsize != size:
+            self.scratch((rows * width, size))
+        if size != FLOAT32:
+            self.scratch((width * min(sizes.vocab_block(self.device), vocab), size))
+        del h
+        return [
+            d_hidden,
+            d_weight if weight.itemsize == FLOAT32 else self.like(weight),
+            self.like(bias) if bias is not None and bias.itemsize != FLOAT32 else d_bias,
+        ]

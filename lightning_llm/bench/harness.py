@@ -24,7 +24,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 from torch import Tensor, nn
 
-from lightning_llm.accounting.precision import cpu_name
+from lightning_llm.accounting.hardware import cpu_name
 from lightning_llm.data.token_store import dtype_for
 from lightning_llm.data.token_store_writer import TokenStoreWriter
 from lightning_llm.data.tokenizers import Tokenizer

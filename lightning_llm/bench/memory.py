@@ -20,8 +20,8 @@ from rich.table import Column, Table
 
 from lightning_llm.bench.harness import Request, Row, describe_machine
 from lightning_llm.io.console import Console
-from lightning_llm.measure.timeline import KINDS
-from lightning_llm.training.callbacks import memory_picture
+from lightning_llm.measure.timeline import CATEGORIES
+from lightning_llm.training.callbacks import memory_report
 from lightning_llm.training.callbacks.memory_report import NAMES as KIND_NAMES
 from lightning_llm.training.callbacks.memory_report import Report, mib
 
@@ -90,7 +90,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:
     """The timelines of all configs."""
-    memory_picture.save(memory_picture.draw({row.variant: row._report for row in rows}, f"{title}, step {STEPS}"), path)
+    memory_report.save(memory_report.draw({row.variant: row._report for row in rows}, f"{title}, step {STEPS}"), path)
 
 
 def difference(reports: Mapping[str, Report], moment: str) -> Table:
@@ -100,7 +100,7 @@ def difference(reports: Mapping[str, Report], moment: str) -> Table:
     for name in (*names, *(f"{name} - {names[0]}" for name in names[1:])):
         table.add_column(name, justify="right")
     moments = [report[moment] for report in reports.values()]
-    for kind in KINDS:
+    for kind in CATEGORIES:
         sizes = [m["by_kind"][kind] for m in moments]
         if any(sizes):
             table.add_row(KIND_NAMES.get(kind, kind), *_cells(sizes))

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lightning_llm.accounting.flops import step_flops
+from lightning_llm.accounting.counts import step_flops
 from lightning_llm.accounting.hardware import find_device
 from lightning_llm.bench.harness import MIB, Columns, Request, Row, columns, describe_machine, groups, model_config
 from lightning_llm.bench.plots import bars, chart, color

@@ -6,12 +6,10 @@ Everything is computed from the config; docs/accounting.md derives the formulas 
 import argparse
 from typing import Any
 
-from lightning_llm.accounting.flops import step_flops
-from lightning_llm.accounting.layered import StepMoments
+from lightning_llm.accounting.counts import parameter_terms, parameters_by_part, step_flops
 from lightning_llm.accounting.memory import StepMemory, most_rows, step_memory
-from lightning_llm.accounting.parameters import parameter_terms, parameters_by_part
 from lightning_llm.accounting.planner import STATE_BYTES
-from lightning_llm.accounting.sharding import SharedMemory, shared_memory, walk_precision
+from lightning_llm.accounting.sharding import SharedMemory, activation_precision, shared_memory
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.run_config import RunConfig, add_options, read_run, size_option
 from lightning_llm.io.atomic import write_json
@@ -69,12 +67,12 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
     }
 
     def needed(rows: int) -> tuple[StepMemory, SharedMemory]:
-        walked = {**settings, "precision": walk_precision(run.precision, "fsdp2" if is_sharded else "ddp")}
+        walked = {**settings, "precision": activation_precision(run.precision, "fsdp2" if is_sharded else "ddp")}
         walked["state_per_parameter"] = 0  # the state exists during the whole step: shared_memory adds it
         memory = step_memory(run.config, rows=rows, **walked)
         return memory, shared_memory(
             run.config,
-            StepMoments.of(memory),
+            memory,
             precision=run.precision,
             strategy=run.strategy,
             world_size=world_size,
@@ -118,18 +116,18 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _memory(memory: StepMemory, shared: SharedMemory) -> dict[str, Any]:
-    working = sum(size for (kind, _), size in memory.at_peak.items() if kind in ("kept", "temporary"))
+    working = sum(size for (kind, _), size in memory.at_peak.items() if kind in ("saved", "temporary"))
     terms = sorted(memory.terms.items(), key=lambda item: -item[0][2] * item[1])
     return {
         **{name: getattr(shared, name.removeprefix("ddp_")) for name in ALWAYS},
-        "kept": memory.kept,
+        "kept": memory.saved,
         "kept_terms": [
             {"part": part, "formula": formula, "bytes": size, "count": count} for (part, formula, size), count in terms
         ],
         "activations_and_temporaries_at_peak": working,
         "gradients_at_peak": memory.at_peak.get(("gradients", ""), 0),
         "peak": shared.peak,
-        "peak_moment": shared.peak_moment,
+        "peak_moment": shared.peak_point,
     }
 
 

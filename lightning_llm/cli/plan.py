@@ -16,7 +16,7 @@ from lightning_llm.accounting.hardware import shown_size
 from lightning_llm.accounting.plan_report import decisions, described, frontier_table
 from lightning_llm.accounting.planner import Plan, Planner, Task, choose
 from lightning_llm.accounting.sharding import STRATEGIES
-from lightning_llm.accounting.step_time import GENERIC, LINK_BANDWIDTH, PRODUCT_SHARE, Pace
+from lightning_llm.accounting.step_time import GENERIC, LINK_BANDWIDTH, MATMUL_SHARE, CostModel
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.run_config import RunConfig, Section, add_options, merged, read_run, size_option
 from lightning_llm.io.atomic import write_json, write_text
@@ -38,7 +38,7 @@ def build_parser() -> OneLineParser:
     state = "AdamW's state may be bfloat16, which changes results slightly; no other choice does"
     add("--allow-bf16-state", action="store_true", help=state)
     share = "fraction of the device's peak that large matmuls reach (default: %(default)s, assumed)"
-    add("--product-share", type=float, default=PRODUCT_SHARE, metavar="U", help=share)
+    add("--product-share", type=float, default=MATMUL_SHARE, metavar="U", help=share)
     link = "bytes per second between processes (default: 100GB, assumed)"
     add("--link-bandwidth", type=size_option, default=int(LINK_BANDWIDTH), metavar="SIZE", help=link)
     add("--out", type=Path, metavar="FILE", help="write a config for fit: yours with the chosen setting")
@@ -70,17 +70,17 @@ def main(options: argparse.Namespace) -> None:
             "frontier": [described(plan) for plan in frontier],
             "assumed": {
                 "precision": run.precision if run.precision_reason else None,
-                "product_share": task.pace.product_share,
-                "link_bandwidth": task.pace.link_bandwidth,
-                "device": task.pace.device.name,
-                "device_source": task.pace.device.source,
+                "product_share": task.cost_model.matmul_share,
+                "link_bandwidth": task.cost_model.link_bandwidth,
+                "device": task.cost_model.device.name,
+                "device_source": task.cost_model.device.source,
             },
         }
         write_json(options.json, content)
     if options.png is not None:
         draw(frontier, chosen, options.png)
     if options.out is not None:
-        header = f"# Made by lightning-llm plan for {shown_size(options.memory)} on {task.pace.device.name}.\n"
+        header = f"# Made by lightning-llm plan for {shown_size(options.memory)} on {task.cost_model.device.name}.\n"
         body = yaml.safe_dump(config_for(run, task, chosen), sort_keys=False, default_flow_style=None, width=120)
         write_text(options.out, header + body)
         print(f"\n  lightning-llm fit --config {options.out}")
@@ -102,10 +102,10 @@ def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
     may_change_state = options.allow_bf16_state and run.state_dtype is None
     return Task(
         config=run.config,
-        pace=Pace(
+        cost_model=CostModel(
             device=run.device or GENERIC["cpu"],
             kind="cpu" if run.device is None else "cuda",
-            product_share=options.product_share,
+            matmul_share=options.product_share,
             link_bandwidth=options.link_bandwidth,
         ),
         context_length=run.context_length,
@@ -202,18 +202,18 @@ def _choose(planner: Planner, run: RunConfig, memory: int) -> Plan:
 def _lines(run: RunConfig, task: Task, chosen: Plan, planner: Planner, options: argparse.Namespace) -> list[str]:
     lines = [
         f"{planner.rows[-1] * task.world_size} rows of {task.context_length} tokens a step, {task.precision}, on "
-        f"{task.world_size} × {task.pace.device.name} with {shown_size(options.memory)} each"
+        f"{task.world_size} × {task.cost_model.device.name} with {shown_size(options.memory)} each"
     ]
     if run.precision_reason:
         lines += [f"precision auto is {run.precision}: {run.precision_reason}"]
-    if task.pace.device.source == "assumed":
+    if task.cost_model.device.source == "assumed":
         lines += ["peaks of this device are assumed: the order of settings means more than their seconds"]
-    if task.pace.kind == "cuda":
+    if task.cost_model.kind == "cuda":
         lines += ["memory is that of tensors: leave room for the allocator's rounding and the libraries' workspaces"]
     return [
         *lines,
         "",
-        f"predicted peak {shown_size(chosen.memory.peak)}, at {chosen.memory.peak_moment}",
+        f"predicted peak {shown_size(chosen.memory.peak)}, at {chosen.memory.peak_point}",
         f"predicted time {chosen.time.seconds:.4g} s a step, {chosen.accumulation} micro-batches",
         "",
     ]

@@ -1,4 +1,4 @@
-"""Live tensor bytes and times, measured: what is, where ``accounting`` says what should be.
+"""Live tensor bytes and times, measured. ``accounting`` predicts the same from a config.
 
 The public names are loaded when first used (PEP 562).
 """

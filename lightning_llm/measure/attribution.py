@@ -1,4 +1,4 @@
-"""Whose bytes are alive: one training step under a meter that knows of every storage its kind and its module.
+"""Whose bytes are live: one training step under a meter that knows the category and the module of every storage.
 
     meter = AttributedMeter(model, optimizers, inputs=batch)
     meter.begin("forward")
@@ -9,14 +9,14 @@
         meter.begin("optimizer")
         optimizer.step()
     meter.close()
-    meter.timeline().peak.by_kind()
+    meter.timeline().peak.by_category()
 
 The module is the one that runs. In forward, hooks on the modules tell. In backward it is the module whose forward made
-the autograd node that runs, which the node's sequence number tells; nothing is hung on the graph, so that gradients are
-summed in the order in which they would be without the meter. Work outside every module is the loss.
+the autograd node that runs, which the node's sequence number tells; nothing hangs on the graph, so that gradients are
+summed in the same order as without the meter. Work outside every module is the loss.
 
-The kind is settled when the step is over, for the whole life of a storage: what became a gradient was one from its
-birth. Kept activations are what forward made and what is alive when backward begins, whoever holds it.
+The category is settled when the step is over, for the whole life of a storage: what became a gradient was one from its
+allocation. Saved activations are what forward made and what is live when backward begins, whoever holds it.
 """
 
 import bisect
@@ -40,20 +40,20 @@ HEAD, LOSS, OPTIMIZER, UNKNOWN = "lm_head", "loss", "optimizer", "unknown"
 
 @dataclasses.dataclass
 class _Owned(Watched):
-    kind: str = "temporary"
+    category: str = "temporary"
     module: str = UNKNOWN
     phase: str = ""
 
 
 class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
-    """A meter that knows the kind and the module of what is alive on the model's device. For one step, eager code only.
+    """A meter that knows the category and module of what is live on the model's device. For one step of eager code.
 
     Args:
-        model: Whose parameters, buffers and submodules are meant.
-        optimizers: Whose state is told apart.
-        inputs: Any structure of tensors: the batch. Later micro-batches come by ``add_inputs``.
-        unseen_bytes: What the device's allocator holds already, if it can say: where it is more than all that is known,
-            the difference is counted as ``other`` (workspaces of libraries, buckets of DDP, rounding).
+        model: Its parameters, buffers and submodules.
+        optimizers: Their state is a category of its own.
+        inputs: Any structure of tensors: the batch. Add later micro-batches by ``add_inputs``.
+        unseen_bytes: What the device's allocator holds already, if it can say. What exceeds everything known counts as
+            ``other`` (workspaces of libraries, buckets of DDP, rounding).
 
     Attributes:
         failed_in: The module and operator in which memory ran out, if it did.
@@ -92,7 +92,7 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
                 self._register(leaf, "inputs", "batch")
 
     def begin(self, phase: str) -> None:
-        """From here on it is ``forward``, ``backward`` or ``optimizer``; a step may have several of each."""
+        """Starts ``forward``, ``backward`` or ``optimizer``; a step may have several of each."""
         if phase == "backward":
             self._find_activations()
         elif self._phase == "backward":
@@ -101,18 +101,16 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
         self._marks.append((self._operator, phase))
 
     def close(self) -> None:
-        """The step is over: settle kinds, and take the hooks off the modules. May be called again."""
+        """The step is over: settle categories, and remove the hooks. May be called again."""
         self._hooks.close()
-        if self._phase == "forward":  # an error ended it: what is alive is mostly what forward has kept so far
+        if self._phase == "forward":  # an error ended it: what is live is mostly what forward has saved so far
             self._find_activations()
         self._find_gradients()
-        for optimizer in self._optimizers:
-            for tensor, module in self._state_of(optimizer):
-                self._register(tensor, "optimizer_state", module)
+        self._find_state()
 
     def timeline(self) -> Timeline:
-        """What was alive during the step."""
-        rest = max(0, self._unseen - self._met)  # what was met was there before, so that the allocator counted it
+        """What was live during the step."""
+        rest = max(0, self._unseen - self._met)  # what was met existed before, so the allocator counted it
         events = [Event(0, "other", UNKNOWN, "", rest, None)] if rest else []
         return Timeline([*events, *self._events], self._marks, self._operator)
 
@@ -124,41 +122,40 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
         for name, buffer in self._model.named_buffers():
             self._register(buffer, "parameters", module_label(name.rpartition(".")[0], self._prefix))
         self._find_gradients()
-        for optimizer in self._optimizers:
-            for tensor, module in self._state_of(optimizer):
-                self._register(tensor, "optimizer_state", module)
+        self._find_state()
 
-    def _register(self, tensor: Tensor, kind: str, module: str) -> None:
+    def _register(self, tensor: Tensor, category: str, module: str) -> None:
         for part in parts_of(tensor):
             if part.layout != torch.strided:
                 continue
             self._watch(part, "excluded")
             watched = self._watched.get(id(part.untyped_storage()))
-            if isinstance(watched, _Owned) and watched.kind in ("temporary", "activations", "other"):
-                watched.kind, watched.module = kind, module
+            if isinstance(watched, _Owned) and watched.category in ("temporary", "activations", "other"):
+                watched.category, watched.module = category, module
 
     def _find_activations(self) -> None:
         for watched in list(self._watched.values()):
             assert isinstance(watched, _Owned)
-            if watched.kind == "temporary" and watched.phase == "forward":
-                watched.kind = "activations"
+            if watched.category == "temporary" and watched.phase == "forward":
+                watched.category = "activations"
 
     def _find_gradients(self) -> None:
         for parameter in self._model.parameters():
             if parameter.grad is not None:
                 self._register(parameter.grad, "gradients", self._owners[id(parameter)])
 
-    def _state_of(self, optimizer: Optimizer) -> Iterator[tuple[Tensor, str]]:
-        for key, state in optimizer.state.items():
-            for tensor in state_tensors(state):
-                yield tensor, self._owners.get(id(key), OPTIMIZER)
+    def _find_state(self) -> None:
+        for optimizer in self._optimizers:
+            for key, state in optimizer.state.items():
+                for tensor in state_tensors(state):
+                    self._register(tensor, "optimizer_state", self._owners.get(id(key), OPTIMIZER))
 
     # -- who runs -----------------------------------------------------------------------------------------------------
 
     def _hook_modules(self) -> None:
         for name, module in self._model.named_modules():
             if not name:
-                continue  # what the whole does itself is the loss
+                continue  # what the model itself does is the loss
             label = module_label(name, self._prefix)
             enter = module.register_forward_pre_hook(partial(self._enter, label), prepend=True)
             # also after an exception: activation checkpointing ends its second forward with one
@@ -177,7 +174,7 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
 
     def _note_birth(self) -> None:
         if self._phase == "forward":  # a recomputed forward makes nodes that never run
-            self._births.append((_next_sequence_number(), self._running[-1] if self._running else self._outside))
+            self._births.append((torch.autograd._get_sequence_nr(), self._module_now()))  # type: ignore[attr-defined]
 
     def _module_now(self) -> str:
         if self._running:
@@ -187,7 +184,7 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
         return self._module_of_node() if self._phase == "backward" else self._outside
 
     def _module_of_node(self) -> str:
-        node = _current_node()
+        node: Any = torch._C._current_autograd_node()
         if node is None:
             return self._outside
         variable = getattr(node, "variable", None)
@@ -208,7 +205,7 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
             raise
 
     def _watch(self, tensor: Tensor, account: str) -> None:
-        if self._device in (None, tensor.device.type):  # a batch in the host's memory is none of the device's
+        if self._device in (None, tensor.device.type):  # a batch in host memory is not the device's
             super()._watch(tensor, account)
 
     def _begin(self, reference: "weakref.ref[torch.UntypedStorage]", account: str) -> Watched:
@@ -219,7 +216,7 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
     def _count(self, watched: Watched, change: int) -> None:
         super()._count(watched, change)
         assert isinstance(watched, _Owned)
-        # what is first met now was there from the beginning
+        # what is met now for the first time existed from the beginning
         is_first = watched.account != "created" and not watched.nbytes and change > 0
         operator = 0 if is_first else self._operator
         self._met += change if is_first and watched.account == "met" else 0
@@ -250,7 +247,7 @@ def module_label(name: str, prefix: str = "") -> str:
 
 
 def state_tensors(state: Any) -> Iterator[Tensor]:
-    """The tensors in an optimiser's state of one parameter, in whatever structure."""
+    """The tensors in an optimizer's state of one parameter, in whatever structure."""
     return (leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor))
 
 
@@ -262,11 +259,3 @@ def _common_prefix(model: nn.Module) -> str:
         return ""
     name, child = children[0]
     return "" if isinstance(child, nn.ModuleList | nn.Sequential) else name
-
-
-def _next_sequence_number() -> int:
-    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
-
-
-def _current_node() -> Any:
-    return torch._C._current_autograd_node()

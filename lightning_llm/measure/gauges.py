@@ -18,16 +18,16 @@ class Reading(NamedTuple):
 
 
 class Gauge(Protocol):
-    """Something to read by turns."""
+    """Something to read again and again."""
 
     source: str
 
     def read(self) -> Reading:
-        """What is in use now, and the most since the last call; a new stretch begins."""
+        """What is in use now, and the most since the last call; a new interval begins."""
 
 
 class AllocatorGauge:
-    """Bytes of tensors by CUDA's caching allocator. Each reading starts the allocator's own peak anew.
+    """Bytes of tensors by CUDA's caching allocator. Each reading resets the allocator's own peak.
 
     Args:
         device: Which one.
@@ -48,8 +48,8 @@ class AllocatorGauge:
 class ResidentGauge:
     """The resident set of this process.
 
-    The system keeps one high-water mark for the whole life of a process. Where a stretch raised it, it is the peak of
-    the stretch; else the peak is only known to be at least what is resident at either end, which is reported.
+    The system keeps one high-water mark for the whole life of a process. Where an interval raised it, it is the peak of
+    the interval; else the peak is only known to be at least what is resident at either end, which is reported.
     """
 
     source = "resident set"
@@ -59,7 +59,7 @@ class ResidentGauge:
         self._high, self._live = quick_high_water_bytes(), 0
 
     def read(self) -> Reading:
-        """About 3 µs on Linux. Where the system does not tell what is resident now, its high-water mark is both."""
+        """About 3 µs on Linux. Where the system does not report what is resident now, its high-water mark is both."""
         high = quick_high_water_bytes()
         live = self._resident.read() or high
         peak = high if high > self._high else max(live, self._live)

@@ -6,7 +6,7 @@ storage that appears as a result is counted once, at its full size, until it die
     with MemoryMeter(exclude=[model, batch]) as meter:
         with meter.phase("forward"):
             loss = model(batch)
-        saved = meter.live_bytes             # what forward left behind: the activations kept for backward, and the loss
+        saved = meter.live_bytes             # what forward left behind: activations saved for backward, and the loss
         with meter.phase("backward"):
             loss.backward()
     meter.peak_bytes, meter.phases["backward"].peak_bytes
@@ -33,7 +33,7 @@ _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
 
 @dataclasses.dataclass(eq=False)  # two phases with the same numbers are two
 class Phase:
-    """Live bytes of one stretch of the program, all without what was excluded.
+    """Live bytes of one part of the program, all without what was excluded.
 
     Attributes:
         start_bytes: Alive when it began.
@@ -93,12 +93,12 @@ class MemoryMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._bytes["excluded"]
 
     def reset_peak(self) -> None:
-        """Starts the peak anew from what is alive now."""
+        """Starts the peak again from what is live now."""
         self.peak_bytes = self.live_bytes
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
-        """Measures a stretch of the program; phases may be nested. The record is also kept as ``phases[name]``."""
+        """Measures a part of the program; phases may be nested. The record is also ``phases[name]``."""
         record = self.phases[name] = Phase(start_bytes=self.live_bytes, peak_bytes=self.live_bytes)
         self._open_phases.append(record)
         try:

@@ -56,7 +56,7 @@ def quick_high_water_bytes() -> int:
 
 
 def restart_high_water() -> int:
-    """Begins a new high-water mark where the system can (Linux); returns what it starts from."""
+    """Resets the high-water mark where the system can (Linux); returns what it starts from."""
     with contextlib.suppress(OSError):
         (_PROC / "clear_refs").write_text("5")
     return high_water_bytes()

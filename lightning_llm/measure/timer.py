@@ -1,14 +1,19 @@
-"""Times of rival functions, taken by turns: A B A B …, so that a machine that slows down slows them all alike."""
+"""Times of functions, interleaved, and of the phases of a loop.
+
+``interleave`` runs functions A B A B …, so that a machine that slows down slows all of them. ``PhaseClock`` adds up
+seconds per phase without waiting for the device: by the clock on a CPU, by events on CUDA.
+"""
 
 import contextlib
 import dataclasses
 import gc
-import math
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 _DEVICES = ("cpu", "cuda")
@@ -27,7 +32,7 @@ class Timing:
     @property
     def median(self) -> float:
         """The middle time, in seconds."""
-        return statistics.median(self.samples)
+        return self.quantile(0.5)
 
     @property
     def p20(self) -> float:
@@ -40,21 +45,17 @@ class Timing:
         return self.quantile(0.8)
 
     def quantile(self, fraction: float) -> float:
-        """The time below which ``fraction`` of the rounds lie, in seconds, interpolated between neighbours."""
-        ordered = sorted(self.samples)
-        place = fraction * (len(ordered) - 1)
-        below = math.floor(place)
-        above = min(below + 1, len(ordered) - 1)
-        return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+        """The time below which ``fraction`` of the rounds are, in seconds, interpolated between neighbors."""
+        return float(np.quantile(self.samples, fraction))
 
     def ratio_to(self, other: "Timing") -> float:
         """How many times as long this took as ``other``: the median over rounds of the ratio within a round.
 
         Raises:
-            ValueError: If the two were not taken by turns.
+            ValueError: If the two were not interleaved.
         """
         if len(self.samples) != len(other.samples):
-            raise ValueError(f"timings of {len(self.samples)} and {len(other.samples)} rounds were not taken by turns")
+            raise ValueError(f"timings of {len(self.samples)} and {len(other.samples)} rounds were not interleaved")
         return statistics.median(a / b for a, b in zip(self.samples, other.samples, strict=True))
 
 
@@ -66,7 +67,7 @@ def interleave(
     device: str | torch.device = "cpu",
     budget_s: float | None = None,
 ) -> dict[str, Timing]:
-    """Times functions by turns.
+    """Times functions, interleaved.
 
     Args:
         functions: What to time, by name; each is called without arguments.
@@ -84,13 +85,13 @@ def interleave(
         ValueError: For options out of range, all of them at once.
     """
     kind = torch.device(device).type
-    faults = [] if functions else ["functions must name at least one"]
-    faults += [] if rounds >= 1 else [f"rounds must be at least 1, got {rounds}"]
-    faults += [] if warmup >= 0 else [f"warmup must be at least 0, got {warmup}"]
-    faults += [] if kind in _DEVICES else [f"device must be {' or '.join(_DEVICES)}, got {kind!r}"]
-    faults += [] if budget_s is None or budget_s > 0 else [f"budget_s must be above 0 or None, got {budget_s}"]
-    if faults:
-        raise ValueError("; ".join(faults))
+    errors = [] if functions else ["functions must name at least one"]
+    errors += [] if rounds >= 1 else [f"rounds must be at least 1, got {rounds}"]
+    errors += [] if warmup >= 0 else [f"warmup must be at least 0, got {warmup}"]
+    errors += [] if kind in _DEVICES else [f"device must be {' or '.join(_DEVICES)}, got {kind!r}"]
+    errors += [] if budget_s is None or budget_s > 0 else [f"budget_s must be above 0 or None, got {budget_s}"]
+    if errors:
+        raise ValueError("; ".join(errors))
 
     start = time.perf_counter()
     for _ in range(warmup):
@@ -120,18 +121,27 @@ def _time_round_by_events(functions: Mapping[str, Callable[[], Any]]) -> dict[st
     torch.cuda.synchronize()
     events = {}
     for name, function in functions.items():
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        before.record()
+        before = _event()
         function()
-        after.record()
-        events[name] = before, after
+        events[name] = before, _event()
     torch.cuda.synchronize()
-    return {name: before.elapsed_time(after) / 1000 for name, (before, after) in events.items()}  # from milliseconds
+    return {name: _seconds_between(before, after) for name, (before, after) in events.items()}
+
+
+def _event() -> torch.cuda.Event:
+    """Recorded now on the current stream."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _seconds_between(before: torch.cuda.Event, after: torch.cuda.Event) -> float:
+    return float(before.elapsed_time(after)) / 1000  # from milliseconds
 
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Collects first, then not at all: a collection would hit one of the rivals by chance."""
+    """Collects first, then not at all: a collection would hit one of the functions by chance."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -140,3 +150,49 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+class PhaseClock:
+    """Adds up how long each phase took, from one mark to the next.
+
+    On CUDA a mark records an event, which the host does not wait for. :meth:`take` reads them: call it when the device
+    has caught up anyway (after a value was read).
+
+    Args:
+        device: ``cuda`` or anything else.
+    """
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        self._by_events = torch.device(device).type == "cuda"
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._stretches: list[tuple[str, Any, Any]] = []
+        self._last: Any = None
+
+    def start(self) -> None:
+        """Starts a phase; what came before does not count."""
+        self._last = self._now()
+
+    def mark(self, phase: str) -> None:
+        """Ends a phase, which began at the last mark. Nothing counts before the first ``start``."""
+        if self._last is None:
+            return
+        now = self._now()
+        if self._by_events:
+            self._stretches.append((phase, self._last, now))
+        else:
+            self._seconds[phase] += now - self._last
+        self._last = now
+
+    def take(self) -> dict[str, float]:
+        """Seconds by phase since the last call; starts again."""
+        for phase, before, after in self._stretches:
+            self._seconds[phase] += _seconds_between(before, after)
+        taken = dict(self._seconds)
+        self._seconds.clear()
+        self._stretches.clear()
+        return taken
+
+    def _now(self) -> Any:
+        if not self._by_events:
+            return time.perf_counter()
+        return _event()

@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from lightning_llm.accounting.hardware import byte_size, find_device
 from lightning_llm.accounting.plan_report import chosen_options, summary
 from lightning_llm.accounting.planner import Plan, Planner, Task, choose, configured
-from lightning_llm.accounting.step_time import GENERIC, Pace
+from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
@@ -109,7 +109,7 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any) -> Task:
         transformer = Transformer(architecture).to(torch.bfloat16 if precision == "bf16-true" else torch.float32)
     return Task(
         config=architecture,
-        pace=_pace(strategy.root_device),
+        cost_model=_cost_model(strategy.root_device),
         context_length=data.context_length,
         global_batch_size=data.global_batch_size,
         precision=precision,
@@ -133,11 +133,11 @@ def _overridden(model: Any, data: TokenDataModule, plan: Plan) -> list[str]:
     return [f"{name} {value}" for name, value in given.items() if value is not None and value != chosen[name]]
 
 
-def _pace(device: torch.device) -> Pace:
+def _cost_model(device: torch.device) -> CostModel:
     if device.type not in GENERIC:
         raise ValueError(f"memory_budget knows CPUs and CUDA devices, not {device.type}: set the sizes yourself")
     known = GENERIC[device.type]
     if device.type == "cuda":
         with suppress(ValueError):  # no peak is printed from it, and the order of settings is nearly that of any GPU
             known = find_device(torch.cuda.get_device_name(device))
-    return Pace(device=known, kind=cast(Literal["cpu", "cuda"], device.type))
+    return CostModel(device=known, kind=cast(Literal["cpu", "cuda"], device.type))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 
-from lightning_llm.accounting.precision import Precision, auto_precision, cpu_features, cpu_name, gpu_features
+from lightning_llm.accounting.hardware import Precision, auto_precision, cpu_features, cpu_name, gpu_features
 from lightning_llm.checkpoints.loop_state import micro_batches_started
 
 # from malloc.h

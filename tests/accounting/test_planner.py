@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from lightning_llm.accounting import find_device, step_memory
 from lightning_llm.accounting.planner import Planner, Setting, Task, choose, configured
-from lightning_llm.accounting.step_time import GENERIC, Pace
+from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.model.config import ModelConfig
 from tests.accounting.test_memory import drawn, second_step
 
-CPU = Pace(device=GENERIC["cpu"], kind="cpu")
-GPU = Pace(device=find_device("H200"), kind="cuda")
+CPU = CostModel(device=GENERIC["cpu"], kind="cpu")
+GPU = CostModel(device=find_device("H200"), kind="cuda")
 
 
 def model(**changes):
@@ -23,7 +23,7 @@ def model(**changes):
 
 
 def task(config=None, **changes):
-    fixed = {"config": config or model(), "pace": CPU, "context_length": 64, "global_batch_size": 12}
+    fixed = {"config": config or model(), "cost_model": CPU, "context_length": 64, "global_batch_size": 12}
     return Task(**{**fixed, **changes})
 
 
@@ -118,7 +118,7 @@ def test_the_search_finds_what_trying_everything_finds(planned, share):
 def test_trying_everything_with_several_processes():
     shared = task(
         model(num_hidden_layers=3),
-        pace=GPU,
+        cost_model=GPU,
         world_size=2,
         strategies=("ddp", "fsdp2"),
         state_dtypes=(None, "bfloat16"),

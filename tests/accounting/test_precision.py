@@ -2,9 +2,8 @@
 
 import pytest
 
-from lightning_llm.accounting import precision
-from lightning_llm.accounting.hardware import DEVICES
-from lightning_llm.accounting.precision import auto_precision, cpu_features, cpu_name, gpu_features
+from lightning_llm.accounting import hardware
+from lightning_llm.accounting.hardware import DEVICES, auto_precision, cpu_features, cpu_name, gpu_features
 
 X86 = "processor\t: 0\nmodel name\t: Some CPU 9000\nflags\t\t: fpu avx512f {}\n\nprocessor\t: 1\nflags\t\t: fpu\n"
 ARM = "processor\t: 0\nBogoMIPS\t: 2100.00\nFeatures\t: fp asimd {} i8mm\nCPU implementer\t: 0x41\n"
@@ -22,8 +21,8 @@ ARM = "processor\t: 0\nBogoMIPS\t: 2100.00\nFeatures\t: fp asimd {} i8mm\nCPU im
     ],
 )
 def test_the_features_of_a_cpu_decide(tmp_path, monkeypatch, content, expected):
-    monkeypatch.setattr(precision, "CPU_INFO", tmp_path / "cpuinfo")
-    precision.CPU_INFO.write_text(content, encoding="utf-8")
+    monkeypatch.setattr(hardware, "CPU_INFO", tmp_path / "cpuinfo")
+    hardware.CPU_INFO.write_text(content, encoding="utf-8")
     chosen, reason = auto_precision("the CPU", cpu_features())
     assert chosen == expected
     assert reason.startswith("the CPU has ")
@@ -31,7 +30,7 @@ def test_the_features_of_a_cpu_decide(tmp_path, monkeypatch, content, expected):
 
 
 def test_a_system_that_tells_nothing_gets_float32(tmp_path, monkeypatch):
-    monkeypatch.setattr(precision, "CPU_INFO", tmp_path / "missing")
+    monkeypatch.setattr(hardware, "CPU_INFO", tmp_path / "missing")
     assert auto_precision("the CPU", cpu_features())[0] == "32-true"
     assert cpu_name()
 

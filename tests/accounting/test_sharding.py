@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lightning_llm.accounting import step_memory
-from lightning_llm.accounting.layered import StepMoments
-from lightning_llm.accounting.sharding import shared_memory, walk_precision
+from lightning_llm.accounting.sharding import activation_precision, shared_memory
 from lightning_llm.measure.meter import parts_of
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.ops.losses import linear_cross_entropy
@@ -33,16 +32,14 @@ STEP = {"rows": 2, "context_length": 32}
 
 
 def predicted(precision="32-true", strategy="fsdp2", **options):
-    memory = step_memory(CONFIG, **STEP, precision=walk_precision(precision, strategy))
-    return memory, shared_memory(
-        CONFIG, StepMoments.of(memory), precision=precision, strategy=strategy, **{"world_size": 2, **options}
-    )
+    memory = step_memory(CONFIG, **STEP, precision=activation_precision(precision, strategy))
+    return memory, shared_memory(CONFIG, memory, precision=precision, strategy=strategy, **{"world_size": 2, **options})
 
 
 def test_ddp_adds_its_buckets():
     memory, shared = predicted(strategy="ddp")
     assert shared.peak == memory.peak + memory.gradients
-    assert shared.peak_moment == memory.peak_moment
+    assert shared.peak_point == memory.peak_point
     assert predicted(strategy="ddp", gradient_views=True)[1].peak == memory.peak
     assert predicted(strategy="ddp", world_size=1)[1].peak == memory.peak
 

@@ -5,25 +5,32 @@ import dataclasses
 import pytest
 
 from lightning_llm.accounting import find_device, parameters_by_part, step_flops
-from lightning_llm.accounting.step_time import ATTENTION_SHARE, BANDWIDTH_SHARE, GENERIC, LAYER_SECONDS, Pace, step_time
+from lightning_llm.accounting.step_time import (
+    ATTENTION_SHARE,
+    BANDWIDTH_SHARE,
+    GENERIC,
+    LAYER_SECONDS,
+    CostModel,
+    step_time,
+)
 from lightning_llm.model.config import ModelConfig
 
 CONFIG = ModelConfig(vocab_size=1000, hidden_size=512, num_hidden_layers=4, num_attention_heads=8)
-PACE = Pace(device=find_device("H200"), kind="cuda")
+COST_MODEL = CostModel(device=find_device("H200"), kind="cuda")
 STEP = {"rows": 8, "accumulation": 2, "context_length": 256}
 
 
-def predicted(config=CONFIG, pace=PACE, **changes):
-    return step_time(config, pace, **{**STEP, **changes})
+def predicted(config=CONFIG, cost_model=COST_MODEL, **changes):
+    return step_time(config, cost_model, **{**STEP, **changes})
 
 
 def test_products_are_flops_over_the_share_of_the_peak():
     flops = step_flops(CONFIG, tokens=2 * 8 * 256, context_length=256)
     scores = 3 * flops.by_part["attention_scores"]
     expected = ((flops.model - scores) / 0.5 + scores / ATTENTION_SHARE) / 67e12
-    assert predicted(pace=Pace(device=find_device("H200"), kind="cuda", product_share=0.5)).products == pytest.approx(
-        expected
-    )
+    assert predicted(
+        cost_model=CostModel(device=find_device("H200"), kind="cuda", matmul_share=0.5)
+    ).matmuls == pytest.approx(expected)
 
 
 def test_the_optimiser_moves_parameters_gradients_and_both_averages():
@@ -43,7 +50,7 @@ def test_launches_are_counted_for_each_layer_and_micro_batch():
 def test_ddp_sends_each_gradient_twice_round_the_ring_and_fsdp_more():
     n = sum(parameters_by_part(CONFIG).values())
     ddp = predicted(world_size=8).communication
-    assert ddp == pytest.approx(2 * 7 / 8 * 4 * n / PACE.link_bandwidth)
+    assert ddp == pytest.approx(2 * 7 / 8 * 4 * n / COST_MODEL.link_bandwidth)
     assert predicted(world_size=8, accumulation=1, rows=16).communication == pytest.approx(ddp)
     assert predicted(world_size=8, strategy="fsdp2").communication > ddp
     assert predicted().communication == 0
@@ -62,7 +69,7 @@ def test_ddp_sends_each_gradient_twice_round_the_ring_and_fsdp_more():
 def test_what_is_done_again_takes_longer(cheap, dear):
     first, second = (predicted(dataclasses.replace(CONFIG, **change)) for change in (cheap, dear))
     assert second.seconds > first.seconds
-    assert second.products == first.products
+    assert second.matmuls == first.matmuls
 
 
 def test_whole_logits_and_small_micro_batches_take_longer():
@@ -71,7 +78,7 @@ def test_whole_logits_and_small_micro_batches_take_longer():
 
 
 def test_bf16_is_refused_where_the_device_has_no_peak_for_it():
-    old = Pace(device=find_device("Tesla V100-SXM2-32GB"), kind="cuda")
+    old = CostModel(device=find_device("Tesla V100-SXM2-32GB"), kind="cuda")
     with pytest.raises(ValueError, match="has no bfloat16 peak in the table: take --precision 32-true"):
-        predicted(pace=old, precision="bf16-mixed")
-    assert predicted(pace=Pace(device=GENERIC["cpu"], kind="cpu")).seconds > predicted().seconds
+        predicted(cost_model=old, precision="bf16-mixed")
+    assert predicted(cost_model=CostModel(device=GENERIC["cpu"], kind="cpu")).seconds > predicted().seconds

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from lightning_llm.__main__ import main
-from lightning_llm.accounting import precision, step_memory
+from lightning_llm.accounting import hardware, step_memory
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim import MuonAdamW, param_groups
@@ -122,7 +122,7 @@ def test_state_in_bfloat16_and_shards(config, tmp_path):
 
 
 def test_configs_are_composed_and_the_precision_is_said(config, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(precision, "CPU_INFO", tmp_path / "none")
+    monkeypatch.setattr(hardware, "CPU_INFO", tmp_path / "none")
     first = config()
     Path(tmp_path, "second.yaml").write_text("data: {global_batch_size: 4}\n", encoding="utf-8")
     settings = run(tmp_path, "--config", first, "--config", str(tmp_path / "second.yaml"))["settings"]

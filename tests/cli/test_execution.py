@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from lightning_llm.__main__ import main
-from lightning_llm.accounting import precision
+from lightning_llm.accounting import hardware
 from lightning_llm.checkpoints.reading import digest, read_checkpoint, step_files
 
 RUN = Path("runs/run/version_0")
@@ -21,10 +21,10 @@ MODEL = {"model.schedule.class_path": "lightning_llm.optim.Constant"}
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """``machine("avx512_bf16")``: the CPU has these features from now on."""
-    monkeypatch.setattr(precision, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(hardware, "CPU_INFO", tmp_path / "cpuinfo")
 
     def has(features):
-        precision.CPU_INFO.write_text(f"model name\t: CPU with {features}\nflags\t\t: {features}\n", encoding="utf-8")
+        hardware.CPU_INFO.write_text(f"model name\t: CPU with {features}\nflags\t\t: {features}\n", encoding="utf-8")
 
     return has
 

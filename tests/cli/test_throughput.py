@@ -8,7 +8,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lightning_llm.accounting import find_device, step_flops
 from lightning_llm.data import batches
 from lightning_llm.data.batches import WindowReader
-from lightning_llm.measure import phases
 from lightning_llm.training.callbacks.throughput import TrainingLog, Utilization, _matmul_dtype, utilization_of
 from lightning_llm.training.module import LanguageModel
 
@@ -57,7 +56,7 @@ def clock(monkeypatch):
             return self.now
 
     clock = Clock()
-    for module in (batches, phases):
+    for module in (batches, timer):
         monkeypatch.setattr(module, "time", clock)
     return clock
 

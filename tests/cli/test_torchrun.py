@@ -27,8 +27,8 @@ ON_A_CPU = """
 import sys
 from pathlib import Path
 from lightning_llm.__main__ import main
-from lightning_llm.accounting import precision
-precision.CPU_INFO = Path(sys.argv.pop(1))
+from lightning_llm.accounting import hardware
+hardware.CPU_INFO = Path(sys.argv.pop(1))
 sys.exit(main())
 """
 

@@ -11,7 +11,7 @@ from lightning_llm import ModelConfig, Transformer
 from lightning_llm.measure.attribution import AttributedMeter, is_out_of_memory, module_label
 from lightning_llm.measure.gauges import AllocatorGauge, ResidentGauge, gauge_for
 from lightning_llm.measure.meter import MemoryMeter
-from lightning_llm.measure.timeline import KINDS, Event, Timeline
+from lightning_llm.measure.timeline import CATEGORIES, Event, Timeline
 from lightning_llm.ops import linear_cross_entropy
 from lightning_llm.optim import AdamW
 
@@ -56,17 +56,17 @@ def test_every_byte_has_its_kind_and_module():
     timeline = meter.timeline()
     weight, activation = 4 * WIDE * WIDE, 4 * 10 * WIDE
     a, b = "layers.0.a", "layers.1.a"
-    assert timeline.kept.table == {
+    assert timeline.saved.table == {
         ("parameters", a): weight,
         ("parameters", b): weight,
         ("inputs", "batch"): activation,
         # exp is outside of the linear modules: it belongs to nothing but the whole
         ("activations", "loss"): 2 * activation + 4,
     }
-    (end,) = timeline.moments([len(timeline._events) - 1])
+    (end,) = timeline.points([len(timeline._events) - 1])
     for kind in ("parameters", "gradients", "optimizer_state"):
         assert (end.table[kind, a], end.table[kind, b]) == (weight, weight)
-    assert end.by_kind() | {"activations": 0, "temporary": 0} == dict.fromkeys(KINDS, 0) | {
+    assert end.by_category() | {"activations": 0, "temporary": 0} == dict.fromkeys(CATEGORIES, 0) | {
         "parameters": 2 * weight,
         "gradients": 2 * weight,
         "optimizer_state": 2 * weight,
@@ -99,7 +99,7 @@ def test_the_peak_is_that_of_the_plain_meter(mlp, recompute):
             optimizer.step()
         meter.close()
         timeline = meter.timeline()
-        held = plain.excluded_bytes + timeline.peak.by_kind()["other"]
+        held = plain.excluded_bytes + timeline.peak.by_category()["other"]
         assert timeline.peak.total_bytes == pytest.approx(plain.peak_bytes + held, rel=1e-9)
         assert max(p["peak_bytes"] for p in timeline.phases().values()) == timeline.peak.total_bytes
         assert {"lm_head", "layers.1.mlp", "layers.0.self_attn", "embed_tokens"} <= timeline.peak.by_module().keys()
@@ -116,8 +116,8 @@ def test_recomputed_activations_are_temporary_and_hooks_keep_their_count():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     meter = AttributedMeter(model, [optimizer], x)
     step(model, optimizer, x, meter)
-    kept = meter.timeline().kept
-    assert kept.by_kind()["activations"] == 4 * 10 * WIDE + 4 * 10 * WIDE + 4  # between the two parts, output, loss
+    kept = meter.timeline().saved
+    assert kept.by_category()["activations"] == 4 * 10 * WIDE + 4 * 10 * WIDE + 4  # between the two parts, output, loss
     assert meter._running == []
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
@@ -172,7 +172,7 @@ def test_what_the_allocator_holds_beside_is_other():
         before.add_(1)  # 400 of the 1000 are met
     meter.close()
     timeline = meter.timeline()
-    assert timeline.peak.by_kind()["other"] == 1000
+    assert timeline.peak.by_category()["other"] == 1000
     held = [event for event in timeline._events if event.operator == 0]
     assert sum(event.change for event in held) == known + 1000  # all of it from the beginning
 
@@ -221,7 +221,7 @@ def test_labels(name, label):
 
 def test_a_timeline_by_hand():
     def owner(kind, module):
-        return SimpleNamespace(kind=kind, module=module)
+        return SimpleNamespace(category=kind, module=module)
 
     a, b = owner("activations", "x"), owner("temporary", "y")
     events = [
@@ -234,7 +234,7 @@ def test_a_timeline_by_hand():
     timeline = Timeline(events, [(0, "forward"), (2, "backward")], 6)
     assert (timeline.peak.operator, timeline.peak.phase, timeline.peak.total_bytes) == (2, "forward", 115)
     assert timeline.peak.by_module() == {"z": 100, "x": 10, "y": 5}
-    assert timeline.kept.table == {("other", "z"): 100, ("activations", "x"): 10, ("temporary", "y"): 5}
+    assert timeline.saved.table == {("other", "z"): 100, ("activations", "x"): 10, ("temporary", "y"): 5}
     assert timeline.phases() == {
         "forward": {"peak_bytes": 115, "live_bytes": 115},
         "backward": {"peak_bytes": 115, "live_bytes": 100},
@@ -280,4 +280,4 @@ def test_cuda_peak_agrees_with_the_allocator(mlp):
         measured = gauge.read().peak_bytes
         del loss
     peak = meter.timeline().peak
-    assert sum(peak.by_kind().values()) == pytest.approx(measured, rel=0.02)
+    assert sum(peak.by_category().values()) == pytest.approx(measured, rel=0.02)

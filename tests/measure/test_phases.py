@@ -3,7 +3,7 @@ import time
 import pytest
 import torch
 
-from lightning_llm.measure.phases import PhaseClock
+from lightning_llm.measure.timer import PhaseClock
 
 
 @pytest.fixture

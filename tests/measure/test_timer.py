@@ -56,7 +56,7 @@ def test_ratio_pairs_the_rounds():
     assert slow.ratio_to(fast) == 2.0
     assert fast.ratio_to(slow) == 0.5
     assert Timing((2.0, 2.0, 9.0)).ratio_to(Timing((1.0, 4.0, 3.0))) == 2.0  # the medians' would be 2/3
-    with pytest.raises(ValueError, match="timings of 3 and 1 rounds were not taken by turns"):
+    with pytest.raises(ValueError, match="timings of 3 and 1 rounds were not interleaved"):
         slow.ratio_to(Timing((1.0,)))
 
 

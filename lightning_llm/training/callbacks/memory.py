@@ -18,35 +18,34 @@ from lightning_llm.io.atomic import write_json
 from lightning_llm.measure.attribution import AttributedMeter, is_out_of_memory
 from lightning_llm.measure.gauges import Gauge, gauge_for
 from lightning_llm.training.callbacks.memory_failure import describe_failure
-from lightning_llm.training.callbacks.memory_picture import draw, pixels, save
-from lightning_llm.training.callbacks.memory_report import Report, step_report
+from lightning_llm.training.callbacks.memory_report import Report, draw, pixels, save, step_report
 from lightning_llm.training.distributed import host_group
 from lightning_llm.training.preflight import refuse
 
 GIB = 2**30
 FOLDER = "memory"
-HISTORY = 200_000  # allocations that the snapshot keeps, with the stack of each
+HISTORY = 200_000  # allocations that the snapshot records, with the stack of each
 
 Sizes = dict[str, int]
 
 
 class MemoryProfiler(Callback):
-    """Peak and live bytes by phase in every step; by kind and module in sampled steps; a report when memory runs out.
+    """Peak and live bytes by phase in every step, by category and module in sampled steps, and a report on failure.
 
     Every step costs a few counters (``measure.gauges``), the highest of which since the last entry are logged with
     ``trainer.log_every_n_steps`` as ``memory/forward_peak_gib``, ``memory/forward_live_gib`` and so on for
     ``backward``, ``optimizer`` and ``validation``; live is what is in use at the end of the phase. With several
-    processes the maximum is logged, and files of rank N lie in ``memory/rank-N``.
+    processes the maximum is logged, and files of rank N are in ``memory/rank-N``.
 
     A sampled step runs under the operator-level meter, which takes about 20 µs an operator and changes no result. It
-    leaves ``memory/step-N.json`` and ``memory/step-N.png`` in the run directory, the picture in TensorBoard, and
-    ``memory/at_peak/<kind>_gib``. What ``torch.compile`` made is not metered, since it would run as other code: the
+    leaves ``memory/step-N.json`` and ``memory/step-N.png`` in the run directory, the plot in TensorBoard, and
+    ``memory/at_peak/<category>_gib``. What ``torch.compile`` made is not metered, since it would run as other code: the
     JSON then says ``"compiled": true`` and holds the counters.
 
     Args:
         every_n_steps: Sample the steps that are a multiple of it. Null: none.
         snapshot_at: Write ``memory/step-N.pickle`` for PyTorch's memory viewer after this step; needs CUDA.
-        top: How many modules the picture and the tables tell apart.
+        top: How many modules the plot and the tables distinguish.
 
     Raises:
         ValueError: For options out of range, all of them at once.
@@ -64,9 +63,9 @@ class MemoryProfiler(Callback):
         self._gauge: Gauge | None = None
         self._highest: Sizes = {}  # since the last entry
         self._highest_of_run = 0
-        self._of_step: Sizes = {}  # in the step at hand
+        self._of_step: Sizes = {}  # in the current step
         self._meter: AttributedMeter | None = None
-        self._step = -1  # the step at hand, counted from 1
+        self._step = -1  # the current step, counted from 1
         self._is_sampled = self._is_compiled = False
         self._batch: Any = None
         self._folder, self._writes = Path(), True
@@ -92,17 +91,17 @@ class MemoryProfiler(Callback):
         self._folder = folder / f"rank-{trainer.global_rank}" if trainer.global_rank else folder
         self._writes = run is not None
         device = trainer.strategy.root_device
-        faults = (
+        errors = (
             []
             if not self._writes or _is_writable(self._folder)
             else [f"MemoryProfiler cannot write to {folder}: set another log directory"]
         )
         if self.snapshot_at is not None and device.type != "cuda":
-            faults.append(
+            errors.append(
                 f"MemoryProfiler.snapshot_at {self.snapshot_at}: the snapshot is CUDA's, this run is on {device.type}: "
                 "leave it at null; every_n_steps works on any device"
             )
-        refuse(faults)
+        refuse(errors)
         self._gauge = gauge_for(device)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -137,7 +136,7 @@ class MemoryProfiler(Callback):
         self._record("backward")
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """The optimiser's part begins, clipping included."""
+        """The optimizer's part begins, clipping included."""
         if self._meter is not None:
             self._meter.begin("optimizer")
 

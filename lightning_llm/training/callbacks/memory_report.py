@@ -1,64 +1,83 @@
-"""A metered step as plain values, for JSON, and as a table."""
+"""A metered step as plain values for JSON, as a table, and as a plot.
 
+The plot has stacked timelines, by category above and by module below, one column for each step.
+"""
+
+import colorsys
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
-from lightning_llm.measure.timeline import KINDS, Moment, Timeline
+from lightning_llm.measure.timeline import CATEGORIES, StepPoint, Timeline
 
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 REST = "all others"
-NAMES = {"optimizer_state": "optimiser state", "activations": "kept activations"}
+NAMES = {"optimizer_state": "optimizer state", "activations": "saved activations"}
+COLORS = {
+    "parameters": "#4c566a",
+    "gradients": "#8f6fb0",
+    "optimizer_state": "#9aa5b8",
+    "inputs": "#2f9e8f",
+    "activations": "#e07b39",
+    "temporary": "#f2c14e",
+    "other": "#d0d0d0",
+}
+GROUPINGS = {"by_kind": "by category", "by_module": "by module"}  # the keys of a report, in words
+# A hue for each part of a layer, lighter from layer to layer; other modules have one of the other hues.
+HUES = {"mlp": 0.06, "self_attn": 0.58, "input_layernorm": 0.33, "post_attention_layernorm": 0.42}
+OTHER_HUES = (0.93, 0.75, 0.14, 0.50, 0.84, 0.25)
 
 Report = dict[str, Any]
 
 
 def step_report(timeline: Timeline, top: int) -> Report:
-    """Peak, what forward kept, phases and timeline; bytes throughout.
+    """Peak, what forward saved, phases and timeline; bytes throughout.
 
     Args:
         timeline: The metered step.
-        top: How many modules the timeline tells apart, those that hold most at the peak.
+        top: How many modules the timeline distinguishes, those that hold most at the peak.
     """
-    peak, kept = timeline.peak, timeline.kept
+    peak, saved = timeline.peak, timeline.saved
     names = list(peak.by_module())[:top]
     samples = [
-        {"operator": moment.operator, "by_kind": moment.by_kind(), "by_module": _of(moment, names)}
-        for moment in timeline.samples()
+        {"operator": point.operator, "by_kind": point.by_category(), "by_module": _of(point, names)}
+        for point in timeline.samples()
     ]
     return {
-        "peak": _moment(peak),
-        "kept": None if kept is None else _moment(kept),
+        "peak": point_report(peak),
+        "kept": None if saved is None else point_report(saved),
         "phases": timeline.phases(),
         "timeline": {"marks": timeline.marks, "operators": timeline.operators, "samples": samples},
     }
 
 
-def table_of(moment: Mapping[str, Any], title: str, top: int) -> Table:
-    """Kinds across, modules down, in MiB.
+def table_of(point: Mapping[str, Any], title: str, top: int) -> Table:
+    """Categories across, modules down, in MiB.
 
     Args:
-        moment: A moment of a report.
+        point: A point in the step, of a report.
         title: Of the table.
         top: So many modules have a row of their own, those that hold most.
     """
-    cells = {(row["module"], row["kind"]): row["bytes"] for row in moment["table"]}
-    kinds = [kind for kind in KINDS if moment["by_kind"].get(kind)]
-    modules = list(moment["by_module"])
+    cells = {(row["module"], row["kind"]): row["bytes"] for row in point["table"]}
+    categories = [category for category in CATEGORIES if point["by_kind"].get(category)]
+    modules = list(point["by_module"])
     table = Table(title=title)
     table.add_column("MiB", no_wrap=True)
-    for kind in kinds:
-        table.add_column(NAMES.get(kind, kind), justify="right")
+    for category in categories:
+        table.add_column(NAMES.get(category, category), justify="right")
     table.add_column("all", justify="right")
     for name in modules[:top]:
-        table.add_row(name, *_cells([cells.get((name, kind), 0) for kind in kinds]))
+        table.add_row(name, *_cells([cells.get((name, category), 0) for category in categories]))
     if len(modules) > top:
-        rest = [sum(cells.get((name, kind), 0) for name in modules[top:]) for kind in kinds]
+        rest = [sum(cells.get((name, category), 0) for name in modules[top:]) for category in categories]
         table.add_row(REST, *_cells(rest))
     table.add_section()
-    table.add_row("all", *_cells([moment["by_kind"][kind] for kind in kinds]))
+    table.add_row("all", *_cells([point["by_kind"][category] for category in categories]))
     return table
 
 
@@ -74,21 +93,130 @@ def _cells(sizes: list[int]) -> Iterator[str]:
     yield from (mib(size) for size in [*sizes, sum(sizes)])
 
 
-def _moment(moment: Moment) -> Report:
+def point_report(point: StepPoint) -> Report:
+    """What is live at a point in the step: total, by category, by module, and as a table."""
     return {
-        "bytes": moment.total_bytes,
-        "phase": moment.phase,
-        "operator": moment.operator,
-        "by_kind": moment.by_kind(),
-        "by_module": moment.by_module(),
+        "bytes": point.total_bytes,
+        "phase": point.phase,
+        "operator": point.operator,
+        "by_kind": point.by_category(),
+        "by_module": point.by_module(),
         "table": [
-            {"kind": kind, "module": module, "bytes": size}
-            for (kind, module), size in sorted(moment.table.items(), key=lambda item: -item[1])
+            {"kind": category, "module": module, "bytes": size}
+            for (category, module), size in sorted(point.table.items(), key=lambda item: -item[1])
         ],
     }
 
 
-def _of(moment: Moment, names: list[str]) -> dict[str, int]:
-    sizes = moment.by_module()
+def _of(point: StepPoint, names: list[str]) -> dict[str, int]:
+    sizes = point.by_module()
     found = {name: sizes.get(name, 0) for name in names}
-    return {**found, REST: moment.total_bytes - sum(found.values())}
+    return {**found, REST: point.total_bytes - sum(found.values())}
+
+
+def draw(reports: Mapping[str, Report], title: str) -> Any:
+    """A figure with a column for each report that has a timeline.
+
+    Args:
+        reports: By the title of the column.
+        title: Of the figure.
+
+    Returns:
+        A ``matplotlib.figure.Figure``, with a canvas of its own.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(9.5, 8 * len(reports)), 8.5), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2, len(reports), sharex="col", sharey=True, squeeze=False)
+    highest = max(report["peak"]["bytes"] for report in reports.values())
+    unit, name = (GIB, "GiB") if highest >= GIB else (MIB, "MiB")
+    modules = _modules(reports)
+    colors = {**{category: COLORS[category] for category in CATEGORIES}, **_module_colors(modules)}
+    for column, (label, report) in enumerate(reports.items()):
+        peak = report["peak"]
+        for axis, grouping, keys in zip(axes[:, column], ("by_kind", "by_module"), (CATEGORIES, modules), strict=True):
+            _stack(axis, report, grouping, [key for key in keys if _appears(reports, grouping, key)], colors, unit)
+            _mark_phases(axis, report["timeline"], highest / unit)
+            if column == 0:
+                axis.set_ylabel(f"live, {name}, {GROUPINGS[grouping]}")
+            if column == len(reports) - 1:
+                handles, labels = axis.get_legend_handles_labels()
+                axis.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+        axes[0, column].set_title(f"{label}\npeak {peak['bytes'] / unit:,.1f} {name} in {peak['phase']}", fontsize=10)
+        axes[1, column].set_xlabel("operators run since the step began")
+    axes[0, 0].set_ylim(0, 1.12 * highest / unit)
+    figure.suptitle(title)
+    return figure
+
+
+def save(figure: Any, path: Path) -> None:
+    """As PNG."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def pixels(figure: Any) -> Any:
+    """(height, width, 3), uint8: what TensorBoard takes as an image."""
+    figure.canvas.draw()
+    return np.asarray(figure.canvas.buffer_rgba())[..., :3].copy()
+
+
+def _stack(axis: Any, report: Report, grouping: str, keys: Sequence[str], colors: Mapping[str, Any], unit: int) -> None:
+    samples = report["timeline"]["samples"]
+    x = [sample["operator"] for sample in samples] + [report["timeline"]["operators"]]
+    if grouping == "by_module":  # what this report's timeline does not distinguish belongs to the rest
+        samples = [_with_rest(sample, keys) for sample in samples]
+    rows = [[sample[grouping].get(key, 0) / unit for sample in [*samples, samples[-1]]] for key in keys]
+    axis.stackplot(
+        x, *rows, labels=[NAMES.get(key, key) for key in keys], colors=[colors[key] for key in keys], step="post"
+    )
+    operator, height = report["peak"]["operator"], report["peak"]["bytes"] / unit
+    axis.plot([operator], [height], marker="v", color="black", markersize=6, clip_on=False)
+    axis.set_xlim(0, x[-1])
+
+
+def _with_rest(sample: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    sizes = sample["by_module"]
+    told = {key: sizes.get(key, 0) for key in keys if key != REST}
+    return {**sample, "by_module": {**told, REST: sum(sizes.values()) - sum(told.values())}}
+
+
+def _mark_phases(axis: Any, timeline: Mapping[str, Any], highest: float) -> None:
+    for operator, phase in timeline["marks"]:
+        at_end = operator > 0.85 * timeline["operators"]  # the optimizer takes few operators: labeled on the left
+        axis.axvline(operator, color="black", linewidth=0.7, alpha=0.6)
+        axis.text(operator, 1.11 * highest, f" {phase} ", fontsize=8, va="top", ha="right" if at_end else "left")
+
+
+def _appears(reports: Mapping[str, Report], grouping: str, key: str) -> bool:
+    samples = (sample for report in reports.values() for sample in report["timeline"]["samples"])
+    return key == REST or any(sample[grouping].get(key) for sample in samples)
+
+
+def _modules(reports: Mapping[str, Report]) -> list[str]:
+    """What the timelines distinguish, in the order of the model, the rest first."""
+    per_report = [list(report["timeline"]["samples"][0]["by_module"]) for report in reports.values()]
+    names = dict.fromkeys(name for names in per_report for name in names if name != REST)
+    return [REST, *sorted(names, key=_order)]
+
+
+def _order(name: str) -> tuple[str, list[int], str]:
+    parts = name.split(".")
+    return parts[-1] if len(parts) > 1 else f"~{name}", [int(part) for part in parts if part.isdigit()], name
+
+
+def _module_colors(modules: Sequence[str]) -> dict[str, Any]:
+    groups: dict[str, list[str]] = {}
+    for name in modules:
+        parts = name.split(".")
+        groups.setdefault(parts[-1] if len(parts) > 1 else name, []).append(name)
+    others = iter(OTHER_HUES * (1 + len(groups)))
+    colors: dict[str, Any] = {}
+    for part, names in groups.items():
+        hue = HUES[part] if part in HUES else next(others)
+        for place, name in enumerate(names):
+            light = 0.42 + 0.38 * place / max(1, len(names) - 1)
+            colors[name] = colorsys.hls_to_rgb(hue, light, 0.65)
+    return {**colors, REST: "#d0d0d0"}

@@ -12,10 +12,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 import lightning_llm.training.tensorboard as names
-from lightning_llm.accounting.flops import StepFlops, step_flops
+from lightning_llm.accounting.counts import StepFlops, step_flops
 from lightning_llm.accounting.hardware import TERA, find_device
 from lightning_llm.checkpoints.loop_state import is_log_step, step_is_complete
-from lightning_llm.measure.phases import PhaseClock
+from lightning_llm.measure.timer import PhaseClock
 
 _BETWEEN = "between"  # the end of one micro-batch and the beginning of the next
 _PARTS = ("forward", "backward", "optimizer")
