@@ -119,7 +119,7 @@ def step_memory(
         raise ValueError("dropout on a CPU is not covered by the estimate: set dropout to 0, or name a GPU by --device")
     log = AllocationLog()
     ops = Operators(log, device, precision)
-    model = SymbolicModel(config, ops, rows=rows, context_length=context_length, loss_chunks=loss_chunks, mlp=mlp)
+    model = SymbolicModel(config, ops, rows, context_length, loss_chunks, mlp)
     state = state_per_parameter * sum(int(p.elements) * (state_itemsize or p.itemsize) for p in model.parameters)
     leaves = [p.node for p in model.parameters if isinstance(p.node, Leaf)]
     for parameter, leaf in zip(model.parameters, leaves, strict=True):  # of the step before

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_llm.accounting.hardware import shown_size
-from lightning_llm.accounting.planner import Plan, Planner, Setting
+from lightning_llm.accounting.planner import DECISIONS, Plan, Planner
 
 OPTIONS = {"rows": "micro_batch_size"}  # of a config, where a decision has another name
 
@@ -14,14 +14,10 @@ def described(plan: Plan) -> dict[str, Any]:
     """A plan as plain values, by the names of the options in a config."""
     setting = plan.setting
     return {
-        "micro_batch_size": setting.rows,
+        **{OPTIONS.get(name, name): getattr(setting, name) for name in DECISIONS},
         "accumulation": plan.accumulation,
         "checkpoint_level": setting.checkpoint_level,
         "layers_at_level": dict(zip(("2", "1", "0"), setting.counts, strict=True)),
-        "recompute": setting.recompute,
-        "loss_chunks": setting.loss_chunks,
-        "state_dtype": setting.state_dtype,
-        "strategy": setting.strategy,
         "memory": dataclasses.asdict(plan.memory),
         "seconds": plan.time.seconds,
         "time": dataclasses.asdict(plan.time),
@@ -82,23 +78,18 @@ def _row(plan: Plan, mark: str) -> str:
 
 def _levels_line(planner: Planner, chosen: Plan, memory: int) -> str:
     setting = chosen.setting
-    layers, (deep, shallow, _) = sum(setting.counts), setting.counts
+    layers, (deep, shallow, rest) = sum(setting.counts), setting.counts
     line = f"checkpoint_level: {deep} of {layers} layers at 2, {shallow} at 1"
     if not deep + shallow:
         return f"{line}: nothing has to be recomputed in the MLPs"
     without = planner.plan(dataclasses.replace(setting, counts=(0, 0, layers)))
     saved, cost = without.memory.peak - chosen.memory.peak, chosen.time.seconds / without.time.seconds - 1
-    fewer = planner.plan(_one_less(setting))
+    counts = (deep, shallow - 1, rest + 1) if shallow else (deep - 1, shallow, rest + 1)
+    fewer = planner.memory(dataclasses.replace(setting, counts=counts)).peak
     return (
         f"{line}: saves {shown_size(saved)}, costs {cost:.1%} of the time; one layer less would need "
-        f"{shown_size(fewer.memory.peak)} of {shown_size(memory)}"
+        f"{shown_size(fewer)} of {shown_size(memory)}"
     )
-
-
-def _one_less(setting: Setting) -> Setting:
-    deep, shallow, rest = setting.counts
-    counts = (deep, shallow - 1, rest + 1) if shallow else (deep - 1, shallow, rest + 1)
-    return dataclasses.replace(setting, counts=counts)
 
 
 def _larger(planner: Planner, chosen: Plan, memory: int) -> str:

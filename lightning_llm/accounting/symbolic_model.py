@@ -27,7 +27,7 @@ class SymbolicModel:
         config: The model.
         ops: Device and precision.
         rows: Of the micro-batch.
-        context_length: Tokens per row.
+        seq: Tokens per row.
         loss_chunks: As ``LanguageModel`` takes it.
         mlp: Of a class that the formulas do not know.
 
@@ -36,25 +36,18 @@ class SymbolicModel:
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        ops: Operators,
-        *,
-        rows: int,
-        context_length: int,
-        loss_chunks: int | None,
-        mlp: MeasuredMLP | None,
+        self, config: ModelConfig, ops: Operators, rows: int, seq: int, loss_chunks: int | None, mlp: MeasuredMLP | None
     ) -> None:
         self.config, self.ops, self.loss_chunks, self.measured_mlp = config, ops, loss_chunks, mlp
         s = self.s = Sizes.of(config, mlp)
-        if context_length > s.positions:
+        if seq > s.positions:
             raise ValueError(
-                f"context_length {context_length} is more than max_position_embeddings {s.positions}: "
+                f"context_length {seq} is more than max_position_embeddings {s.positions}: "
                 "shorten one or lengthen the other"
             )
-        self.batch, self.seq = Count(rows, "B"), Count(context_length, "T")
+        self.batch, self.seq = Count(rows, "B"), Count(seq, "T")
         self.tokens = self.batch * self.seq
-        self.is_short = ops.device == "cpu" and 1 < context_length <= LONGEST_SHORT_ATTENTION
+        self.is_short = ops.device == "cpu" and 1 < seq <= LONGEST_SHORT_ATTENTION
         self.parameters: list[Tensor] = []
         self.causal_mask: Tensor | None = None
         self.embed_tokens = self._parameter(s.vocab * s.hidden)

@@ -1,5 +1,6 @@
 """Each operator on symbolic tensors against the meter on the real one: saved bytes, peaks of forward and backward."""
 
+import os
 import subprocess
 import sys
 
@@ -104,31 +105,32 @@ def test_an_operator_against_the_meter(name, dtype):
     del held
 
 
+RESIDENT_TOLERANCE = 0.02
 RESIDENT = """
 import torch
-from lightning_llm.measure.resident import resident_bytes, restart_high_water
+from lightning_llm.measure.resident import high_water_bytes, resident_bytes, restart_high_water
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.module import LanguageModel
 module = LanguageModel(ModelConfig(**{fields}), loss_chunks=0)
 module.configure_model()
 ids = torch.zeros({rows}, {length}, dtype=torch.int64)
-def step(rows):
-    module.loss({{"input_ids": ids[:rows], "targets": ids[:rows]}}).backward()
+def step(rows):  # in Lightning's order
+    loss = module.loss({{"input_ids": ids[:rows], "targets": ids[:rows]}})
     module.zero_grad()
-step(1)  # libraries' buffers
-module.zero_grad()
+    loss.backward()
+step(1)  # libraries' buffers, and the gradients of the step before
 start = resident_bytes()
 restart_high_water()
 step({rows})
-from lightning_llm.measure.resident import high_water_bytes
 print(high_water_bytes() - start)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("mlp", ["swiglu", "memory_optimized_swiglu"])
 def test_against_the_resident_high_water_of_a_process(mlp):
-    """160 to 250 MiB of a step, of a process of its own: within 15 % (allocator's rounding, operators' workspaces)."""
+    """312 and 378 MiB of a step with freed memory returned: measured 0.4 % less than predicted, held to 2 %."""
     fields = {
         "vocab_size": 2000,
         "hidden_size": 256,
@@ -139,9 +141,9 @@ def test_against_the_resident_high_water_of_a_process(mlp):
     }
     rows, length = 8, 512
     code = RESIDENT.format(fields=fields, rows=rows, length=length)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    allocator = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}  # glibc returns what is freed
+    environment = {**os.environ, **allocator}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     memory = step_memory(ModelConfig(**fields), rows=rows, context_length=length, loss_chunks=0, state_per_parameter=0)
-    with_gradients, without = max(memory.points.values())
-    assert with_gradients >= without
-    predicted = memory.peak - memory.parameters
-    assert int(done.stdout) == pytest.approx(predicted, rel=0.15)
+    predicted = memory.peak - memory.parameters - memory.gradients
+    assert int(done.stdout) == pytest.approx(predicted, rel=RESIDENT_TOLERANCE)

@@ -91,11 +91,9 @@ class MemoryProfiler(Callback):
         self._folder = folder / f"rank-{trainer.global_rank}" if trainer.global_rank else folder
         self._writes = run is not None
         device = trainer.strategy.root_device
-        errors = (
-            []
-            if not self._writes or _is_writable(self._folder)
-            else [f"MemoryProfiler cannot write to {folder}: set another log directory"]
-        )
+        errors = []
+        if self._writes and not _is_writable(self._folder):
+            errors.append(f"MemoryProfiler cannot write to {folder}: set another log directory")
         if self.snapshot_at is not None and device.type != "cuda":
             errors.append(
                 f"MemoryProfiler.snapshot_at {self.snapshot_at}: the snapshot is CUDA's, this run is on {device.type}: "

@@ -5,7 +5,7 @@ The plot has stacked timelines, by category above and by module below, one colum
 
 import colorsys
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +71,12 @@ def table_of(point: Mapping[str, Any], title: str, top: int) -> Table:
     for category in categories:
         table.add_column(NAMES.get(category, category), justify="right")
     table.add_column("all", justify="right")
-    for name in modules[:top]:
-        table.add_row(name, *_cells([cells.get((name, category), 0) for category in categories]))
-    if len(modules) > top:
-        rest = [sum(cells.get((name, category), 0) for name in modules[top:]) for category in categories]
-        table.add_row(REST, *_cells(rest))
-    table.add_section()
-    table.add_row("all", *_cells([point["by_kind"][category] for category in categories]))
+    rows = {name: [name] for name in modules[:top]} | ({REST: modules[top:]} if len(modules) > top else {})
+    for title, names in (rows | {"all": modules}).items():
+        if title == "all":
+            table.add_section()
+        sizes = [sum(cells.get((name, category), 0) for name in names) for category in categories]
+        table.add_row(title, *(mib(size) for size in [*sizes, sum(sizes)]))
     return table
 
 
@@ -87,10 +86,6 @@ def mib(size: float) -> str:
         return ""
     digits = 1 if abs(size) >= MIB else min(4, 1 - math.floor(math.log10(abs(size) / MIB)))
     return f"{size / MIB:,.{digits}f}"
-
-
-def _cells(sizes: list[int]) -> Iterator[str]:
-    yield from (mib(size) for size in [*sizes, sum(sizes)])
 
 
 def point_report(point: StepPoint) -> Report:
