@@ -24,7 +24,7 @@ LAYERS = (
     ("accounting", "ops", "data"),  # data: corpora, tokenizers, token_store, order
     ("data.prepare", "model"),  # model: norm, rope, kv_cache, weights
     ("model.attention", "model.mlp"),
-    ("model.transformer", "optim"),
+    ("model.transformer", "optim", "checkpoints.archives"),
     ("generation", "interop", "data.datamodule", "data.find_store"),
     ("checkpoints",),
     ("training",),

@@ -8,8 +8,6 @@ without the library, which needs all tensors of a file at once and copies them.
 import json
 import math
 import os
-import pickle
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from lightning_llm.checkpoints.archives import read_archive
 from lightning_llm.io.untrusted import MIB, check_regular, file_in, read_json, record, rule, shown, validate
 
 SINGLE, PICKLE = "model.safetensors", "pytorch_model.bin"
@@ -182,14 +181,9 @@ def _open(path: Path) -> Any:
 
 def _open_pickle(path: Path) -> dict[str, Tensor]:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{path} is rejected: it needs code to be run, or is damaged; nothing in it was executed; get the model as "
-            "safetensors"
-        ) from error
-    except (RuntimeError, EOFError, KeyError, ValueError, OSError) as error:
-        raise ValueError(f"{path} is cut short or damaged: get it again") from error
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        content = read_archive(path, mmap=True)
+    except ValueError as error:
+        raise ValueError(f"{error}; get the model as safetensors") from error
+    if not all(isinstance(value, Tensor) for value in content.values()):
         raise ValueError(f"{path} has something else than tensors by name")
     return content

@@ -8,6 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lightning_llm.accounting import find_device, step_flops
 from lightning_llm.data import batches
 from lightning_llm.data.batches import WindowReader
+from lightning_llm.measure import timer
 from lightning_llm.training.callbacks.throughput import TrainingLog, Utilization, _matmul_dtype, utilization_of
 from lightning_llm.training.module import LanguageModel
 
