@@ -163,7 +163,7 @@ def test_weights_of_another_model_are_refused(exported, runs, text_file, tmp_pat
         (["export", "RUN", "x", "--max-shard-size", "0"], "must hold at least a byte"),
         (["import", "nowhere", "--out", "x.ckpt"], "nowhere is no folder"),
         (["import", "out", "--out", "there.ckpt"], "there.ckpt exists"),
-        (["import", "out", "--out", "x.yaml"], "a checkpoint is no YAML"),
+        (["import", "out", "--out", "x.yaml"], "a checkpoint is not YAML"),
         (["import", "out"], "--out"),
     ],
 )

@@ -175,7 +175,7 @@ def test_a_malicious_checkpoint_is_refused(tmp_path, capsys):
 
     torch.save(Code(), tmp_path / "bad.ckpt")
     assert main(["generate", str(tmp_path / "bad.ckpt")]) == 2
-    assert "refused" in capsys.readouterr().err
+    assert "rejected" in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
 
 

@@ -350,7 +350,7 @@ def test_code_in_a_checkpoint_is_never_run(tiny, tmp_path, capsys):
     torch.save({"state_dict": Malicious()}, tmp_path / "bad.ckpt")
     with pytest.raises(SystemExit):
         tiny("fit", f"--ckpt_path={tmp_path / 'bad.ckpt'}")
-    assert "is refused" in one_line(capsys)
+    assert "is rejected" in one_line(capsys)
     assert not (tmp_path / "ran").exists()
 
 
