@@ -153,7 +153,7 @@ class Stage:
             self.repeated_steps = max(self.repeated_steps, self.begun - ran.resumed_step)
             self.lost_steps = max(self.lost_steps, self.saved - ran.resumed_step)
         elif self.saved and self.has_ended:
-            self.problems.append(f"run {self.runs} did not say where it goes on from")
+            self.problems.append(f"run {self.runs} did not report the step that it resumed from")
         for note in ran.ended[0].notes:
             word, _, number = note.partition(" ")
             if word == "step":

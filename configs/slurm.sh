@@ -1,5 +1,5 @@
 #!/bin/bash
-# A job on several hosts that SLURM queues again when its time is up, and that then goes on where it was:
+# A job on several hosts. When its time is up, it saves, SLURM queues it again, and it resumes from that checkpoint:
 #   sbatch --nodes=4 --gpus-per-node=8 --ntasks-per-node=8 configs/slurm.sh --config configs/llama-125m.yaml --config configs/ddp.yaml
 # One task for each GPU; the run directory and the token store must lie on a file system that all hosts share.
 #SBATCH --job-name=lightning-llm

@@ -83,7 +83,7 @@ def test_every_fault_is_survived(tmp_path, capsys):
     [
         (LOSES_A_STEP, "nan batch", LATE, "wrong result: state_dict differs"),
         (TAKES_THE_OLDEST, "nan batch", LATE, "steps that were in a checkpoint are lost"),
-        (STARTS_AFRESH, "nan batch", LATE, "did not say where it goes on from"),
+        (STARTS_AFRESH, "nan batch", LATE, "did not report the step that it resumed from"),
         (TAKES_ANYTHING, "flipped tokens", IN_TRAIN, "run 1: status 0 and no message"),
     ],
 )
