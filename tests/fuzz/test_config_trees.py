@@ -102,6 +102,14 @@ def test_a_config_means_what_it_says_or_is_refused(world, commands, draws):
 
             act()
 
+    name = sorted(TREES)[0]
+    content = written(TREES[name], [])
+    with world.copy("stores/s", "stores/t") as (root, work):  # the draws may all be mistakes
+        (work / name).write_bytes(content)
+        result = watch.run(words_of(commands[0], name), root, work, "as it was written")
+        assert result.status == 0
+        check_result(commands[0], result, work, content)
+    subject.succeeded = 1
     draw()
     subject.check()
 

@@ -191,7 +191,7 @@ def _raise(command: str, failure: Exception) -> NoReturn:
 
 
 def _check_answer(result: Result, command: str, told: str) -> None:
-    lines = [line for line in result.err.splitlines() if not NOTE.search(line)]
+    lines = [line for line in result.err.splitlines() if line and not NOTE.search(line)]
     if "Traceback" in result.err:
         raise Failure(f"traceback: {lines[-1][:120]}", told)
     if result.status == 0:
