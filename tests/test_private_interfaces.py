@@ -22,8 +22,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-from lightning_llm.checkpoints import loop_state
-from lightning_llm.checkpoints.schema import faults
+from lightning_llm.checkpoints import loop_state, schema
 
 PACKAGE = Path(__file__).parents[1] / "lightning_llm"
 ROOTS = ("torch", "lightning", "torchmetrics")
@@ -84,12 +83,6 @@ INTERFACES = (
         "the gradient of softmax, written in place",
         has("torch:ops.aten._softmax_backward_data", "out"),
     ),
-    Interface(
-        "_local_scalar_dense",
-        "torch.ops.aten",
-        "the operator behind Tensor.item()",
-        has("torch:ops.aten._local_scalar_dense", "default"),
-    ),
     Interface("_C", "torch", "the module of the two functions below", has("torch", "_C")),
     Interface(
         "_are_functorch_transforms_active",
@@ -133,19 +126,12 @@ INTERFACES = (
         lambda: nn.Linear(1, 1)._compiled_call_impl is None,
     ),
     Interface(
-        "_schema",
-        "torch._ops.OpOverload",
-        "its name names the operator",
-        lambda: torch.ops.aten.add.Tensor._schema.name == "aten::add",
-    ),
-    Interface(
         "_python_dispatch",
         "torch.utils",
         "sees every operator",
         has("torch.utils._python_dispatch", "TorchDispatchMode"),
     ),
     Interface("_pytree", "torch.utils", "tree_leaves of nested containers", has("torch.utils._pytree", "tree_leaves")),
-    Interface("_subclasses", "torch", "fake tensors", has("torch._subclasses.fake_tensor", "FakeTensorMode")),
     *(
         Interface(f"torch._utils {name}", "torch._utils", NAMED, has("torch._utils", name))
         for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")
@@ -404,7 +390,8 @@ def test_lightnings_loops_count_as_we_read_them(tmp_path):
     assert model.seen == [(n, (n - 1) % 2, n % 2 == 0, n == 4) for n in range(1, 7)], "lightning's counters changed"
     trainer.save_checkpoint(tmp_path / "x.ckpt")
     loops = torch.load(tmp_path / "x.ckpt", weights_only=True)["loops"]
-    assert list(faults(loops, loop_state.LOOPS, "loops")) == []
-    assert list(loop_state.loop_faults(loops, 3)) == []
-    known = {name: set(part) for name, part in loop_state.LOOPS.items()}
+    assert list(schema.some(schema.LOOPS)(loops, "loops")) == []
+    assert list(loop_state.loop_problems(loops, 3)) == []
+    known = {key: {"state_dict", "batch_progress"} for key in ("validate_loop", "test_loop", "predict_loop")}
+    known[loop_state.FIT_LOOP] = set(loop_state.FIT_LOOP_PARTS)
     assert {name: set(part) for name, part in loops.items()} == known, "lightning added or renamed a part of its loops"

@@ -15,9 +15,12 @@ AUTOMATIC = "epoch_loop.automatic_optimization.optim_progress"
 MANUAL = "epoch_loop.manual_optimization.optim_step_progress"
 
 EPOCHS, SCHEDULERS = "epoch_progress", "epoch_loop.scheduler_progress"
+LOADERS, STEPPED = ("state_dict", "combined_loader"), ("epoch_loop.state_dict", "_batches_that_stepped")
+PROGRESS_OF_EVALUATION = "batch_progress"
 OTHER_STATES = tuple(
     f"epoch_loop.{loop}.state_dict" for loop in ("automatic_optimization", "manual_optimization", "val_loop")
 )
+FIT_LOOP_PARTS = (TRAINING, VALIDATION, AUTOMATIC, MANUAL, EPOCHS, SCHEDULERS, LOADERS[0], STEPPED[0], *OTHER_STATES)
 
 
 # ---- of a trainer

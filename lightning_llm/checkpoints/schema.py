@@ -18,9 +18,12 @@ from lightning_llm.checkpoints.loop_state import (
     AUTOMATIC,
     EPOCHS,
     FIT_LOOP,
+    LOADERS,
     MANUAL,
     OTHER_STATES,
+    PROGRESS_OF_EVALUATION,
     SCHEDULERS,
+    STEPPED,
     TRAINING,
     VALIDATION,
     loop_problems,
@@ -121,10 +124,10 @@ COUNTS = record({"ready": COUNT, "completed": COUNT}, {"started": COUNT, "proces
 PROGRESS = record({"total": COUNTS, "current": COUNTS})
 ALL_COUNTS = record(dict.fromkeys(("ready", "completed", "started", "processed"), COUNT))
 BATCHES = record({"total": ALL_COUNTS, "current": ALL_COUNTS, "is_last_batch": BOOL})
-EVALUATION = some({"state_dict": PLAIN_DICT, "batch_progress": BATCHES})
+EVALUATION = some({"state_dict": PLAIN_DICT, PROGRESS_OF_EVALUATION: BATCHES})
 _FIT_LOOP = {
-    "state_dict": some({}, {"combined_loader": list_of(PLAIN_DICT)}),
-    "epoch_loop.state_dict": some({}, {"_batches_that_stepped": COUNT}),
+    LOADERS[0]: some({}, {LOADERS[1]: list_of(PLAIN_DICT)}),
+    STEPPED[0]: some({}, {STEPPED[1]: COUNT}),
     **dict.fromkeys(OTHER_STATES, PLAIN_DICT),
     **dict.fromkeys((EPOCHS, SCHEDULERS, MANUAL), PROGRESS),
     **dict.fromkeys((TRAINING, VALIDATION), BATCHES),
@@ -134,7 +137,7 @@ LOOPS = {
     FIT_LOOP: some(_FIT_LOOP),
     "validate_loop": EVALUATION,
     "test_loop": EVALUATION,
-    "predict_loop": some({"state_dict": PLAIN_DICT, "batch_progress": PROGRESS}),
+    "predict_loop": some({"state_dict": PLAIN_DICT, PROGRESS_OF_EVALUATION: PROGRESS}),
 }
 BEST = {"best_loss": number(), "best_step": STEP_OR_NONE, "validated_step": STEP_OR_NONE}
 CALLBACKS = {

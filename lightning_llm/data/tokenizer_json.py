@@ -258,5 +258,5 @@ def _matches_more(token: dict[str, Any]) -> bool:
 def drops_characters(content: dict[str, Any]) -> bool:
     """Whether the library silently drops characters that are not in the vocabulary."""
     model = content["model"]
-    has_bytes = model.get("byte_fallback") or "ByteLevel" in json.dumps(content.get("pre_tokenizer"))
+    has_bytes = model.get("byte_fallback") or "ByteLevel" in json.dumps(content.get("pre_tokenizer"), allow_nan=False)
     return model.get("type") == "BPE" and model.get("unk_token") is None and not has_bytes

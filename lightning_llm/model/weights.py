@@ -98,9 +98,11 @@ def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
 
 def is_hooked(module: nn.Module) -> bool:
     """Whether a hook of the module itself, or one for all modules, may change what a call of it computes."""
-    names = "forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks"
-    hooks = [getattr(module, f"_{name}") for name in names]
-    hooks += [getattr(nn.modules.module, f"_global_{name}") for name in names]
+    of_all: Any = nn.modules.module
+    hooks: list[Any] = [module._forward_pre_hooks, module._forward_hooks]
+    hooks += [module._backward_pre_hooks, module._backward_hooks]
+    hooks += [of_all._global_forward_pre_hooks, of_all._global_forward_hooks]
+    hooks += [of_all._global_backward_pre_hooks, of_all._global_backward_hooks]
     return any(not _only_watches(hook) for group in hooks for hook in group.values())
 
 
