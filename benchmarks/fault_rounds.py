@@ -174,7 +174,7 @@ def _damaged_store(stage: Stage, rng: random.Random, damage: Callable[[bytes], b
     stage.injected = True
     ran = stage.fit()
     if ran.status != 0 or path.suffix == ".bin":  # else: it may have been white space, and the result will tell
-        stage.expect_refusal(ran, "token store store: ")
+        stage.expect_refusal(ran, "token store store: ", "error: store/")
     path.write_bytes(whole)
 
 
