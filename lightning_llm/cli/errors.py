@@ -31,7 +31,7 @@ COMMANDS = {
     for page, words in {
         FIRST: "fit",
         "docs/accounting.md": "estimate plan",
-        "docs/benchmarks.md": "bench",
+        "docs/benchmarks.md": "bench -m",  # the second of python -m benchmarks
         "docs/dashboard.md": "dashboard compare",
         "docs/data.md": "prepare data",
         "docs/distributed.md": "consolidate",

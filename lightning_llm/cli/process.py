@@ -167,7 +167,7 @@ class Printable(io.TextIOWrapper):
         """As every stream's. Progress bars may move the cursor; nothing else may."""
         caller = sys._getframe().f_back  # none where Python itself prints an exception
         is_bar = caller is not None and caller.f_globals.get("__name__", "").partition(".")[0] in DRAWING
-        super().write(text if self.is_exact or is_bar else printable(text))
+        super().write(text if self.is_exact or is_bar else printable(text.replace(" \b", "")))  # jsonargparse's help
         return len(text)
 
 

@@ -231,3 +231,10 @@ def test_what_the_output_cannot_say_is_escaped(tmp_path, encoding):
     assert (done.returncode, done.stdout) == (2, b"")
     assert expected in done.stderr.decode(encoding)
     assert done.stderr.count(b"\n") == 1
+
+
+def test_the_parsers_own_backspace_is_not_shown():
+    command = [sys.executable, "-m", "lightning_llm", "fit", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "--print_config[=flags]" in done.stdout
+    assert "\\x08" not in done.stdout
