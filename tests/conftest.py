@@ -3,6 +3,7 @@
 import ctypes
 import os
 import random
+import shutil
 import signal
 from datetime import timedelta
 
@@ -116,3 +117,21 @@ def text_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def put_instead(tmp_path):
+    """``put_instead(file, "a FIFO")``: move a file away and put a FIFO, a folder or a link in its place."""
+
+    def put(file, instead):
+        shutil.move(file, tmp_path / "outside")
+        if instead == "a FIFO":
+            os.mkfifo(file)
+        elif instead == "a folder":
+            file.mkdir()
+        else:
+            file.symlink_to(
+                {"a link outside": tmp_path / "outside", "a link to a device": "/dev/zero"}.get(instead, file)
+            )
+
+    return put

@@ -1,4 +1,4 @@
-"""The notebooks: those committed were executed from top to bottom, and each runs anew with small parameters."""
+"""The notebooks: those committed were executed from top to bottom, and each runs again with small parameters."""
 
 import ast
 import base64

@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,11 @@ def _look_at(value: object, folder: Path, found: dict[Path, Any], *, is_read: bo
             _look_at(each, folder, found, is_read=is_read)
     elif isinstance(value, str) and os.path.exists(path := folder / value) and not path.is_dir():
         check_regular(path)
-        if is_read and path.suffix in (".yaml", ".yml") and path not in found:
-            _look_into(path, read_config(path), found)
+        if is_read and path not in found:
+            # whatever its name: the parser takes any file that holds options; one that cannot hold any, such as the
+            # checkpoint of init_from, is left to the option that names it
+            with nullcontext() if path.suffix in (".yaml", ".yml") else suppress(ValueError):
+                _look_into(path, read_config(path), found)
 
 
 def resume_command(words: Sequence[str]) -> str:

@@ -166,6 +166,16 @@ def test_with_the_config_of_the_run_and_of_files_that_it_names(trained, canary, 
     assert "lightning-llm check: deep/optimizer.yaml imports canary.Optimizer" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["optimizer.txt", "optimizer"])
+def test_a_file_of_options_may_have_any_name(trained, canary, capsys, name):
+    _, run, _ = trained
+    Path(name).write_text("class_path: canary.Optimizer\n")
+    Path("mine.yaml").write_text(yaml.safe_dump({"model": {"optimizer": name}}))
+    assert main(["check", "--config", str(run / "config.yaml"), "--config", "mine.yaml"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines.index(f"lightning-llm check: {name} imports canary.Optimizer") < lines.index("canary: imported")
+
+
 def test_in_python_too(trained, canary):
     _, _, path = trained
     with pytest.raises(ValueError, match=r"canary\.MLP; nothing was imported.*trust_code=True"):

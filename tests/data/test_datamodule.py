@@ -1,4 +1,4 @@
-"""The data module, alone and under Lightning's Trainer: what it serves, where it goes on, what it refuses."""
+"""The data module, alone and under Lightning's Trainer: what it serves, where it resumes, what it rejects."""
 
 import copy
 import itertools
@@ -342,7 +342,7 @@ def test_documents_need_an_end_of_text(store):
     )
 
 
-# ---- where it goes on
+# ---- where it resumes
 
 
 PLACES = [

@@ -151,15 +151,8 @@ def test_content_that_is_no_sound_json_is_refused(store, content, says):
 
 @pytest.mark.parametrize("name", ["meta.json", "tokenizer.json", "train.bin", "test.bin"])
 @pytest.mark.parametrize("instead", ["a FIFO", "a folder", "a link outside", "a link to a device", "a loop of links"])
-def test_a_file_is_a_file_of_this_folder(store, tmp_path, name, instead):
-    file = store / name
-    shutil.move(file, tmp_path / "outside")
-    if instead == "a FIFO":
-        os.mkfifo(file)
-    elif instead == "a folder":
-        file.mkdir()
-    else:
-        file.symlink_to({"a link outside": tmp_path / "outside", "a link to a device": "/dev/zero"}.get(instead, file))
+def test_a_file_is_a_file_of_this_folder(store, put_instead, name, instead):
+    put_instead(store / name, instead)
     assert name in refusal(lambda: TokenStore.open(store))
 
 

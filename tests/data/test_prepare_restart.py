@@ -1,4 +1,4 @@
-"""A killed prepare goes on where it was, and never leaves what loads as a store."""
+"""A killed prepare resumes where it was, and never leaves a folder that loads as a store."""
 
 import os
 import random
@@ -35,7 +35,7 @@ def content(path):
 
 
 def interrupt_at(monkeypatch, number):
-    """Ctrl-C at the commit of this number: what was committed is kept, as by a kill, and this process goes on."""
+    """Ctrl-C at the commit of this number: what was committed is kept, as by a kill, and this process continues."""
     real, count = TokenStoreWriter.commit, 0
 
     def commit(self, cursor):

@@ -41,6 +41,7 @@ FILES = [
     *(path for folder in ("lightning_llm", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))),
     *PAGES,
     ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "notebooks").glob("*.ipynb")),
     *sorted((ROOT / "configs").iterdir()),
 ]
 

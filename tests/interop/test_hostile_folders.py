@@ -148,15 +148,8 @@ def test_an_index_that_is_none_is_refused(folder, content, says):
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", INDEX, "model-00002-of-00005.safetensors"])
 @pytest.mark.parametrize("instead", ["a FIFO", "a folder", "a link outside", "a link to a device"])
-def test_a_file_is_a_file_of_this_folder(folder, tmp_path, name, instead):
-    file = folder / name
-    shutil.move(file, tmp_path / "outside")
-    if instead == "a FIFO":
-        os.mkfifo(file)
-    elif instead == "a folder":
-        file.mkdir()
-    else:
-        file.symlink_to(tmp_path / "outside" if instead == "a link outside" else "/dev/zero")
+def test_a_file_is_a_file_of_this_folder(folder, put_instead, name, instead):
+    put_instead(folder / name, instead)
     refusal(folder)
 
 

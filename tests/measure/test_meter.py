@@ -188,7 +188,7 @@ def test_checkpoint_keeps_the_input_only_and_recomputes():
         assert meter.live_bytes == 400
         with meter.phase("backward") as backward:
             y.backward(x.detach())
-    # y, the three again, and a fourth while it is made anew
+    # y, the three again, and a fourth while it is made again
     assert backward.peak_bytes >= 400 + 3 * 400 + 400
     assert backward.end_bytes == 800
 

@@ -335,8 +335,8 @@ def test_adapters_are_in_what_is_generated():
     assert not can_pack(adapted)
     prompt = torch.arange(4).unsqueeze(0)
     ids = generate(adapted, prompt, max_new_tokens=10, temperature=0)
-    likeliest = adapted.logits(adapted(ids)).argmax(-1)
-    assert torch.equal(ids[:, 4:], likeliest[:, 3:-1])
+    most_likely = adapted.logits(adapted(ids)).argmax(-1)
+    assert torch.equal(ids[:, 4:], most_likely[:, 3:-1])
 
 
 @pytest.mark.parametrize("part", ["", "layers.0", "layers.1.self_attn", "embed_tokens", "norm"])
