@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
-from lightning_llm.io.printable import ESCAPE, printable
+from lightning_llm.io.untrusted import ESCAPE, printable
 
 # ---- signals
 

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, turn_of
 from lightning_llm.cli.run_config import read_config
-from lightning_llm.io.printable import LONGEST_NAME, file_name
-from lightning_llm.io.untrusted import read_text
+from lightning_llm.io.untrusted import LONGEST_NAME, file_name, read_text
 from lightning_llm.training.run_options import ABSENT, CALLBACKS, SEEDS, identity, labels, short_options
 
 if TYPE_CHECKING:

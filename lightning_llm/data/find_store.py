@@ -7,7 +7,7 @@ from lightning_llm.data.corpora import NAMED_CORPORA, open_corpus
 from lightning_llm.data.prepare import BUILT_IN_TOKENIZERS, DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE, prepare_store
 from lightning_llm.data.token_store import TokenStore, sha256, shards_of
 from lightning_llm.data.tokenizers import Tokenizer, check_bpe
-from lightning_llm.io.printable import file_name
+from lightning_llm.io.untrusted import file_name
 
 DEFAULT_CORPUS = "stdlib"
 

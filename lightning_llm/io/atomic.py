@@ -11,26 +11,34 @@ from typing import IO
 
 
 @contextmanager
-def atomic_file(path: Path, *, durable: bool = False) -> Iterator[IO[bytes]]:
-    """A file to write to, which gets the name ``path`` once it is complete; missing folders are made.
+def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """A temporary name for a file or folder, which gets the name ``path`` once it is complete.
+
+    Missing folders are made. After an error, what was at ``path`` before is unchanged.
 
     Args:
-        path: Its name at the end. After an error, what was there before is unchanged.
-        durable: Flush the file and its folder to the disk, so that both survive a power cut.
+        path: Its name at the end.
+        durable: Replace a folder that is not empty, and flush the name to the disk, so that it survives a power cut.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
-            yield file
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
+        yield temporary
         (replace_path if durable else os.replace)(temporary, path)
     except BaseException:
         with suppress(OSError):
-            temporary.unlink()
+            remove_path(temporary)
         raise
+
+
+@contextmanager
+def atomic_file(path: Path, *, durable: bool = False) -> Iterator[IO[bytes]]:
+    """A file to write to, under a temporary name until it is complete; ``durable`` flushes its content too."""
+    with atomic_path(path, durable=durable) as temporary, temporary.open("wb") as file:
+        yield file
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def write_text(path: Path, content: str) -> None:
@@ -91,18 +99,12 @@ def link_path(source: Path, target: Path) -> None:
     """Replace ``target`` with a hard link to a file, or a folder of hard links; copies if links are not supported."""
     if source.is_file() and target.is_file() and source.samefile(target):
         return  # renaming one name of a file over another of its names does nothing: the temporary one would stay
-    temporary = target.with_name(f".{target.name}.tmp")
-    remove_path(temporary)
-    try:
+    with atomic_path(target, durable=True) as temporary:
+        remove_path(temporary)  # a kill may have left it
         if source.is_dir():
             shutil.copytree(source, temporary, copy_function=_link_file)
         else:
             _link_file(source, temporary)
-        replace_path(temporary, target)
-    except OSError:
-        with suppress(OSError):
-            remove_path(temporary)
-        raise
 
 
 def flush_folder(folder: Path) -> None:

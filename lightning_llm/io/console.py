@@ -9,7 +9,7 @@ from rich.file_proxy import FileProxy
 from rich.segment import Segment
 from rich.text import Text
 
-from lightning_llm.io.printable import printable
+from lightning_llm.io.untrusted import printable
 
 
 class Console(rich.console.Console):

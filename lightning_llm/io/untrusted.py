@@ -1,12 +1,15 @@
-"""Untrusted files: read within limits, and checked before anything relies on their content.
+"""Untrusted files and text: read within limits, checked before anything relies on the content, printed as escapes.
 
 1. :func:`file_in` turns a name from a file into a path. :func:`check_regular` accepts regular files only.
 2. :func:`read_text` and :func:`read_json` read no more than a limit. JSON is read strictly.
 3. :func:`validate` compares the content with a schema made of the kinds below it.
+4. :func:`printable` escapes control characters for a terminal, :func:`file_name` for the name of a file.
 
 Every problem is a ``ValueError`` of one line, or the system's ``OSError``. Imports neither torch nor numpy.
 """
 
+import codecs
+import hashlib
 import json
 import math
 import os
@@ -24,6 +27,12 @@ MOST_VALUES = 1 << 22  # in a JSON file: each takes up to 70 bytes of memory
 SNAPSHOTS = "snapshots"  # folders of the Hugging Face cache: their files are links to blobs, two levels up
 _LISTED, _LONGEST = 5, 600  # problems in one line, and its characters
 
+# C0 but for tab and newline, DEL and C1, line and paragraph separators, bidi embeddings and isolates, surrogates, tags
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]")
+ESCAPE = "lightning-llm-escape"  # for ``errors=`` of a stream: escapes characters that its encoding lacks
+SLASH = "∕"  # looks like a slash, but separates no folders
+LONGEST_NAME = 120  # bytes of UTF-8; file systems allow 255, and a suffix or a number may be added
+
 Kind = Callable[[Any, str], Iterable[str]]  # value and its name -> what is wrong with it
 
 
@@ -31,8 +40,7 @@ class _Short(reprlib.Repr):
     def repr_Tensor(self, value: Any, level: int) -> str:
         return f"a tensor of {str(value.dtype).removeprefix('torch.')} and shape {tuple(value.shape)}"
 
-    def repr_OrderedDict(self, value: Any, level: int) -> str:
-        return self.repr_dict(value, level)
+    repr_OrderedDict = reprlib.Repr.repr_dict
 
 
 _short = _Short()
@@ -46,6 +54,9 @@ def shown(value: object) -> str:
         return _short.repr(value)
     except ValueError:
         return "a number of thousands of digits"
+
+
+# ---- files
 
 
 def file_in(folder: Path, name: object) -> Path:
@@ -151,6 +162,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
+# ---- schemas
+
+
 def refuse(problems: Iterable[str], source: object, advice: str = "") -> None:
     """Raise a ValueError of one line with the first few problems, if there are any."""
     if listed := list(islice(problems, _LISTED)):
@@ -189,11 +203,8 @@ def whole(low: int = 0, high: int = 2**53) -> Kind:
 
 def one_of(*values: object) -> Kind:
     """One of a few values, of the same type."""
-
-    def fits(value: Any) -> bool:
-        return any(type(value) is type(each) and value == each for each in values)
-
-    return rule(" or ".join(map(repr, values)), fits)
+    known = [(type(value), value) for value in values]
+    return rule(" or ".join(map(repr, values)), lambda value: (type(value), value) in known)
 
 
 def maybe(kind: Kind) -> Kind:
@@ -240,3 +251,42 @@ def field_name(name: object) -> str:
 NUMBER = rule("a finite number", lambda value: type(value) in (int, float) and abs(value) <= sys.float_info.max)
 TEXT = rule("text", lambda value: isinstance(value, str))
 SHA256 = rule("64 hex digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)))
+
+
+# ---- text on a terminal and in file names
+
+
+def printable(text: str) -> str:
+    r"""Replace every character that controls a terminal by an escape: ``\x1b``, ``\u202e``.
+
+    Tabs and newlines are unchanged. JSON stays JSON with the same content.
+    """
+    return _OBEYED.sub(lambda found: _escaped(found[0]), text)
+
+
+def file_name(label: str) -> str:
+    """Turn any label into the name of one file or folder.
+
+    A label that is a valid name is unchanged. Otherwise the result is printable, in one line, has no separator and is
+    not ``.`` or ``..``; a long one is cut and ends with a part of its hash.
+    """
+    name = printable(label).replace("\n", r"\n").replace("\t", r"\t").replace("/", SLASH)
+    if len(name.encode()) > LONGEST_NAME:
+        digest = hashlib.sha256(label.encode(errors="surrogatepass")).hexdigest()[:8]
+        name = f"{name.encode()[: LONGEST_NAME - 12].decode(errors='ignore')}…{digest}"
+    return name if name.strip(".") else f"_{name}"
+
+
+def _escaped(text: str) -> str:
+    if text < " ":
+        return f"\\x{ord(text):02x}"
+    units = text.encode("utf-16-be", errors="surrogatepass").hex()  # as JSON has it
+    return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
+
+
+def _escape_unencodable(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(map(_escaped, error.object[error.start : error.end])), error.end
+
+
+codecs.register_error(ESCAPE, _escape_unencodable)

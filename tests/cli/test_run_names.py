@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from lightning_llm.cli.runs import EVENTS, LONGEST_NAME, differences, find_runs, run_names
-from lightning_llm.io.printable import printable
+from lightning_llm.io.untrusted import printable
 
 BASE = {
     "seed_everything": 1,

@@ -14,7 +14,7 @@ from rich.text import Text
 
 import lightning_llm
 from lightning_llm.io.console import Console
-from lightning_llm.io.printable import ESCAPE, LONGEST_NAME, file_name, printable
+from lightning_llm.io.untrusted import ESCAPE, LONGEST_NAME, file_name, printable
 
 # not the module's own expression
 OBEYED = {*range(32), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)}
