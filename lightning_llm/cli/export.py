@@ -9,7 +9,7 @@ from lightning_llm.cli.run_config import read_config, size_option
 from lightning_llm.cli.runs import CONFIG, SUMMARY, add_trust, find_checkpoint, run_of, step_in
 
 if TYPE_CHECKING:
-    from lightning_llm.interop.model_card import RunRecord
+    from lightning_llm.interop.writer import RunRecord
 
 
 def build_parser() -> OneLineParser:
@@ -44,7 +44,7 @@ def main(options: argparse.Namespace) -> None:
 def _record(checkpoint: Path) -> "RunRecord":
     """What the model card says about the run that the checkpoint is in."""
     from lightning_llm.checkpoints.run_directory import read_summary
-    from lightning_llm.interop.model_card import METRICS, RunRecord
+    from lightning_llm.interop.writer import METRICS, RunRecord
 
     run = run_of(checkpoint)
     if run is None:

@@ -13,7 +13,7 @@ from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.interop.config_json import Fields
 from lightning_llm.interop.hf_mapping import HFMapping, TensorMap, mapping_in
-from lightning_llm.interop.weights import DTYPES, Weights
+from lightning_llm.interop.weights import DTYPES, Stored, stored_weights
 from lightning_llm.io.untrusted import file_in, read_json, read_text, shown
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
@@ -50,12 +50,12 @@ class ModelFolder:
     notes: list[str]
     _maps: list[TensorMap]
     _shapes: dict[str, Shape]
-    _weights: Weights
+    _weights: dict[str, Stored]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Our name and the tensor, one at a time; without a head that is tied to the embedding."""
         for tensor in self._maps:
-            whole = self._weights.read(tensor.name)
+            whole = self._weights[tensor.name].read()
             whole = whole.t() if tensor.transposed else whole
             rows = [self._shapes[name][0] for name in tensor.ours]
             for name, part in zip(tensor.ours, torch.split(whole, rows), strict=True):
@@ -87,10 +87,9 @@ def read_folder(path: str | os.PathLike[str]) -> ModelFolder:
         config = _config(mapping, fields)
     except ValueError as error:
         raise ValueError(f"{path / CONFIG}: {error}") from error
-    weights = Weights(path)
-    prefix = mapping.prefix
-    if not any(name.startswith(prefix) for name in weights.names):  # saved without its head, such as GPT-2 itself
-        weights.rename(lambda name: name if name.startswith("lm_head.") else prefix + name)
+    weights, prefix = stored_weights(path), mapping.prefix
+    if not any(name.startswith(prefix) for name in weights):  # saved without its head, such as GPT-2 itself
+        weights = {name if name.startswith("lm_head.") else prefix + name: each for name, each in weights.items()}
     shapes = _shapes(config)
     if config.tie_word_embeddings:
         del shapes[HEAD]
@@ -120,9 +119,8 @@ def load_model(path: str | os.PathLike[str], device: str | torch.device = "cpu")
     folder = read_folder(path)
     with torch.device("meta"):
         model = Transformer(folder.config)
-    model.load_state_dict(
-        dict(only_finite(folder.tensors(), path)), assign=True, strict=not folder.config.tie_word_embeddings
-    )
+    weights = dict(only_finite(folder.tensors(), path))
+    model.load_state_dict(weights, assign=True, strict=not folder.config.tie_word_embeddings)
     model.tie_weights()
     return model.to(device).eval(), folder.tokenizer
 
@@ -139,10 +137,9 @@ def _shapes(config: ModelConfig) -> dict[str, Shape]:
 
 
 def _read_config(path: Path) -> dict[str, object]:
-    file = path / CONFIG
     if not path.is_dir():
         raise ValueError(f"{path} is no folder: give one with {CONFIG} and the weights")
-    if not file.is_file():
+    if not is_model_folder(path):
         raise ValueError(f"{path} is no model: it has no {CONFIG}")
     return read_json(file_in(path, CONFIG))
 
@@ -160,23 +157,23 @@ def _config(mapping: HFMapping, fields: Fields) -> ModelConfig:
 
 
 def _check_tensors(
-    path: Path, weights: Weights, maps: list[TensorMap], shapes: dict[str, Shape], config: ModelConfig
+    path: Path, weights: dict[str, Stored], maps: list[TensorMap], shapes: dict[str, Shape], config: ModelConfig
 ) -> None:
     wanted = {tensor.name: _shape_of(tensor, shapes) for tensor in maps}
-    ignored = {name for name in weights.names - wanted.keys() if CONSTANTS.fullmatch(name)}
-    if config.tie_word_embeddings and HEAD in weights.names:
-        ignored.add(HEAD)
+    missing, unexpected = wanted.keys() - weights.keys(), weights.keys() - wanted.keys()
+    unexpected = {name for name in unexpected if not CONSTANTS.fullmatch(name)}
+    if config.tie_word_embeddings and HEAD in weights:
+        unexpected.discard(HEAD)
         (embedding,) = (tensor.name for tensor in maps if tensor.ours == (EMBEDDING,))
-        if embedding in weights.names and not torch.equal(weights.read(HEAD), weights.read(embedding)):
+        if embedding in weights and not torch.equal(weights[HEAD].read(), weights[embedding].read()):
             raise ValueError(f"{path}: {HEAD} differs from {embedding}, though tie_word_embeddings says they are one")
-    missing, unexpected = wanted.keys() - weights.names, weights.names - wanted.keys() - ignored
-    problems = [f"missing tensors: {_listed(missing)}"] if missing else []
-    problems += [f"unexpected tensors: {_listed(unexpected)}"] if unexpected else []
-    found = sorted(wanted.keys() & weights.names)
-    wrong = [name for name in found if weights.shape(name) != wanted[name]]
-    problems += [f"{name} is {weights.shape(name)}, config.json says {wanted[name]}" for name in wrong[:SHOWN]]
-    dtypes = sorted({weights.dtype(name) for name in found})
-    if any(dtype not in DTYPES.values() for dtype in dtypes):
+    sets = {"missing": missing, "unexpected": unexpected}
+    problems = [f"{kind} tensors: {_listed(names)}" for kind, names in sets.items() if names]
+    found = {name: weights[name] for name in sorted(wanted.keys() & weights.keys())}
+    wrong = [name for name, tensor in found.items() if tensor.shape != wanted[name]]
+    problems += [f"{name} is {found[name].shape}, config.json says {wanted[name]}" for name in wrong[:SHOWN]]
+    dtypes = sorted({tensor.dtype for tensor in found.values()})
+    if not {*dtypes} <= {*DTYPES.values()}:
         problems.append(f"tensors are of {', '.join(dtypes)}: only {', '.join(DTYPES.values())} are supported")
     elif len(dtypes) > 1:
         problems.append(f"tensors are of several dtypes ({', '.join(dtypes)}): save the model in one")
@@ -226,12 +223,8 @@ def _read_tokenizer(folder: Path) -> str | None:
 
 
 def _end_of_text(content: dict[str, object], tokenizer: Tokenizer) -> list[str]:
-    given = content.get("eos_token_id")
-    ends = given if isinstance(given, list) else [given]
-    if given is None or tokenizer.eos_token_id in ends:
+    given, end = content.get("eos_token_id"), tokenizer.eos_token_id
+    if given is None or end in (given if isinstance(given, list) else [given]):
         return []
-    ours = tokenizer.eos_token_id
-    known = (
-        "no token is known to end a text" if ours is None else f"a text ends with {tokenizer.token(ours)!r} ({ours})"
-    )
+    known = "no token is known to end a text" if end is None else f"a text ends with {tokenizer.token(end)!r} ({end})"
     return [f"eos_token_id {shown(given)} is not taken over: here {known}"]

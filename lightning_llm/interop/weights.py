@@ -9,6 +9,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lightning_llm.checkpoints.archives import read_archive
+from lightning_llm.io.atomic import write_json
 from lightning_llm.io.untrusted import MIB, check_regular, file_in, read_json, record, rule, shown, validate
 
 SINGLE, PICKLE = "model.safetensors", "pytorch_model.bin"
@@ -59,17 +61,14 @@ def write_weights(tensors: Sequence[Outgoing], folder: Path, max_shard_bytes: in
         if shards[-1] and sum(t.size for t in shards[-1]) + tensor.size > max_shard_bytes:
             shards.append([])
         shards[-1].append(tensor)
-    if len(shards) == 1:
-        _write_file(shards[0], folder / SINGLE)
-        return
-    paths = [folder / f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
-    for shard, path in zip(shards, paths, strict=True):
-        _write_file(shard, path)
-    index = {
-        "metadata": {"total_size": sum(tensor.size for tensor in tensors)},
-        "weight_map": {t.name: path.name for shard, path in zip(shards, paths, strict=True) for t in shard},
-    }
-    (folder / INDEX).write_text(json.dumps(index, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    names = [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
+    names = names if len(shards) > 1 else [SINGLE]
+    for shard, name in zip(shards, names, strict=True):
+        _write_file(shard, folder / name)
+    if len(shards) > 1:
+        total = {"total_size": sum(tensor.size for tensor in tensors)}
+        files = {tensor.name: name for shard, name in zip(shards, names, strict=True) for tensor in shard}
+        write_json(folder / INDEX, {"metadata": total, "weight_map": files})
 
 
 def _write_file(tensors: Sequence[Outgoing], path: Path) -> None:
@@ -77,8 +76,7 @@ def _write_file(tensors: Sequence[Outgoing], path: Path) -> None:
     end = 0
     for tensor in tensors:
         begin, end = end, end + tensor.size
-        described = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-        header[tensor.name] = described
+        header[tensor.name] = {"dtype": DTYPES[tensor.dtype], "shape": tensor.shape, "data_offsets": (begin, end)}
     words = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     words += b" " * (-len(words) % 8)  # so that tensors begin at a multiple of 8
     with path.open("wb") as file:
@@ -91,8 +89,22 @@ def _write_file(tensors: Sequence[Outgoing], path: Path) -> None:
         os.fsync(file.fileno())
 
 
-class Weights:
-    """The tensors of a folder, read on request.
+class Stored(NamedTuple):
+    """A tensor in a file.
+
+    Attributes:
+        shape: Its shape.
+        dtype: As safetensors calls it.
+        read: Reads it; the result may be a view of the whole file.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], Tensor]
+
+
+def stored_weights(folder: Path) -> dict[str, Stored]:
+    """The tensors of a folder by name, each read on request.
 
     Args:
         folder: With ``model.safetensors``, or several such files and their index, or ``pytorch_model.bin`` likewise.
@@ -100,43 +112,14 @@ class Weights:
     Raises:
         ValueError: There are none, a file is missing, cut short or damaged, or a pickle would have to run code.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._sources: dict[str, tuple[Any, str]] = {}  # open file, and the tensor's name in it
-        for path in _files(folder):
-            check_regular(path)
-            source = _open_pickle(path) if path.suffix == ".bin" else _open(path)
-            for name in list(source.keys()):
-                if name in self._sources:
-                    raise ValueError(f"{folder} has tensor {shown(name)} twice")
-                self._sources[name] = source, name
-
-    @property
-    def names(self) -> set[str]:
-        """Of all tensors."""
-        return set(self._sources)
-
-    def rename(self, rule: Callable[[str], str]) -> None:
-        """Rename all tensors, without reading them."""
-        self._sources = {rule(name): entry for name, entry in self._sources.items()}
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor."""
-        source, name = self._sources[name]
-        return tuple(source[name].shape if isinstance(source, dict) else source.get_slice(name).get_shape())
-
-    def dtype(self, name: str) -> str:
-        """Of a tensor, as safetensors calls it."""
-        source, name = self._sources[name]
-        if isinstance(source, dict):
-            return DTYPES.get(source[name].dtype, str(source[name].dtype))
-        return str(source.get_slice(name).get_dtype())
-
-    def read(self, name: str) -> Tensor:
-        """A tensor; it may be a view of the whole file."""
-        source, name = self._sources[name]
-        found: Tensor = source[name] if isinstance(source, dict) else source.get_tensor(name)
-        return found
+    found: dict[str, Stored] = {}
+    for path in _files(folder):
+        check_regular(path)
+        for name, tensor in (_in_pickle if path.suffix == ".bin" else _in_safetensors)(path):
+            if name in found:
+                raise ValueError(f"{folder} has tensor {shown(name)} twice")
+            found[name] = tensor
+    return found
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -168,22 +151,29 @@ def _listed(index: Path) -> Iterator[Path]:
         yield path
 
 
-def _open(path: Path) -> Any:
+def _in_safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
     if length > LARGEST_HEADER:
         raise ValueError(f"{path} is damaged: its header has {length} bytes, expected at most {LARGEST_HEADER}")
     try:
-        return safe_open(path, framework="pt", device="cpu")
+        source: Any = safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is cut short or damaged, or no safetensors file ({error}): get it again") from error
+    for name in source.keys():  # noqa: SIM118 - it cannot be iterated over
+        tensor = source.get_slice(name)
+        yield name, Stored(tuple(tensor.get_shape()), str(tensor.get_dtype()), partial(source.get_tensor, name))
 
 
-def _open_pickle(path: Path) -> dict[str, Tensor]:
+def _in_pickle(path: Path) -> Iterator[tuple[str, Stored]]:
     try:
         content = read_archive(path, mmap=True)
     except ValueError as error:
         raise ValueError(f"{error}; get the model as safetensors") from error
-    if not all(isinstance(value, Tensor) for value in content.values()):
-        raise ValueError(f"{path} has something else than tensors by name")
-    return content
+    for name, tensor in content.items():
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{path} has something else than tensors by name")
+        yield (
+            name,
+            Stored(tuple(tensor.shape), DTYPES.get(tensor.dtype, str(tensor.dtype)), tensor.detach),
+        )

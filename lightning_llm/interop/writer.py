@@ -1,24 +1,57 @@
-"""Writes a model as a folder that Hugging Face ``transformers`` loads."""
+"""Writes a model as a folder that Hugging Face ``transformers`` loads.
 
+Its ``README.md``, the model card, says what the model is, how it was trained, how well, and how to load it.
+"""
+
+import dataclasses
 import json
+import math
 import os
-import shutil
-from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.interop.hf_mapping import HFMapping, TensorMap, mapping_for
-from lightning_llm.interop.model_card import RunRecord, model_card
 from lightning_llm.interop.reader import CONFIG, HEAD, TOKENIZER, check_tokenizer
 from lightning_llm.interop.weights import DTYPES, Outgoing, write_weights
+from lightning_llm.io.atomic import atomic_path, write_json, write_text
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 
 MAX_SHARD_BYTES = 5 * 10**9
+METRICS = {
+    "val_loss": "validation loss at the end (nats per token)",
+    "best_val_loss": "best validation loss (nats per token)",
+    "perplexity": "validation perplexity at the end",
+    "bits_per_byte": "validation bits per byte at the end",
+    "train_loss": "loss on training text at the end (nats per token)",
+    "steps": "optimizer steps",
+    "tokens": "tokens seen",
+    "seconds": "seconds of training",
+}
+NOT_OF_THE_MODEL = ("default_root_dir", "logger", "callbacks")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+    """The run that made a model, as far as it is known.
+
+    Attributes:
+        checkpoint: Name of the exported checkpoint.
+        step: Optimizer step of that checkpoint.
+        metrics: ``summary.json`` of the run.
+        config: ``config.yaml`` of the run.
+    """
+
+    checkpoint: str | None = None
+    step: int | None = None
+    metrics: dict[str, Any] | None = None
+    config: dict[str, Any] | None = None
 
 
 def export_model(
@@ -53,24 +86,17 @@ def export_model(
     parsed = None if tokenizer is None else Tokenizer.from_str(tokenizer)
     if parsed is not None:
         check_tokenizer(parsed, config)
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not empty: choose another folder or delete it")
     tensors = outgoing(model, mapping)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary.mkdir()
-    try:
-        write_weights(tensors, temporary, max_shard_bytes)
+    with atomic_path(out) as folder:
+        folder.mkdir()
+        write_weights(tensors, folder, max_shard_bytes)
         for name, content in _json_files(config, mapping, tensors[0].dtype, parsed).items():
-            (temporary / name).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+            write_json(folder / name, content)
         if parsed is not None:
-            (temporary / TOKENIZER).write_text(parsed.to_str(), encoding="utf-8")
-        card = model_card(config, mapping.architecture, parsed, record or RunRecord())
-        (temporary / "README.md").write_text(card, encoding="utf-8")
-        os.replace(temporary, out)  # replaces nothing, or an empty folder
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+            write_text(folder / TOKENIZER, parsed.to_str())
+        write_text(folder / "README.md", model_card(config, mapping.architecture, parsed, record or RunRecord()))
     return mapping.architecture
 
 
@@ -80,13 +106,16 @@ def outgoing(model: Transformer, mapping: HFMapping) -> list[Outgoing]:
     if model.config.tie_word_embeddings:
         del state[HEAD]
     maps = mapping.tensor_maps(state)
-    assert sorted(name for tensor in maps for name in tensor.ours if name in state) == sorted(state)
-    return [_outgoing(tensor, state) for tensor in maps]
+    names = [name for tensor in maps for name in tensor.ours]
+    for name in set(names) - state.keys():  # a bias that the Hugging Face class has and we do not
+        weight = state[f"{name.removesuffix('.bias')}.weight"]
+        state[name] = weight.new_zeros(len(weight))
+    assert sorted(names) == sorted(state)
+    return [_outgoing(tensor, [state[name] for name in tensor.ours]) for tensor in maps]
 
 
-def _outgoing(tensor: TensorMap, state: Mapping[str, Tensor]) -> Outgoing:
-    parts = [_part(name, state) for name in tensor.ours]
-    shape, dtype = (sum(part.shape[0] for part in parts), *parts[0].shape[1:]), parts[0].dtype
+def _outgoing(tensor: TensorMap, parts: list[Tensor]) -> Outgoing:
+    shape, dtype = (sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype
     if dtype not in DTYPES:
         raise ValueError(f"tensor {tensor.name} is of {dtype}, which is not exported")
 
@@ -95,13 +124,6 @@ def _outgoing(tensor: TensorMap, state: Mapping[str, Tensor]) -> Outgoing:
         return whole.t() if tensor.transposed else whole
 
     return Outgoing(tensor.name, shape[::-1] if tensor.transposed else shape, dtype, make)
-
-
-def _part(name: str, state: Mapping[str, Tensor]) -> Tensor:
-    if name in state:
-        return state[name]
-    weight = state[f"{name.removesuffix('.bias')}.weight"]  # a bias that the Hugging Face class has and we do not
-    return weight.new_zeros(weight.shape[0])
 
 
 def _json_files(
@@ -132,3 +154,91 @@ def _json_files(
             **special,
         }
     return files
+
+
+# ---- the model card
+
+
+def model_card(config: ModelConfig, architecture: str, tokenizer: Tokenizer | None, record: RunRecord) -> str:
+    """The text of the card.
+
+    Args:
+        config: Of the model.
+        architecture: Its class in ``transformers``.
+        tokenizer: Its tokenizer.
+        record: Of its run.
+    """
+    trained = record.config
+    metrics = {label: (record.metrics or {}).get(name) for name, label in METRICS.items()}
+    measured = {label: value for label, value in metrics.items() if value is not None and math.isfinite(value)}
+    parts = [
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [lightning-llm]\n---",
+        f"# A language model, as `{architecture}`",
+        "Trained with lightning-llm, exported by `lightning-llm export`.",
+        _loading(tokenizer),
+        "## Model",
+        _table({name: value for name, value in config.to_dict().items() if value is not None}),
+        _described(tokenizer),
+    ]
+    if record.metrics is not None:
+        parts += ["## Metrics", _table(measured)]
+    if record.checkpoint is not None:
+        parts.append(f"The weights are those of `{record.checkpoint}`, saved at optimizer step {record.step}.")
+    if trained is None:
+        parts += ["## Training", "The checkpoint was not in a run directory: its data and training are unknown."]
+    else:
+        data, model, trainer = (_known(trained.get(name)) for name in ("data", "model", "trainer"))
+        model.pop("architecture", None)
+        training = {"seed_everything": trained.get("seed_everything"), "model": model, "trainer": trainer}
+        parts += ["## Data", _yaml({"data": data}), "## Training", _yaml(training)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _loading(tokenizer: Tokenizer | None) -> str:
+    lines = ["from transformers import AutoModelForCausalLM" + ("" if tokenizer is None else ", AutoTokenizer"), ""]
+    lines += ['model = AutoModelForCausalLM.from_pretrained("FOLDER")']
+    if tokenizer is not None:
+        lines += [
+            'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+            f'prompt = tokenizer({json.dumps(_prompt(tokenizer), ensure_ascii=False)}, return_tensors="pt")',
+            "ids = model.generate(input_ids=prompt.input_ids, max_new_tokens=50, do_sample=False)",
+            "print(tokenizer.decode(ids[0]))",
+        ]
+    return "\n".join(["```python", *lines, "```"])
+
+
+def _prompt(tokenizer: Tokenizer) -> str:
+    """A text that the tokenizer can encode: kind ``char`` knows only the characters of its corpus."""
+    for text in ("Once upon a time", "The"):
+        with suppress(ValueError):
+            if tokenizer.encode(text):
+                return text
+    return tokenizer.decode([0])
+
+
+def _described(tokenizer: Tokenizer | None) -> str:
+    if tokenizer is None:
+        return "There is no tokenizer: it was trained on ids."
+    end = tokenizer.eos_token_id
+    words = "no end of text" if end is None else f"end of text `{tokenizer.token(end)}` ({end})"
+    return f"Tokenizer: {tokenizer.vocab_size} ids, kind {tokenizer.kind}, {words}."
+
+
+def _table(rows: dict[str, Any]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {_shown(value)} |" for name, value in rows.items())])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"{value:,}" if type(value) is int else f"`{json.dumps(value)}`" if isinstance(value, dict) else str(value)
+
+
+def _known(section: object) -> dict[str, Any]:
+    """A section without null values and without paths on the machine of the run."""
+    found = section if isinstance(section, dict) else {}
+    return {n: value for n, value in found.items() if value is not None and n not in NOT_OF_THE_MODEL}
+
+
+def _yaml(content: dict[str, Any]) -> str:
+    return f"```yaml\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True)}```"

@@ -15,8 +15,8 @@ from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.generation import generate
 from lightning_llm.interop import export_model
 from lightning_llm.interop.hf_mapping import mapping_for
-from lightning_llm.interop.model_card import RunRecord
 from lightning_llm.interop.weights import _write_file
+from lightning_llm.interop.writer import RunRecord
 
 from .conftest import GPT, MODELS, SIZES
 
