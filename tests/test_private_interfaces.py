@@ -22,7 +22,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-from lightning_llm.checkpoints import loop_state, schema
+from lightning_llm.checkpoints import loop_state
 
 PACKAGE = Path(__file__).parents[1] / "lightning_llm"
 ROOTS = ("torch", "lightning", "torchmetrics")
@@ -390,7 +390,7 @@ def test_lightnings_loops_count_as_we_read_them(tmp_path):
     assert model.seen == [(n, (n - 1) % 2, n % 2 == 0, n == 4) for n in range(1, 7)], "lightning's counters changed"
     trainer.save_checkpoint(tmp_path / "x.ckpt")
     loops = torch.load(tmp_path / "x.ckpt", weights_only=True)["loops"]
-    assert list(schema.some(schema.LOOPS)(loops, "loops")) == []
+    assert list(loop_state.LOOPS(loops, "loops")) == []
     assert list(loop_state.loop_problems(loops, 3)) == []
     known = {key: {"state_dict", "batch_progress"} for key in ("validate_loop", "test_loop", "predict_loop")}
     known[loop_state.FIT_LOOP] = set(loop_state.FIT_LOOP_PARTS)

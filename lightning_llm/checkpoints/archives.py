@@ -42,24 +42,16 @@ _ENTRY = re.compile(r"(\w[\w.-]*)/(data\.pkl|data/\d+|version|byteorder|\.[\w/]+
 _ITEM_BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2}
 _ITEM_BYTES |= {"Char": 1, "Byte": 1, "Bool": 1}
 _STORAGES = {f"torch {kind}Storage": size for kind, size in _ITEM_BYTES.items()} | {"torch.storage UntypedStorage": 1}
-_CALLED = {
-    "collections OrderedDict",
-    "collections Counter",
-    "builtins set",
-    "torch Size",
-    "torch device",
-    "torch._utils _rebuild_tensor_v2",
-    "torch._utils _rebuild_tensor_v3",  # of dtypes without a storage of their own, such as uint16
-    "torch._utils _rebuild_parameter",
-    "_codecs encode",  # bytes
-}
+_CALLED = {"collections OrderedDict", "collections Counter", "builtins set", "torch Size", "torch device"}
+_CALLED |= {f"torch._utils _rebuild_{kind}" for kind in ("tensor_v2", "parameter")}
+_CALLED |= {"torch._utils _rebuild_tensor_v3", "_codecs encode"}  # dtypes without a storage of their own; bytes
 _CONSTANTS = {"NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE"}
 _CONSTANTS |= {"SHORT_BINSTRING", "EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET"}
 _INTO_THE_TOP = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}
 _PLAIN = (bool, int, float, str, bytes, torch.dtype, torch.device, type(None))
 
 
-class Rejected(ValueError):
+class Rejected(Exception):
     """A file is complete, but its content is not safe to load."""
 
 
@@ -153,11 +145,9 @@ def _check_archive(source: Source, of_tensors: bool = True) -> None:
     """
     with _opened(source) as file, open_index(file) as archive:
         for entry in archive.infolist():
-            if (entry.compress_type, entry.compress_size) != (zipfile.ZIP_STORED, entry.file_size):
-                raise zipfile.BadZipFile("a compressed part")
-            if entry.external_attr & FOLDER:
-                raise zipfile.BadZipFile("a folder")
-        for entry in archive.infolist():
+            is_stored = (entry.compress_type, entry.compress_size) == (zipfile.ZIP_STORED, entry.file_size)
+            if not is_stored or entry.external_attr & FOLDER:
+                raise zipfile.BadZipFile("a compressed part, or a folder")
             with archive.open(entry) as part:
                 while (of_tensors or TENSORS not in entry.filename) and part.read(BLOCK):
                     pass
@@ -217,16 +207,12 @@ def check_pickle(archive: zipfile.ZipFile) -> None:
         Rejected: It calls something other than torch's own constructors, claims more bytes than a tensor's part has,
             or would expand without bounds.
     """
-    sizes = {part.filename.partition("/")[2]: part.file_size for part in archive.infolist()}
-    if "data.pkl" not in sizes:
-        raise zipfile.BadZipFile("without values")
+    parts = {part.filename.partition("/")[2]: part for part in archive.infolist()}
+    sizes = {name: part.file_size for name, part in parts.items()}
     if sizes["data.pkl"] > MOST_PICKLE_BYTES:
         raise Rejected(f"its values other than tensors take more than {MOST_PICKLE_BYTES} bytes")
-    (pickled,) = (part for part in archive.infolist() if part.filename.endswith("/data.pkl"))
     try:
-        _check_operations(archive.read(pickled), sizes)
-    except Rejected:
-        raise
+        _check_operations(archive.read(parts["data.pkl"]), sizes)
     except (IndexError, KeyError, ValueError) as error:
         raise Rejected("its pickle is not one that torch writes") from error
 

@@ -1,18 +1,40 @@
-"""Whether a checkpoint fits a model: its architecture, its weights and its optimizer state."""
+"""Whether a checkpoint fits a model: its architecture, its weights, its optimizer and its schedule.
 
-from collections.abc import Iterable, Iterator, Mapping
+A checkpoint holds recipes of optimizer and schedule, ``{"class_path": …, "init_args": {…}}``, which
+``load_from_checkpoint`` turns back into objects. Only classes of ``lightning_llm.optim`` and ``torch.optim`` are
+restored, looked up by name: a checkpoint never decides what is imported. For any other class, and for schedulers that
+do not expose their arguments, the recipe holds the name alone, and loading warns that it is not restored.
+"""
+
+import dataclasses
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
+from lightning_llm import optim
 from lightning_llm.checkpoints.loop_state import rescale_batch_progress
-from lightning_llm.checkpoints.recipes import known_optimizer, warn_without_recipe
-from lightning_llm.checkpoints.schema import ARCHITECTURE, RESUME, validate
+from lightning_llm.checkpoints.schema import ARCHITECTURE, RESUME, is_plain, validate
 from lightning_llm.io.untrusted import refuse, shown
 from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import param_groups, saved_state_faults
+
+Recipe = dict[str, Any]
+
+
+def _by_path(kinds: Iterable[Any]) -> dict[str, Any]:
+    return {f"{kind.__module__}.{kind.__qualname__}": kind for kind in kinds}
+
+
+_OF_TORCH = [kind for kind in vars(torch.optim).values() if isinstance(kind, type) and issubclass(kind, Optimizer)]
+OPTIMIZERS = _by_path([*_OF_TORCH, optim.AdamW, optim.MuonAdamW])
+SCHEDULES = _by_path((optim.Constant, optim.WarmupCosine, optim.WarmupLinear, optim.WarmupStableDecay))
 
 # What may differ between a checkpoint and the model that loads it: the parameters and their meaning stay the same.
 EXECUTION_FIELDS = frozenset({"checkpoint_level", "recompute", "dropout"})
@@ -55,7 +77,8 @@ def prepare_loading(checkpoint: dict[str, Any], model: Any) -> None:
     trainer = model._trainer
     is_fitting = trainer is not None and trainer.state.fn == "fit"
     if trainer is None:  # load_from_checkpoint: hyper_parameters hold the caller's arguments by now
-        warn_without_recipe(checkpoint)
+        if checkpoint.get("optimizer_states") and "optimizer" not in checkpoint.get("hyper_parameters", {}):
+            warnings.warn("the checkpoint is of an older version: its optimizer is not restored", stacklevel=2)
     else:
         needs = RESUME if is_fitting else (ARCHITECTURE,)
         validate(checkpoint, trainer.ckpt_path, needs, of_tensors=False)
@@ -115,15 +138,12 @@ def check_described(content: Mapping[str, Any], path: object) -> None:
         refuse(_optimizer_problems(state, recipe, param_groups(model)), f"checkpoint {path}")
 
 
-def _optimizer_problems(
-    state: dict[str, Any], recipe: dict[str, Any] | None, groups: list[dict[str, Any]]
-) -> Iterator[str]:
+def _optimizer_problems(state: dict[str, Any], recipe: Recipe | None, groups: list[dict[str, Any]]) -> Iterator[str]:
     """Load the state into an optimizer like the one that saved it, if that is one of torch's or ours."""
     for group in state["param_groups"]:  # each parameter of a model of ours has a gradient at every step
         if len({frozenset(state["state"].get(number, ())) for number in group["params"]}) > 1:
             yield "optimizer_states[0].state is not the same for all parameters of a group"
-    make = recipe and known_optimizer(recipe)
-    if not make:
+    if not recipe or not (make := known_optimizer(recipe)):
         return
     optimizer = make(groups)
     asked = [dict(group) for group in optimizer.param_groups]
@@ -142,3 +162,75 @@ def _optimizer_problems(
 def _on_meta(value: Any) -> Any:
     is_sharded = hasattr(value, "pieces")
     return torch.empty(tuple(value.shape), dtype=value.dtype, device="meta") if is_sharded else value
+
+
+# ---- recipes
+
+
+def optimizer_recipe(optimizer: Optimizer) -> Recipe:
+    """The class of an optimizer, and the arguments in its ``defaults``."""
+    accepted = inspect.signature(type(optimizer)).parameters
+    arguments = {name: value for name, value in optimizer.defaults.items() if name in accepted}
+    return _recipe(optimizer, OPTIMIZERS, arguments if is_plain(arguments) else None)
+
+
+def schedule_recipe(schedule: Any) -> Recipe | None:
+    """The class of a schedule, and its fields if it is one of this project's. ``None`` stays ``None``."""
+    if schedule is None:
+        return None
+    return _recipe(schedule, SCHEDULES, vars(schedule).copy() if dataclasses.is_dataclass(schedule) else None)
+
+
+def _recipe(made: object, known: Mapping[str, Any], arguments: dict[str, Any] | None) -> Recipe:
+    (path,) = _by_path([type(made)])
+    is_known = known.get(path) is type(made) and arguments is not None
+    return {"class_path": path, **({"init_args": arguments} if is_known else {})}
+
+
+def restored_optimizer(given: Any, default: type[Optimizer]) -> Any:
+    """The factory of an optimizer from its recipe.
+
+    Args:
+        given: A recipe; anything else is returned unchanged.
+        default: Used, after a warning, in place of a class that cannot be restored.
+    """
+    if not isinstance(given, dict):
+        return given
+    return known_optimizer(given) or _replaced("optimizer", given, f"{default.__name__} with its defaults", default)
+
+
+def known_optimizer(given: Recipe) -> Callable[..., Optimizer] | None:
+    """The factory of an optimizer, or ``None`` if its class or arguments are not known.
+
+    Raises:
+        ValueError: The class does not accept the arguments.
+    """
+    kind = OPTIMIZERS.get(given["class_path"])
+    if kind is None or "init_args" not in given:
+        return None
+    made: Callable[..., Optimizer] = partial(kind, **given["init_args"])
+    _try("optimizer", given, lambda: made(params=[{"params": [torch.nn.Parameter(torch.zeros(1))], "name": "vectors"}]))
+    return made
+
+
+def restored_schedule(given: Any) -> Any:
+    """The schedule of a recipe; ``None``, the default, after a warning, if it cannot be restored."""
+    if not isinstance(given, dict):
+        return given
+    kind = SCHEDULES.get(given["class_path"])
+    if kind is None or "init_args" not in given:
+        return _replaced("schedule", given, "the default schedule", None)
+    return _try("schedule", given, lambda: kind(**given["init_args"]))
+
+
+def _try(name: str, recipe: Recipe, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except (TypeError, ValueError, OverflowError, RuntimeError, AttributeError) as error:
+        raise ValueError(f"the checkpoint's {name} {recipe['class_path']} cannot be made: {error}") from error
+
+
+def _replaced(name: str, recipe: Recipe, words: str, default: Any) -> Any:
+    text = f"the checkpoint's {name} {recipe['class_path']} is not restored: this model has {words}"
+    warnings.warn(f"{text}; give load_from_checkpoint the argument {name}", stacklevel=2)
+    return default

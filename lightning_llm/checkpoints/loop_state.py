@@ -7,6 +7,8 @@ Lightning documents neither the attributes of its loops nor the keys of their st
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from lightning_llm.io.untrusted import list_of, one_of, record, some, whole
+
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
@@ -14,13 +16,28 @@ FIT_LOOP, TRAINING, VALIDATION = "fit_loop", "epoch_loop.batch_progress", "epoch
 AUTOMATIC = "epoch_loop.automatic_optimization.optim_progress"
 MANUAL = "epoch_loop.manual_optimization.optim_step_progress"
 
-EPOCHS, SCHEDULERS = "epoch_progress", "epoch_loop.scheduler_progress"
-LOADERS, STEPPED = ("state_dict", "combined_loader"), ("epoch_loop.state_dict", "_batches_that_stepped")
-PROGRESS_OF_EVALUATION = "batch_progress"
-OTHER_STATES = tuple(
-    f"epoch_loop.{loop}.state_dict" for loop in ("automatic_optimization", "manual_optimization", "val_loop")
+_COUNT, _STATE = whole(), some({})
+_COUNTS = record({"ready": _COUNT, "completed": _COUNT}, {"started": _COUNT, "processed": _COUNT})
+_ALL_COUNTS = record(dict.fromkeys(("ready", "completed", "started", "processed"), _COUNT))
+_PROGRESS = record({"total": _COUNTS, "current": _COUNTS})
+_BATCHES = record({"total": _ALL_COUNTS, "current": _ALL_COUNTS, "is_last_batch": one_of(True, False)})
+_EVALUATION = some({"state_dict": _STATE, "batch_progress": _BATCHES})
+FIT_LOOP_PARTS = {
+    "state_dict": some({}, {"combined_loader": list_of(_STATE)}),
+    "epoch_loop.state_dict": some({}, {"_batches_that_stepped": _COUNT}),
+    **dict.fromkeys(("epoch_loop.automatic_optimization.state_dict", "epoch_loop.val_loop.state_dict"), _STATE),
+    "epoch_loop.manual_optimization.state_dict": _STATE,
+    **dict.fromkeys(("epoch_progress", "epoch_loop.scheduler_progress", MANUAL), _PROGRESS),
+    **dict.fromkeys((TRAINING, VALIDATION), _BATCHES),
+    AUTOMATIC: some({"optimizer": some({"step": _PROGRESS, "zero_grad": _PROGRESS})}),
+}
+LOOPS = some(
+    {
+        FIT_LOOP: some(FIT_LOOP_PARTS),
+        **dict.fromkeys(("validate_loop", "test_loop"), _EVALUATION),
+        "predict_loop": some({"state_dict": _STATE, "batch_progress": _PROGRESS}),
+    }
 )
-FIT_LOOP_PARTS = (TRAINING, VALIDATION, AUTOMATIC, MANUAL, EPOCHS, SCHEDULERS, LOADERS[0], STEPPED[0], *OTHER_STATES)
 
 
 # ---- of a trainer

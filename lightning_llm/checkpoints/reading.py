@@ -138,8 +138,7 @@ def digest(path: str | os.PathLike[str]) -> str:
         ValueError: As :func:`read_checkpoint`.
     """
     content, total = read_checkpoint(path, needs=("state_dict", "optimizer_states")), hashlib.sha256()
-    _add(total, content["state_dict"])
-    _add(total, content["optimizer_states"])
+    _add(total, [content["state_dict"], content["optimizer_states"]])
     return total.hexdigest()
 
 

@@ -7,41 +7,16 @@ an attribute of them. The state of the user's own optimizer or module is checked
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from lightning_llm.checkpoints.loop_state import (
-    AUTOMATIC,
-    EPOCHS,
-    FIT_LOOP,
-    LOADERS,
-    MANUAL,
-    OTHER_STATES,
-    PROGRESS_OF_EVALUATION,
-    SCHEDULERS,
-    STEPPED,
-    TRAINING,
-    VALIDATION,
-    loop_problems,
-)
+from lightning_llm.checkpoints.loop_state import LOOPS, loop_problems
 from lightning_llm.data.tokenizers import Tokenizer
-from lightning_llm.io.untrusted import (
-    TEXT,
-    Kind,
-    field_name,
-    list_of,
-    maybe,
-    one_of,
-    record,
-    refuse,
-    rule,
-    shown,
-    whole,
-)
+from lightning_llm.io import untrusted
+from lightning_llm.io.untrusted import TEXT, Kind, field_name, list_of, maybe, one_of, refuse, rule, shown, some, whole
 from lightning_llm.model.config import ModelConfig
 
 FORMAT = "lightning_llm"  # the key of a checkpoint's own part
@@ -92,9 +67,10 @@ def mapping(names: Kind, values: Kind) -> Kind:
     return check
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> bool:
+    """Whether a value consists of numbers, text and null, in lists, tuples and dicts."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return isinstance(value, NoneType | bool | int | float | str | list | tuple | dict) and all(map(_is_plain, inner))
+    return isinstance(value, NoneType | bool | int | float | str | list | tuple | dict) and all(map(is_plain, inner))
 
 
 COUNT, POSITIVE, STEP_OR_NONE, INTEGER = whole(), whole(1), whole(-1), whole(-(2**63), 2**63 - 1)
@@ -105,7 +81,6 @@ ROWS = rule("a tensor", lambda value: isinstance(value, Tensor) or hasattr(value
 ANYTHING = rule("anything", lambda value: True)
 PLAIN_DICT = mapping(TEXT, ANYTHING)
 KINDS = {int: INTEGER, float: number(), str: TEXT, bool: BOOL, NoneType: NULL, dict[str, Any]: PLAIN_DICT}
-some = partial(record, others=True)
 
 
 def _kind_of(annotation: Any) -> Kind:
@@ -120,28 +95,9 @@ def _kind_of(annotation: Any) -> Kind:
 
 # ---- the schema
 
-COUNTS = record({"ready": COUNT, "completed": COUNT}, {"started": COUNT, "processed": COUNT})
-PROGRESS = record({"total": COUNTS, "current": COUNTS})
-ALL_COUNTS = record(dict.fromkeys(("ready", "completed", "started", "processed"), COUNT))
-BATCHES = record({"total": ALL_COUNTS, "current": ALL_COUNTS, "is_last_batch": BOOL})
-EVALUATION = some({"state_dict": PLAIN_DICT, PROGRESS_OF_EVALUATION: BATCHES})
-_FIT_LOOP = {
-    LOADERS[0]: some({}, {LOADERS[1]: list_of(PLAIN_DICT)}),
-    STEPPED[0]: some({}, {STEPPED[1]: COUNT}),
-    **dict.fromkeys(OTHER_STATES, PLAIN_DICT),
-    **dict.fromkeys((EPOCHS, SCHEDULERS, MANUAL), PROGRESS),
-    **dict.fromkeys((TRAINING, VALIDATION), BATCHES),
-    AUTOMATIC: some({"optimizer": some({"step": PROGRESS, "zero_grad": PROGRESS})}),
-}
-LOOPS = {
-    FIT_LOOP: some(_FIT_LOOP),
-    "validate_loop": EVALUATION,
-    "test_loop": EVALUATION,
-    "predict_loop": some({"state_dict": PLAIN_DICT, PROGRESS_OF_EVALUATION: PROGRESS}),
-}
 BEST = {"best_loss": number(), "best_step": STEP_OR_NONE, "validated_step": STEP_OR_NONE}
 CALLBACKS = {
-    "ResumeDiff": some({"options": mapping(TEXT, rule("a plain value", _is_plain))}),
+    "ResumeDiff": some({"options": mapping(TEXT, rule("a plain value", is_plain))}),
     "RunCheckpoints": some(BEST, {"turn": COUNT}),
     "TrainingLog": some({"loss": TENSOR, "steps": COUNT}),
 }
@@ -159,7 +115,7 @@ OPTIONS = {  # of optimizers
     "name": TEXT,
 }
 HYPER_PARAMETERS = {
-    "architecture": record({}, {name: _kind_of(kind) for name, kind in get_type_hints(ModelConfig).items()}),
+    "architecture": untrusted.record({}, {name: _kind_of(kind) for name, kind in get_type_hints(ModelConfig).items()}),
     "loss_chunks": maybe(COUNT),
     "optimizer": maybe(some({"class_path": TEXT}, {"init_args": some({}, OPTIONS)})),
     "schedule": maybe(some({"class_path": TEXT}, {"init_args": PLAIN_DICT})),
@@ -189,7 +145,7 @@ CHECKPOINT = {
     "epoch": COUNT,
     "global_step": COUNT,
     VERSION: TEXT,
-    "loops": some(LOOPS),
+    "loops": LOOPS,
     "callbacks": some({}, CALLBACKS),
     "lr_schedulers": list_of(some({}, SCHEDULER)),
     "hparams_name": maybe(TEXT),

@@ -22,12 +22,13 @@ from torch import Tensor
 from lightning_llm.checkpoints.archives import is_whole_file, read_archive, write_atomically
 from lightning_llm.checkpoints.schema import COUNT, TENSOR, mapping
 from lightning_llm.io.atomic import flush_folder, remove_path, replace_path
-from lightning_llm.io.untrusted import TEXT, list_of, record, shown, validate
+from lightning_llm.io.untrusted import TEXT, list_of, shown, some, validate
 
 MAIN = "checkpoint.pt"
 MARK, PROCESSES = "__shards__", "__processes__"
-SHARDED = record({MARK: TEXT, "shape": list_of(COUNT)}, others=True)
-SHARD = mapping(TEXT, record({"start": COUNT, "rows": TENSOR}, others=True))
+SHARDED = some({MARK: TEXT, "shape": list_of(COUNT)})
+SHARD = mapping(TEXT, some({"start": COUNT, "rows": TENSOR}))
+Shard = dict[str, dict[str, Any]]
 Agree = Callable[[bool], bool]
 
 
@@ -66,7 +67,7 @@ def is_folder(path: Path) -> bool:
     return path.is_dir() and (path.suffix == ".ckpt" or (path / MAIN).is_file())
 
 
-def split(content: Any, shards: dict[str, dict[str, Any]], name: str = "") -> Any:
+def split(content: Any, shards: Shard, name: str = "") -> Any:
     """``content`` with a mark in place of each ``DTensor``, whose local rows are added to ``shards``."""
     if hasattr(content, "to_local"):
         start, rows = local_rows(content)
@@ -98,13 +99,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def write_folder(
-    content: dict[str, Any],
-    shards: dict[str, dict[str, Any]],
-    path: Path,
-    *,
-    process: int,
-    processes: int,
-    agree: Agree,
+    content: dict[str, Any], shards: Shard, path: Path, *, process: int, processes: int, agree: Agree
 ) -> None:
     """Write a checkpoint together with the other processes; it appears once all are done, or not at all.
 
@@ -147,9 +142,8 @@ def write_folder(
             if process == 0:
                 with suppress(OSError):
                     remove_path(temporary)
-            if failure is not None:
-                raise OSError(failure.errno, failure.strerror or str(failure), str(path)) from failure
-            raise OSError(None, "cannot save the checkpoint: another process failed to write its part", str(path))
+            first = failure or OSError("cannot save the checkpoint: another process failed to write its part")
+            raise OSError(first.errno, first.strerror or str(first), str(path)) from failure
 
 
 def read_folder(path: Path, map_location: Any | None = None, *, mmap: bool = False) -> dict[str, Any]:
@@ -204,9 +198,8 @@ def _is_gapless(rows: Rows) -> bool:
     """Whether the pieces are all rows of a tensor, in order, each once."""
     end = 0
     for start, piece in rows.pieces:
-        if start != end or piece.ndim != len(rows.shape) or piece.dtype != rows.dtype:
-            return False
-        if piece.shape[1:] != rows.shape[1:]:
+        form = piece.ndim, tuple(piece.shape[1:]), piece.dtype
+        if start != end or form != (len(rows.shape), rows.shape[1:], rows.dtype):
             return False
         end += piece.shape[0]
     return rows.shape[:1] == (end,) and bool(rows.pieces)

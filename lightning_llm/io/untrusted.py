@@ -18,6 +18,7 @@ import reprlib
 import stat
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,9 @@ def record(required: Mapping[str, Kind], optional: Mapping[str, Kind] | None = N
                 yield f"{prefix}{field_name(field)} is unknown"
 
     return check
+
+
+some = partial(record, others=True)
 
 
 def field_name(name: object) -> str:

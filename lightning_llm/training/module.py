@@ -12,7 +12,12 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from lightning_llm.accounting.planner import Plan
-from lightning_llm.checkpoints.recipes import optimizer_recipe, restored_optimizer, restored_schedule, schedule_recipe
+from lightning_llm.checkpoints.compatibility import (
+    optimizer_recipe,
+    restored_optimizer,
+    restored_schedule,
+    schedule_recipe,
+)
 from lightning_llm.generation import generate
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
