@@ -43,8 +43,8 @@ _ITEM_BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat1
 _ITEM_BYTES |= {"Char": 1, "Byte": 1, "Bool": 1}
 _STORAGES = {f"torch {kind}Storage": size for kind, size in _ITEM_BYTES.items()} | {"torch.storage UntypedStorage": 1}
 _CALLED = {"collections OrderedDict", "collections Counter", "builtins set", "torch Size", "torch device"}
-_CALLED |= {f"torch._utils _rebuild_{kind}" for kind in ("tensor_v2", "parameter")}
-_CALLED |= {"torch._utils _rebuild_tensor_v3", "_codecs encode"}  # dtypes without a storage of their own; bytes
+_CALLED |= {"torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter", "_codecs encode"}  # encode: bytes
+_CALLED.add("torch._utils _rebuild_tensor_v3")  # of dtypes without a storage of their own, such as uint16
 _CONSTANTS = {"NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE"}
 _CONSTANTS |= {"SHORT_BINSTRING", "EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET"}
 _INTO_THE_TOP = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}
@@ -106,9 +106,8 @@ def read_archive(
     except MemoryError:
         raise
     except Exception as error:  # torch builds what the pickle says: a view beyond its storage, a dict without an item
-        raise ValueError(
-            f"checkpoint {name} is cut short or damaged, or not a checkpoint: use an earlier one"
-        ) from error
+        problem = "is cut short or damaged, or not a checkpoint: use an earlier one"
+        raise ValueError(f"checkpoint {name} {problem}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{name} is not a checkpoint: it holds a {type(content).__name__}")
     return content
@@ -284,10 +283,8 @@ def _allowed(argument: Any) -> _Name:
     kind = getattr(torch, last, None) if module == "torch" else None
     is_dtype = isinstance(kind, torch.dtype) and not kind.is_complex and not last.startswith("q")
     if name not in _CALLED and name not in _STORAGES and not is_dtype:
-        raise Rejected(
-            f"it holds objects that only running its code could make ({last[:60]} of {module[:60]}); "
-            "nothing in it was executed"
-        )
+        made = f"objects that only running its code could make ({last[:60]} of {module[:60]})"
+        raise Rejected(f"it holds {made}; nothing in it was executed")
     return name
 
 

@@ -62,9 +62,9 @@ class HostCopy:
             same = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
             key = same if tensor.numel() else id(tensor)
             if key not in copies:
-                alike = (tensor.shape, tensor.dtype, tensor.is_cuda)
+                alike = shape, dtype, is_pinned = tensor.shape, tensor.dtype, tensor.is_cuda
                 free = self._free.get(alike)
-                target = free.pop() if free else _empty_like(tensor)
+                target = free.pop() if free else torch.empty(shape, dtype=dtype, pin_memory=is_pinned)
                 used.setdefault(alike, []).append(target)
                 copies[key] = target.copy_(tensor.detach(), non_blocking=True)
             return copies[key]
@@ -82,7 +82,3 @@ class HostCopy:
         if any(tensor.is_pinned() for tensors in used.values() for tensor in tensors[:1]):
             torch.cuda.synchronize()
         return whole
-
-
-def _empty_like(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)

@@ -11,6 +11,7 @@ end if the process opened and closed the file elsewhere: nothing else opens it.
 
 import errno
 import fcntl
+import itertools
 import os
 import re
 import socket
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.io.atomic import write_json
-from lightning_llm.io.untrusted import NUMBER, TEXT, maybe, read_json, read_text, record, validate, whole
+from lightning_llm.io.untrusted import NUMBER, TEXT, maybe, read_json, read_text, some, validate, whole
 
 EXPERIMENT = "run"  # without a name
 CHECKPOINTS, TURN, EVENTS = "checkpoints", "turn", "events.out.tfevents."
@@ -31,15 +32,13 @@ PREFIX = "version_"
 LOCK = "lock"
 WAIT_S = 5.0  # a requeued job may start while the previous process is still ending
 POLL_S = 0.1
-HELD_BY_OTHERS = (errno.EACCES, errno.EAGAIN)
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 STATUS, SUMMARY = "status.json", "summary.json"
 RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"
-_STATUS = record(
+_STATUS = some(
     {"status": TEXT},
     {"step": whole(), "val_loss": maybe(NUMBER), "reason": TEXT, "host": TEXT, "process": maybe(whole(1, 1 << 30))},
-    others=True,
 )
 
 _held: set[Path] = set()  # by this process, to which the kernel would give a lock twice
@@ -61,8 +60,7 @@ class RunDirectory:
         for name in (Path(experiment or ""), Path(version or "")):
             if name.is_absolute() or ".." in name.parts:
                 raise ValueError(f"run directory {name} leads out of {root}: give the name of a folder in it")
-        self.root, self.experiment = Path(root).expanduser(), experiment
-        self._version = version
+        self.root, self.experiment, self._version = Path(root).expanduser(), experiment, version
         self._path: Path | None = None
         self._lock: RunLock | None = None
 
@@ -76,10 +74,8 @@ class RunDirectory:
             try:
                 self._path = claim(parent, self._version)
             except OSError as error:
-                raise ValueError(
-                    f"trainer.default_root_dir {self.root}: no run directory can be made in {parent} "
-                    f"({error.strerror}): give another folder"
-                ) from error
+                problem = f"no run directory can be made in {parent} ({error.strerror}): give another folder"
+                raise ValueError(f"trainer.default_root_dir {self.root}: {problem}") from error
         return self._path
 
     @property
@@ -103,9 +99,7 @@ class RunDirectory:
             ValueError: Another process writes to it.
         """
         if not self.is_open and is_first_process():
-            lock = RunLock(self.path)
-            lock.acquire()
-            self._lock = lock
+            self._lock = RunLock(self.path).acquire()
             take_turn(self.path)
 
     def close(self) -> None:
@@ -141,16 +135,13 @@ def is_first_process() -> bool:
 def claim(parent: Path, wanted: str | None = None) -> Path:
     """Create a new folder in ``parent`` for this process alone: ``wanted``, or the next ``version_<n>``."""
     parent.mkdir(parents=True, exist_ok=True)
-    number = next_number(parent)
+    numbered = (f"{PREFIX}{number}" for number in itertools.count(next_number(parent)))
     while True:
-        folder = parent / (wanted or f"{PREFIX}{number}")
-        try:
+        folder = parent / (wanted or next(numbered))
+        with suppress(FileExistsError):
             folder.mkdir()
-        except FileExistsError:
-            number += 0 if wanted else 1
-            wanted = None
-        else:
             return folder
+        wanted = None
 
 
 def next_number(parent: Path) -> int:
@@ -197,7 +188,7 @@ class RunLock:
         self._file = folder.resolve() / LOCK
         self._descriptor: int | None = None
 
-    def acquire(self) -> None:
+    def acquire(self) -> "RunLock":
         """Take the lock; wait a few seconds for a process that is ending. On a file system without locks, warn.
 
         Raises:
@@ -216,12 +207,13 @@ class RunLock:
                 raise
             words = f"{self.folder} is on a file system without locks ({error.strerror}): "
             print(f"{words}nothing keeps a second run from writing there", file=sys.stderr)
-            return
+            return self
         self._descriptor = descriptor
         _held.add(self._file)
         with suppress(OSError):  # a full disk: the name of the holder is not needed
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{holder}\n".encode())
+        return self
 
     def release(self) -> None:
         """Give up the lock."""
@@ -236,9 +228,7 @@ class RunLock:
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
-            except OSError as error:
-                if error.errno not in HELD_BY_OTHERS:
-                    raise
+            except (BlockingIOError, PermissionError) as error:
                 if time.monotonic() >= deadline:
                     raise ValueError(self._refusal(os.read(descriptor, 500).decode(errors="replace"))) from error
                 time.sleep(POLL_S)
@@ -246,10 +236,8 @@ class RunLock:
     def _refusal(self, holder: str) -> str:
         pid, _, host = holder.strip().partition(" ")
         who = f"process {pid} on {host}" if pid.isdigit() and host else "another process"
-        return (
-            f"{who} trains in {self.folder}: wait until it has ended, or stop it; "
-            "without ckpt_path, a run gets a folder of its own"
-        )
+        advice = "wait until it has ended, or stop it; without ckpt_path, a run gets a folder of its own"
+        return f"{who} trains in {self.folder}: {advice}"
 
 
 # ---- status
@@ -265,8 +253,7 @@ def write_status(run: Path, status: str, *, step: int, val_loss: float | None = 
         val_loss: Of the last validation, in nats per token.
         reason: Why it ended, in one line.
     """
-    facts: dict[str, Any] = {"status": status, "step": step, "val_loss": val_loss}
-    facts |= {"reason": reason} if reason else {}
+    facts = {"status": status, "step": step, "val_loss": val_loss, **({"reason": reason} if reason else {})}
     write_json(run / STATUS, {**facts, "host": socket.gethostname(), "process": os.getpid()})
 
 
@@ -321,7 +308,7 @@ def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
     fields = {**dict.fromkeys(measured, maybe(NUMBER)), "threads": maybe(whole())}
     try:
         content = read_json(run / SUMMARY, nan_is_null=True)  # older ones contain Infinity
-        validate(content, record({}, fields, others=True), run / SUMMARY)
+        validate(content, some({}, fields), run / SUMMARY)
     except ValueError as error:
         raise ValueError(f"{run / SUMMARY} is damaged: {error}") from error
     return content

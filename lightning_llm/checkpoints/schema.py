@@ -127,37 +127,29 @@ OPTIMIZER = some({"state": mapping(INTEGER, PLAIN_DICT), "param_groups": list_of
 SCHEDULER = {
     "last_epoch": STEP_OR_NONE,
     "_step_count": COUNT,
-    "base_lrs": list_of(RATE),
-    "_last_lr": list_of(RATE),
+    **dict.fromkeys(("base_lrs", "_last_lr"), list_of(RATE)),
     "lr_lambdas": list_of(maybe(PLAIN_DICT)),
-    "_is_initial": BOOL,
-    "_get_lr_called_within_step": BOOL,
+    **dict.fromkeys(("_is_initial", "_get_lr_called_within_step"), BOOL),
 }
 DATA = dict.fromkeys(("accumulation", "global_batch_size", "context_length"), POSITIVE)
-PRECISIONS = (
-    *("16-mixed", "16-true", "bf16-mixed", "bf16-true", "32-true", "64-true"),
-    *("transformer-engine", "transformer-engine-float16"),
-)
+PRECISIONS = "16-mixed 16-true bf16-mixed bf16-true 32-true 64-true transformer-engine transformer-engine-float16"
 # a run with precision auto takes it over
-EXECUTION = {"precision": one_of(*PRECISIONS), "threads": POSITIVE, "device": TEXT}
+EXECUTION = {"precision": one_of(*PRECISIONS.split()), "threads": POSITIVE, "device": TEXT}
 OWN = some({"format_version": POSITIVE, "tokenizer": maybe(TEXT)}, {"execution": some({}, EXECUTION)})
 CHECKPOINT = {
-    "epoch": COUNT,
-    "global_step": COUNT,
+    **dict.fromkeys(("epoch", "global_step", "iteration"), COUNT),
     VERSION: TEXT,
     "loops": LOOPS,
     "callbacks": some({}, CALLBACKS),
     "lr_schedulers": list_of(some({}, SCHEDULER)),
-    "hparams_name": maybe(TEXT),
-    "hparams_type": maybe(TEXT),
-    "hparams": NULL,  # of Lightning before 1.0, which takes them for arguments of the model
-    "module_arguments": NULL,
+    **dict.fromkeys(("hparams_name", "hparams_type"), maybe(TEXT)),
+    # of Lightning before 1.0, which takes them for arguments of the model
+    **dict.fromkeys(("hparams", "module_arguments"), NULL),
     "hyper_parameters": some({}, HYPER_PARAMETERS),
     "TokenDataModule": some({"store": TEXT}, {"optimizer_steps": COUNT, "seed": INTEGER, **DATA}),
     FORMAT: OWN,
     "model": PLAIN_DICT,  # of a plain loop
     "optimizer": OPTIMIZER,
-    "iteration": COUNT,
 }
 TENSORS = {"state_dict": mapping(TEXT, ROWS), "optimizer_states": list_of(OPTIMIZER)}
 

@@ -68,10 +68,9 @@ class Sampling:
             "min_p": ("at least 0 and at most 1", min_p is None or 0 <= min_p <= 1),
             "repetition_penalty": ("above 0 and finite (1 changes nothing)", 0 < self.repetition_penalty < inf),
         }
-        wrong = [(name, accepted) for name, (accepted, is_in_range) in ranges.items() if not is_in_range]
-        errors = [f"{name} must be {accepted}, got {getattr(self, name)}" for name, accepted in wrong]
-        if errors:
-            raise ValueError("; ".join(errors))
+        wrong = {name: accepted for name, (accepted, is_in_range) in ranges.items() if not is_in_range}
+        if wrong:
+            raise ValueError("; ".join(f"{name} must be {wrong[name]}, got {getattr(self, name)}" for name in wrong))
 
     @property
     def is_greedy(self) -> bool:
@@ -181,25 +180,20 @@ class Draws:
 # ---- from prompts to tokens
 
 
+class GenerationOptions(SamplingOptions, total=False):
+    """Optional arguments of :func:`generate`."""
+
+    eos_token_id: Ends
+    generator: torch.Generator | None
+
+
 @overload
 def generate(
-    model: nn.Module,
-    input_ids: Tensor,
-    *,
-    max_new_tokens: int,
-    eos_token_id: Ends = ...,
-    generator: torch.Generator | None = ...,
-    **sampling: "Unpack[SamplingOptions]",
+    model: nn.Module, input_ids: Tensor, *, max_new_tokens: int, **options: "Unpack[GenerationOptions]"
 ) -> Tensor: ...
 @overload
 def generate(
-    model: nn.Module,
-    input_ids: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int,
-    eos_token_id: Ends = ...,
-    generator: torch.Generator | None = ...,
-    **sampling: "Unpack[SamplingOptions]",
+    model: nn.Module, input_ids: Sequence[Sequence[int]], *, max_new_tokens: int, **options: "Unpack[GenerationOptions]"
 ) -> list[list[int]]: ...
 def generate(
     model: nn.Module,
@@ -360,14 +354,12 @@ class Decoder:
 
     def _read_again(self, row: int) -> None:
         """Read the newest half of a context, except its last token, which is read with those of the other rows."""
-        kept = self._contexts[row][-max(1, self._longest // 2) :]
-        self._contexts[row] = kept
+        self._contexts[row] = kept = self._contexts[row][-max(1, self._longest // 2) :]
         part = self._cache.row(row)
         part.reset()
         if len(kept) > 1 and not self._ended[row]:
             self._model(torch.tensor([kept[:-1]], device=self._device), cache=part)
-        lengths = list(self._cache.lengths)
-        lengths[row] = part.length
+        lengths = [part.length if each == row else length for each, length in enumerate(self._cache.lengths)]
         self._cache.set_lengths(lengths)
 
     @torch.no_grad()

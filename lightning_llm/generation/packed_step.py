@@ -33,13 +33,12 @@ def can_pack(model: Transformer) -> bool:
     weight = model.embed_tokens.weight
     if weight.device.type != "cpu" or weight.dtype not in DTYPES or torch.is_autocast_enabled("cpu"):
         return False
-    if model.training and model.config.dropout:
+    blocks = {(type(block), type(getattr(block, "self_attn", None))) for block in model.layers}
+    if type(model) is not Transformer or blocks != {(Block, CausalSelfAttention)}:
         return False
     # a hook, or a class of the user's own, may do something else
-    if any(is_hooked(module) or "forward" in module.__dict__ for module in model.modules()):
-        return False
-    blocks = [(type(block), type(getattr(block, "self_attn", None))) for block in model.layers]
-    if type(model) is not Transformer or {*blocks} != {(Block, CausalSelfAttention)}:
+    is_bypassed = any(is_hooked(module) or "forward" in module.__dict__ for module in model.modules())
+    if is_bypassed or (model.training and model.config.dropout):
         return False
     kinds = {"lm_head": nn.Linear, "embed_tokens": nn.Embedding, "embed_positions": nn.Embedding}
     return all(
@@ -95,12 +94,7 @@ class PackedStep:
         return self._head(_normed(model.norm, x))
 
     def _attend(
-        self,
-        layer: int,
-        attention: CausalSelfAttention,
-        qkv: Tensor,
-        cos_sin: tuple[Tensor, ...],
-        mask: Tensor | None,
+        self, layer: int, attention: CausalSelfAttention, qkv: Tensor, cos_sin: tuple[Tensor, ...], mask: Tensor | None
     ) -> Tensor:
         """(batch, (heads + 2 kv_heads) × head_dim) -> (batch, heads × head_dim)."""
         batch, heads, kv_heads, head_dim = len(qkv), self._heads, self._kv_heads, self._head_dim

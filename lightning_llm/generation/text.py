@@ -16,6 +16,8 @@ from lightning_llm.model.transformer import Transformer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+Texts = str | Sequence[str]  # a str is one text
+
 
 class StopStrings:
     """Passes text on up to the first stop string.
@@ -46,7 +48,9 @@ class StopStrings:
         if found:
             self.is_found, self._held = True, ""
             return text[: min(found)[1]]
-        keep = max((self._overlap(text, stop) for stop in self._stops), default=0)
+        # how many characters at the end of the text a stop string begins with
+        lengths = (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
+        keep = max(lengths, default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -55,17 +59,12 @@ class StopStrings:
         rest, self._held = self._held, ""
         return rest
 
-    @staticmethod
-    def _overlap(text: str, stop: str) -> int:
-        """How many characters at the end of the text a stop string begins with."""
-        return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
-
 
 class TextOptions(TypedDict, total=False):
     """Optional arguments of :func:`stream_text`."""
 
     sampling: Sampling | None
-    stop: str | Sequence[str]
+    stop: Texts
     stop_token_ids: Sequence[int]
     generator: torch.Generator | None
 
@@ -73,11 +72,11 @@ class TextOptions(TypedDict, total=False):
 def stream_text(
     model: nn.Module,
     tokenizer: Tokenizer,
-    prompts: str | Sequence[str],
+    prompts: Texts,
     *,
     max_new_tokens: int,
     sampling: Sampling | None = None,
-    stop: str | Sequence[str] = (),
+    stop: Texts = (),
     stop_token_ids: Sequence[int] = (),
     generator: torch.Generator | None = None,
 ) -> Iterator[list[str]]:
@@ -107,10 +106,8 @@ def stream_text(
         if not row:
             raise ValueError("prompt is empty: give at least one character")
         if len(row) > longest:
-            raise ValueError(
-                f"prompt has {len(row)} tokens, more than the model's context (max_position_embeddings) of {longest}: "
-                f"shorten it; it begins {prompt[:20]!r}"
-            )
+            limit = f"more than the model's context (max_position_embeddings) of {longest}"
+            raise ValueError(f"prompt has {len(row)} tokens, {limit}: shorten it; it begins {prompt[:20]!r}")
     if wrong := [number for number in stop_token_ids if not 0 <= number < tokenizer.vocab_size]:
         raise ValueError(f"stop token {wrong[0]} is not in the tokenizer's vocabulary of {tokenizer.vocab_size}")
     ends = [*stop_token_ids, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])]
@@ -132,12 +129,7 @@ def generate_text(
     **options: "Unpack[TextOptions]",
 ) -> list[str]: ...
 def generate_text(
-    model: nn.Module,
-    tokenizer: Tokenizer,
-    prompts: str | Sequence[str],
-    *,
-    max_new_tokens: int,
-    **options: "Unpack[TextOptions]",
+    model: nn.Module, tokenizer: Tokenizer, prompts: Texts, *, max_new_tokens: int, **options: "Unpack[TextOptions]"
 ) -> str | list[str]:
     """All that :func:`stream_text` adds to each text: a list, or one ``str`` for a prompt that is a ``str``."""
     texts = [""] * len(_listed(prompts))
@@ -146,7 +138,7 @@ def generate_text(
     return texts[0] if isinstance(prompts, str) else texts
 
 
-def _listed(given: str | Sequence[str]) -> Sequence[str]:
+def _listed(given: Texts) -> Sequence[str]:
     return [given] if isinstance(given, str) else given
 
 
