@@ -38,7 +38,7 @@ SCHEDULES = _by_path((optim.Constant, optim.WarmupCosine, optim.WarmupLinear, op
 
 # What may differ between a checkpoint and the model that loads it: the parameters and their meaning stay the same.
 EXECUTION_FIELDS = frozenset({"checkpoint_level", "recompute", "dropout"})
-SAME_PARAMETERS = ({"swiglu", "memory_optimized_swiglu"},)
+SAME_PARAMETERS = {"swiglu", "memory_optimized_swiglu"}
 
 
 def free_fields(architecture: ModelConfig) -> frozenset[str]:
@@ -55,11 +55,9 @@ def architecture_differences(
     differences = []
     for name, ours in wanted.to_dict().items():
         theirs = getattr(saved, name)
-        if name in ignored or ours == theirs or (name == "vocab_size" and ours is None):
-            continue
-        if name == "mlp" and any({ours, theirs} <= same for same in SAME_PARAMETERS):
-            continue
-        differences.append(f"{name} is {theirs} there and {ours} here")
+        is_same = ours == theirs or (name == "vocab_size" and ours is None)
+        if not (is_same or name in ignored or (name == "mlp" and {ours, theirs} <= SAME_PARAMETERS)):
+            differences.append(f"{name} is {theirs} there and {ours} here")
     return differences
 
 

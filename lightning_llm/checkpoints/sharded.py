@@ -92,12 +92,6 @@ def local_rows(tensor: Any) -> tuple[int, Tensor]:
     return start, rows
 
 
-def local_part(tensor: Tensor) -> Tensor:
-    """This process's part of a sharded tensor; any other tensor unchanged."""
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
-
-
 def write_folder(
     content: dict[str, Any], shards: Shard, path: Path, *, process: int, processes: int, agree: Agree
 ) -> None:

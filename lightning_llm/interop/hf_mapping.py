@@ -15,6 +15,7 @@ Each mapping has four methods: ``mismatches`` (why a model does not fit), ``to_f
 
 import dataclasses
 from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 from lightning_llm.interop.config_json import Fields, read_rope
@@ -38,11 +39,7 @@ GPT2_SIZES = (
 )
 GPT2_DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 # ours -> its name in GPT-2, and aliases that are read as the same
-GPT2_ACTIVATIONS = {
-    "gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"),
-    "gelu": ("gelu", "gelu_python"),
-    "relu": ("relu",),
-}
+GPT2_ACTIVATIONS = {"gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"), "gelu": ("gelu", "gelu_python"), "relu": ("relu",)}
 GPT2_TOP = {
     "wte.weight": "embed_tokens.weight",
     "wpe.weight": "embed_positions.weight",
@@ -112,10 +109,9 @@ class LlamaMapping:
         """The fields of ``config.json``."""
         fields = {name: getattr(config, name) for name in SHARED}
         fields |= {"hidden_act": "silu", "attention_dropout": 0.0}
-        if self.qk_norm:
-            fields |= {"use_sliding_window": False, "sliding_window": None}
-        else:
-            fields["mlp_bias"] = config.mlp_bias
+        fields |= (
+            {"use_sliding_window": False, "sliding_window": None} if self.qk_norm else {"mlp_bias": config.mlp_bias}
+        )
         scaling = config.rope_scaling
         # transformers 5 reads the first, 4 the other two
         fields["rope_parameters"] = {**(scaling or {"rope_type": "default"}), "rope_theta": config.rope_theta}
@@ -232,17 +228,10 @@ class GPT2Mapping:
         """The Hugging Face tensors of a model with these tensors of ours."""
         names = set(names)
         layers = sum(name.endswith(".input_layernorm.weight") for name in names)
-        found = [TensorMap(self.prefix + theirs, (ours,)) for theirs, ours in GPT2_TOP.items()]
-        found += [
-            TensorMap(
-                f"{self.prefix}h.{layer}.{theirs}.{kind}",
-                tuple(f"layers.{layer}.{part}.{kind}" for part in ours),
-                transposed=is_linear and kind == "weight",
-            )
-            for layer in range(layers)
-            for theirs, ours, is_linear in GPT2_LAYER
-            for kind in ("weight", "bias")
-        ]
+        found = [TensorMap(self.prefix + theirs, (own,)) for theirs, own in GPT2_TOP.items()]
+        for layer, (theirs, ours, is_linear), kind in product(range(layers), GPT2_LAYER, ("weight", "bias")):
+            parts = tuple(f"layers.{layer}.{part}.{kind}" for part in ours)
+            found.append(TensorMap(f"{self.prefix}h.{layer}.{theirs}.{kind}", parts, is_linear and kind == "weight"))
         return found + [TensorMap(name, (name,)) for name in ("lm_head.weight",) if name in names]
 
 

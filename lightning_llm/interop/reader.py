@@ -80,7 +80,11 @@ def read_folder(path: str | os.PathLike[str]) -> ModelFolder:
             or the tokenizer has more ids than the embedding.
     """
     path = Path(path)
-    content = _read_config(path)
+    if not path.is_dir():
+        raise ValueError(f"{path} is no folder: give one with {CONFIG} and the weights")
+    if not is_model_folder(path):
+        raise ValueError(f"{path} is no model: it has no {CONFIG}")
+    content = read_json(file_in(path, CONFIG))
     try:
         mapping = mapping_in(content)
         fields = Fields(content)
@@ -134,14 +138,6 @@ def _shapes(config: ModelConfig) -> dict[str, Shape]:
         for name, tensor in state.items()
         for layer in range(config.num_hidden_layers if name.startswith(FIRST) else 1)
     }
-
-
-def _read_config(path: Path) -> dict[str, object]:
-    if not path.is_dir():
-        raise ValueError(f"{path} is no folder: give one with {CONFIG} and the weights")
-    if not is_model_folder(path):
-        raise ValueError(f"{path} is no model: it has no {CONFIG}")
-    return read_json(file_in(path, CONFIG))
 
 
 def _config(mapping: HFMapping, fields: Fields) -> ModelConfig:
@@ -199,10 +195,8 @@ def check_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> None:
     """
     assert config.vocab_size is not None
     if tokenizer.vocab_size > config.vocab_size:
-        raise ValueError(
-            f"the tokenizer has {tokenizer.vocab_size} ids, more than the {config.vocab_size} rows of the embedding "
-            "(vocab_size): they do not belong together"
-        )
+        more = f"has {tokenizer.vocab_size} ids, more than the {config.vocab_size} rows of the embedding (vocab_size)"
+        raise ValueError(f"the tokenizer {more}: they do not belong together")
 
 
 def _read_tokenizer(folder: Path) -> str | None:
@@ -215,10 +209,9 @@ def _read_tokenizer(folder: Path) -> str | None:
     if path.exists():
         return read_text(path, LARGEST_TOKENIZER)
     if found := [name for name in OTHER_TOKENIZERS if (folder / name).is_file()]:
-        raise ValueError(
-            f"{folder} has its tokenizer as {', '.join(found)} only; {TOKENIZER} is what is read here: "
-            f"transformers.AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}) makes it"
-        )
+        command = f"transformers.AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+        other = f"{folder} has its tokenizer as {', '.join(found)} only"
+        raise ValueError(f"{other}; {TOKENIZER} is what is read here: {command} makes it")
     return None
 
 

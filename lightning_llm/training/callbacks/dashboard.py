@@ -10,7 +10,7 @@ from torch.utils.tensorboard.summary import hparams
 
 import lightning_llm.training.tensorboard as names
 from lightning_llm.checkpoints.loop_state import step_is_complete
-from lightning_llm.checkpoints.sharded import local_part
+from lightning_llm.optim.groups import local
 from lightning_llm.training.callbacks.consistency import ResumeDiff
 from lightning_llm.training.run_options import short_options, shown
 from lightning_llm.training.tensorboard import tensorboard_writers
@@ -120,7 +120,7 @@ def _add_histograms(
         for name, parameter in module.named_parameters():
             tensor = of(parameter)
             if tensor is not None:
-                values = local_part(tensor).detach().float()
+                values = local(tensor).detach().float()
                 values = values[values.isfinite()]  # NumPy rejects the others
                 if values.numel():
                     writer.add_histogram(prefix + name, values, trainer.global_step + ahead)

@@ -18,7 +18,7 @@ from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.loop_state import is_log_step, micro_batch_of_step, step_is_complete
 from lightning_llm.checkpoints.reading import step_files
 from lightning_llm.checkpoints.run_directory import run_dir_of
-from lightning_llm.checkpoints.sharded import local_part
+from lightning_llm.optim.groups import local
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
 
 KEPT = 4096  # values to look back on; a run with a NaN never recovers, so none is missed
@@ -75,7 +75,7 @@ class StopOnNonFinite(Callback):
 
     def _check(self, trainer: Trainer, weights: Iterable[Tensor] = ()) -> None:
         values = [loss.float() for _, _, loss in self._losses] + [norm.float() for _, norm in self._norms]
-        values += [local_part(weight.detach()).sum(dtype=torch.float32) for weight in weights]
+        values += [local(weight.detach()).sum(dtype=torch.float32) for weight in weights]
         if not values:
             return
         found = not bool(torch.stack(values).isfinite().all())
