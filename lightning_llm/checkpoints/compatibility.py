@@ -62,7 +62,7 @@ def architecture_differences(
 
 
 def prepare_loading(checkpoint: dict[str, Any], model: Any) -> None:
-    """Refuse a checkpoint that does not fit a ``LanguageModel``; adapt its counters to the run that resumes.
+    """Reject a checkpoint that does not fit a ``LanguageModel``; adapt its counters to the run that resumes.
 
     Args:
         checkpoint: As Lightning is about to load it; changed in place.

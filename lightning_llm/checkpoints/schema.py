@@ -184,15 +184,14 @@ def _contradictions(content: Mapping[str, Any], of_tensors: bool) -> Iterator[st
     version, step = content.get(VERSION, "2.6"), content.get("global_step")
     if not _LIGHTNING.fullmatch(version):
         yield f"{VERSION} is {shown(version)}, expected one of Lightning 2"
-    own = content.get(FORMAT, {})
+    own, config = content.get(FORMAT, {}), None
     if own.get("format_version", 1) > FORMAT_VERSION:
         yield f"it has format {own['format_version']}, this version reads up to {FORMAT_VERSION}: upgrade"
-    config = None
     try:
-        given = content.get("hyper_parameters", {}).get("architecture")
-        config = None if given is None else ModelConfig(**given)
-        if config is not None and config.vocab_size is None:
-            yield f"{ARCHITECTURE}.vocab_size is null, expected a whole number"
+        if (given := content.get("hyper_parameters", {}).get("architecture")) is not None:
+            config = ModelConfig(**given)
+            if config.vocab_size is None:
+                yield f"{ARCHITECTURE}.vocab_size is null, expected a whole number"
     except (ValueError, TypeError) as error:  # a value that cannot be compared
         yield f"{ARCHITECTURE}: {error}"
     if "loops" in content:

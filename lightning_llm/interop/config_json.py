@@ -4,7 +4,7 @@ An unknown field that has a value (not null, false or empty) may change what the
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from lightning_llm.io.untrusted import Kind, maybe, rule, shown
@@ -25,7 +25,7 @@ _HARMLESS = """
     reorder_and_upcast_attn
 """
 HARMLESS = frozenset(_HARMLESS.split())
-UNSCALED = (None, 1, 1.0)
+UNSCALED, WHOLE_HEAD = (None, 1, 1.0), "all of a head is rotated here"
 
 
 def _is_finite(value: object) -> bool:
@@ -94,9 +94,8 @@ class Fields:
         """True or false; otherwise adds a problem."""
         return bool(self._take_if(name, default, lambda value: isinstance(value, bool), "true or false"))
 
-    def must_be(self, name: str, accepted: Iterable[Any], why: str = "") -> None:
+    def must_be(self, name: str, accepted: tuple[Any, ...], why: str = "") -> None:
         """Adds a problem if the field is present and has another value."""
-        accepted = tuple(accepted)
         value = self._left.pop(name, accepted[0])
         if all(value != known or isinstance(value, bool) != isinstance(known, bool) for known in accepted):
             self.problems.append(f"{name} {shown(value)} is not supported{': ' + why if why else ''}")
@@ -132,7 +131,7 @@ def read_rope(fields: Fields, longest: int) -> tuple[float, dict[str, Any] | Non
         fields.problems.append(f"rope_theta must be a number, got {', '.join(map(shown, given))}")
     if len(bases) > 1:
         fields.problems.append(f"rope_theta {theta} contradicts rope_parameters {shown(new)}")
-    fields.must_be("partial_rotary_factor", UNSCALED, "all of a head is rotated here")
+    fields.must_be("partial_rotary_factor", UNSCALED, WHOLE_HEAD)
     return bases.pop() if bases else 10000.0, scaling if new is not None else old_scaling
 
 
@@ -142,9 +141,7 @@ def _rope_fields(fields: Fields, given: dict[str, Any], longest: int) -> tuple[A
     kind = given.pop("rope_type", type_)
     partial = given.pop("partial_rotary_factor", 1)
     if partial not in UNSCALED:
-        fields.problems.append(
-            f"partial_rotary_factor {shown(partial)} is not supported: all of a head is rotated here"
-        )
+        fields.problems.append(f"partial_rotary_factor {shown(partial)} is not supported: {WHOLE_HEAD}")
     if kind == "default":
         return base, None
     if kind == "llama3":

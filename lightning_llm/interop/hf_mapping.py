@@ -109,9 +109,8 @@ class LlamaMapping:
         """The fields of ``config.json``."""
         fields = {name: getattr(config, name) for name in SHARED}
         fields |= {"hidden_act": "silu", "attention_dropout": 0.0}
-        fields |= (
-            {"use_sliding_window": False, "sliding_window": None} if self.qk_norm else {"mlp_bias": config.mlp_bias}
-        )
+        window = {"use_sliding_window": False, "sliding_window": None}
+        fields |= window if self.qk_norm else {"mlp_bias": config.mlp_bias}
         scaling = config.rope_scaling
         # transformers 5 reads the first, 4 the other two
         fields["rope_parameters"] = {**(scaling or {"rope_type": "default"}), "rope_theta": config.rope_theta}

@@ -17,6 +17,7 @@ import re
 import reprlib
 import stat
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
@@ -146,9 +147,8 @@ def parse_json(text: str, source: object, *, nan_is_null: bool = False) -> dict[
         if re.search(r"\\u[dD][89a-fA-F]", text):
             json.dumps(content, ensure_ascii=False).encode()
     except (RecursionError, ValueError) as error:
-        problem = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        problem = "it holds half of a surrogate pair" if isinstance(error, UnicodeEncodeError) else problem
-        raise ValueError(f"{source} is not JSON that can be read: {problem}") from None
+        special = {RecursionError: "it is nested too deeply", UnicodeEncodeError: "it holds half of a surrogate pair"}
+        raise ValueError(f"{source} is not JSON that can be read: {special.get(type(error), error)}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{source} holds a {type(content).__name__}, expected an object with fields by name")
     return content
@@ -157,8 +157,7 @@ def parse_json(text: str, source: object, *, nan_is_null: bool = False) -> dict[
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
-        left = iter(content)  # names in the order in which they come first
-        twice = next(name for name, _ in pairs if name != next(left, None))
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"{shown(twice)} is given twice")
     return content
 
