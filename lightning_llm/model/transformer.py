@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_llm.model.attention import CausalSelfAttention, document_mask, positions_in_documents
+from lightning_llm.model.attention import CausalSelfAttention, Rotation, document_mask, positions_in_documents, rotation
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.mlp import build_mlp
 from lightning_llm.model.norm import build_norm
-from lightning_llm.model.rope import Rotation, rotation
 from lightning_llm.model.weights import initialize
-from lightning_llm.ops.matmul import matmul_dtype
+from lightning_llm.ops.conventions import matmul_dtype
 
 
 class Block(nn.Module):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lightning_llm.ops import sizes
-from lightning_llm.ops.arguments import opaque
+from lightning_llm.ops.conventions import opaque
 
 
 def is_faster_than_builtin(query: Tensor) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_llm.ops import sizes
-from lightning_llm.ops.matmul import matmul_dtype
+from lightning_llm.ops.conventions import matmul_dtype
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

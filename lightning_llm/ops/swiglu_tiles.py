@@ -6,7 +6,7 @@ once, and only dx is a sum over chunks. Long inputs are cut into blocks of token
 become sums over blocks. All these sums are in float32 at least, since bf16 would lose their last bits. Buffers are
 allocated once for all tiles, so that their size does not grow with the number of tokens.
 
-The elementwise part takes one pass over memory. On CUDA a Triton kernel does it (``kernels/swiglu.py``). Elsewhere, and
+The elementwise part takes one pass over memory. On CUDA a Triton kernel does it (``kernels.py``). Elsewhere, and
 without Triton, it is a few in-place PyTorch operators: tiles are small enough to stay in cache from one operator to the
 next, so that host memory is still read and written once. Measured on 2 cores of an AMD EPYC (Zen 5) for 4096 × 4096
 elements in tiles of 4096 × 512: 4 ms forward and 13 ms backward in float32, where the operators that autograd calls
@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_llm.ops import sizes
-from lightning_llm.ops.kernels import kernels_for
-from lightning_llm.ops.matmul import matmul_into
+from lightning_llm.ops.conventions import kernels_for, matmul_into
 from lightning_llm.ops.norm import inverse_rms, normalize, normalize_backward
 
 
@@ -164,7 +163,7 @@ def gate_forward(g: Tensor, u: Tensor, out: Tensor) -> Tensor:
     Returns:
         ``out``.
     """
-    if fused := kernels_for("swiglu", g):
+    if fused := kernels_for(g):
         fused.gate_forward(g, u, out)
         return out
     torch.ops.aten.silu.out(g, out=out)
@@ -183,7 +182,7 @@ def gate_backward(g: Tensor, u: Tensor, da: Tensor, a: Tensor, dg: Tensor) -> No
         a: (rows, columns), overwritten with SiLU(g) ⊙ u.
         dg: (rows, columns), overwritten with da ⊙ u ⊙ SiLU'(g).
     """
-    if fused := kernels_for("swiglu", g):
+    if fused := kernels_for(g):
         fused.gate_backward(g, u, da, a, dg)
         return
     torch.ops.aten.silu.out(g, out=a)
