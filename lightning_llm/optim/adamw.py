@@ -22,6 +22,7 @@ as above and rounded back stochastically (see ``rounding``), so that no float32 
 import math
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -106,14 +107,13 @@ def adamw_step(group: Group, state: "defaultdict[Tensor, State]", first: int) ->
     rounding = group["state_dtype"] is not None
     for (device, _, step, contiguous), rows in _buckets(group, state, first).items():
         fused = _is_fused(group["fused"], device) and contiguous
-        update_ = _fused_update_ if fused else adamw_update_
+        update_ = partial(_fused_update_ if fused else adamw_update_, step=step, **hyper)
         for chunk in [rows] if fused and not rounding else _chunks(rows, contiguous=contiguous):
-            params, grads, exp_avgs, exp_avg_sqs, places = (list(column) for column in zip(*chunk, strict=True))
-            columns = params, grads, exp_avgs, exp_avg_sqs
+            *columns, places = (list(column) for column in zip(*chunk, strict=True))
             if rounding:
-                rounding_update_(*columns, places, update_=update_, step=step, **hyper)
+                rounding_update_(*columns, places=places, update_=update_, step=step)
             else:
-                update_(*columns, step=step, **hyper)
+                update_(*columns)
 
 
 def adamw_update_(
@@ -154,18 +154,10 @@ def adamw_update_(
     torch._foreach_addcdiv_(params, exp_avgs, denominators, -lr * correction2 / correction1)
 
 
-def _fused_update_(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    *,
-    step: int,
-    **hyper: Any,
-) -> None:
+def _fused_update_(*columns: Any, step: int, **hyper: Any) -> None:
     # full() is a kernel on the device; tensor() would copy from the host and wait. The op only reads the steps.
-    steps = [torch.full((), float(step), dtype=torch.float32, device=params[0].device)] * len(params)
-    torch._fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, [], steps, amsgrad=False, maximize=False, **hyper)
+    steps = [torch.full((), float(step), dtype=torch.float32, device=columns[0][0].device)] * len(columns[0])
+    torch._fused_adamw_(*columns, [], steps, amsgrad=False, maximize=False, **hyper)  # type: ignore[call-overload]
 
 
 def _is_fused(fused: bool | None, device: torch.device) -> bool:
@@ -176,7 +168,7 @@ def _is_fused(fused: bool | None, device: torch.device) -> bool:
 
 def _buckets(group: Group, state: "defaultdict[Tensor, State]", first: int) -> dict[Bucket, list[Row]]:
     """Counts the step and sorts parameters, gradients and averages by what one multi-tensor operation can take."""
-    buckets: dict[Bucket, list[Row]] = {}
+    buckets: dict[Bucket, list[Row]] = defaultdict(list)
     for param in group["params"]:
         place, first = first, first + param.numel()
         if param.grad is None:
@@ -195,7 +187,7 @@ def _buckets(group: Group, state: "defaultdict[Tensor, State]", first: int) -> d
         shard, grad, exp_avg, exp_avg_sq = map(local, tensors)
         contiguous = all(tensor.is_contiguous() for tensor in (shard, grad, exp_avg, exp_avg_sq))
         bucket = param.device, param.dtype, own["step"], contiguous
-        buckets.setdefault(bucket, []).append((shard, grad, exp_avg, exp_avg_sq, place + _place_of_shard(param)))
+        buckets[bucket].append((shard, grad, exp_avg, exp_avg_sq, place + _place_of_shard(param)))
     return buckets
 
 
@@ -218,24 +210,23 @@ def _chunks(rows: list[Row], *, contiguous: bool) -> Iterator[list[Row]]:
     limit = _CHUNK_BYTES.get(first.device.type, _CHUNK_BYTES_ELSEWHERE) // first.element_size()
     chunk: list[Row] = []
     size = 0
-    for row in rows:
-        *tensors, place = row
-        elements = row[0].numel()
-        if elements > limit:
-            for param, grad, exp_avg, exp_avg_sq in zip(*(_cut(t, limit, contiguous) for t in tensors), strict=True):
-                yield [(param, grad, exp_avg, exp_avg_sq, place)]
-                place += param.numel()
-            continue
-        if chunk and size + elements > limit:
+    for piece in (piece for row in rows for piece in _pieces(row, limit, contiguous)):
+        if chunk and size + piece[0].numel() > limit:
             yield chunk
             chunk, size = [], 0
-        chunk.append(row)
-        size += elements
-    if chunk:
-        yield chunk
+        chunk.append(piece)
+        size += piece[0].numel()
+    yield chunk
 
 
-def _cut(tensor: Tensor, limit: int, contiguous: bool) -> tuple[Tensor, ...]:
-    if contiguous:
-        return torch.split(tensor.view(-1), limit)
-    return torch.split(tensor, max(1, limit * len(tensor) // tensor.numel()))
+def _pieces(row: Row, limit: int, contiguous: bool) -> Iterator[Row]:
+    *tensors, place = row
+    elements = row[0].numel()
+    if elements <= limit:
+        yield row
+        return
+    flat = [tensor.view(-1) for tensor in tensors] if contiguous else tensors
+    size = limit if contiguous else max(1, limit * len(row[0]) // elements)
+    for param, grad, exp_avg, exp_avg_sq in zip(*(torch.split(tensor, size) for tensor in flat), strict=True):
+        yield param, grad, exp_avg, exp_avg_sq, place
+        place += param.numel()

@@ -20,7 +20,6 @@ core, takes 0.84 ns for each half.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,11 +84,10 @@ def rounding_update_(
     grads: list[Tensor],
     exp_avgs: list[Tensor],
     exp_avg_sqs: list[Tensor],
-    places: list[int],
     *,
+    places: list[int],
     update_: Callable[..., None],
     step: int,
-    **hyper: Any,
 ) -> None:
     """One step on float32 copies of what is narrower; both averages are rounded back stochastically.
 
@@ -99,9 +97,8 @@ def rounding_update_(
         exp_avgs: First averages, bfloat16.
         exp_avg_sqs: Second averages, likewise.
         places: Index of the first number of each, among all parameters.
-        update_: Updates parameters and averages of one dtype in place; called with the first four, step and hyper.
+        update_: Updates parameters and averages of one dtype in place; called with the first four.
         step: Number of this step.
-        hyper: Numbers for the update.
     """
     dtype = torch.promote_types(params[0].dtype, torch.float32)
     lengths = [param.numel() for param in params]
@@ -111,7 +108,7 @@ def rounding_update_(
         [flat.view(param.shape) for flat, param in zip(torch.split(average, lengths), params, strict=True)]
         for average in averages
     ]
-    update_(wide_params, wide_grads, *views, step=step, **hyper)
+    update_(wide_params, wide_grads, *views)
     if dtype != params[0].dtype:
         torch._foreach_copy_(params, wide_params)
     noises = rounding_noise(zip(places, lengths, strict=True), step=step, device=params[0].device)
