@@ -363,7 +363,6 @@ class Decoder:
         kept = self._contexts[row][-max(1, self._longest // 2) :]
         self._contexts[row] = kept
         part = self._cache.row(row)
-        part.reset()
         if len(kept) > 1 and not self._ended[row]:
             self._model(torch.tensor([kept[:-1]], device=self._device), cache=part)
         lengths = list(self._cache.lengths)

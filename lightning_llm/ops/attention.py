@@ -51,10 +51,10 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 class _CausalAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        out, *probabilities = _forward(query, key, value)
-        ctx.save_for_backward(query, key, value, *probabilities)
-        return out
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+        results = _forward(*inputs)
+        _save(ctx, inputs, results)
+        return results[0]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -64,15 +64,9 @@ class _CausalAttention(torch.autograd.Function):
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-    """The result and the probabilities.
+    """The result and, for each block of queries, the probabilities (heads, queries, visible keys).
 
-    Args:
-        query: (heads, seq, head_dim), the heads of all rows.
-        key: As ``query``.
-        value: As ``query``.
-
-    Returns:
-        (heads, seq, head_dim), and for each block of queries (heads, queries, visible keys).
+    Inputs and result are (heads, seq, head_dim), with the heads of all rows.
     """
     heads, seq, head_dim = query.shape
     mask = _triangle(seq, query.dtype, query.device)
@@ -95,7 +89,7 @@ def _backward(
 ) -> list[Tensor]:
     """The gradients of queries, keys and values, each (heads, seq, head_dim), from what forward took and saved."""
     heads, seq, head_dim = query.shape
-    d_query, d_key, d_value = (torch.empty_like(x) for x in (query, key, value))
+    d_query, d_key, d_value = map(torch.empty_like, (query, key, value))
     tile = _tile(query)
     blocks = [*zip(sizes.attention_blocks(seq), probabilities, strict=True)][::-1]  # the last one has all the keys
     for some in sizes.slices(heads, tile.shape[0]):
