@@ -15,14 +15,7 @@ Backward = Callable[..., tuple[Tensor | None, ...]]
 
 
 def check_weight(name: str, weight: Tensor | None, shape: tuple[int, ...], x: Tensor, x_name: str = "x") -> None:
-    """Rejects a weight that does not fit the input.
-
-    Args:
-        name: The weight's name.
-        weight: The weight; ``None`` always fits.
-        shape: The shape that it must have.
-        x: The input.
-        x_name: The input's name.
+    """Rejects a weight that does not have this shape, or does not fit the input ``x``; ``None`` always fits.
 
     Raises:
         ValueError: Another shape, another device, another dtype that autocast does not cast, or no floating dtype.
@@ -72,11 +65,7 @@ def matmul_dtype(x: Tensor) -> torch.dtype:
 def matmul_into(out: Tensor, left: Tensor, right: Tensor, *, accumulate: bool) -> None:
     """Computes ``out = left @ right``, or ``out += left @ right`` to accumulate.
 
-    Args:
-        out: (rows, columns), of the factors' dtype or, so that no bits of a sum are lost, of a wider one.
-        left: (rows, inner).
-        right: (inner, columns).
-        accumulate: Whether to add to what ``out`` holds.
+    ``out`` has the dtype of the factors or, so that no bits of a sum are lost, a wider one.
     """
     if out.dtype == left.dtype:
         out.addmm_(left, right) if accumulate else torch.mm(left, right, out=out)

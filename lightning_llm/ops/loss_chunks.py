@@ -59,9 +59,6 @@ def loss_and_gradients(
         needed: Which of the three gradients are needed.
         d_losses: (…), the gradients of the single losses. Where ``options.reduction`` is ``none``, there are no
             gradients without them.
-
-    Returns:
-        The loss, scalar or (…) by ``options.reduction``, in float32 at least; the three gradients.
     """
     if options.reduction == "none" and d_losses is None:
         needed = (False, False, False)
@@ -130,9 +127,6 @@ def _losses_of_rows(
         weights: (rows,), the weight of each loss in the result, or ``None`` where no gradient is needed.
         z_loss: λ.
         d_bias: (vocab,), to which the rows' share of the bias's gradient is added, or ``None``.
-
-    Returns:
-        (rows,), in float32 at least.
     """
     wide = torch.promote_types(z.dtype, torch.float32)
     losses = z.new_empty(z.shape[0], dtype=wide)

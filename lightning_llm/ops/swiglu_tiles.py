@@ -41,17 +41,9 @@ class Options(NamedTuple):
 
 
 def swiglu_forward(x: Tensor, weights: Weights, options: Options, *, save: bool) -> list[Tensor]:
-    """The output, and g and u if backward needs them.
+    """The output y (…, hidden), and if ``save`` g and u (tokens, intermediate), all in the dtype of the matmuls.
 
-    Args:
-        x: (…, hidden).
-        weights: The parameters.
-        options: The chunks of the width concern backward only.
-        save: Whether g and u are returned.
-
-    Returns:
-        y (…, hidden), and if ``save`` g and u, both (tokens, intermediate), all in the dtype of the matmuls. ``y`` is
-        no view: FSDP2 hangs its hooks on what a module returns, and a view would lose them under ``y += x``.
+    ``y`` is no view: FSDP2 attaches its hooks to what a module returns, and a view would lose them under ``y += x``.
     """
     y = x.new_empty(x.shape, dtype=options.dtype)
     x, flat_y = flat(x), flat(y)
@@ -81,10 +73,7 @@ def swiglu_backward(
         weights: The parameters.
         saved: g and u, or nothing: then they are recomputed.
         options: As in forward.
-        needed: Which of the five gradients are needed; no matmul is spent on the others.
-
-    Returns:
-        Five gradients, ``None`` where not needed.
+        needed: Which of the gradients are needed; the others are ``None``, and no matmul is spent on them.
     """
     need_x, *need_weights, need_norm = needed
     need_input, norm, dtype = need_x or need_norm, weights.norm, options.dtype
@@ -153,16 +142,7 @@ def swiglu_backward(
 
 
 def gate_forward(g: Tensor, u: Tensor, out: Tensor) -> Tensor:
-    """SiLU(g) ⊙ u.
-
-    Args:
-        g: (rows, columns), any strides.
-        u: As ``g``.
-        out: (rows, columns); may be ``g`` itself, not ``u``.
-
-    Returns:
-        ``out``.
-    """
+    """Computes SiLU(g) ⊙ u, (rows, columns) with any strides, into ``out``: ``g`` itself may be it, ``u`` may not."""
     if fused := kernels_for(g):
         fused.gate_forward(g, u, out)
         return out

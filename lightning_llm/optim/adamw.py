@@ -95,13 +95,7 @@ class AdamW(GroupOptimizer):
 
 
 def adamw_step(group: Group, state: "defaultdict[Tensor, State]", first: int) -> None:
-    """One AdamW step for the parameters of one group that have a gradient.
-
-    Args:
-        group: Its parameters and options.
-        state: Of the optimizer.
-        first: Index of the group's first number among those of all parameters.
-    """
+    """One AdamW step for those of a group that have a gradient; ``first`` as for ``GroupOptimizer.step_group``."""
     hyper = {name: group[name] for name in ("lr", "eps", "weight_decay")}
     hyper["beta1"], hyper["beta2"] = group["betas"]
     rounding = group["state_dtype"] is not None
@@ -129,19 +123,9 @@ def adamw_update_(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """The reference: updates parameters and both averages in place.
+    """The reference: updates parameters, of one device and dtype, and both averages in place.
 
-    Args:
-        params: Tensors of one device and dtype.
-        grads: Their gradients; not changed.
-        exp_avgs: First averages, shaped like the parameters.
-        exp_avg_sqs: Second averages, likewise.
-        step: Number of this step, from 1.
-        lr: Learning rate.
-        beta1: Decay rate of the first average.
-        beta2: Decay rate of the second.
-        eps: Added to the root of the second average.
-        weight_decay: Fraction of ``lr`` by which parameters shrink.
+    ``step`` counts from 1. The other options are those of :class:`AdamW`.
     """
     correction1, correction2 = 1 - beta1**step, math.sqrt(1 - beta2**step)
     if weight_decay:

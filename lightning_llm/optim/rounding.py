@@ -29,14 +29,9 @@ _UPPER = -(2**16)  # 0xFFFF0000 as int32
 
 
 def round_stochastically(values: Tensor, noise: Tensor) -> Tensor:
-    """The reference: rounds to one of the two bfloat16 neighbors.
+    """The reference: rounds float32 to one of the two bfloat16 neighbors, in the mean over the noise to ``values``.
 
-    Args:
-        values: Any shape, float32.
-        noise: Same shape, int32, uniform on 0 to 65535.
-
-    Returns:
-        bfloat16, in the mean over the noise equal to ``values``.
+    ``noise`` has the same shape: int32, uniform on 0 to 65535.
     """
     rounded = (values.view(torch.int32) + noise).bitwise_and(_UPPER).view(torch.float32)
     return torch.where(values.isnan(), values, rounded).to(torch.bfloat16)
@@ -53,16 +48,13 @@ def round_stochastically_(values: Tensor, noise: Tensor) -> None:
 def rounding_noise(
     places: Iterable[tuple[int, int]], *, step: int, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """Two streams of 16 random bits for each index.
+    """Two streams of 16 random bits for each index: int32 tensors of the lengths' sum, each value from 0 to 65535.
 
     Args:
         places: Ranges (start, length) of the numbers' indices among all parameters. Indices that differ by
             a multiple of 2³² get the same bits.
         step: Number of the step.
         device: Where to compute it; the bits do not depend on it.
-
-    Returns:
-        Two int32 tensors of the lengths' sum, each value from 0 to 65535.
     """
     key = _mixed(step)
     offset, whitener = key & 0xFFFFFFFF, torch.tensor(_signed(key >> 32), dtype=torch.int32)
