@@ -44,12 +44,7 @@ class CausalSelfAttention(nn.Module):
         self.q_norm, self.k_norm = build_head_norm(config), build_head_norm(config)
 
     def forward(
-        self,
-        x: Tensor,
-        *,
-        rotation: Rotation | None = None,
-        cache: KVCache | None = None,
-        mask: Tensor | None = None,
+        self, x: Tensor, *, rotation: Rotation | None = None, cache: KVCache | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """Mix positions.
 

@@ -38,12 +38,7 @@ class Block(nn.Module):
         self._compiled: Callable[..., Tensor] | None = None
 
     def forward(
-        self,
-        x: Tensor,
-        *,
-        rotation: Rotation | None = None,
-        cache: KVCache | None = None,
-        mask: Tensor | None = None,
+        self, x: Tensor, *, rotation: Rotation | None = None, cache: KVCache | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, hidden). The rest as for :class:`CausalSelfAttention`."""
         # a cache grows with every call, and each length would be compiled again
@@ -153,12 +148,10 @@ class Transformer(nn.Module):
         """
         if input_ids.dim() != 2:
             raise ValueError(f"input_ids must have shape (batch, seq), got {tuple(input_ids.shape)}")
-        seen = 0 if cache is None else cache.length
         seq, longest = input_ids.shape[1], self.config.max_position_embeddings
-        if seen + seq > longest:
-            raise ValueError(
-                f"{seen + seq} positions are more than max_position_embeddings {longest}: shorten the input"
-            )
+        total = seq if cache is None else cache.length + seq
+        if total > longest:
+            raise ValueError(f"{total} positions are more than max_position_embeddings {longest}: shorten the input")
         mask = None if cache is None else cache.mask(seq)
         if documents is not None:
             if cache is not None or documents.shape != input_ids.shape:

@@ -69,10 +69,8 @@ def _forward(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
     Inputs and result are (heads, seq, head_dim), with the heads of all rows.
     """
     heads, seq, head_dim = query.shape
-    mask = _triangle(seq, query.dtype, query.device)
-    probabilities = [query.new_empty(shape) for shape in _shapes_of_probabilities(query)]
-    out = torch.empty_like(query)
-    tile = _tile(query)
+    mask, tile = _triangle(seq, query.dtype, query.device), _tile(query)
+    out, *probabilities = _empty_results(query, key, value)
     with torch.autocast(query.device.type, enabled=False):
         for some in sizes.slices(heads, tile.shape[0]):
             for (start, end), saved in zip(sizes.attention_blocks(seq), probabilities, strict=True):
@@ -108,11 +106,6 @@ def _backward(
     return [d_query, d_key, d_value]
 
 
-def _shapes_of_probabilities(query: Tensor) -> list[tuple[int, int, int]]:
-    heads, seq, _ = query.shape
-    return [(heads, end - start, end) for start, end in sizes.attention_blocks(seq)]
-
-
 def _tile(query: Tensor) -> Tensor:
     """A buffer for the scores of some heads and one block of queries: (some, elements)."""
     heads, seq = query.shape[:2]
@@ -131,7 +124,9 @@ def _triangle(seq: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _empty_results(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-    return [torch.empty_like(query), *(query.new_empty(shape) for shape in _shapes_of_probabilities(query))]
+    heads, seq, _ = query.shape
+    blocks = sizes.attention_blocks(seq)
+    return [torch.empty_like(query), *(query.new_empty(heads, end - start, end) for start, end in blocks)]
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, ...], output: list[Tensor]) -> None:

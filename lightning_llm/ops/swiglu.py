@@ -39,6 +39,7 @@ node recomputes from x.
 In the code the weights are (out, in), as in ``nn.Linear``: ``gate_weight`` is Wᵀ, ``up_weight`` Vᵀ, ``down_weight`` Uᵀ.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -138,9 +139,7 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     @conventions.differentiable_once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, gate, up, down, norm, *saved = ctx.saved_tensors
-        weights, options = Weights(gate, up, down, norm), Options(*ctx.options)
-        return *tiles.swiglu_backward(dy, x, weights, saved, options, ctx.needs_input_grad[:5]), None, None, None, None
+        return _gradients(ctx, [dy], _run_backward)
 
 
 def _swiglu_of_few_tokens(x: Tensor, weights: Weights, options: Options, *, save: bool) -> Tensor:
@@ -243,9 +242,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.options = inputs[5:8]
 
 
-def _gradients(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, grads: list[Tensor], run: Callable[..., list[Tensor]] | None = None) -> tuple[Any, ...]:
     tensors, saved, needed = ctx.saved_tensors[:5], ctx.saved_tensors[5:], ctx.needs_input_grad[:5]
-    found = iter(_opaque_backward(grads[0], *tensors, *ctx.options, list(saved), list(needed)))
+    found = iter((run or _opaque_backward)(grads[0], *tensors, *ctx.options, list(saved), list(needed)))
     return *(next(found) if need else None for need in needed), None, None, None, None
 
 

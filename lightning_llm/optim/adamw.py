@@ -37,7 +37,7 @@ _CHUNK_BYTES = {"cpu": 2**20}  # the cache of a core holds the five tensors of a
 _CHUNK_BYTES_ELSEWHERE = 2**27  # 128 MiB: launches cost nothing against it, and it is small compared with a large model
 
 # Parameter, gradient, exp_avg, exp_avg_sq, and the index of its first number among those of all parameters.
-Row = tuple[Tensor, Tensor, Tensor, Tensor, int]
+Row = tuple[Any, ...]
 Bucket = tuple[torch.device, torch.dtype, int, bool]  # device, dtype, step, whether all is contiguous
 
 
@@ -159,19 +159,18 @@ def _buckets(group: Group, state: "defaultdict[Tensor, State]", first: int) -> d
             continue
         own = state[param]
         if not own:
-            dtype = STATE_DTYPES[group["state_dtype"]]
             own["step"] = 0
             for average in ("exp_avg", "exp_avg_sq"):
-                own[average] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+                own[average] = torch.zeros_like(param, dtype=STATE_DTYPES[group["state_dtype"]])
         own["step"] += 1
         tensors = [param, param.grad, own["exp_avg"], own["exp_avg_sq"]]
         if hasattr(param, "to_local"):
             tensors[1:] = [tensor.redistribute(placements=param.placements) for tensor in tensors[1:]]
         # torch's CPU kernel does not look at strides: it would silently pair the wrong elements.
-        shard, grad, exp_avg, exp_avg_sq = map(local, tensors)
-        contiguous = all(tensor.is_contiguous() for tensor in (shard, grad, exp_avg, exp_avg_sq))
+        shards = [local(tensor) for tensor in tensors]
+        contiguous = all(shard.is_contiguous() for shard in shards)
         bucket = param.device, param.dtype, own["step"], contiguous
-        buckets[bucket].append((shard, grad, exp_avg, exp_avg_sq, place + _place_of_shard(param)))
+        buckets[bucket].append((*shards, place + _place_of_shard(param)))
     return buckets
 
 
@@ -211,6 +210,6 @@ def _pieces(row: Row, limit: int, contiguous: bool) -> Iterator[Row]:
         return
     flat = [tensor.view(-1) for tensor in tensors] if contiguous else tensors
     size = limit if contiguous else max(1, limit * len(row[0]) // elements)
-    for param, grad, exp_avg, exp_avg_sq in zip(*(torch.split(tensor, size) for tensor in flat), strict=True):
-        yield param, grad, exp_avg, exp_avg_sq, place
-        place += param.numel()
+    for piece in zip(*(torch.split(tensor, size) for tensor in flat), strict=True):
+        yield *piece, place
+        place += piece[0].numel()

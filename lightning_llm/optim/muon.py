@@ -138,7 +138,7 @@ def muon_step(group: Group, state: "defaultdict[Tensor, State]") -> None:
     for params in _stacks([param for param in group["params"] if param.grad is not None]):
         for param in params:
             if not state[param]:
-                state[param]["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+                state[param]["momentum_buffer"] = torch.zeros_like(param)
         buffers = [local(state[param]["momentum_buffer"]) for param in params]
         grads = [local(param.grad) for param in params]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
