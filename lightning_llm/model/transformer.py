@@ -156,7 +156,7 @@ class Transformer(nn.Module):
         if documents is not None:
             if cache is not None or documents.shape != input_ids.shape:
                 raise ValueError(
-                    f"documents must have the shape {tuple(input_ids.shape)} of input_ids and no cache beside them, "
+                    f"documents must have the shape {tuple(input_ids.shape)} of input_ids and no cache with them, "
                     f"got {tuple(documents.shape)}{'' if cache is None else ' and a cache'}"
                 )
             positions = positions_in_documents(documents) if positions is None else positions

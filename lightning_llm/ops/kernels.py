@@ -8,6 +8,8 @@ the row finds the maximum and the sum of exponentials together, rescaling the su
 and Gimelshein 2018, "Online normalizer calculation for softmax", algorithm 3). The second writes dz over the logits.
 """
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -84,16 +86,6 @@ def _losses_of_rows(  # type: ignore[no-untyped-def]
             tl.store(z_ptr + start + columns, dz.to(z_ptr.dtype.element_ty), mask=mask)
 
 
-def gate_forward(g: Tensor, u: Tensor, out: Tensor) -> None:
-    """As ``swiglu_tiles.gate_forward``; columns must be contiguous."""
-    _launch_gate(_gate_forward, g, u, out)
-
-
-def gate_backward(g: Tensor, u: Tensor, da: Tensor, out: Tensor, scratch: Tensor) -> None:
-    """As ``swiglu_tiles.gate_backward``; columns must be contiguous."""
-    _launch_gate(_gate_backward, g, u, da, out, scratch)
-
-
 def losses_of_rows(
     z: Tensor, bias: Tensor | None, index: Tensor, weights: Tensor | None, z_loss: float, losses: Tensor
 ) -> None:
@@ -111,3 +103,7 @@ def _launch_gate(kernel: triton.JITFunction, *tensors: Tensor) -> None:
     strides, block = (tensor.stride(0) for tensor in tensors), min(ROW_BLOCK, triton.next_power_of_2(columns))
     with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]
         kernel[rows, triton.cdiv(columns, block)](*tensors, *strides, columns, BLOCK=block)
+
+
+# As ``swiglu_tiles.gate_forward`` and ``gate_backward``; columns must be contiguous.
+gate_forward, gate_backward = partial(_launch_gate, _gate_forward), partial(_launch_gate, _gate_backward)

@@ -6,7 +6,7 @@ rows x, W and V of shape (hidden, intermediate) and U of shape (intermediate, hi
     F(x) = (SiLU(xW) ⊙ xV) U,    SiLU(z) = z σ(z),    SiLU'(z) = σ(z) (1 + z (1 - σ(z)))
 
 Name the parts g = xW, u = xV, a = SiLU(g) ⊙ u, y = aU. Let dy be the gradient of a scalar loss with respect to y,
-of shape (tokens, hidden). For a product y = aU the rule is da = dy Uᵀ and dU = aᵀ dy; applied from the output back:
+of shape (tokens, hidden). For a matmul y = aU the rule is da = dy Uᵀ and dU = aᵀ dy; applied from the output back:
 
     da = dy Uᵀ                      (tokens, intermediate)
     du = da ⊙ SiLU(g)               (tokens, intermediate)

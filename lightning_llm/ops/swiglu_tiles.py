@@ -1,6 +1,6 @@
 """How the memory-optimized SwiGLU cuts its work into tiles. ``swiglu.py`` derives the formulas.
 
-Forward iterates over blocks of tokens at the full intermediate width: each row of the output is then one product, and
+Forward iterates over blocks of tokens at the full intermediate width: each row of the output is then one matmul, and
 no sum crosses blocks. Backward iterates over chunks of the intermediate width: each weight gradient is then written
 once, and only dx is a sum over chunks. Long inputs are cut into blocks of tokens as well, and the weight gradients
 become sums over blocks. All these sums are in float32 at least, since bf16 would lose their last bits. Buffers are

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lightning_llm.optim.groups import ADAMW_STATE, STATE_DTYPES, Group, GroupOptimizer, State, local
+from lightning_llm.optim.groups import ADAMW_STATE, STATE_DTYPES, Group, GroupOptimizer, local
 from lightning_llm.optim.rounding import rounding_update_
 
 FUSED_DEVICES = ("cpu", "cuda")
@@ -56,7 +56,7 @@ class AdamW(GroupOptimizer):
         weight_decay: Fraction of ``lr`` by which parameters shrink at each step. Groups may have their own.
         fused: ``None``: torch's single kernel on CPU and CUDA, multi-tensor operations elsewhere and for tensors that
             are not contiguous. ``True``: an error on a device without the kernel. ``False``: multi-tensor operations.
-        state_dtype: Of both averages. ``None``: the parameter's. ``"bfloat16"``: half the bytes beside float32
+        state_dtype: Of both averages. ``None``: the parameter's. ``"bfloat16"``: half the bytes with float32
             parameters; computed in float32 and rounded stochastically, by noise that depends on the step and the index
             alone: all ranks and every resumed run get the same bits. So do shards along the first dimension; other
             shards round with noise of their own. Parameters in bfloat16 are themselves rounded to the nearest.
@@ -94,7 +94,7 @@ class AdamW(GroupOptimizer):
                 )
 
 
-def adamw_step(group: Group, state: "defaultdict[Tensor, State]", first: int) -> None:
+def adamw_step(group: Group, state: defaultdict[Tensor, Any], first: int) -> None:
     """One AdamW step for those of a group that have a gradient; ``first`` as for ``GroupOptimizer.step_group``."""
     hyper = {name: group[name] for name in ("lr", "eps", "weight_decay")}
     hyper["beta1"], hyper["beta2"] = group["betas"]
@@ -150,7 +150,7 @@ def _is_fused(fused: bool | None, device: torch.device) -> bool:
     return fused is not False and device.type in FUSED_DEVICES
 
 
-def _buckets(group: Group, state: "defaultdict[Tensor, State]", first: int) -> dict[Bucket, list[Row]]:
+def _buckets(group: Group, state: defaultdict[Tensor, Any], first: int) -> dict[Bucket, list[Row]]:
     """Counts the step and sorts parameters, gradients and averages by what one multi-tensor operation can take."""
     buckets: dict[Bucket, list[Row]] = defaultdict(list)
     for param in group["params"]:

@@ -31,7 +31,6 @@ ADAMW_STATE = ["exp_avg", "exp_avg_sq", "step"]
 STATE_DTYPES = {None: None, "bfloat16": torch.bfloat16}
 
 Group = dict[str, Any]
-State = dict[str, Any]
 T = TypeVar("T")
 Rule = tuple[Callable[[Any], bool], str]  # whether a value fits, and what is expected
 

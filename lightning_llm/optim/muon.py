@@ -22,16 +22,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lightning_llm.optim.adamw import adamw_step
-from lightning_llm.optim.groups import (
-    HIDDEN_MATRICES,
-    Group,
-    GroupOptimizer,
-    Rule,
-    State,
-    group_by,
-    is_decay_rate,
-    local,
-)
+from lightning_llm.optim.groups import HIDDEN_MATRICES, Group, GroupOptimizer, Rule, group_by, is_decay_rate, local
 
 # Jordan et al. 2024: steep at 0, at the price of singular values that end between 0.68 and 1.21 instead of at 1.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -132,7 +123,7 @@ class MuonAdamW(GroupOptimizer):
                 raise ValueError(f"the optimizer state has no {min(missing)}: it was not saved by MuonAdamW")
 
 
-def muon_step(group: Group, state: "defaultdict[Tensor, State]") -> None:
+def muon_step(group: Group, state: defaultdict[Tensor, Any]) -> None:
     """One Muon step for the matrices of one group that have a gradient."""
     dtype = _DTYPES[group["newton_schulz_dtype"]]
     for params in _stacks([param for param in group["params"] if param.grad is not None]):
@@ -163,7 +154,7 @@ def newton_schulz(matrices: Tensor, *, steps: int = 5, dtype: torch.dtype = torc
     """Brings the singular values of each matrix near 1, keeping its singular vectors.
 
     Quintic Newton-Schulz iteration: X ← a X + (b A + c A²) X with A = X Xᵀ (Jordan et al. 2024). After five steps, in
-    exact arithmetic, every singular value above 0.3 % of the Frobenius norm lies between 0.68 and 1.21.
+    exact arithmetic, every singular value above 0.3 % of the Frobenius norm is between 0.68 and 1.21.
 
     Args:
         matrices: (batch, rows, columns), cheapest with rows ≤ columns.
