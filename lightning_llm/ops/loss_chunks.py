@@ -89,23 +89,19 @@ def loss_and_gradients(
     dz_scale = counted if divide_late else scale
     index = flat_targets.where(counted, 0).long()
 
-    def add(chunk: slice) -> Tensor:
-        """The losses of a chunk; adds what it contributes to the gradients."""
+    for chunk in sizes.slices(tokens, rows):
         h = flat_hidden[chunk].to(dtype)
         z = logits[: h.shape[0]]
         for block in columns:
             torch.mm(h, weight[block].t(), out=z[:, block])
         chunk_scale = dz_scale[chunk].to(wide) if any(needed) else None
-        chunk_losses = _losses_of_rows(z, bias, index[chunk], chunk_scale, options.z_loss, d_bias)
+        flat_losses[chunk] = _losses_of_rows(z, bias, index[chunk], chunk_scale, options.z_loss, d_bias)
         if d_hidden is not None:
             matmul_into(d_hidden.view(flat_hidden.shape)[chunk], z, weight, accumulate=False)
         if d_weight is not None:
             for block in columns:
                 matmul_into(d_weight[block], z[:, block].t(), h, accumulate=True)
-        return chunk_losses
-
-    for chunk in sizes.slices(tokens, rows):
-        flat_losses[chunk] = add(chunk)
+        del h, chunk_scale  # before those of the next chunk are made
     gradients = [d_hidden, d_weight, d_bias]
     if divide_late:
         factor = scale.amax()
