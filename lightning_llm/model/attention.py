@@ -115,7 +115,7 @@ def document_mask(documents: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def positions_in_documents(documents: Tensor) -> Tensor:
-    """Positions counted from the beginning of each document, or of the row where it began before: (batch, seq)."""
+    """Positions counted from the start of each document in its row: (batch, seq)."""
     place = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     is_first = documents != documents.roll(1, dims=1)  # at position 0 it changes nothing
     return place - torch.where(is_first, place, 0).cummax(dim=1).values
