@@ -22,7 +22,7 @@ LAYERS = (
     ("model.config", "optim.schedules", "ops.sizes", "accounting.hardware", "measure"),
     ("io.console",),
     ("accounting", "ops", "data"),  # data: corpora, tokenizers, token_store, order
-    ("data.prepare", "model"),  # model: norm, rope, kv_cache, weights
+    ("data.prepare", "model"),  # model: norm, kv_cache, weights
     ("model.attention", "model.mlp"),
     ("model.transformer", "optim", "checkpoints.archives"),
     ("generation", "interop", "data.datamodule", "data.find_store"),

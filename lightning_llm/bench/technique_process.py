@@ -19,10 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_llm.bench.harness import step_peak_bytes
 from lightning_llm.measure.resident import high_water_bytes, resident_bytes, restart_high_water
-from lightning_llm.model.attention import CausalSelfAttention
+from lightning_llm.model.attention import CausalSelfAttention, Rotation, rotate
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.norm import RMSNorm
-from lightning_llm.model.rope import Rotation, rotate
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim.adamw import AdamW

@@ -356,7 +356,6 @@ class Decoder:
         """Read the newest half of a context, except its last token, which is read with those of the other rows."""
         self._contexts[row] = kept = self._contexts[row][-max(1, self._longest // 2) :]
         part = self._cache.row(row)
-        part.reset()
         if len(kept) > 1 and not self._ended[row]:
             self._model(torch.tensor([kept[:-1]], device=self._device), cache=part)
         lengths = [part.length if each == row else length for each, length in enumerate(self._cache.lengths)]

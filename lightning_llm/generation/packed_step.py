@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_llm.model.attention import CausalSelfAttention
+from lightning_llm.model.attention import CausalSelfAttention, rotation
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.mlp import MLP, MemoryOptimizedSwiGLU, SwiGLU
 from lightning_llm.model.norm import RMSNorm
-from lightning_llm.model.rope import rotation
 from lightning_llm.model.transformer import Block, Transformer
 from lightning_llm.model.weights import is_hooked, is_plain
 

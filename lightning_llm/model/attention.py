@@ -1,6 +1,11 @@
-"""Causal self-attention with grouped-query heads (Vaswani et al. 2017; Ainslie et al. 2023)."""
+"""Causal self-attention with grouped-query heads (Vaswani et al. 2017; Ainslie et al. 2023) and rotary positions.
 
+The rotation is that of Su et al. 2021, "RoFormer", section 3.2.2, in the rotate-half form of Llama.
+"""
+
+import math
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.norm import build_head_norm
-from lightning_llm.model.rope import Rotation, rotate
 from lightning_llm.ops.attention import causal_attention, is_faster_than_builtin
+
+Rotation = tuple[Tensor, Tensor]
 
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -38,12 +44,7 @@ class CausalSelfAttention(nn.Module):
         self.q_norm, self.k_norm = build_head_norm(config), build_head_norm(config)
 
     def forward(
-        self,
-        x: Tensor,
-        *,
-        rotation: Rotation | None = None,
-        cache: KVCache | None = None,
-        mask: Tensor | None = None,
+        self, x: Tensor, *, rotation: Rotation | None = None, cache: KVCache | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """Mix positions.
 
@@ -57,7 +58,9 @@ class CausalSelfAttention(nn.Module):
         Returns:
             (batch, seq, hidden).
         """
-        query, key, value = (self._heads(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        query, key, value = (
+            proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )  # (batch, seq, heads, head_dim)
         query, key = self.q_norm(query).to(value.dtype), self.k_norm(key).to(value.dtype)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # (batch, heads, seq, head_dim)
         if rotation is not None:
@@ -73,7 +76,7 @@ class CausalSelfAttention(nn.Module):
         if causal and not dropout and is_faster_than_builtin(query):
             mixed = causal_attention(query, key, value)
         elif seq == 1 and cache is not None and not dropout:
-            mixed = attend_once(query, key, value, mask)
+            mixed = _attend_once(query, key, value, mask)
         else:
             mixed = F.scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, enable_gqa=self.grouped
@@ -81,25 +84,12 @@ class CausalSelfAttention(nn.Module):
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out
 
-    def _heads(self, x: Tensor) -> Tensor:
-        """(batch, seq, heads × head_dim) -> (batch, seq, heads, head_dim)."""
-        return x.view(*x.shape[:-1], -1, self.head_dim)
 
-
-def attend_once(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+def _attend_once(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Attention of one new position: the heads of a group are the rows of one matmul with their common keys.
 
     With 4 heads to each of 2 at 1,024 positions this took 54 µs where ``enable_gqa``, which copies the keys for each
-    head, took 104 (AMD Zen 5, 1 thread, torch 2.13).
-
-    Args:
-        query: (batch, heads, 1, head_dim).
-        key: (batch, kv_heads, length, head_dim).
-        value: As ``key``.
-        mask: (batch, 1, 1, length), or ``None``.
-
-    Returns:
-        (batch, heads, 1, head_dim).
+    head, took 104 (AMD Zen 5, 1 thread, torch 2.13). The query is (batch, heads, 1, head_dim), as is the result.
     """
     batch, heads, _, head_dim = query.shape
     rows = query.reshape(batch, key.shape[1], -1, head_dim)
@@ -125,7 +115,64 @@ def document_mask(documents: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def positions_in_documents(documents: Tensor) -> Tensor:
-    """Positions counted from the beginning of each document, or of the row where it began before: (batch, seq)."""
+    """Positions counted from the start of each document in its row: (batch, seq)."""
     place = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     is_first = documents != documents.roll(1, dims=1)  # at position 0 it changes nothing
     return place - torch.where(is_first, place, 0).cummax(dim=1).values
+
+
+def rotation(
+    positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype, scaling: dict[str, Any] | None = None
+) -> Rotation:
+    """Cosines and sines for the given positions: computed once per forward pass, used by every block.
+
+    Args:
+        positions: (seq,) or (batch, seq), token positions.
+        head_dim: Width of a head; pair i (of dimensions i and i + head_dim / 2) rotates by ``theta^(-2i / head_dim)``
+            per position.
+        theta: Base of the frequencies.
+        dtype: Of the result. The angles are computed in float32: bf16 cannot tell position 257 from 258.
+        scaling: ``ModelConfig.rope_scaling``.
+
+    Returns:
+        Cosines and sines, each (seq, head_dim / 2) or (batch, 1, seq, head_dim / 2).
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
+    periods = theta**exponents  # positions for one radian, (head_dim / 2)
+    if scaling is not None:
+        periods = _stretched(periods, scaling)
+    angles = positions.float().unsqueeze(-1) / periods  # (…, seq, head_dim / 2)
+    if angles.dim() == 3:
+        angles = angles.unsqueeze(1)  # one rotation for all heads
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, by: Rotation) -> Tensor:
+    """Rotate each pair of dimensions of every head by its position's angle.
+
+    Args:
+        x: (batch, heads, seq, head_dim).
+        by: The result of :func:`rotation`.
+
+    Returns:
+        As ``x``.
+    """
+    cos, sin = by
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+
+
+def _stretched(periods: Tensor, scaling: dict[str, Any]) -> Tensor:
+    """Periods of a model whose context was extended after pre-training: (head_dim / 2) -> (head_dim / 2).
+
+    ``linear`` makes all of them longer by ``factor``. ``llama3`` does so with those that the first context did not see
+    ``low_freq_factor`` times, leaves those that it saw ``high_freq_factor`` times, and blends between (the frequencies,
+    linearly in the number of times): ``apply_scaling`` in Meta's llama-models, models/llama3/model.py.
+    """
+    factor = float(scaling["factor"])
+    if scaling["rope_type"] == "linear":
+        return periods * factor
+    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+    times_seen = float(scaling["original_max_position_embeddings"]) / (2 * math.pi * periods)
+    kept = ((times_seen - low) / (high - low)).clamp(0, 1)
+    return periods / ((1 - kept) / factor + kept)

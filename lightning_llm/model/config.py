@@ -7,7 +7,7 @@ accounting and the command line read a config without paying for it.
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args, get_origin
 
 from lightning_llm.io.untrusted import shown
@@ -17,18 +17,24 @@ Position = Literal["rope", "learned", "none"]
 Recompute = Literal["none", "mlp", "attention", "block"]
 
 GATED_MLPS = ("swiglu", "memory_optimized_swiglu")
-PLAIN_MLPS = ("gelu", "gelu_tanh", "relu")
-BUILT_IN_MLPS = GATED_MLPS + PLAIN_MLPS
+BUILT_IN_MLPS = (*GATED_MLPS, "gelu", "gelu_tanh", "relu")
 CHECKPOINT_LEVELS = (0, 1, 2)
-OWN_CODE = "lightning_llm."  # how an import path of this package begins
 MOST_LAYERS = 2000  # twice the deepest that were trained (Wang et al. 2022, "DeepNet", arXiv:2203.00555)
 MOST_SIZE, MOST_NUMBER = 2**40, 1e30  # beyond them torch overflows
 MOST_PARAMETERS = 10**13  # several times the largest that were trained
-RECOMPUTE = ("none", "mlp", "attention", "block")
 # The options of each way to stretch the rotation, by Hugging Face's names.
 ROPE_SCALINGS = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+# What a field of a type accepts. Those of type float are checked with their range.
+KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    int: (lambda value: type(value) is int, "a whole number"),
+    int | None: (lambda value: value is None or type(value) is int, "a whole number"),
+    bool: (lambda value: isinstance(value, bool), "true or false"),
+    **dict.fromkeys((str, Norm, Position, Recompute), (lambda value: isinstance(value, str), "a name")),
+    dict[str, Any] | None: (lambda value: isinstance(value, dict | None), "options by name"),
+    int | list[int]: (lambda value: {*map(type, _as_list(value))} <= {int}, "a whole number, or one for each layer"),
 }
 
 
@@ -121,42 +127,28 @@ class ModelConfig:
     @property
     def checkpoint_levels(self) -> list[int]:
         """The level of each layer."""
-        level = self.checkpoint_level
-        return list(level) if isinstance(level, list | tuple) else [level] * self.num_hidden_layers
+        levels = _as_list(self.checkpoint_level)
+        return levels * self.num_hidden_layers if isinstance(self.checkpoint_level, int) else levels
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain values, derived sizes filled in."""
         return dataclasses.asdict(self)
 
     def _fill_derived_sizes(self) -> None:
+        head_dim, rest = divmod(self.hidden_size, self.num_attention_heads)
         derived = {
             "num_key_value_heads": self.num_attention_heads,
-            "head_dim": self.hidden_size // self.num_attention_heads,
+            "head_dim": None if rest else head_dim,  # reported by _shape_faults
             "intermediate_size": 64 * math.ceil(self.hidden_size / 24) if self.is_gated else 4 * self.hidden_size,
         }
-        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
-            del derived["head_dim"]  # reported by _shape_faults
         for name, value in derived.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
 
     def _type_faults(self) -> Iterator[str]:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type in (int, int | None):
-                fits, expected = type(value) is int or (value is None and field.type is not int), "a whole number"
-            elif field.type is bool:
-                fits, expected = isinstance(value, bool), "true or false"
-            elif field.type is str or get_origin(field.type) is Literal:
-                fits, expected = isinstance(value, str), "a name"
-            elif field.name == "rope_scaling":
-                fits, expected = isinstance(value, dict | None), "options by name"
-            elif field.name == "checkpoint_level":
-                levels = value if isinstance(value, list | tuple) else [value]
-                fits, expected = all(type(level) is int for level in levels), "a whole number, or one for each layer"
-            else:
-                continue
-            if not fits:
+            value, (fits, expected) = getattr(self, field.name), KINDS.get(field.type, (None, ""))
+            if fits and not fits(value):
                 yield f"{field.name} must be {expected}, got {shown(value)}"
 
     def _size_faults(self) -> Iterator[str]:
@@ -226,9 +218,8 @@ class ModelConfig:
         faults = [f"rope_scaling of type {kind} lacks {name}" for name in needed if name not in given]
         unknown = sorted(shown(str(name))[1:-1] for name in given - set(needed))
         faults += [f"rope_scaling.{name} is unknown to type {kind}" for name in unknown]
-        for name in sorted(given & set(needed)):
-            if not _is_positive(scaling[name]):
-                faults.append(f"rope_scaling.{name} must be a number above 0, got {shown(scaling[name])}")
+        wrong = [name for name in sorted(given & set(needed)) if not _is_positive(scaling[name])]
+        faults += [f"rope_scaling.{name} must be a number above 0, got {shown(scaling[name])}" for name in wrong]
         if not faults and kind == "llama3" and not scaling["low_freq_factor"] < scaling["high_freq_factor"]:
             faults.append(
                 f"rope_scaling.low_freq_factor {scaling['low_freq_factor']} must be below "
@@ -240,7 +231,7 @@ class ModelConfig:
 
     def _level_faults(self) -> Iterator[str]:
         given = self.checkpoint_level
-        levels = list(given) if isinstance(given, list | tuple) else [given]
+        levels = _as_list(given)
         if any(level not in CHECKPOINT_LEVELS for level in levels):
             yield f"checkpoint_level must be one of {', '.join(map(str, CHECKPOINT_LEVELS))}, got {given!r}"
             return
@@ -254,7 +245,7 @@ class ModelConfig:
 
 def is_foreign(path: str) -> bool:
     """Whether an import path is outside this package."""
-    return not path.startswith(OWN_CODE)
+    return not path.startswith("lightning_llm.")
 
 
 def config_of_file(fields: dict[str, Any], source: object, *, trust_code: bool = False) -> ModelConfig:
@@ -275,6 +266,10 @@ def config_of_file(fields: dict[str, Any], source: object, *, trust_code: bool =
             "If you trust it, give --trust-code (in Python: trust_code=True)"
         )
     return config
+
+
+def _as_list(level: Any) -> list[Any]:
+    return [*level] if isinstance(level, list | tuple) else [level]
 
 
 def _is_number(value: object) -> bool:

@@ -6,6 +6,7 @@ tokens overwrite it.
 """
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -105,15 +106,14 @@ class KVCache:
         if end > self.max_length:
             raise ValueError(f"the cache holds {self.max_length} positions, asked to hold {end}")
         keys, values = self._store[layer, 0], self._store[layer, 1]
-        if self.is_even:
-            keys[:, :, start:end] = key.detach()
-            values[:, :, start:end] = value.detach()
-        else:
+        if not self.is_even and self._ends is None:
+            self._ends = self._on_device(range(len(self.lengths))), self._on_device(self.lengths)
+        for old, new in ((keys, key.detach()), (values, value.detach())):
             if self._ends is None:
-                self._ends = self._on_device(range(len(self.lengths))), self._on_device(self.lengths)
-            rows, ends = self._ends
-            keys[rows, :, ends] = key.detach()[:, :, 0].to(keys.dtype)
-            values[rows, :, ends] = value.detach()[:, :, 0].to(values.dtype)
+                old[:, :, start:end] = new
+            else:
+                rows, ends = self._ends
+                old[rows, :, ends] = new[:, :, 0].to(old.dtype)
         return keys[:, :, :end], values[:, :, :end]
 
     def advance(self, new: int) -> None:
@@ -125,15 +125,11 @@ class KVCache:
         self.lengths, self._ends = list(lengths), None
 
     def row(self, index: int) -> "KVCache":
-        """A cache of one row that shares this one's memory, and has a length of its own."""
-        part: KVCache = KVCache.__new__(KVCache)
-        part._store, part._ends = self._store[:, :, index : index + 1], None
-        part.lengths = [self.lengths[index]]
+        """An empty cache of one row that shares this one's memory, and has a length of its own."""
+        part = copy(self)
+        part._store = self._store[:, :, index : index + 1]
+        part.set_lengths([0])
         return part
-
-    def reset(self) -> None:
-        """Forget all positions; the memory stays."""
-        self.set_lengths([0] * len(self.lengths))
 
     def _on_device(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(list(numbers), device=self._store.device)

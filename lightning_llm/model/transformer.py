@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_llm.model.attention import CausalSelfAttention, document_mask, positions_in_documents
+from lightning_llm.model.attention import CausalSelfAttention, Rotation, document_mask, positions_in_documents, rotation
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.mlp import build_mlp
 from lightning_llm.model.norm import build_norm
-from lightning_llm.model.rope import Rotation, rotation
 from lightning_llm.model.weights import initialize
-from lightning_llm.ops.matmul import matmul_dtype
+from lightning_llm.ops.conventions import matmul_dtype
 
 
 class Block(nn.Module):
@@ -39,12 +38,7 @@ class Block(nn.Module):
         self._compiled: Callable[..., Tensor] | None = None
 
     def forward(
-        self,
-        x: Tensor,
-        *,
-        rotation: Rotation | None = None,
-        cache: KVCache | None = None,
-        mask: Tensor | None = None,
+        self, x: Tensor, *, rotation: Rotation | None = None, cache: KVCache | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, hidden). The rest as for :class:`CausalSelfAttention`."""
         # a cache grows with every call, and each length would be compiled again
@@ -154,17 +148,15 @@ class Transformer(nn.Module):
         """
         if input_ids.dim() != 2:
             raise ValueError(f"input_ids must have shape (batch, seq), got {tuple(input_ids.shape)}")
-        seen = 0 if cache is None else cache.length
         seq, longest = input_ids.shape[1], self.config.max_position_embeddings
-        if seen + seq > longest:
-            raise ValueError(
-                f"{seen + seq} positions are more than max_position_embeddings {longest}: shorten the input"
-            )
+        total = seq if cache is None else cache.length + seq
+        if total > longest:
+            raise ValueError(f"{total} positions are more than max_position_embeddings {longest}: shorten the input")
         mask = None if cache is None else cache.mask(seq)
         if documents is not None:
             if cache is not None or documents.shape != input_ids.shape:
                 raise ValueError(
-                    f"documents must have the shape {tuple(input_ids.shape)} of input_ids and no cache beside them, "
+                    f"documents must have the shape {tuple(input_ids.shape)} of input_ids and no cache with them, "
                     f"got {tuple(documents.shape)}{'' if cache is None else ' and a cache'}"
                 )
             positions = positions_in_documents(documents) if positions is None else positions

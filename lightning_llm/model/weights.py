@@ -46,14 +46,12 @@ def initialize(model: nn.Module, config: ModelConfig) -> None:
         if isinstance(module, nn.Linear):
             is_residual = name.rpartition(".")[2] in RESIDUAL_PROJECTIONS
             nn.init.normal_(module.weight, std=residual_std if is_residual else config.initializer_range)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=config.initializer_range)
         elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
             nn.init.ones_(module.weight)
-            if isinstance(module, nn.LayerNorm):
-                nn.init.zeros_(module.bias)
+        if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 def only_finite(tensors: Iterable[tuple[str, Tensor]], source: object) -> Iterator[tuple[str, Tensor]]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lightning_llm.ops import sizes
-from lightning_llm.ops.arguments import opaque
+from lightning_llm.ops.conventions import opaque
 
 
 def is_faster_than_builtin(query: Tensor) -> bool:
@@ -51,10 +51,10 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 class _CausalAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        out, *probabilities = _forward(query, key, value)
-        ctx.save_for_backward(query, key, value, *probabilities)
-        return out
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+        results = _forward(*inputs)
+        _save(ctx, inputs, results)
+        return results[0]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -64,21 +64,13 @@ class _CausalAttention(torch.autograd.Function):
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-    """The result and the probabilities.
+    """The result and, for each block of queries, the probabilities (heads, queries, visible keys).
 
-    Args:
-        query: (heads, seq, head_dim), the heads of all rows.
-        key: As ``query``.
-        value: As ``query``.
-
-    Returns:
-        (heads, seq, head_dim), and for each block of queries (heads, queries, visible keys).
+    Inputs and result are (heads, seq, head_dim), with the heads of all rows.
     """
     heads, seq, head_dim = query.shape
-    mask = _triangle(seq, query.dtype, query.device)
-    probabilities = [query.new_empty(shape) for shape in _shapes_of_probabilities(query)]
-    out = torch.empty_like(query)
-    tile = _tile(query)
+    mask, tile = _triangle(seq, query.dtype, query.device), _tile(query)
+    out, *probabilities = _empty_results(query, key, value)
     with torch.autocast(query.device.type, enabled=False):
         for some in sizes.slices(heads, tile.shape[0]):
             for (start, end), saved in zip(sizes.attention_blocks(seq), probabilities, strict=True):
@@ -95,7 +87,7 @@ def _backward(
 ) -> list[Tensor]:
     """The gradients of queries, keys and values, each (heads, seq, head_dim), from what forward took and saved."""
     heads, seq, head_dim = query.shape
-    d_query, d_key, d_value = (torch.empty_like(x) for x in (query, key, value))
+    d_query, d_key, d_value = map(torch.empty_like, (query, key, value))
     tile = _tile(query)
     blocks = [*zip(sizes.attention_blocks(seq), probabilities, strict=True)][::-1]  # the last one has all the keys
     for some in sizes.slices(heads, tile.shape[0]):
@@ -112,11 +104,6 @@ def _backward(
         for grad in (d_query, d_key):
             grad[some] *= head_dim**-0.5
     return [d_query, d_key, d_value]
-
-
-def _shapes_of_probabilities(query: Tensor) -> list[tuple[int, int, int]]:
-    heads, seq, _ = query.shape
-    return [(heads, end - start, end) for start, end in sizes.attention_blocks(seq)]
 
 
 def _tile(query: Tensor) -> Tensor:
@@ -137,7 +124,9 @@ def _triangle(seq: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _empty_results(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-    return [torch.empty_like(query), *(query.new_empty(shape) for shape in _shapes_of_probabilities(query))]
+    heads, seq, _ = query.shape
+    blocks = sizes.attention_blocks(seq)
+    return [torch.empty_like(query), *(query.new_empty(heads, end - start, end) for start, end in blocks)]
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, ...], output: list[Tensor]) -> None:

@@ -9,21 +9,21 @@ For one token with hidden state h, logits z = W h + b, probabilities p = softmax
 Three matmuls of the whole size, as in the plain form. Of all the logits only one chunk is alive, and its buffer also
 takes dz. The sums dW and db are in float32 at least.
 
-The elementwise work on a chunk is one Triton kernel on CUDA (``kernels/cross_entropy.py``). Elsewhere it is a few
+The elementwise work on a chunk is one Triton kernel on CUDA (``kernels.py``). Elsewhere it is a few
 operators on groups of rows small enough to stay in cache between them, in float32 at least. With m = max(z) the
 largest probability is exp(m - m) / Σ exp(z - m), so that log Z = m - log max(p): softmax, which is one fused operator,
 gives it without a pass of its own. 4,096 tokens of a vocabulary of 50,257 in float32 take 84 ms so, 117 ms by exp and
 sum, 207 ms by logsumexp (2 cores of an AMD EPYC, Zen 5), where the three matmuls take 5 s.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_llm.ops import sizes
-from lightning_llm.ops.kernels import kernels_for
-from lightning_llm.ops.matmul import matmul_into
+from lightning_llm.ops.conventions import kernels_for, matmul_into
 
 
 class LossOptions(NamedTuple):
@@ -42,7 +42,7 @@ def loss_and_gradients(
     bias: Tensor | None,
     targets: Tensor,
     options: LossOptions,
-    needed: tuple[bool, ...],
+    needed: Sequence[bool],
     d_losses: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The loss, and its gradients with respect to hidden, weight and bias, ``None`` where not needed.
@@ -57,20 +57,17 @@ def loss_and_gradients(
         targets: (…).
         options: See :class:`LossOptions`.
         needed: Which of the three gradients are needed.
-        d_losses: (…), the gradients of the single losses, where ``options.reduction`` is ``none``.
-
-    Returns:
-        The loss, scalar or (…) by ``options.reduction``, in float32 at least; the three gradients.
+        d_losses: (…), the gradients of the single losses. Where ``options.reduction`` is ``none``, there are no
+            gradients without them.
     """
+    if options.reduction == "none" and d_losses is None:
+        needed = (False, False, False)
     dtype, is_half, is_mean = options.dtype, options.dtype == torch.float16, options.reduction == "mean"
     wide = torch.promote_types(dtype, torch.float32)
     tokens, vocab = targets.numel(), weight.shape[0]
     losses = hidden.new_empty(targets.shape, dtype=wide)
-    flat_losses, flat_targets, flat_hidden = (
-        losses.view(-1),
-        targets.reshape(-1),
-        hidden.reshape(tokens, hidden.shape[-1]),
-    )
+    flat_losses, flat_targets = losses.view(-1), targets.reshape(-1)
+    flat_hidden = hidden.reshape(tokens, hidden.shape[-1])
     counted = flat_targets != options.ignore_index
 
     dtypes = [wide if is_half or t is None else t.dtype for t in (hidden, weight, bias)]  # of the gradients
@@ -92,23 +89,19 @@ def loss_and_gradients(
     dz_scale = counted if divide_late else scale
     index = flat_targets.where(counted, 0).long()
 
-    def add(chunk: slice) -> Tensor:
-        """The losses of a chunk; adds what it contributes to the gradients."""
+    for chunk in sizes.slices(tokens, rows):
         h = flat_hidden[chunk].to(dtype)
         z = logits[: h.shape[0]]
         for block in columns:
             torch.mm(h, weight[block].t(), out=z[:, block])
         chunk_scale = dz_scale[chunk].to(wide) if any(needed) else None
-        chunk_losses = _losses_of_rows(z, bias, index[chunk], chunk_scale, options.z_loss, d_bias)
+        flat_losses[chunk] = _losses_of_rows(z, bias, index[chunk], chunk_scale, options.z_loss, d_bias)
         if d_hidden is not None:
             matmul_into(d_hidden.view(flat_hidden.shape)[chunk], z, weight, accumulate=False)
         if d_weight is not None:
             for block in columns:
                 matmul_into(d_weight[block], z[:, block].t(), h, accumulate=True)
-        return chunk_losses
-
-    for chunk in sizes.slices(tokens, rows):
-        flat_losses[chunk] = add(chunk)
+        del h, chunk_scale  # before those of the next chunk are made
     gradients = [d_hidden, d_weight, d_bias]
     if divide_late:
         factor = scale.amax()
@@ -130,13 +123,10 @@ def _losses_of_rows(
         weights: (rows,), the weight of each loss in the result, or ``None`` where no gradient is needed.
         z_loss: λ.
         d_bias: (vocab,), to which the rows' share of the bias's gradient is added, or ``None``.
-
-    Returns:
-        (rows,), in float32 at least.
     """
     wide = torch.promote_types(z.dtype, torch.float32)
     losses = z.new_empty(z.shape[0], dtype=wide)
-    if fused := kernels_for("cross_entropy", z):
+    if fused := kernels_for(z):
         fused.losses_of_rows(z, bias, index, weights, z_loss, losses)
         if d_bias is not None:
             d_bias += z.sum(dim=0, dtype=wide)

@@ -17,9 +17,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_llm.ops import arguments
+from lightning_llm.ops import conventions
 from lightning_llm.ops.loss_chunks import LossOptions, loss_and_gradients
-from lightning_llm.ops.matmul import matmul_dtype
 
 Reduction = Literal["mean", "sum", "none"]
 REDUCTIONS = ("mean", "sum", "none")
@@ -86,8 +85,8 @@ def linear_cross_entropy(
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
     if not z_loss >= 0:
         raise ValueError(f"z_loss must be at least 0, got {z_loss}")
-    arguments.reject_transforms("linear_cross_entropy", "torch.nn.functional.cross_entropy")
-    options = LossOptions(ignore_index, num_chunks, z_loss, reduction, matmul_dtype(hidden))
+    conventions.reject_transforms("linear_cross_entropy", "torch.nn.functional.cross_entropy")
+    options = LossOptions(ignore_index, num_chunks, z_loss, reduction, conventions.matmul_dtype(hidden))
     needed = tuple(torch.is_grad_enabled() and t is not None and t.requires_grad for t in tensors)
     if torch.compiler.is_compiling():
         loss: Tensor = _opaque(*tensors, targets, *options, list(needed), None)[0]
@@ -103,14 +102,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: LossOptions
     ) -> Tensor:
-        needed = ctx.needs_input_grad[:3] if options.reduction != "none" else (False, False, False)
-        loss, ctx.gradients = loss_and_gradients(hidden, weight, bias, targets, options, needed)
+        loss, ctx.gradients = loss_and_gradients(hidden, weight, bias, targets, options, ctx.needs_input_grad[:3])
         ctx.save_for_backward(hidden, weight, bias, targets)
         ctx.options = options
         return loss
 
     @staticmethod
-    @arguments.differentiable_once
+    @conventions.differentiable_once
     def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, [None] * 3  # handed over, so that scaling them needs no second copy
         hidden, weight, bias, targets = ctx.saved_tensors
@@ -130,15 +128,13 @@ def _check(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, num_chunks: int | None, ignore_index: int
 ) -> None:
     if hidden.dim() == 0 or weight.dim() != 2:
-        raise ValueError(
-            f"weight must be (vocab, hidden) for hidden (…, hidden), got {tuple(weight.shape)} "
-            f"for hidden {tuple(hidden.shape)}"
-        )
+        found = f"{tuple(weight.shape)} for hidden {tuple(hidden.shape)}"
+        raise ValueError(f"weight must be (vocab, hidden) for hidden (…, hidden), got {found}")
     vocab = weight.shape[0]
-    arguments.check_weight("weight", weight, (vocab, hidden.shape[-1]), hidden, "hidden")
-    arguments.check_weight("bias", bias, (vocab,), hidden, "hidden")
+    conventions.check_weight("weight", weight, (vocab, hidden.shape[-1]), hidden, "hidden")
+    conventions.check_weight("bias", bias, (vocab,), hidden, "hidden")
     _check_targets(targets, "hidden", hidden, vocab, ignore_index)
-    arguments.check_chunks(num_chunks, max(1, targets.numel()), "the number of tokens")
+    conventions.check_chunks(num_chunks, max(1, targets.numel()), "the number of tokens")
 
 
 def _check_targets(targets: Tensor, name: str, other: Tensor, vocab: int, ignore_index: int | None) -> None:
@@ -160,11 +156,8 @@ def _check_targets(targets: Tensor, name: str, other: Tensor, vocab: int, ignore
 
 
 def _run(*inputs: Any) -> list[Tensor]:
-    """The loss and, unless the reduction is ``none`` and there are no ``d_losses``, the gradients needed."""
-    hidden, weight, bias, targets, options, (needed, d_losses) = *inputs[:4], LossOptions(*inputs[4:9]), inputs[9:]
-    if options.reduction == "none" and d_losses is None:
-        needed = [False] * 3
-    loss, gradients = loss_and_gradients(hidden, weight, bias, targets, options, tuple(needed), d_losses)
+    hidden, weight, bias, targets, *options, needed, d_losses = inputs
+    loss, gradients = loss_and_gradients(hidden, weight, bias, targets, LossOptions(*options), needed, d_losses)
     return [loss, *(gradient for gradient in gradients if gradient is not None)]
 
 
@@ -200,6 +193,6 @@ _INPUTS = (
     "Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, SymInt ignore_index, SymInt? num_chunks, "
     "float z_loss, str reduction, ScalarType dtype, bool[] needed, Tensor? d_losses"
 )
-_opaque = arguments.opaque(
+_opaque = conventions.opaque(
     "linear_cross_entropy", _INPUTS, _run, _empty_results, save=_save_gradients, gradients=_scale_gradients
 )

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_llm.ops import sizes
-from lightning_llm.ops.matmul import matmul_dtype
+from lightning_llm.ops.conventions import matmul_dtype
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -69,17 +69,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def normalize(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """RMSNorm without autograd.
-
-    Args:
-        x: (…, size).
-        weight: (size,).
-        eps: Added to the mean square.
-        dtype: Of the result; it is computed in float32 at least.
-
-    Returns:
-        w ⊙ x̂ (…, size) in ``dtype``, and r (…, 1) in float32 at least.
-    """
+    """RMSNorm without autograd: w ⊙ x̂ (…, size) in ``dtype``, and r (…, 1) in float32 at least."""
     out = x.new_empty(x.shape, dtype=dtype)
     scale = x.new_empty(*x.shape[:-1], 1, dtype=torch.promote_types(x.dtype, torch.float32))
     blocks, longest = _in_blocks(x, out, scale)

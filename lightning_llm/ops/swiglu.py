@@ -6,7 +6,7 @@ rows x, W and V of shape (hidden, intermediate) and U of shape (intermediate, hi
     F(x) = (SiLU(xW) ⊙ xV) U,    SiLU(z) = z σ(z),    SiLU'(z) = σ(z) (1 + z (1 - σ(z)))
 
 Name the parts g = xW, u = xV, a = SiLU(g) ⊙ u, y = aU. Let dy be the gradient of a scalar loss with respect to y,
-of shape (tokens, hidden). For a product y = aU the rule is da = dy Uᵀ and dU = aᵀ dy; applied from the output back:
+of shape (tokens, hidden). For a matmul y = aU the rule is da = dy Uᵀ and dU = aᵀ dy; applied from the output back:
 
     da = dy Uᵀ                      (tokens, intermediate)
     du = da ⊙ SiLU(g)               (tokens, intermediate)
@@ -39,15 +39,15 @@ node recomputes from x.
 In the code the weights are (out, in), as in ``nn.Linear``: ``gate_weight`` is Wᵀ, ``up_weight`` Vᵀ, ``down_weight`` Uᵀ.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_llm.ops import arguments, sizes
+from lightning_llm.ops import conventions, sizes
 from lightning_llm.ops import swiglu_tiles as tiles
-from lightning_llm.ops.matmul import matmul_dtype
 from lightning_llm.ops.norm import rms_norm, rms_norm_function
 from lightning_llm.ops.swiglu_tiles import Options, Weights
 
@@ -107,9 +107,9 @@ def memory_optimized_swiglu(
     """
     weights = Weights(gate_weight, up_weight, down_weight, norm_weight)
     _check(x, weights, checkpoint_level, num_chunks)
-    arguments.reject_transforms("memory_optimized_swiglu", "swiglu_reference")
+    conventions.reject_transforms("memory_optimized_swiglu", "swiglu_reference")
     is_empty = 0 in (x.numel(), gate_weight.numel())
-    options = Options(norm_eps, num_chunks, matmul_dtype(x))
+    options = Options(norm_eps, num_chunks, conventions.matmul_dtype(x))
     if norm_weight is not None and (checkpoint_level < 2 or is_empty):
         x, weights = rms_norm(x, norm_weight, norm_eps), weights._replace(norm=None)
     if is_empty:
@@ -137,11 +137,9 @@ class _SwiGLU(torch.autograd.Function):
         return results[0]
 
     @staticmethod
-    @arguments.differentiable_once
+    @conventions.differentiable_once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, gate, up, down, norm, *saved = ctx.saved_tensors
-        weights, options = Weights(gate, up, down, norm), Options(*ctx.options)
-        return *tiles.swiglu_backward(dy, x, weights, saved, options, ctx.needs_input_grad[:5]), None, None, None, None
+        return _gradients(ctx, [dy], _run_backward)
 
 
 def _swiglu_of_few_tokens(x: Tensor, weights: Weights, options: Options, *, save: bool) -> Tensor:
@@ -167,7 +165,7 @@ class _Project(torch.autograd.Function):
         return torch.mm(tiles.flat(h), cast.t())
 
     @staticmethod
-    @arguments.differentiable_once
+    @conventions.differentiable_once
     def backward(ctx: Any, dg: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, norm = ctx.saved_tensors
         need_h, need_weight, *_ = ctx.needs_input_grad
@@ -191,24 +189,21 @@ class _GateAndDown(torch.autograd.Function):
         return y
 
     @staticmethod
-    @arguments.differentiable_once
+    @conventions.differentiable_once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         need_g, need_u, need_down, *_ = ctx.needs_input_grad
         down, *saved = ctx.saved_tensors
         dy = tiles.flat(dy.to(ctx.options.dtype))
         g, u = saved if ctx.save else _recompute(saved, ctx.options)
         del saved
-        dg = du = d_down = None
+        a, dg, du = torch.empty_like(g), None, None
         if need_g or need_u:
-            du = torch.mm(dy, down.to(dy.dtype))
-            a, dg = torch.empty_like(g), torch.empty_like(g)
+            dg, du = torch.empty_like(g), torch.mm(dy, down.to(dy.dtype))
             tiles.gate_backward(g, u, du, a, dg)
         else:
-            a = tiles.gate_forward(g, u, torch.empty_like(g))
+            tiles.gate_forward(g, u, a)
         del g, u
-        if need_down:
-            d_down = torch.mm(dy.t(), a)
-        return dg if need_g else None, du if need_u else None, d_down, None, None, None, None
+        return dg, du, torch.mm(dy.t(), a) if need_down else None, None, None, None, None
 
 
 def _recompute(saved: list[Any], options: Options) -> list[Tensor]:
@@ -223,15 +218,13 @@ def _check(x: Tensor, weights: Weights, level: int, num_chunks: int | None) -> N
     if level == 2 and weights.norm is None:
         raise ValueError("checkpoint_level 2 computes the norm in front of the MLP: give norm_weight, or use level 1")
     if x.dim() == 0 or weights.gate.dim() != 2:
-        gate_shape = tuple(weights.gate.shape)
-        raise ValueError(
-            f"gate_weight must be (intermediate, hidden) for x (…, hidden), got {gate_shape} for x {tuple(x.shape)}"
-        )
+        found = f"{tuple(weights.gate.shape)} for x {tuple(x.shape)}"
+        raise ValueError(f"gate_weight must be (intermediate, hidden) for x (…, hidden), got {found}")
     hidden, width = x.shape[-1], weights.gate.shape[0]
     expected = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width), "norm": (hidden,)}
     for (name, shape), weight in zip(expected.items(), weights, strict=True):
-        arguments.check_weight(f"{name}_weight", weight, shape, x)
-    arguments.check_chunks(num_chunks, width, "the intermediate width")
+        conventions.check_weight(f"{name}_weight", weight, shape, x)
+    conventions.check_chunks(num_chunks, width, "the intermediate width")
 
 
 def _run(x: Tensor, *rest: Any) -> list[Tensor]:
@@ -249,9 +242,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.options = inputs[5:8]
 
 
-def _gradients(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, grads: list[Tensor], run: Callable[..., list[Tensor]] | None = None) -> tuple[Any, ...]:
     tensors, saved, needed = ctx.saved_tensors[:5], ctx.saved_tensors[5:], ctx.needs_input_grad[:5]
-    found = iter(_opaque_backward(grads[0], *tensors, *ctx.options, list(saved), list(needed)))
+    found = iter((run or _opaque_backward)(grads[0], *tensors, *ctx.options, list(saved), list(needed)))
     return *(next(found) if need else None for need in needed), None, None, None, None
 
 
@@ -268,7 +261,7 @@ def _empty_gradients(dy: Tensor, *rest: Any) -> list[Tensor]:
 _INPUTS = (
     "Tensor x, Tensor gate, Tensor up, Tensor down, Tensor? norm, float norm_eps, SymInt? num_chunks, ScalarType dtype"
 )
-_opaque = arguments.opaque("swiglu", f"{_INPUTS}, bool save", _run, _empty_results, save=_save, gradients=_gradients)
-_opaque_backward = arguments.opaque(
+_opaque = conventions.opaque("swiglu", f"{_INPUTS}, bool save", _run, _empty_results, save=_save, gradients=_gradients)
+_opaque_backward = conventions.opaque(
     "swiglu_backward", f"Tensor dy, {_INPUTS}, Tensor[] saved, bool[] needed", _run_backward, _empty_gradients
 )

@@ -1,12 +1,12 @@
 """How the memory-optimized SwiGLU cuts its work into tiles. ``swiglu.py`` derives the formulas.
 
-Forward iterates over blocks of tokens at the full intermediate width: each row of the output is then one product, and
+Forward iterates over blocks of tokens at the full intermediate width: each row of the output is then one matmul, and
 no sum crosses blocks. Backward iterates over chunks of the intermediate width: each weight gradient is then written
 once, and only dx is a sum over chunks. Long inputs are cut into blocks of tokens as well, and the weight gradients
 become sums over blocks. All these sums are in float32 at least, since bf16 would lose their last bits. Buffers are
 allocated once for all tiles, so that their size does not grow with the number of tokens.
 
-The elementwise part takes one pass over memory. On CUDA a Triton kernel does it (``kernels/swiglu.py``). Elsewhere, and
+The elementwise part takes one pass over memory. On CUDA a Triton kernel does it (``kernels.py``). Elsewhere, and
 without Triton, it is a few in-place PyTorch operators: tiles are small enough to stay in cache from one operator to the
 next, so that host memory is still read and written once. Measured on 2 cores of an AMD EPYC (Zen 5) for 4096 × 4096
 elements in tiles of 4096 × 512: 4 ms forward and 13 ms backward in float32, where the operators that autograd calls
@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_llm.ops import sizes
-from lightning_llm.ops.kernels import kernels_for
-from lightning_llm.ops.matmul import matmul_into
+from lightning_llm.ops.conventions import kernels_for, matmul_into
 from lightning_llm.ops.norm import inverse_rms, normalize, normalize_backward
 
 
@@ -42,17 +41,9 @@ class Options(NamedTuple):
 
 
 def swiglu_forward(x: Tensor, weights: Weights, options: Options, *, save: bool) -> list[Tensor]:
-    """The output, and g and u if backward needs them.
+    """The output y (…, hidden), and if ``save`` g and u (tokens, intermediate), all in the dtype of the matmuls.
 
-    Args:
-        x: (…, hidden).
-        weights: The parameters.
-        options: The chunks of the width concern backward only.
-        save: Whether g and u are returned.
-
-    Returns:
-        y (…, hidden), and if ``save`` g and u, both (tokens, intermediate), all in the dtype of the matmuls. ``y`` is
-        no view: FSDP2 hangs its hooks on what a module returns, and a view would lose them under ``y += x``.
+    ``y`` is no view: FSDP2 attaches its hooks to what a module returns, and a view would lose them under ``y += x``.
     """
     y = x.new_empty(x.shape, dtype=options.dtype)
     x, flat_y = flat(x), flat(y)
@@ -82,10 +73,7 @@ def swiglu_backward(
         weights: The parameters.
         saved: g and u, or nothing: then they are recomputed.
         options: As in forward.
-        needed: Which of the five gradients are needed; no matmul is spent on the others.
-
-    Returns:
-        Five gradients, ``None`` where not needed.
+        needed: Which of the gradients are needed; the others are ``None``, and no matmul is spent on them.
     """
     need_x, *need_weights, need_norm = needed
     need_input, norm, dtype = need_x or need_norm, weights.norm, options.dtype
@@ -154,17 +142,8 @@ def swiglu_backward(
 
 
 def gate_forward(g: Tensor, u: Tensor, out: Tensor) -> Tensor:
-    """SiLU(g) ⊙ u.
-
-    Args:
-        g: (rows, columns), any strides.
-        u: As ``g``.
-        out: (rows, columns); may be ``g`` itself, not ``u``.
-
-    Returns:
-        ``out``.
-    """
-    if fused := kernels_for("swiglu", g):
+    """Computes SiLU(g) ⊙ u, (rows, columns) with any strides, into ``out``: ``g`` itself may be it, ``u`` may not."""
+    if fused := kernels_for(g):
         fused.gate_forward(g, u, out)
         return out
     torch.ops.aten.silu.out(g, out=out)
@@ -183,7 +162,7 @@ def gate_backward(g: Tensor, u: Tensor, da: Tensor, a: Tensor, dg: Tensor) -> No
         a: (rows, columns), overwritten with SiLU(g) ⊙ u.
         dg: (rows, columns), overwritten with da ⊙ u ⊙ SiLU'(g).
     """
-    if fused := kernels_for("swiglu", g):
+    if fused := kernels_for(g):
         fused.gate_backward(g, u, da, a, dg)
         return
     torch.ops.aten.silu.out(g, out=a)

@@ -22,13 +22,14 @@ as above and rounded back stochastically (see ``rounding``), so that no float32 
 import math
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lightning_llm.optim.groups import ADAMW_STATE, STATE_DTYPES, Group, GroupOptimizer, State, local
+from lightning_llm.optim.groups import ADAMW_STATE, STATE_DTYPES, Group, GroupOptimizer, local
 from lightning_llm.optim.rounding import rounding_update_
 
 FUSED_DEVICES = ("cpu", "cuda")
@@ -36,7 +37,7 @@ _CHUNK_BYTES = {"cpu": 2**20}  # the cache of a core holds the five tensors of a
 _CHUNK_BYTES_ELSEWHERE = 2**27  # 128 MiB: launches cost nothing against it, and it is small compared with a large model
 
 # Parameter, gradient, exp_avg, exp_avg_sq, and the index of its first number among those of all parameters.
-Row = tuple[Tensor, Tensor, Tensor, Tensor, int]
+Row = tuple[Any, ...]
 Bucket = tuple[torch.device, torch.dtype, int, bool]  # device, dtype, step, whether all is contiguous
 
 
@@ -55,7 +56,7 @@ class AdamW(GroupOptimizer):
         weight_decay: Fraction of ``lr`` by which parameters shrink at each step. Groups may have their own.
         fused: ``None``: torch's single kernel on CPU and CUDA, multi-tensor operations elsewhere and for tensors that
             are not contiguous. ``True``: an error on a device without the kernel. ``False``: multi-tensor operations.
-        state_dtype: Of both averages. ``None``: the parameter's. ``"bfloat16"``: half the bytes beside float32
+        state_dtype: Of both averages. ``None``: the parameter's. ``"bfloat16"``: half the bytes with float32
             parameters; computed in float32 and rounded stochastically, by noise that depends on the step and the index
             alone: all ranks and every resumed run get the same bits. So do shards along the first dimension; other
             shards round with noise of their own. Parameters in bfloat16 are themselves rounded to the nearest.
@@ -93,27 +94,20 @@ class AdamW(GroupOptimizer):
                 )
 
 
-def adamw_step(group: Group, state: "defaultdict[Tensor, State]", first: int) -> None:
-    """One AdamW step for the parameters of one group that have a gradient.
-
-    Args:
-        group: Its parameters and options.
-        state: Of the optimizer.
-        first: Index of the group's first number among those of all parameters.
-    """
+def adamw_step(group: Group, state: defaultdict[Tensor, Any], first: int) -> None:
+    """One AdamW step for those of a group that have a gradient; ``first`` as for ``GroupOptimizer.step_group``."""
     hyper = {name: group[name] for name in ("lr", "eps", "weight_decay")}
     hyper["beta1"], hyper["beta2"] = group["betas"]
     rounding = group["state_dtype"] is not None
     for (device, _, step, contiguous), rows in _buckets(group, state, first).items():
         fused = _is_fused(group["fused"], device) and contiguous
-        update_ = _fused_update_ if fused else adamw_update_
+        update_ = partial(_fused_update_ if fused else adamw_update_, step=step, **hyper)
         for chunk in [rows] if fused and not rounding else _chunks(rows, contiguous=contiguous):
-            params, grads, exp_avgs, exp_avg_sqs, places = (list(column) for column in zip(*chunk, strict=True))
-            columns = params, grads, exp_avgs, exp_avg_sqs
+            *columns, places = (list(column) for column in zip(*chunk, strict=True))
             if rounding:
-                rounding_update_(*columns, places, update_=update_, step=step, **hyper)
+                rounding_update_(*columns, places=places, update_=update_, step=step)
             else:
-                update_(*columns, step=step, **hyper)
+                update_(*columns)
 
 
 def adamw_update_(
@@ -129,19 +123,9 @@ def adamw_update_(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """The reference: updates parameters and both averages in place.
+    """The reference: updates parameters, of one device and dtype, and both averages in place.
 
-    Args:
-        params: Tensors of one device and dtype.
-        grads: Their gradients; not changed.
-        exp_avgs: First averages, shaped like the parameters.
-        exp_avg_sqs: Second averages, likewise.
-        step: Number of this step, from 1.
-        lr: Learning rate.
-        beta1: Decay rate of the first average.
-        beta2: Decay rate of the second.
-        eps: Added to the root of the second average.
-        weight_decay: Fraction of ``lr`` by which parameters shrink.
+    ``step`` counts from 1. The other options are those of :class:`AdamW`.
     """
     correction1, correction2 = 1 - beta1**step, math.sqrt(1 - beta2**step)
     if weight_decay:
@@ -154,18 +138,10 @@ def adamw_update_(
     torch._foreach_addcdiv_(params, exp_avgs, denominators, -lr * correction2 / correction1)
 
 
-def _fused_update_(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    *,
-    step: int,
-    **hyper: Any,
-) -> None:
+def _fused_update_(*columns: Any, step: int, **hyper: Any) -> None:
     # full() is a kernel on the device; tensor() would copy from the host and wait. The op only reads the steps.
-    steps = [torch.full((), float(step), dtype=torch.float32, device=params[0].device)] * len(params)
-    torch._fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, [], steps, amsgrad=False, maximize=False, **hyper)
+    steps = [torch.full((), float(step), dtype=torch.float32, device=columns[0][0].device)] * len(columns[0])
+    torch._fused_adamw_(*columns, [], steps, amsgrad=False, maximize=False, **hyper)  # type: ignore[call-overload]
 
 
 def _is_fused(fused: bool | None, device: torch.device) -> bool:
@@ -174,28 +150,27 @@ def _is_fused(fused: bool | None, device: torch.device) -> bool:
     return fused is not False and device.type in FUSED_DEVICES
 
 
-def _buckets(group: Group, state: "defaultdict[Tensor, State]", first: int) -> dict[Bucket, list[Row]]:
+def _buckets(group: Group, state: defaultdict[Tensor, Any], first: int) -> dict[Bucket, list[Row]]:
     """Counts the step and sorts parameters, gradients and averages by what one multi-tensor operation can take."""
-    buckets: dict[Bucket, list[Row]] = {}
+    buckets: dict[Bucket, list[Row]] = defaultdict(list)
     for param in group["params"]:
         place, first = first, first + param.numel()
         if param.grad is None:
             continue
         own = state[param]
         if not own:
-            dtype = STATE_DTYPES[group["state_dtype"]]
             own["step"] = 0
             for average in ("exp_avg", "exp_avg_sq"):
-                own[average] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+                own[average] = torch.zeros_like(param, dtype=STATE_DTYPES[group["state_dtype"]])
         own["step"] += 1
         tensors = [param, param.grad, own["exp_avg"], own["exp_avg_sq"]]
         if hasattr(param, "to_local"):
             tensors[1:] = [tensor.redistribute(placements=param.placements) for tensor in tensors[1:]]
         # torch's CPU kernel does not look at strides: it would silently pair the wrong elements.
-        shard, grad, exp_avg, exp_avg_sq = map(local, tensors)
-        contiguous = all(tensor.is_contiguous() for tensor in (shard, grad, exp_avg, exp_avg_sq))
+        shards = [local(tensor) for tensor in tensors]
+        contiguous = all(shard.is_contiguous() for shard in shards)
         bucket = param.device, param.dtype, own["step"], contiguous
-        buckets.setdefault(bucket, []).append((shard, grad, exp_avg, exp_avg_sq, place + _place_of_shard(param)))
+        buckets[bucket].append((*shards, place + _place_of_shard(param)))
     return buckets
 
 
@@ -218,24 +193,23 @@ def _chunks(rows: list[Row], *, contiguous: bool) -> Iterator[list[Row]]:
     limit = _CHUNK_BYTES.get(first.device.type, _CHUNK_BYTES_ELSEWHERE) // first.element_size()
     chunk: list[Row] = []
     size = 0
-    for row in rows:
-        *tensors, place = row
-        elements = row[0].numel()
-        if elements > limit:
-            for param, grad, exp_avg, exp_avg_sq in zip(*(_cut(t, limit, contiguous) for t in tensors), strict=True):
-                yield [(param, grad, exp_avg, exp_avg_sq, place)]
-                place += param.numel()
-            continue
-        if chunk and size + elements > limit:
+    for piece in (piece for row in rows for piece in _pieces(row, limit, contiguous)):
+        if chunk and size + piece[0].numel() > limit:
             yield chunk
             chunk, size = [], 0
-        chunk.append(row)
-        size += elements
-    if chunk:
-        yield chunk
+        chunk.append(piece)
+        size += piece[0].numel()
+    yield chunk
 
 
-def _cut(tensor: Tensor, limit: int, contiguous: bool) -> tuple[Tensor, ...]:
-    if contiguous:
-        return torch.split(tensor.view(-1), limit)
-    return torch.split(tensor, max(1, limit * len(tensor) // tensor.numel()))
+def _pieces(row: Row, limit: int, contiguous: bool) -> Iterator[Row]:
+    *tensors, place = row
+    elements = row[0].numel()
+    if elements <= limit:
+        yield row
+        return
+    flat = [tensor.view(-1) for tensor in tensors] if contiguous else tensors
+    size = limit if contiguous else max(1, limit * len(row[0]) // elements)
+    for piece in zip(*(torch.split(tensor, size) for tensor in flat), strict=True):
+        yield *piece, place
+        place += piece[0].numel()

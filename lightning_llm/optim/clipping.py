@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_llm.optim.groups import local
+from lightning_llm.optim.groups import group_by, local
 
 
 def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, eps: float = 1e-6) -> Tensor:
@@ -38,17 +38,16 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, eps:
         if norm.device.type == "cpu" and not norm > max_norm:  # reading it costs nothing, and saves a pass
             return norm
         scale = torch.where(norm > max_norm, max_norm / (norm + eps), 1.0)
-        for (device, _), alike in _by_device_and_dtype(map(local, grads)).items():
+        for (device, _), alike in group_by(map(local, grads), _device_and_dtype).items():
             torch._foreach_mul_(alike, scale.to(device, non_blocking=True))
     return norm
 
 
 def _global_norm(grads: list[Any]) -> Tensor:
     """Over all processes, which must have the same parameters sharded."""
-    by_sharding: dict[Any, list[Any]] = {}
-    for grad in grads:
-        sharding = (grad.device_mesh, tuple(grad.placements)) if hasattr(grad, "to_local") else None
-        by_sharding.setdefault(sharding, []).append(grad)
+    by_sharding = group_by(
+        grads, lambda grad: (grad.device_mesh, tuple(grad.placements)) if hasattr(grad, "to_local") else None
+    )
     if by_sharding.keys() <= {None}:
         return _norm(grads)
     parts = []
@@ -63,7 +62,7 @@ def _norm(grads: list[Tensor]) -> Tensor:
     if not grads:
         return torch.tensor(0.0)
     norms: list[Tensor] = []
-    for (_, dtype), alike in _by_device_and_dtype(grads).items():
+    for (_, dtype), alike in group_by(grads, _device_and_dtype).items():
         # A norm in bfloat16 would have 8 bits of the sum.
         norms += torch._foreach_norm(alike, 2, dtype=torch.promote_types(dtype, torch.float32))
     widest = max((norm.dtype for norm in norms), key=lambda dtype: dtype.itemsize)
@@ -72,11 +71,8 @@ def _norm(grads: list[Tensor]) -> Tensor:
     return total
 
 
-def _by_device_and_dtype(tensors: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
-    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-    return groups
+def _device_and_dtype(tensor: Tensor) -> tuple[torch.device, torch.dtype]:
+    return tensor.device, tensor.dtype
 
 
 def _over_processes(norm: Tensor, grad: Any) -> Tensor:

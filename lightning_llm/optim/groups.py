@@ -15,10 +15,9 @@ labels its curves. So a factory that knows no model, such as jsonargparse's ``Op
 
 import abc
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from itertools import accumulate
-from typing import Any, overload
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +31,26 @@ ADAMW_STATE = ["exp_avg", "exp_avg_sq", "step"]
 STATE_DTYPES = {None: None, "bfloat16": torch.bfloat16}
 
 Group = dict[str, Any]
-State = dict[str, Any]
+T = TypeVar("T")
+Rule = tuple[Callable[[Any], bool], str]  # whether a value fits, and what is expected
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is an integer or a float, and no boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_decay_rate(value: Any) -> bool:
+    """Whether it is a number of at least 0 and below 1."""
+    return is_number(value) and 0 <= value < 1
+
+
+def _is_not_negative(value: Any) -> bool:
+    return is_number(value) and 0 <= value < math.inf
+
+
+def _are_betas(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2 and all(map(is_decay_rate, value))
 
 
 def param_groups(
@@ -54,18 +72,13 @@ def param_groups(
     Raises:
         ValueError: If no parameter is trainable.
     """
-    categories = _categories(module, heads)
-    decaying = {HIDDEN_MATRICES, MATRICES} | ({EMBEDDINGS} if decay_embeddings else set())
-    groups: list[Group] = []
-    for name in (HIDDEN_MATRICES, MATRICES, EMBEDDINGS, VECTORS):
-        params = [param for param, category in categories.items() if category == name]
-        if params:
-            group: Group = {"params": params, "name": name}
-            if name not in decaying:
-                group["weight_decay"] = 0.0
-            elif weight_decay is not None:
-                group["weight_decay"] = weight_decay
-            groups.append(group)
+    decays = {HIDDEN_MATRICES: True, MATRICES: True, EMBEDDINGS: decay_embeddings, VECTORS: False}
+    by_name = _by_name(module, heads)
+    groups: list[Group] = [{"params": by_name[name], "name": name} for name in decays if name in by_name]
+    for group in groups:
+        decay = weight_decay if decays[group["name"]] else 0.0
+        if decay is not None:
+            group["weight_decay"] = decay
     if not groups:
         raise ValueError(f"{type(module).__name__} has no trainable parameters: nothing to optimize")
     check_coverage(module, groups)
@@ -88,55 +101,54 @@ def check_coverage(module: nn.Module, groups: Iterable[Group]) -> None:
         raise ValueError("; ".join(faults))
 
 
-def _categories(module: nn.Module, heads: Collection[str]) -> dict[nn.Parameter, str]:
+def _by_name(module: nn.Module, heads: Collection[str]) -> dict[str, list[nn.Parameter]]:
     parts = list(module.named_modules(remove_duplicate=False))
     embeddings = [part for _, part in parts if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
     embedded = {param for part in embeddings for param in part.parameters(recurse=False)}
     in_heads = {param for name, part in parts if name.rpartition(".")[2] in heads for param in part.parameters()}
 
-    def category(param: nn.Parameter) -> str:
+    def name_of(param: nn.Parameter) -> str:
         if param.ndim < 2:
             return VECTORS
         if param in embedded:
             return EMBEDDINGS
         return MATRICES if param.ndim > 2 or param in in_heads else HIDDEN_MATRICES
 
-    return {param: category(param) for param in module.parameters() if param.requires_grad}
+    return group_by((param for param in module.parameters() if param.requires_grad), name_of)
 
 
 class GroupOptimizer(Optimizer, abc.ABC):
     """What AdamW and MuonAdamW share: checks of groups and saved states, a step over all groups."""
 
+    rules: ClassVar[dict[str, Rule]] = {
+        **dict.fromkeys(("lr", "eps", "weight_decay"), (_is_not_negative, "a number of at least 0")),
+        "betas": (_are_betas, "two numbers of at least 0 and below 1"),
+        "state_dtype": (lambda value: value in STATE_DTYPES, "None (the parameter's) or 'bfloat16'"),
+    }
+
     def add_param_group(self, param_group: Group) -> None:
         """Adds a group, after checking its options."""
-        check_group({**self.defaults, **param_group})
+        self._check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
         for param in self.param_groups[-1]["params"]:
             if param.is_complex():
                 raise ValueError(f"params must be real, got a tensor of {param.dtype}: pass torch.view_as_real of it")
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Updates every parameter that has a gradient; returns what the closure returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for param in (param for group in self.param_groups for param in group["params"]):
             if param.grad is not None and param.grad.layout != torch.strided:  # before any parameter is changed
                 raise ValueError(
                     f"gradients must be dense, got {param.grad.layout} of shape {tuple(param.grad.shape)}: "
                     "make the embedding with sparse=False"
                 )
-        sizes = (sum(param.numel() for param in group["params"]) for group in self.param_groups)
+        first = 0
         with torch.no_grad():
-            for group, first in zip(self.param_groups, accumulate(sizes, initial=0), strict=False):
+            for group in self.param_groups:
                 self.step_group(group, first)
+                first += sum(param.numel() for param in group["params"])
         return loss
 
     @abc.abstractmethod
@@ -151,7 +163,17 @@ class GroupOptimizer(Optimizer, abc.ABC):
     def check_saved(self, state_dict: dict[str, Any]) -> None:
         """Raises ValueError if another optimizer saved this state, or one with options that change the result."""
         for group in state_dict["param_groups"]:
-            check_saved_group(group)
+            missing = [name for name in ("lr", "betas", "eps", "weight_decay") if name not in group]
+            if missing:
+                raise ValueError(f"the optimizer state has no {', '.join(missing)}: it was not saved by AdamW")
+            changed = [f"{name}=True" for name in ("amsgrad", "maximize") if group.get(name)]
+            if group["weight_decay"] and not group.get("decoupled_weight_decay", True):
+                changed.append("decoupled_weight_decay=False")
+            if changed:
+                raise ValueError(
+                    f"the optimizer state was saved with {', '.join(changed)}: load it into the class that saved it"
+                )
+            self._check_options(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a saved state in the ``state_dtype`` of this optimizer.
@@ -175,36 +197,14 @@ class GroupOptimizer(Optimizer, abc.ABC):
                 for average in {"exp_avg", "exp_avg_sq"} & state.keys():
                     state[average] = state[average].to(STATE_DTYPES[name] or param.dtype)
 
-
-def check_group(group: dict[str, Any]) -> None:
-    """Raises ValueError with every option of an AdamW group that is out of range."""
-    faults = [
-        f"{name} must be a number of at least 0, got {group[name]!r}"
-        for name in ("lr", "eps", "weight_decay")
-        if not _is_number(group[name]) or not 0 <= group[name] < math.inf
-    ]
-    betas = group["betas"]
-    if not isinstance(betas, (tuple, list)) or len(betas) != 2 or not all(_is_number(b) and 0 <= b < 1 for b in betas):
-        faults.append(f"betas must be two numbers of at least 0 and below 1, got {betas!r}")
-    if group["state_dtype"] not in STATE_DTYPES:
-        faults.append(f"state_dtype must be None (the parameter's) or 'bfloat16', got {group['state_dtype']!r}")
-    if faults:
-        raise ValueError("; ".join(faults))
-
-
-def check_saved_group(group: dict[str, Any]) -> None:
-    """Raises ValueError if a saved group is not one of AdamW, or has options of torch's that change the result."""
-    missing = [name for name in ("lr", "betas", "eps", "weight_decay") if name not in group]
-    if missing:
-        raise ValueError(f"the optimizer state has no {', '.join(missing)}: it was not saved by AdamW")
-    changed = [f"{name}=True" for name in ("amsgrad", "maximize") if group.get(name)]
-    if group["weight_decay"] and not group.get("decoupled_weight_decay", True):
-        changed.append("decoupled_weight_decay=False")
-    if changed:
-        raise ValueError(
-            f"the optimizer state was saved with {', '.join(changed)}: load it into the class that saved it"
-        )
-    check_group({"state_dtype": None, **group})
+    def _check_options(self, group: Group) -> None:
+        faults = [
+            f"{name} must be {expected}, got {group[name]!r}"
+            for name, (fits, expected) in self.rules.items()
+            if name in group and not fits(group[name])
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))
 
 
 def saved_state_faults(groups: Iterable[dict[str, Any]], saved: dict[str, Any]) -> list[str]:
@@ -230,11 +230,15 @@ def saved_state_faults(groups: Iterable[dict[str, Any]], saved: dict[str, Any]) 
 
 def _is_step(value: Any) -> bool:
     number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-    return _is_number(number) and 0 <= number < 2**53 and number == int(number)
+    return is_number(number) and 0 <= number < 2**53 and number == int(number)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def group_by(items: Iterable[T], key: Callable[[T], Hashable]) -> dict[Any, list[T]]:
+    """The items by their keys, both in the order in which they first come."""
+    groups: dict[Any, list[T]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return groups
 
 
 def local(tensor: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Muon for the hidden matrices and AdamW foreverything else, as one optimizer.
+"""Muon for the hidden matrices and AdamW for everything else, as one optimizer.
 
 Muon (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks") replaces the momentum M of a matrix
 by the nearest orthogonal one, U Vᵀ of M = U S Vᵀ, so that every direction of the matrix learns at the same rate:
@@ -15,14 +15,14 @@ and heads, whose rows belong to tokens that are seen unevenly often, stay with A
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lightning_llm.optim.adamw import adamw_step
-from lightning_llm.optim.groups import HIDDEN_MATRICES, Group, GroupOptimizer, State, local
+from lightning_llm.optim.groups import HIDDEN_MATRICES, Group, GroupOptimizer, Rule, group_by, is_decay_rate, local
 
 # Jordan et al. 2024: steep at 0, at the price of singular values that end between 0.68 and 1.21 instead of at 1.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -62,6 +62,13 @@ class MuonAdamW(GroupOptimizer):
             not matrices in a Muon group, complex parameters or sparse gradients.
     """
 
+    rules: ClassVar[dict[str, Rule]] = {
+        **GroupOptimizer.rules,
+        "momentum": (is_decay_rate, "at least 0 and below 1"),
+        "newton_schulz_steps": (lambda value: isinstance(value, int) and value >= 1, "a whole number of at least 1"),
+        "newton_schulz_dtype": (lambda value: value in _DTYPES, " or ".join(_DTYPES)),
+    }
+
     def __init__(
         self,
         params: ParamsT,
@@ -84,9 +91,13 @@ class MuonAdamW(GroupOptimizer):
     def add_param_group(self, param_group: Group) -> None:
         """Adds a group, after choosing its algorithm and checking its options."""
         if "algorithm" not in param_group and "name" in param_group:
-            algorithm = "muon" if param_group["name"] == HIDDEN_MATRICES else "adamw"
-            param_group = {**param_group, "algorithm": algorithm}
-        _check_options({**self.defaults, **param_group})
+            is_hidden = param_group["name"] == HIDDEN_MATRICES
+            param_group = {**param_group, "algorithm": "muon" if is_hidden else "adamw"}
+        if (algorithm := param_group.get("algorithm")) not in ALGORITHMS:
+            raise ValueError(
+                f"a parameter group has algorithm {algorithm!r}, accepted are 'muon' and 'adamw': "
+                "make the groups with lightning_llm.optim.param_groups(model)"
+            )
         super().add_param_group(param_group)
         for param in self.param_groups[-1]["params"] if param_group["algorithm"] == "muon" else ():
             if param.ndim != 2:
@@ -110,19 +121,17 @@ class MuonAdamW(GroupOptimizer):
         for group in state_dict["param_groups"]:
             if missing := self.defaults.keys() - group.keys():
                 raise ValueError(f"the optimizer state has no {min(missing)}: it was not saved by MuonAdamW")
-            _check_options(group)
 
 
-def muon_step(group: Group, state: "defaultdict[Tensor, State]") -> None:
+def muon_step(group: Group, state: defaultdict[Tensor, Any]) -> None:
     """One Muon step for the matrices of one group that have a gradient."""
     dtype = _DTYPES[group["newton_schulz_dtype"]]
     for params in _stacks([param for param in group["params"] if param.grad is not None]):
-        grads = [param.grad for param in params if param.grad is not None]
         for param in params:
             if not state[param]:
-                state[param]["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+                state[param]["momentum_buffer"] = torch.zeros_like(param)
         buffers = [local(state[param]["momentum_buffer"]) for param in params]
-        grads = [local(grad) for grad in grads]
+        grads = [local(param.grad) for param in params]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         updates = torch._foreach_lerp(grads, buffers, group["momentum"])
         orthogonal = newton_schulz(
@@ -130,10 +139,9 @@ def muon_step(group: Group, state: "defaultdict[Tensor, State]") -> None:
             steps=group["newton_schulz_steps"],
             dtype=dtype,
         )
-        rows, columns = orthogonal.shape[-2:]
-        scale = RMS_OF_ADAMW * math.sqrt(max(rows, columns))
+        scale = RMS_OF_ADAMW * math.sqrt(orthogonal.shape[-1])
         changes = [
-            _own_rows(change.mT if _is_tall(param) else change, param)
+            _own_rows(change if change.shape == param.shape else change.mT, param)
             for param, change in zip(params, orthogonal.unbind(), strict=True)
         ]
         weights = [local(param) for param in params]
@@ -146,7 +154,7 @@ def newton_schulz(matrices: Tensor, *, steps: int = 5, dtype: torch.dtype = torc
     """Brings the singular values of each matrix near 1, keeping its singular vectors.
 
     Quintic Newton-Schulz iteration: X ← a X + (b A + c A²) X with A = X Xᵀ (Jordan et al. 2024). After five steps, in
-    exact arithmetic, every singular value above 0.3 % of the Frobenius norm lies between 0.68 and 1.21.
+    exact arithmetic, every singular value above 0.3 % of the Frobenius norm is between 0.68 and 1.21.
 
     Args:
         matrices: (batch, rows, columns), cheapest with rows ≤ columns.
@@ -168,45 +176,19 @@ def newton_schulz(matrices: Tensor, *, steps: int = 5, dtype: torch.dtype = torc
 
 def _stacks(params: list[Tensor]) -> Iterator[list[Tensor]]:
     """Matrices of one shape (or its transpose), device and dtype: a stack is one matmul instead of many small ones."""
-    alike: dict[tuple[object, ...], list[Tensor]] = {}
-    for param in params:
-        alike.setdefault((*sorted(param.shape), param.device, param.dtype), []).append(param)
+    alike = group_by(params, lambda param: (*sorted(param.shape), param.device, param.dtype))
     for stack in alike.values():
         limit = _STACK_BYTES.get(stack[0].device.type, _STACK_BYTES_ELSEWHERE)
         height = max(1, limit // (stack[0].numel() * stack[0].element_size()))
         yield from (stack[start : start + height] for start in range(0, len(stack), height))
 
 
-def _is_tall(matrix: Tensor) -> bool:
-    return matrix.shape[0] > matrix.shape[1]
-
-
 def _wide(matrix: Tensor) -> Tensor:
-    return matrix.mT if _is_tall(matrix) else matrix
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    if options.get("algorithm") not in ALGORITHMS:
-        raise ValueError(
-            f"a parameter group has algorithm {options.get('algorithm')!r}, accepted are 'muon' and 'adamw': "
-            "make the groups with lightning_llm.optim.param_groups(model)"
-        )
-    faults = []
-    if not isinstance(options["momentum"], (int, float)) or not 0 <= options["momentum"] < 1:
-        faults.append(f"momentum must be at least 0 and below 1, got {options['momentum']!r}")
-    if not isinstance(options["newton_schulz_steps"], int) or options["newton_schulz_steps"] < 1:
-        faults.append(
-            f"newton_schulz_steps must be a whole number of at least 1, got {options['newton_schulz_steps']!r}"
-        )
-    if options["newton_schulz_dtype"] not in _DTYPES:
-        accepted = " or ".join(_DTYPES)
-        faults.append(f"newton_schulz_dtype must be {accepted}, got {options['newton_schulz_dtype']!r}")
-    if faults:
-        raise ValueError("; ".join(faults))
+    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
 
 
 def _whole(rows: Tensor, param: Any) -> Tensor:
-    """All rows of a sharded matrix, gathered; every process then orthogonalises it, so nothing is sent back."""
+    """All rows of a sharded matrix, gathered; every process then orthogonalizes it, so nothing is sent back."""
     if not hasattr(param, "to_local"):
         return rows
     options = {"run_check": False, "shape": param.shape, "stride": param.stride()}

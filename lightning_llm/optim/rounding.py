@@ -20,7 +20,6 @@ core, takes 0.84 ns for each half.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,14 +29,9 @@ _UPPER = -(2**16)  # 0xFFFF0000 as int32
 
 
 def round_stochastically(values: Tensor, noise: Tensor) -> Tensor:
-    """The reference: rounds to one of the two bfloat16 neighbors.
+    """The reference: rounds float32 to one of the two bfloat16 neighbors, in the mean over the noise to ``values``.
 
-    Args:
-        values: Any shape, float32.
-        noise: Same shape, int32, uniform on 0 to 65535.
-
-    Returns:
-        bfloat16, in the mean over the noise equal to ``values``.
+    ``noise`` has the same shape: int32, uniform on 0 to 65535.
     """
     rounded = (values.view(torch.int32) + noise).bitwise_and(_UPPER).view(torch.float32)
     return torch.where(values.isnan(), values, rounded).to(torch.bfloat16)
@@ -54,16 +48,13 @@ def round_stochastically_(values: Tensor, noise: Tensor) -> None:
 def rounding_noise(
     places: Iterable[tuple[int, int]], *, step: int, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """Two streams of 16 random bits for each index.
+    """Two streams of 16 random bits for each index: int32 tensors of the lengths' sum, each value from 0 to 65535.
 
     Args:
         places: Ranges (start, length) of the numbers' indices among all parameters. Indices that differ by
             a multiple of 2³² get the same bits.
         step: Number of the step.
         device: Where to compute it; the bits do not depend on it.
-
-    Returns:
-        Two int32 tensors of the lengths' sum, each value from 0 to 65535.
     """
     key = _mixed(step)
     offset, whitener = key & 0xFFFFFFFF, torch.tensor(_signed(key >> 32), dtype=torch.int32)
@@ -85,11 +76,10 @@ def rounding_update_(
     grads: list[Tensor],
     exp_avgs: list[Tensor],
     exp_avg_sqs: list[Tensor],
-    places: list[int],
     *,
+    places: list[int],
     update_: Callable[..., None],
     step: int,
-    **hyper: Any,
 ) -> None:
     """One step on float32 copies of what is narrower; both averages are rounded back stochastically.
 
@@ -99,9 +89,8 @@ def rounding_update_(
         exp_avgs: First averages, bfloat16.
         exp_avg_sqs: Second averages, likewise.
         places: Index of the first number of each, among all parameters.
-        update_: Updates parameters and averages of one dtype in place; called with the first four, step and hyper.
+        update_: Updates parameters and averages of one dtype in place; called with the first four.
         step: Number of this step.
-        hyper: Numbers for the update.
     """
     dtype = torch.promote_types(params[0].dtype, torch.float32)
     lengths = [param.numel() for param in params]
@@ -111,7 +100,7 @@ def rounding_update_(
         [flat.view(param.shape) for flat, param in zip(torch.split(average, lengths), params, strict=True)]
         for average in averages
     ]
-    update_(wide_params, wide_grads, *views, step=step, **hyper)
+    update_(wide_params, wide_grads, *views)
     if dtype != params[0].dtype:
         torch._foreach_copy_(params, wide_params)
     noises = rounding_noise(zip(places, lengths, strict=True), step=step, device=params[0].device)

@@ -10,6 +10,7 @@ No torch is imported here.
 import abc
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any, Literal
 
 DecayShape = Literal["linear", "sqrt"]
@@ -87,7 +88,7 @@ class Schedule(abc.ABC):
 
         Args:
             step: Number of the step, from 0.
-            total_steps: Optimiser steps of the whole run; ``None`` (or below 1) when there is no end.
+            total_steps: Optimizer steps of the whole run; ``None`` (or below 1) when there is no end.
 
         Raises:
             ValueError: If the schedule needs an end and none is known.
@@ -95,17 +96,27 @@ class Schedule(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Constant(Schedule):
+class _Warmup(Schedule):
+    """The option of all schedules, and how they are checked."""
+
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if faults := list(self._faults()):
+            raise ValueError("; ".join(faults))
+
+    def _faults(self) -> Iterator[str]:
+        if not _is_whole(self.warmup_steps) or self.warmup_steps < 0:
+            yield f"warmup_steps must be a whole number of at least 0, got {self.warmup_steps!r}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Constant(_Warmup):
     """The optimizer's learning rate, after a linear warm-up.
 
     Attributes:
         warmup_steps: Steps of the warm-up.
     """
-
-    warmup_steps: int = 0
-
-    def __post_init__(self) -> None:
-        _raise(_warmup_faults(self.warmup_steps))
 
     def factor(self, step: int, total_steps: int | None = None) -> float:
         """See ``Schedule.factor``."""
@@ -113,34 +124,30 @@ class Constant(Schedule):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _WarmupDecay(Schedule):
+class _WarmupDecay(_Warmup):
     """The options of all schedules that decay to a fraction of the learning rate."""
 
-    warmup_steps: int = 0
     decay_steps: int | None = None
     min_lr_ratio: float = 0.0
 
-    def __post_init__(self) -> None:
-        _raise(self._faults())
-
-    def _faults(self) -> list[str]:
-        faults = _warmup_faults(self.warmup_steps) + _fraction_faults("min_lr_ratio", self.min_lr_ratio)
-        if self.decay_steps is not None:
-            if not _is_whole(self.decay_steps) or self.decay_steps < 1:
-                faults.append(f"decay_steps must be a whole number of at least 1 or null, got {self.decay_steps!r}")
-            elif _is_whole(self.warmup_steps) and self.decay_steps < self.warmup_steps:
-                faults.append(f"decay_steps {self.decay_steps} must not lie before warmup_steps {self.warmup_steps}")
-        return faults
+    def _faults(self) -> Iterator[str]:
+        yield from super()._faults()
+        yield from _fraction_faults("min_lr_ratio", self.min_lr_ratio)
+        if self.decay_steps is None:
+            return
+        if not _is_whole(self.decay_steps) or self.decay_steps < 1:
+            yield f"decay_steps must be a whole number of at least 1 or null, got {self.decay_steps!r}"
+        elif _is_whole(self.warmup_steps) and self.decay_steps < self.warmup_steps:
+            yield f"decay_steps {self.decay_steps} must not be before warmup_steps {self.warmup_steps}"
 
     def _lrs_and_steps(self, total_steps: int | None) -> dict[str, Any]:
-        end = self.decay_steps if self.decay_steps is not None else total_steps
-        if end is None or end < 1:
+        end = self.decay_steps or total_steps or 0
+        if end < 1:
             raise ValueError(
                 f"{type(self).__name__} does not know at which step the run ends: give it decay_steps, or set "
                 "trainer.max_steps or trainer.max_epochs"
             )
-        steps = {"warmup_steps": self.warmup_steps, "decay_steps": end}
-        return {"max_lr": 1.0, "min_lr": self.min_lr_ratio, **steps}
+        return {"max_lr": 1.0, "min_lr": self.min_lr_ratio, "warmup_steps": self.warmup_steps, "decay_steps": end}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,11 +197,11 @@ class WarmupStableDecay(_WarmupDecay):
     decay_fraction: float = 0.2
     shape: DecayShape = "sqrt"
 
-    def _faults(self) -> list[str]:
-        faults = super()._faults() + _fraction_faults("decay_fraction", self.decay_fraction)
+    def _faults(self) -> Iterator[str]:
+        yield from super()._faults()
+        yield from _fraction_faults("decay_fraction", self.decay_fraction)
         if self.shape not in ("linear", "sqrt"):
-            faults.append(f"shape {self.shape!r} is unknown: choose one of linear, sqrt")
-        return faults
+            yield f"shape {self.shape!r} is unknown: choose one of linear, sqrt"
 
     def factor(self, step: int, total_steps: int | None = None) -> float:
         """See ``Schedule.factor``."""
@@ -211,22 +218,10 @@ def _progress(step: int, start: int, end: int) -> float:
     return (step - start) / (end - start) if end > start else 0.0
 
 
-def _warmup_faults(warmup_steps: int) -> list[str]:
-    if _is_whole(warmup_steps) and warmup_steps >= 0:
-        return []
-    return [f"warmup_steps must be a whole number of at least 0, got {warmup_steps!r}"]
-
-
-def _fraction_faults(name: str, value: float) -> list[str]:
-    if isinstance(value, (int, float)) and 0 <= value <= 1:
-        return []
-    return [f"{name} must be between 0 and 1, got {value!r}"]
+def _fraction_faults(name: str, value: object) -> Iterator[str]:
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        yield f"{name} must be between 0 and 1, got {value!r}"
 
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _raise(faults: list[str]) -> None:
-    if faults:
-        raise ValueError("; ".join(faults))

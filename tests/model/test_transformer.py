@@ -295,5 +295,5 @@ def test_documents_of_another_shape_or_with_a_cache_are_refused():
     with pytest.raises(ValueError, match=r"documents must have the shape \(2, 5\) .*got \(2, 4\)$"):
         model(ids, documents=torch.zeros(2, 4))
     cache = KVCache(model.config, 2, 8, torch.device("cpu"), torch.float32)
-    with pytest.raises(ValueError, match="and no cache beside them"):
+    with pytest.raises(ValueError, match="and no cache with them"):
         model(ids, documents=ids, cache=cache)

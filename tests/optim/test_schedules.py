@@ -139,7 +139,7 @@ def test_faults_are_reported_at_once():
             with pytest.raises(ValueError, match=f"min_lr_ratio must be between 0 and 1, got {wrong}"):
                 schedule(min_lr_ratio=wrong)
     for schedule in (WarmupCosine, WarmupLinear):
-        with pytest.raises(ValueError, match="decay_steps 5 must not lie before warmup_steps 6"):
+        with pytest.raises(ValueError, match="decay_steps 5 must not be before warmup_steps 6"):
             schedule(warmup_steps=6, decay_steps=5)
     with pytest.raises(ValueError, match=r"warmup_steps must be a whole number of at least 0, got 1\.5"):
         Constant(warmup_steps=1.5)
