@@ -152,6 +152,12 @@ class TrainingCLI(LightningCLI):
         if self._options.keep_freed_memory:
             keep_freed_memory()
 
+    def instantiate_classes(self) -> None:
+        """Model, data and trainer; the seed of ``seed_everything`` is that of the initial weights too."""
+        super().instantiate_classes()
+        seed = self._get(self.config, "seed_everything")
+        self.model.seed = None if seed is False else seed
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, with its run directory: a new one, or that of the run to resume."""
         options = self._get(self.config_init, "trainer")

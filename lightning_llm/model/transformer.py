@@ -19,23 +19,31 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.mlp import build_mlp
 from lightning_llm.model.norm import build_norm
-from lightning_llm.model.weights import initialize
+from lightning_llm.model.weights import drawing, initialize
 from lightning_llm.ops.conventions import matmul_dtype
 
 
 class Block(nn.Module):
-    """A pre-norm block: attention, then the MLP, each added to the residual stream (Xiong et al. 2020)."""
+    """A pre-norm block: attention, then the MLP, each added to the residual stream (Xiong et al. 2020).
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    Args:
+        config: Of the transformer.
+        layer: Index of the block.
+        seed: Of the initial values.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, seed: int) -> None:
         super().__init__()
         self.input_layernorm = build_norm(config)
         self.self_attn = CausalSelfAttention(config, layer)
         self.post_attention_layernorm = build_norm(config)
-        self.mlp = build_mlp(config, layer)
+        with drawing(seed, f"layers.{layer}.mlp"):
+            self.mlp = build_mlp(config, layer)
         self.norm_in_mlp = config.checkpoint_levels[layer] == 2
         self.recompute = config.recompute
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self._compiled: Callable[..., Tensor] | None = None
+        initialize(self, config, seed, f"layers.{layer}")
 
     def forward(
         self, x: Tensor, *, rotation: Rotation | None = None, cache: KVCache | None = None, mask: Tensor | None = None
@@ -87,25 +95,36 @@ class Transformer(nn.Module):
 
     Args:
         config: Its shape. ``vocab_size`` must be known.
+        seed: Of the initial values (``model.weights``). ``None``: one draw from torch's global generator.
+        place: Called with each block as soon as it has its values: to move it, to shard it.
 
     Raises:
         ValueError: ``vocab_size`` is ``None``, or the config's MLP cannot be imported.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(
+        self, config: ModelConfig, *, seed: int | None = None, place: Callable[[Block], object] = lambda block: None
+    ) -> None:
         super().__init__()
         if config.vocab_size is None:
             raise ValueError("vocab_size is None: give the tokenizer's number of entries")
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        if config.position == "learned":
-            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
-        self.norm = build_norm(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
-        self.tie_weights()
-        initialize(self, config)
+        if seed is None:
+            seed = int(torch.randint(2**62, (), device="cpu"))
+        with drawing(seed, ""):  # so that what torch's constructors draw leaves the global generator alone
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+            if config.position == "learned":
+                self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+            self.layers = nn.ModuleList()
+            self.norm = build_norm(config)
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+            initialize(self, config, seed)
+            self.tie_weights()
+            for layer in range(config.num_hidden_layers):
+                block = Block(config, layer, seed)
+                place(block)
+                self.layers.append(block)
 
     def tie_weights(self) -> None:
         """Let the head share the embedding's weight, if the config says so; again after weights were assigned."""

@@ -1,6 +1,8 @@
 """The weights of a model: their initial values, a check for NaN, and when to read one instead of calling its module.
 
-Initial values:
+Initial values are a function of the seed, the parameter's name inside ``Transformer``, and its shape. Two models that
+differ in one part start from equal values everywhere else, in whatever order and on however many processes they are
+built:
 
 =========================================  ==========================================================================
 parameter                                  initial value
@@ -14,12 +16,14 @@ biases                                     0
 weights of norms                           1
 =========================================  ==========================================================================
 
-A module from elsewhere (a user's MLP) keeps the values of its own constructor, except for linear layers, to which the
-table applies by name.
+A module from elsewhere (a user's MLP) keeps the values of its own constructor, which draws from a generator seeded by
+the seed and its name, except for linear layers, embeddings and norms, to which the table applies.
 """
 
+import hashlib
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,19 +43,52 @@ WATCHERS = frozenset(
 )
 
 
-def initialize(model: nn.Module, config: ModelConfig) -> None:
-    """Give every parameter of ``model`` its initial value, in place, from torch's global generator."""
+def seed_of(seed: int, name: str, shape: Iterable[int] = ()) -> int:
+    """The seed of one parameter's generator. torch's generator of a CPU takes the lowest 32 bits of it."""
+    return int.from_bytes(hashlib.sha256(repr((seed, name, tuple(shape))).encode()).digest()[:7], "big")
+
+
+@contextmanager
+def drawing(seed: int, name: str) -> Iterator[None]:
+    """Draw from a generator of the module of that name; torch's global generator is as before afterwards.
+
+    Args:
+        seed: Of the model.
+        name: The module's name inside ``Transformer``.
+    """
+    with torch.random.fork_rng(devices=()):
+        torch.default_generator.manual_seed(seed_of(seed, name))
+        yield
+
+
+def initialize(part: nn.Module, config: ModelConfig, seed: int, name: str = "") -> None:
+    """Give every parameter of ``part`` its initial value, in place.
+
+    Args:
+        part: A transformer, or a module of one.
+        config: With the scales.
+        seed: Of the model.
+        name: The part's name inside the transformer.
+    """
     residual_std = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            is_residual = name.rpartition(".")[2] in RESIDUAL_PROJECTIONS
-            nn.init.normal_(module.weight, std=residual_std if is_residual else config.initializer_range)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=config.initializer_range)
-        elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
+    for path, module in part.named_modules(prefix=name):
+        if isinstance(module, nn.Linear | nn.Embedding):
+            is_residual = path.rpartition(".")[2] in RESIDUAL_PROJECTIONS
+            _draw(module.weight, f"{path}.weight", seed, residual_std if is_residual else config.initializer_range)
+        elif isinstance(module, nn.RMSNorm | nn.LayerNorm) and module.weight is not None:
             nn.init.ones_(module.weight)
         if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def _draw(weight: Tensor, name: str, seed: int, std: float) -> None:
+    """Normal values, drawn in float32 on the CPU: the same for every device and dtype, to its rounding."""
+    if weight.is_meta:
+        return
+    generator = torch.Generator().manual_seed(seed_of(seed, name, weight.shape))
+    drawn = torch.empty(weight.shape, dtype=torch.float32, device="cpu").normal_(0, std, generator=generator)
+    with torch.no_grad():
+        weight.copy_(drawn)
 
 
 def only_finite(tensors: Iterable[tuple[str, Tensor]], source: object) -> Iterator[tuple[str, Tensor]]:

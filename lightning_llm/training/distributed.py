@@ -7,14 +7,12 @@ to the end of backward: the loss takes ``lm_head.weight`` outside of any forward
 root is the transformer and not the LightningModule: Lightning calls ``training_step`` and not the module, so hooks on
 the LightningModule's forward would never run.
 
-The initial weights are those of an unsharded model of the same seed, to the bit. No process ever holds them all: while
-the model is built, each block is emptied as soon as it is complete, which leaves torch's generator in the same state;
-then each is filled as ``model.init`` says, in its order, and sharded.
+The initial weights are those of an unsharded model of the same seed, to the bit. No process ever holds them all: each
+block is sharded as soon as it is built.
 """
 
 import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -27,21 +25,17 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim import Optimizer
 
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.checkpoints.schema import LIGHTNING
 from lightning_llm.checkpoints.sharded import Rows, local_rows
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.transformer import Block, Transformer
-from lightning_llm.model.weights import initialize
+from lightning_llm.model.transformer import Transformer
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 
 NAME = "fsdp2"
 DEVICES = ("cpu", "cuda")
-# What ``initialize`` fills; parameters of other modules keep what their own constructor gave them.
-FILLED = (nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm)
 _TIMEOUT = timedelta(minutes=30)  # as in Lightning
 
 
@@ -219,39 +213,35 @@ def _gathered(content: Any, *, keep: bool) -> Any:
 # ---- the transformer
 
 
-def build_for(trainer: Trainer, config: ModelConfig) -> Transformer:
-    """A transformer sharded over the processes of a trainer, all of which draw what the first would."""
+def build_for(model: Any) -> Transformer:
+    """The transformer of a LanguageModel; with FSDP2 sharded over the processes, with the seed of the first."""
+    if model.device_mesh is None:
+        return Transformer(model.architecture, seed=model.seed)
+    trainer: Trainer = model.trainer
     strategy = cast(ModelParallelStrategy, trainer.strategy)
-    device = strategy.root_device
-    torch.set_rng_state(strategy.broadcast(torch.get_rng_state()))
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(strategy.broadcast(torch.cuda.get_rng_state(device)), device)
+    seed = strategy.broadcast(int(torch.randint(2**62, ())) if model.seed is None else model.seed)
     param_dtype = torch.bfloat16 if str(trainer.precision) == "bf16-mixed" else None
-    return build_sharded(config, strategy.device_mesh["data_parallel"], device, param_dtype=param_dtype)
+    mesh = strategy.device_mesh["data_parallel"]
+    return build_sharded(model.architecture, mesh, strategy.root_device, seed=seed, param_dtype=param_dtype)
 
 
 def build_sharded(
-    config: ModelConfig, mesh: DeviceMesh, device: torch.device, *, param_dtype: torch.dtype | None = None
+    config: ModelConfig, mesh: DeviceMesh, device: torch.device, *, seed: int, param_dtype: torch.dtype | None = None
 ) -> Transformer:
-    """A transformer, sharded over the processes of a mesh. In all of them, torch's generator has the same state.
+    """A transformer, sharded over the processes of a mesh.
 
     Args:
         config: Its shape.
         mesh: One-dimensional.
-        device: Where the shards go, and where the initial weights are drawn.
+        device: Where the shards go.
+        seed: Of the initial values.
         param_dtype: In which the weights are gathered and the blocks compute; gradients are summed in float32 and
             the shards keep their dtype. ``None``: their own dtype throughout.
     """
-    with device, _emptied_once_complete():
-        transformer = Transformer(config)
     policy = MixedPrecisionPolicy(param_dtype, None if param_dtype is None else torch.float32)
-    for child in transformer.children():  # in the order of ``initialize``
-        for part in child if isinstance(child, nn.ModuleList) else (child,):
-            _replace_parameters(part, device)
-            transformer.tie_weights()  # before the head draws: the last to draw decides, as in an unsharded model
-            initialize(part, config)
-            if isinstance(part, Block):
-                fully_shard(part, mesh=mesh, mp_policy=policy)
+    transformer = Transformer(
+        config, seed=seed, place=lambda block: fully_shard(block.to(device), mesh=mesh, mp_policy=policy)
+    ).to(device)
     fully_shard(transformer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     return transformer
 
@@ -259,31 +249,6 @@ def build_sharded(
 def is_sharded(module: nn.Module) -> bool:
     """Whether a parameter of ``module`` is spread over processes."""
     return any(isinstance(param, DTensor) for param in module.parameters())
-
-
-@contextmanager
-def _emptied_once_complete() -> Iterator[None]:
-    """Each block, and each other part of a transformer, loses its storage when its parent registers it."""
-
-    def empty(parent: nn.Module, name: str, part: nn.Module | None) -> None:
-        if isinstance(part, Block) or (isinstance(parent, Transformer) and part is not None):
-            _replace_parameters(part, torch.device("meta"))
-
-    handle = register_module_module_registration_hook(empty)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _replace_parameters(part: nn.Module, device: torch.device) -> None:
-    """Give new, empty storage to what ``initialize`` fills; on a device other than ``meta``, to what has none."""
-    for module in part.modules():
-        if isinstance(module, FILLED):
-            for name, param in module.named_parameters(recurse=False):
-                if device.type == "meta" or param.is_meta:
-                    empty: Any = torch.empty_like(param, device=device)
-                    setattr(module, name, nn.Parameter(empty, requires_grad=param.requires_grad))
 
 
 # ---- process groups

@@ -68,6 +68,7 @@ class LanguageModel(CheckpointedModule):
 
     Attributes:
         transformer: The model; made in ``configure_model``, when the vocabulary is known.
+        seed: Of the initial values; ``fit`` sets that of ``seed_everything``. ``None``: drawn.
         plan: What was chosen for ``memory_budget``.
         grad_norm: Norm of the last step's gradients before clipping, scalar, on the device.
     """
@@ -91,9 +92,10 @@ class LanguageModel(CheckpointedModule):
         self.loss_chunks, self.compile_mode = loss_chunks, compile_mode
         self.memory_budget, self.init_from = memory_budget, init_from
         self.budget = None if memory_budget is None else MemoryBudget(memory_budget)
-        self.plan: Plan | None = None
         self.transformer: Transformer
         self.evaluation: Evaluation
+        self.seed: int | None = None
+        self.plan: Plan | None = None
         self.grad_norm: Tensor | None = None
         given = {"optimizer": optimizer, "schedule": schedule}
         self.save_plain_hyperparameters(**{name: part for name, part in given.items() if isinstance(part, dict)})
@@ -109,7 +111,7 @@ class LanguageModel(CheckpointedModule):
             self.save_plain_hyperparameters()
 
     def configure_model(self) -> None:
-        """Make the transformer, once. The data have been set up, so the vocabulary is known."""
+        """Make the transformer, once the data know the vocabulary."""
         if hasattr(self, "transformer"):
             return
         if self.architecture.vocab_size is None:
@@ -118,8 +120,7 @@ class LanguageModel(CheckpointedModule):
                 raise ValueError("architecture.vocab_size is null and there is no data to take it from: give a number")
             self.architecture = dataclasses.replace(self.architecture, vocab_size=vocab_size)
             self.save_plain_hyperparameters()
-        is_sharded = self.device_mesh is not None
-        self.transformer = build_for(self.trainer, self.architecture) if is_sharded else Transformer(self.architecture)
+        self.transformer = build_for(self)
         if self.compile_mode is not None:
             self.transformer.compile_blocks(self.compile_mode)
 

@@ -92,7 +92,7 @@ def sharded_steps(rank, results):
 def sharded_step(precision):
     """Under the meter's rules, in Lightning's order."""
     dtype = torch.bfloat16 if precision == "bf16-mixed" else None
-    model = build_sharded(CONFIG, init_device_mesh("cpu", (2,)), torch.device("cpu"), param_dtype=dtype)
+    model = build_sharded(CONFIG, init_device_mesh("cpu", (2,)), torch.device("cpu"), seed=0, param_dtype=dtype)
     optimizer = AdamW(param_groups(model))
     ids = torch.randint(CONFIG.vocab_size, (STEP["rows"], STEP["context_length"]))
 

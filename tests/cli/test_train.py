@@ -14,6 +14,7 @@ import yaml
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.profilers import SimpleProfiler
 
+from lightning_llm import Transformer
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.cli.command_line import resume_command
 from lightning_llm.cli.train import cli_main
@@ -78,6 +79,17 @@ def test_the_saved_config_runs_again_to_the_same_bits(tiny):
     again = cli_main(["fit", "--config", f"{first.trainer.log_dir}/config.yaml"])
     assert again.trainer.log_dir != first.trainer.log_dir
     assert_same_weights(weights(first), weights(again))
+
+
+def test_fit_takes_the_seed_of_seed_everything(tiny):
+    torch.manual_seed(1)
+    still = {"model.optimizer.lr": 0.0, "trainer.max_steps": 1, "seed_everything": 3}
+    for change in ({}, {"model.architecture.mlp": "relu"}):
+        made = tiny("fit", **still, **change).model
+        expected = Transformer(made.architecture, seed=3).state_dict()
+        assert made.transformer.state_dict().keys() == expected.keys()
+        for name, value in made.transformer.state_dict().items():
+            assert torch.equal(value, expected[name]), name
 
 
 def test_training_learns(tiny):
