@@ -42,8 +42,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    from lightning_llm.data.find_store import default_store
-    from lightning_llm.data.prepare import DEFAULT_VOCAB_SIZE, prepare_store
+    from lightning_llm.data.prepare import DEFAULT_VOCAB_SIZE, default_store, prepare_store
     from lightning_llm.data.segments import MOST_SHARES, Share
 
     inputs, tokenizer, out = options.inputs, options.tokenizer, options.out

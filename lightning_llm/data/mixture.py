@@ -50,14 +50,25 @@ class Source:
         return (self.store.splits["train"].tokens - 1) // context_length
 
     def reader(self, split: str, context_length: int, document_start: int | None = None) -> WindowReader:
-        """Reads one of its splits."""
+        """Reads one of its splits.
+
+        Raises:
+            ValueError: If there is no such split, or it is shorter than one window and its last target.
+        """
+        tokens = len(self.store.tokens(split))
+        if tokens < context_length + 1:
+            raise ValueError(
+                f"data.context_length {context_length} is too long for the {split} split of {self.store.path}: it "
+                f"has {tokens} tokens, a window and its last target need {context_length + 1}; "
+                "take more text or a shorter context"
+            )
         return WindowReader(
             self.store.path / f"{split}.bin",
             dtype=self.store.dtype,
             context_length=context_length,
             vocab_size=self.store.vocab_size,
             document_start=document_start,
-            num_tokens=self.store.splits[split].tokens,
+            num_tokens=tokens,
         )
 
 
@@ -145,9 +156,6 @@ class MixtureOrder:
         sizes: Tokens of each source.
         weights: Share of the sequences, for each source; only their ratios count.
         seed: Any whole number.
-
-    Attributes:
-        num_windows: Of all sources together.
     """
 
     def __init__(
@@ -157,7 +165,6 @@ class MixtureOrder:
         self._phase = seed * _STEP**2 % _MODULUS
         shares = [0.0, *accumulate(weights)]
         self._edges = [int(share / shares[-1] * _MODULUS) for share in shares]
-        self.num_windows = sum(order.num_windows for order in orders)
 
     def starts(self, first: int, count: int) -> Starts:
         """First tokens of the windows of the run's sequences ``first``, ``first + 1`` and so on, shape (count,).
@@ -174,14 +181,13 @@ class MixtureOrder:
         return starts
 
     def earlier(self, source: int, sequence: int) -> int:
-        """How many sequences before number ``sequence`` come from a source."""
-        low, high = self._edges[source : source + 2]
-        return self._below(high, sequence) - self._below(low, sequence)
+        """How many sequences before number ``sequence`` come from a source.
 
-    def _below(self, edge: int, count: int) -> int:
-        """How many of the first ``count`` numbers are below ``edge``: x mod M < e is ⌊x / M⌋ - ⌊(x - e) / M⌋."""
-        whole, rest = (_floor_sum(count, _MODULUS, _STEP, self._phase - e) for e in (0, edge))
-        return whole - rest
+        Of the numbers x, those with x mod M < e are counted by ⌊x / M⌋ - ⌊(x - e) / M⌋. The first term cancels.
+        """
+        edges = self._edges[source : source + 2]
+        low, high = (_floor_sum(sequence, _MODULUS, _STEP, self._phase - edge) for edge in edges)
+        return low - high
 
 
 def first_tokens(sizes: Sequence[int]) -> NDArray[np.int64]:

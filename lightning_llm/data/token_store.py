@@ -5,14 +5,8 @@
     meta.json                        format, version, dtype, vocab_size, tokenizer_sha256; for each split tokens,
                                      bytes (of UTF-8 text), documents, sha256; source; a checksum of all that
 
-The file reads in this order:
-
-1. What ``meta.json`` may contain.
-2. :class:`TokenStore`. Opening a store checks it: sizes, types, and every checksum and id of up to 256 MiB of ids. In
-   a larger store the ids are sampled; :meth:`TokenStore.verify` reads the rest.
-3. Reading and mapping a file of ids; reading ``meta.json`` and finding shards; document lengths.
-
-``token_store_writer.py`` writes stores.
+Opening a store checks it: sizes, types, and every checksum and id of up to 256 MiB of ids. In a larger store the ids
+are sampled; :meth:`TokenStore.verify` reads the rest. ``token_store_writer.py`` writes stores.
 """
 
 import dataclasses
@@ -37,7 +31,7 @@ FORMAT = "lightning-llm token store"
 VERSION = 1
 SPLITS = ("train", "val", "test")
 META, SHARD, TOKENIZER = "meta.json", "shard.json", "tokenizer.json"
-DTYPES = {"uint16": "<u2", "uint32": "<u4"}
+DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 BLOCK = 1 << 16  # tokens checked at once
 _BLOCKS_AT_OPEN = 256  # 16 Mi tokens, about 5 ms
@@ -68,6 +62,7 @@ _PAIR = untrusted.rule(
     lambda pair: isinstance(pair, list) and len(pair) == 2 and all(type(n) is int and n > 0 for n in pair),
 )
 _SCHEMAS = {META: record(_META), SHARD: record({**_META, "shard": _PAIR, "key": TEXT})}
+FORMATS = {META: FORMAT, SHARD: f"{FORMAT}, shard"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +104,12 @@ class TokenStore:
             ValueError: If it is missing, incomplete, edited, damaged, or of another version.
         """
         path = Path(path)
-        _reject_shards(path)
+        merge = "when all are made, lightning-llm prepare --merge"
+        if (path / SHARD).is_file() and not (path / META).exists():
+            whole_store = path.with_name(path.name.rpartition(".shard-")[0])
+            raise ValueError(f"token store {path} is one shard of a store: {merge} {whole_store}")
+        if not path.exists() and (shards := shards_of(path)):
+            raise ValueError(f"token store {path} does not exist, but {len(shards)} of its shards: {merge} {path}")
         if not path.is_dir():
             raise ValueError(f"token store {path} does not exist: make it with lightning-llm prepare … --out {path}")
         return cls.from_meta(path, read_meta(path))
@@ -150,7 +150,7 @@ class TokenStore:
         files = {name: path / f"{name}.bin" for name in SPLITS}
         if missing := [str(files[name]) for name in ("train", "val") if not files[name].is_file()]:
             raise ValueError(f"raw token files missing: {', '.join(missing)}")
-        item = np.dtype(DTYPES[dtype]).itemsize
+        item = DTYPES[dtype].itemsize
         sizes = {name: file.stat().st_size for name, file in files.items() if file.is_file()}
         for name, size in sizes.items():
             if size % item:
@@ -196,25 +196,32 @@ class TokenStore:
         return known.bytes / known.tokens if known.bytes and known.tokens else None
 
     def verify(self) -> None:
-        """Reads everything and checks each split's checksum and every id.
+        """Reads everything and checks each split's checksum and every id. Errors as in :meth:`blocks`."""
+        for name in self.splits:
+            for _ in self.blocks(name):
+                pass
+
+    def blocks(self, split: str) -> Iterator[Tokens]:
+        """The ids of a split in blocks, and at the end a comparison of the checksums.
 
         Raises:
-            ValueError: If a file was changed or an id is not in the vocabulary.
+            ValueError: If the file was changed or an id is not in the vocabulary.
         """
-        for name, split in self.splits.items():
-            digest = hashlib.sha256()
-            for start in range(0, split.tokens, BLOCK):
-                digest.update(self.checked_block(name, start).data)
-            if split.sha256 and digest.hexdigest() != split.sha256:
-                raise ValueError(
-                    f"token store {self.path}: {name}.bin was changed, its sha256 is not that of {META}: "
-                    "put it back or prepare the store again"
-                )
+        known, digest = self.splits[split], hashlib.sha256()
+        for start in range(0, known.tokens, BLOCK):
+            block = self._checked_block(split, start)
+            digest.update(block.data)
+            yield block
+        if known.sha256 and digest.hexdigest() != known.sha256:
+            raise ValueError(
+                f"token store {self.path}: {split}.bin was changed, it has another sha256 than when it was written: "
+                "put it back or prepare the store again"
+            )
 
     def _check(self) -> None:
         total = 0
         for name, split in self.splits.items():
-            file, expected = file_in(self.path, f"{name}.bin"), split.tokens * np.dtype(DTYPES[self.dtype]).itemsize
+            file, expected = file_in(self.path, f"{name}.bin"), split.tokens * DTYPES[self.dtype].itemsize
             found = file.stat().st_size if file.is_file() else None
             if found != expected:
                 state = "is missing" if found is None else f"has {found} bytes instead of {expected}"
@@ -229,14 +236,9 @@ class TokenStore:
         for name, split in self.splits.items():
             blocks = min(-(-split.tokens // BLOCK), _BLOCKS_AT_OPEN)
             for start in np.linspace(0, max(0, split.tokens - BLOCK), blocks, dtype=np.int64).tolist():
-                self.checked_block(name, start)
+                self._checked_block(name, start)
 
-    def checked_block(self, split: str, start: int) -> Tokens:
-        """Up to :data:`BLOCK` ids, from ``start`` on.
-
-        Raises:
-            ValueError: If an id is not in the vocabulary.
-        """
+    def _checked_block(self, split: str, start: int) -> Tokens:
         block = read_tokens(self.path / f"{split}.bin", self.dtype, start, BLOCK)
         if len(block) and (largest := int(block.max())) >= self.vocab_size:
             raise ValueError(
@@ -254,19 +256,18 @@ def dtype_for(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
-def read_tokens(file: str | Path, dtype: str, start: int, count: int) -> Tokens:
+def read_tokens(file: Path, dtype: str, start: int, count: int) -> Tokens:
     """Reads ids of a raw file, shape (tokens,). Unlike mapped ids, they do not count as memory of the process."""
-    kind = np.dtype(DTYPES[dtype])
-    return np.fromfile(file, kind, count, offset=start * kind.itemsize)
+    return np.fromfile(file, DTYPES[dtype], count, offset=start * DTYPES[dtype].itemsize)
 
 
-def map_tokens(file: str | Path, dtype: str, expected: int | None = None) -> Tokens:
+def map_tokens(file: Path, dtype: str, expected: int | None = None) -> Tokens:
     """Maps a raw file of ids into memory, read-only, shape (tokens,).
 
     Raises:
         ValueError: If the file cannot be read, or the number of ids is not the ``expected`` one.
     """
-    kind = np.dtype(DTYPES[dtype])
+    kind = DTYPES[dtype]
     try:
         with open(file, "rb") as opened:
             size = os.fstat(opened.fileno()).st_size
@@ -283,7 +284,7 @@ def map_tokens(file: str | Path, dtype: str, expected: int | None = None) -> Tok
     return np.asarray(mapped)  # a plain view: slicing numpy's memmap class costs microseconds per batch
 
 
-def check_mapped(tokens: Tokens, file: str | Path) -> None:
+def check_mapped(tokens: Tokens, file: Path) -> None:
     """Rejects mapped ids whose file was truncated: reading past its end would kill the process (SIGBUS).
 
     Takes 1 to 2 µs. A truncation in the few µs between this check and the read goes undetected.
@@ -313,7 +314,7 @@ def meta_checksum(meta: dict[str, Any]) -> str:
     return sha256(json.dumps(meta, sort_keys=True).encode())
 
 
-def read_meta(path: Path, name: str = META, form: str = FORMAT) -> dict[str, Any]:
+def read_meta(path: Path, name: str = META) -> dict[str, Any]:
     """The object in ``meta.json`` or ``shard.json``, without its checksum.
 
     Raises:
@@ -322,10 +323,10 @@ def read_meta(path: Path, name: str = META, form: str = FORMAT) -> dict[str, Any
     source = f"token store {path}: {name}"
     meta = _read(path, name, untrusted.read_json, LARGEST_META)
     checksum = meta.pop("checksum", None)
-    if meta.get("format") != form or meta.get("version") != VERSION:
+    if meta.get("format") != FORMATS[name] or meta.get("version") != VERSION:
         raise ValueError(
             f"{source} says format {shown(meta.get('format'))} version {shown(meta.get('version'))}, "
-            f"this program reads {form!r} version {VERSION}"
+            f"this program reads {FORMATS[name]!r} version {VERSION}"
         )
     untrusted.validate(meta, _SCHEMAS[name], source, "prepare the store again")
     if checksum != meta_checksum(meta):
@@ -352,16 +353,6 @@ def shards_of(path: Path) -> list[Path]:
     return sorted(folder for folder in found if (folder / SHARD).is_file())
 
 
-def _reject_shards(path: Path) -> None:
-    found = None
-    if (path / SHARD).is_file() and not (path / META).exists():
-        found, path = f"token store {path} is one shard of a store", path.with_name(path.name.rpartition(".shard-")[0])
-    elif not path.exists() and (shards := shards_of(path)):
-        found = f"token store {path} does not exist, but {len(shards)} of its shards"
-    if found:
-        raise ValueError(f"{found}: when all are made, lightning-llm prepare --merge {path}")
-
-
 # ---- document lengths
 
 
@@ -381,10 +372,8 @@ def document_lengths(store: TokenStore, split: str) -> Counter[int] | None:
     for start in range(0, total, _LENGTHS_BLOCK):
         block = read_tokens(store.path / f"{split}.bin", store.dtype, start, _LENGTHS_BLOCK)
         ends = np.flatnonzero(block == eos) + start
-        if len(ends):
-            found, counts = np.unique(np.diff(ends, prepend=begin - 1) - 1, return_counts=True)
-            lengths.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
-            begin = int(ends[-1]) + 1
+        lengths.update((np.diff(ends, prepend=begin - 1) - 1).tolist())
+        begin = int(ends[-1]) + 1 if len(ends) else begin
     if begin < total:
         lengths[total - begin] += 1
     return lengths

@@ -28,9 +28,10 @@ import numpy as np
 
 from lightning_llm.data import token_store as stores
 from lightning_llm.data.formats import progress_bar
-from lightning_llm.data.token_store import DTYPES, FORMAT, META, SHARD, TOKENIZER, TokenStore, shards_of
+from lightning_llm.data.token_store import DTYPES, FORMATS, META, SHARD, TOKENIZER, TokenStore, shards_of
 from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER
 from lightning_llm.io import untrusted
+from lightning_llm.io.atomic import atomic_file, replace_path, write_text
 from lightning_llm.io.untrusted import file_in
 
 _JOURNAL = "journal.json"
@@ -151,9 +152,7 @@ class TokenStoreWriter:
         for split in self._splits.values():
             split.file.flush()
         journal = {"key": self.key, "cursor": list(cursor), "splits": self._described()}
-        new = self._partial / f"{_JOURNAL}.new"
-        new.write_text(json.dumps(journal, allow_nan=False), encoding="utf-8")
-        new.replace(self._partial / _JOURNAL)
+        write_text(self._partial / _JOURNAL, json.dumps(journal, allow_nan=False))
 
     def _described(self) -> dict[str, dict[str, Any]]:
         return {name: split.described() for name, split in self._splits.items()}
@@ -183,8 +182,9 @@ class TokenStoreWriter:
         return False
 
     def _finish(self) -> None:
+        name = SHARD if self.shard else META
         meta = {
-            "format": FORMAT,
+            "format": FORMATS[name],
             "version": stores.VERSION,
             "dtype": self._dtype,
             "vocab_size": self.vocab_size,
@@ -193,23 +193,21 @@ class TokenStoreWriter:
             "source": self.source,
         }
         if self.shard:
-            meta |= {"format": f"{FORMAT}, shard", "shard": list(self.shard), "key": self.key}
+            meta |= {"shard": list(self.shard), "key": self.key}
         meta["checksum"] = stores.meta_checksum(meta)
         described = json.dumps(meta, indent=2, allow_nan=False) + "\n"
-        for name, content in ((TOKENIZER, self.tokenizer), (SHARD if self.shard else META, described)):
-            with open(self._partial / name, "wb") as file:
+        for each, content in ((TOKENIZER, self.tokenizer), (name, described)):
+            with atomic_file(self._partial / each, durable=True) as file:
                 file.write(content.encode())
-                _sync(file)
         for split in self._splits.values():
-            _sync(split.file)
+            split.file.flush()
+            os.fsync(split.file.fileno())
         self._close()
         (self._partial / _JOURNAL).unlink(missing_ok=True)
-        old = self._partial.with_name(self._partial.name + "-old")
-        if self.replace and self._out.exists():
-            self._out.rename(old)  # a run that has mapped these files can still read them
-        self._partial.rename(self._out)
-        if old.exists():
-            shutil.rmtree(old)
+        if self.replace:
+            replace_path(self._partial, self._out)  # a run that has mapped the old files can still read them
+        else:
+            self._partial.rename(self._out)
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -230,11 +228,6 @@ class TokenStoreWriter:
             with contextlib.suppress(OSError):  # closing writes the buffer
                 split.file.close()
         _active.discard(self._partial)
-
-
-def _sync(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 # ---- resuming a killed run
@@ -288,7 +281,7 @@ def _reopened(folder: Path, name: str, counts: dict[str, Any], dtype: str) -> _S
         ValueError: If the rest is not what was committed.
     """
     path, digest = file_in(folder, f"{name}.bin"), hashlib.sha256()
-    left = size = counts["tokens"] * np.dtype(DTYPES[dtype]).itemsize
+    left = size = counts["tokens"] * DTYPES[dtype].itemsize
     with path.open("rb") as content:
         while left and (block := content.read(min(left, _BLOCK_BYTES))):
             digest.update(block)
@@ -344,16 +337,10 @@ def merge_shards(out: str | Path, *, progress: bool = False) -> TokenStore:
     ):
         advance = phase("merging")
         for shard, name in ((each, name) for each in shards for name in each.splits):
-            digest, split = hashlib.sha256(), shard.splits[name]
-            for start in range(0, split.tokens, stores.BLOCK):
-                block = shard.checked_block(name, start)
-                digest.update(block.data)
+            split = shard.splits[name]
+            for block in shard.blocks(name):
                 writer.write(name, block, text_bytes=0)
                 advance(block.nbytes)
-            if digest.hexdigest() != split.sha256:
-                raise ValueError(
-                    f"shard {shard.path}: {name}.bin was changed, its sha256 is not that of {SHARD}: make it again"
-                )
             writer.write(name, np.empty(0, np.uint16), text_bytes=split.bytes, documents=split.documents)
         check_splits(writer.tokens)
     store = TokenStore.open(out)
@@ -364,7 +351,7 @@ def merge_shards(out: str | Path, *, progress: bool = False) -> TokenStore:
 
 def _open_shards(out: Path) -> list[TokenStore]:
     """All shards, in order."""
-    found = {folder: stores.read_meta(folder, SHARD, f"{FORMAT}, shard") for folder in shards_of(out)}
+    found = {folder: stores.read_meta(folder, SHARD) for folder in shards_of(out)}
     if not found:
         raise ValueError(f"--merge {out}: there is no shard {shard_folder(out, 1, 1).name[:-6]}I-of-N next to it")
     counts = sorted({meta["shard"][1] for meta in found.values()})

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from lightning_llm.data.batches import (
     IGNORED,
-    PromptBatches,
     TrainBatches,
     WindowReader,
     evenly_spaced,
     every_target_once,
+    prompt_batches,
     rows_per_batch,
 )
 from lightning_llm.data.mixture import MixtureReader
@@ -180,20 +180,20 @@ def test_estimate_of_no_batches(files):
 
 def test_prompts_are_rows_of_their_own():
     tokenizer = Tokenizer.train_bpe(["some text"], 270)
-    batches = list(PromptBatches(tokenizer, ["some", "text text", ""]))
+    batches = list(prompt_batches(tokenizer, ["some", "text text", ""]))
     assert [batch["prompt"] for batch in batches] == ["some", "text text", ""]
     assert [batch["input_ids"].tolist() for batch in batches] == [
         [tokenizer.encode("some")], [tokenizer.encode("text text")], [[tokenizer.eos_token_id]]
     ]  # fmt: skip
-    assert len(PromptBatches(tokenizer, ["a"])) == 1
+    assert len(prompt_batches(tokenizer, ["a"])) == 1
 
 
 def test_prompt_that_cannot_be_encoded():
     tokenizer = Tokenizer.train_char(["some text"])
     with pytest.raises(ValueError, match="character 'X'"):
-        PromptBatches(tokenizer, ["some teXt"])
+        prompt_batches(tokenizer, ["some teXt"])
     with pytest.raises(ValueError, match="an empty prompt needs end of text, which tokenizer 'char' lacks"):
-        PromptBatches(tokenizer, [""])
+        prompt_batches(tokenizer, [""])
 
 
 @pytest.mark.parametrize("use", ["rows", "tail", "mixture"])
