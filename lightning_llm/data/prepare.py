@@ -2,7 +2,7 @@
 
 1. *Survey*, only for what must be known in advance: the length of a single document (it is split by position), the
    characters of ``char``, the words that ``bpe`` learns from (:func:`train_tokenizer`).
-2. *Encode* the segments from ``segments.py``, in batches. While one batch is encoded (``bpe`` uses every core), the
+2. *Encode* the segments from ``corpora.py``, in batches. While one batch is encoded (``bpe`` uses every core), the
    next one is read and the previous one written. If the tokenizer has an end-of-text token and there are several
    documents, the token follows each of them.
 
@@ -26,9 +26,9 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from lightning_llm.data.corpora import NAMED_CORPORA, STDIN, Corpus, open_corpus
+from lightning_llm.data import corpora
+from lightning_llm.data.corpora import Corpus, Cursor, Segment, Share, open_corpus
 from lightning_llm.data.formats import Document, Phase, progress_bar
-from lightning_llm.data.segments import VALIDATION_FRACTION, Cursor, Segment, Share, cut_for, make_plan, segments
 from lightning_llm.data.token_store import SHARD, TokenStore, read_meta, sha256, shards_of
 from lightning_llm.data.token_store_writer import TokenStoreWriter, check_splits, shard_folder, unfinished_tokenizer
 from lightning_llm.data.tokenizers import PIECE_CHARACTERS, Ids, Tokenizer, check_bpe, cut_at_newlines
@@ -82,8 +82,10 @@ def prepare_store(
     """
     out = Path(os.path.normpath(out))  # a/../b is created even if a does not exist
     folder = out if share is None else shard_folder(out, share.index, share.count)
-    if not 0 <= test_fraction < 1 - VALIDATION_FRACTION:
-        raise ValueError(f"test_fraction must be at least 0 and below {1 - VALIDATION_FRACTION}, got {test_fraction}")
+    if not 0 <= test_fraction < 1 - corpora.VALIDATION_FRACTION:
+        raise ValueError(
+            f"test_fraction must be at least 0 and below {1 - corpora.VALIDATION_FRACTION}, got {test_fraction}"
+        )
     for existing in (out, folder):
         if existing.exists() and not replace:
             raise ValueError(f"{existing} exists already: remove it or choose another folder")
@@ -92,7 +94,7 @@ def prepare_store(
         check_bpe(vocab_size)
     if not isinstance(inputs, Corpus):
         names = [inputs] if isinstance(inputs, str) else inputs
-        if share is not None and STDIN in names:
+        if share is not None and corpora.STDIN in names:
             raise ValueError("--shard cannot share the standard input among hosts: give files")
         inputs = open_corpus(names, text_key=text_key, spool_dir=folder.absolute().parent)
     source = {
@@ -105,10 +107,10 @@ def prepare_store(
     constants = [_CODE_VERSION, tokenizers.__version__, test_fraction, given and sha256(given.to_str().encode())]
     key = sha256(json.dumps([constants, source]).encode())
     with progress_bar(inputs.size, progress) as phase:
-        plan = make_plan(inputs, test_fraction, phase)
+        plan = corpora.make_plan(inputs, test_fraction, phase)
         kept = None if given else unfinished_tokenizer(folder, key)
         trained = given or (Tokenizer(kept) if kept else train_tokenizer(str(tokenizer), vocab_size, inputs, phase))
-        eos = trained.eos_token_id if plan.ends_documents else None
+        eos = trained.eos_token_id if plan.ends is None else None  # a mark between several documents
         with TokenStoreWriter(
             folder,
             vocab_size=trained.vocab_size,
@@ -119,7 +121,8 @@ def prepare_store(
             shard=None if share is None else (share.index, share.count),
         ) as writer:
             done = Cursor(*writer.resumed)
-            _write(writer, segments(inputs, plan, trained, share or Share(), done, phase("encoding")), trained, eos)
+            found = corpora.segments(inputs, plan, trained, share or Share(), done, phase("encoding"))
+            _write(writer, found, trained, eos)
             if share is None:
                 check_splits(writer.tokens)
     if share is not None:
@@ -177,7 +180,7 @@ def _first_characters(texts: Iterable[str], limit: int) -> Iterator[str]:
 
 def encode_document(tokenizer: Tokenizer, document: Document) -> Iterator[tuple[list[int], int]]:
     """Ids of a document, and UTF-8 bytes, piece by piece: memory does not grow with the document."""
-    pieces = iter(cut_for(tokenizer, document.pieces()))
+    pieces = iter(corpora.cut_for(tokenizer, document.pieces()))
     at_once = 1 if tokenizer.kind in ("char", "byte") else _BATCH_PIECES
     while batch := list(itertools.islice(pieces, at_once)):
         try:
@@ -234,8 +237,8 @@ def find_or_prepare(
     if tokenizer == "bpe":
         check_bpe(vocab_size)
     check_named_store(store, corpus, path)
-    if path is None and corpus not in (None, *NAMED_CORPORA):
-        known = ", ".join(NAMED_CORPORA)
+    if path is None and corpus not in (None, *corpora.NAMED_CORPORA):
+        known = ", ".join(corpora.NAMED_CORPORA)
         raise ValueError(
             f"corpus {corpus!r} is unknown: choose one of {known}, or give a file, folder or glob as data.path"
         )
@@ -285,8 +288,8 @@ def default_store(inputs: Sequence[str], tokenizer: str, vocab_size: int) -> Pat
 
     Paths among the inputs, and that of a ``tokenizer.json``, add eight hex digits of a hash of the absolute paths.
     """
-    paths = [given for given in inputs if given not in NAMED_CORPORA]
-    words = ["+".join(given if given in NAMED_CORPORA else Path(given).stem.strip("*?[]") for given in inputs)]
+    paths = [given for given in inputs if given not in corpora.NAMED_CORPORA]
+    words = ["+".join(given if given in corpora.NAMED_CORPORA else Path(given).stem.strip("*?[]") for given in inputs)]
     if tokenizer in BUILT_IN_TOKENIZERS:
         words += [tokenizer, str(vocab_size)] if tokenizer == "bpe" else [tokenizer]
     else:

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from lightning_llm.data import prepare
+from lightning_llm.data.corpora import Share
 from lightning_llm.data.formats import TextFile
 from lightning_llm.data.prepare import default_store, find_or_prepare, prepare_store
-from lightning_llm.data.segments import Share
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.tokenizers import Tokenizer
 

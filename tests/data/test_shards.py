@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from lightning_llm.data import formats, segments
+from lightning_llm.data import corpora, formats
+from lightning_llm.data.corpora import Share
 from lightning_llm.data.prepare import prepare_store
-from lightning_llm.data.segments import Share
 from lightning_llm.data.token_store import SHARD, TokenStore, meta_checksum, read_meta
 from lightning_llm.data.token_store_writer import merge_shards
 
@@ -110,6 +110,6 @@ def test_merging_over_a_store_is_refused(text, tmp_path):
 
 @pytest.mark.parametrize("count", [1, 2, 5, 1000])
 def test_shares_cover_every_file_once(text, count):
-    corpus = segments.Corpus(("x",), tuple(formats.TextFile(f"{n}", n * 37 % 11 + 1, lambda: None) for n in range(30)))
+    corpus = corpora.Corpus(("x",), tuple(formats.TextFile(f"{n}", n * 37 % 11 + 1, lambda: None) for n in range(30)))
     spans = [list(Share(index, count).spans(corpus)) for index in range(1, count + 1)]
     assert all(sum(share[n] is not None for share in spans) == 1 for n in range(30))
