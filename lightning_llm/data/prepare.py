@@ -82,10 +82,9 @@ def prepare_store(
     """
     out = Path(os.path.normpath(out))  # a/../b is created even if a does not exist
     folder = out if share is None else shard_folder(out, share.index, share.count)
-    if not 0 <= test_fraction < 1 - corpora.VALIDATION_FRACTION:
-        raise ValueError(
-            f"test_fraction must be at least 0 and below {1 - corpora.VALIDATION_FRACTION}, got {test_fraction}"
-        )
+    most = 1 - corpora.VALIDATION_FRACTION
+    if not 0 <= test_fraction < most:
+        raise ValueError(f"test_fraction must be at least 0 and below {most}, got {test_fraction}")
     for existing in (out, folder):
         if existing.exists() and not replace:
             raise ValueError(f"{existing} exists already: remove it or choose another folder")
@@ -161,8 +160,6 @@ def train_tokenizer(
     """
     if kind == "byte":
         return Tokenizer.train_byte()
-    if kind == "bpe":
-        check_bpe(vocab_size, special_tokens)
     documents = corpus.documents(phase(f"training tokenizer {kind}"))
     if kind == "char":
         return Tokenizer.train_char(piece for document in documents for piece in document.pieces())
@@ -180,15 +177,12 @@ def _first_characters(texts: Iterable[str], limit: int) -> Iterator[str]:
 
 def encode_document(tokenizer: Tokenizer, document: Document) -> Iterator[tuple[list[int], int]]:
     """Ids of a document, and UTF-8 bytes, piece by piece: memory does not grow with the document."""
-    pieces = iter(corpora.cut_for(tokenizer, document.pieces()))
+    texts = corpora.cut_for(tokenizer, document.pieces())
+    pieces = (Segment("", text, document.name, ends_document=False) for text in texts)
     at_once = 1 if tokenizer.kind in ("char", "byte") else _BATCH_PIECES
     while batch := list(itertools.islice(pieces, at_once)):
-        try:
-            encoded = tokenizer.encode_batch(batch)
-        except ValueError as error:
-            raise ValueError(f"{document.name}: {error}") from error
-        for text, ids in zip(batch, encoded, strict=True):
-            yield ids.tolist(), _utf8_length(text)
+        for segment, ids in zip(batch, _encoded(batch, tokenizer), strict=True):
+            yield ids.tolist(), _utf8_length(segment.text)
 
 
 def bytes_and_tokens(tokenizer: Tokenizer, corpus: Corpus, phase: Phase) -> tuple[int, int]:
@@ -382,7 +376,7 @@ def _encoded(batch: list[Segment], tokenizer: Tokenizer) -> list[Ids]:
     except ValueError:
         for segment in batch:  # find the one that failed
             try:
-                tokenizer.encode_array(segment.text)
+                tokenizer.encode(segment.text)
             except ValueError as error:
                 raise ValueError(f"{segment.document}: {error}") from error
         raise
