@@ -124,9 +124,7 @@ def prepare_store(
             _write(writer, found, trained, eos)
             if share is None:
                 check_splits(writer.tokens)
-    if share is not None:
-        return TokenStore.from_meta(folder, read_meta(folder, SHARD))
-    return TokenStore.open(out)
+    return TokenStore.open(out) if share is None else TokenStore.from_meta(folder, read_meta(folder, SHARD))
 
 
 def _given_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer | None:

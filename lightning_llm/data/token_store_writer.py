@@ -19,10 +19,11 @@ import json
 import os
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -42,19 +43,12 @@ _LISTED = 8  # missing shards that a message lists
 _active: set[Path] = set()  # folders that this process is writing
 
 
-@dataclasses.dataclass
-class _SplitFile:
+class _SplitFile(NamedTuple):
     """A split that is being written."""
 
     file: IO[bytes]
     digest: Any
-    tokens: int = 0
-    bytes: int = 0
-    documents: int = 0
-
-    def described(self) -> dict[str, Any]:
-        counts = {"tokens": self.tokens, "bytes": self.bytes, "documents": self.documents}
-        return {**counts, "sha256": self.digest.hexdigest()}
+    counts: Counter[str]  # tokens, bytes and documents
 
 
 @dataclasses.dataclass
@@ -119,7 +113,7 @@ class TokenStoreWriter:
     @property
     def tokens(self) -> dict[str, int]:
         """Tokens written so far, by split."""
-        return {name: split.tokens for name, split in self._splits.items()}
+        return {name: split.counts["tokens"] for name, split in self._splits.items()}
 
     def write(self, name: str, ids: stores.Tokens, *, text_bytes: int, documents: int = 0) -> None:
         """Appends ids to a split.
@@ -138,9 +132,7 @@ class TokenStoreWriter:
         split = self._splits.get(name) or self._add(name)
         split.file.write(content.data)
         split.digest.update(content.data)
-        split.tokens += len(ids)
-        split.bytes += text_bytes
-        split.documents += documents
+        split.counts.update(tokens=len(ids), bytes=text_bytes, documents=documents)
 
     def commit(self, cursor: Sequence[int]) -> None:
         """Records that everything written so far is valid, and how far into the input it reaches.
@@ -155,10 +147,11 @@ class TokenStoreWriter:
         write_text(self._partial / _JOURNAL, json.dumps(journal, allow_nan=False))
 
     def _described(self) -> dict[str, dict[str, Any]]:
-        return {name: split.described() for name, split in self._splits.items()}
+        return {name: {**split.counts, "sha256": split.digest.hexdigest()} for name, split in self._splits.items()}
 
     def _add(self, name: str) -> _SplitFile:
-        self._splits[name] = _SplitFile(open(self._partial / f"{name}.bin", "wb"), hashlib.sha256())  # noqa: SIM115 - closed by _close
+        file = open(self._partial / f"{name}.bin", "wb")  # noqa: SIM115 - closed by _close
+        self._splits[name] = _SplitFile(file, hashlib.sha256(), Counter(tokens=0, bytes=0, documents=0))
         return self._splits[name]
 
     def _resume(self) -> bool:
@@ -286,10 +279,10 @@ def _reopened(folder: Path, name: str, counts: dict[str, Any], dtype: str) -> _S
         while left and (block := content.read(min(left, _BLOCK_BYTES))):
             digest.update(block)
             left -= len(block)
-    if digest.hexdigest() != counts["sha256"]:
+    if digest.hexdigest() != counts.pop("sha256"):
         raise ValueError(f"{path} was changed")
     os.truncate(path, size)
-    return _SplitFile(path.open("ab"), digest, counts["tokens"], counts["bytes"], counts["documents"])
+    return _SplitFile(path.open("ab"), digest, Counter(counts))
 
 
 # ---- merging shards
@@ -366,11 +359,9 @@ def _open_shards(out: Path) -> list[TokenStore]:
             f"--merge {out}: of {count} shards {listed} {'is' if len(missing) == 1 else 'are'} missing: "
             f"lightning-llm prepare … --out {out} --shard {missing[0]}/{count}"
         )
-    ordered = [(folder, found[folder]) for folder in (shard_folder(out, index, count) for index in range(1, count + 1))]
-    (first, expected), *others = ordered
+    first, *others = folders = [shard_folder(out, index, count) for index in range(1, count + 1)]
     fields = {"key": "text, options or versions", "tokenizer_sha256": "tokenizer", "vocab_size": "vocabulary"}
-    for folder, meta in others:
-        for field, what in fields.items():
-            if meta[field] != expected[field]:
-                raise ValueError(f"--merge {out}: {folder.name} was made with another {what} than {first.name}")
-    return [TokenStore.from_meta(folder, meta) for folder, meta in ordered]
+    for folder, (field, what) in itertools.product(others, fields.items()):
+        if found[folder][field] != found[first][field]:
+            raise ValueError(f"--merge {out}: {folder.name} was made with another {what} than {first.name}")
+    return [TokenStore.from_meta(folder, found[folder]) for folder in folders]
