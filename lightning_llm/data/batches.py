@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_llm.data.token_store import Tokens, check_mapped, map_tokens
+from lightning_llm.data.token_store import Tokens, TokenStore, check_mapped
 from lightning_llm.data.tokenizers import Tokenizer
 
 Batch = dict[str, Tensor]
@@ -42,29 +41,36 @@ class Order(Protocol):
 
 @dataclasses.dataclass(eq=False)
 class WindowReader:
-    """Reads windows of a token file. Cheap to send to a worker process, which maps the file itself.
+    """Reads windows of a split. Cheap to send to a worker process, which maps the file itself.
 
     Args:
-        file: Raw token ids.
-        dtype: ``uint16`` or ``uint32``.
+        store: The token store.
+        split: Name of the split.
         context_length: Targets per window.
-        vocab_size: Every batch is checked for larger ids: an embedding fails with an obscure error on a GPU.
         document_start: The id that begins a document. If given, batches also say which document each token belongs to.
-        num_tokens: Required number of ids when the file is mapped. Default: any.
+
+    Raises:
+        ValueError: If there is no such split, or it is shorter than one window and its last target.
     """
 
-    file: Path
-    _: dataclasses.KW_ONLY
-    dtype: str
+    store: TokenStore
+    split: str
     context_length: int
-    vocab_size: int
     document_start: int | None = None
-    num_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        tokens, needed = len(self.store.tokens(self.split)), self.context_length + 1
+        if tokens < needed:
+            raise ValueError(
+                f"data.context_length {self.context_length} is too long for the {self.split} split of "
+                f"{self.store.path}: it has {tokens} tokens, a window and its last target need {needed}; "
+                "take more text or a shorter context"
+            )
 
     @functools.cached_property
     def tokens(self) -> Tokens:
-        """The file, memory-mapped."""
-        return map_tokens(self.file, self.dtype, self.num_tokens)
+        """The split, memory-mapped."""
+        return self.store.tokens(self.split)
 
     @functools.cached_property
     def _windows(self) -> Tokens:
@@ -84,21 +90,20 @@ class WindowReader:
 
     def rows(self, starts: Starts) -> Tokens:
         """The raw windows, (rows, context_length + 1)."""
-        check_mapped(self.tokens, self.file)
+        check_mapped(self.tokens, self.store.file(self.split))
         rows: Tokens = self._windows[starts]
         return rows
 
     def tail(self, start: int) -> Batch:
         """The tokens from ``start`` to the end, as a batch of one row."""
-        check_mapped(self.tokens, self.file)
+        check_mapped(self.tokens, self.store.file(self.split))
         return self.batch(self.tokens[start:][None])
 
     def batch(self, rows: Tokens) -> Batch:
         """Raw windows as tensors. Errors as in :meth:`__call__`."""
-        if (largest := int(rows.max())) >= self.vocab_size:
-            raise ValueError(
-                f"{self.file} has token id {largest}, but vocab_size is {self.vocab_size}: prepare it again"
-            )
+        if (largest := int(rows.max())) >= self.store.vocab_size:  # an embedding's error on a GPU would be obscure
+            file, size = self.store.file(self.split), self.store.vocab_size
+            raise ValueError(f"{file} has token id {largest}, but vocab_size is {size}: prepare it again")
         input_ids, targets = (torch.from_numpy(ids.astype(np.int64)) for ids in (rows[:, :-1], rows[:, 1:]))
         batch = {"input_ids": input_ids, "targets": targets}
         if self.document_start is not None:
@@ -196,7 +201,7 @@ class EvalBatches:
     too few runs the first batch again with every target ignored.
 
     Args:
-        batches: Returns batch number ``n`` of all ranks together.
+        batches: Returns a batch by its number among the ``count`` batches of all ranks together.
         count: Number of batches of all ranks together.
         rank: Of this process.
         world_size: Number of processes.
@@ -222,11 +227,7 @@ class EvalBatches:
 
 
 def prompt_batches(tokenizer: Tokenizer, prompts: list[str]) -> EvalBatches:
-    """Prompts as batches of one row: ``{"input_ids": (1, tokens), "prompt": text}``.
-
-    Args:
-        tokenizer: Encodes them.
-        prompts: Texts; an empty one becomes the end-of-text token.
+    """Prompts as batches of one row, ``{"input_ids": (1, tokens), "prompt": text}``. An empty one is the end of text.
 
     Raises:
         ValueError: If the tokenizer cannot encode a prompt, or a prompt is empty and there is no end-of-text token.
@@ -244,11 +245,7 @@ def every_target_once(reader: WindowReader, batch_size: int, **share: Any) -> Ev
     """Windows one after another: each of the ``tokens - 1`` targets is in exactly one batch of exactly one rank.
 
     The last batch of whole windows may have fewer rows. A remainder shorter than a window comes last, as one short row.
-
-    Args:
-        reader: Of the tokens.
-        batch_size: Windows per batch.
-        **share: ``rank``, ``world_size`` and ``pin_memory`` of :class:`EvalBatches`.
+    ``share`` is ``rank``, ``world_size`` and ``pin_memory`` of :class:`EvalBatches`.
     """
     context, num_windows = reader.context_length, (len(reader.tokens) - 1) // reader.context_length
     starts = np.arange(num_windows, dtype=np.int64) * context
@@ -263,11 +260,8 @@ def every_target_once(reader: WindowReader, batch_size: int, **share: Any) -> Ev
 def evenly_spaced(reader: WindowReader, rows: list[int], *, used: int | None = None, **share: Any) -> EvalBatches:
     """Windows at fixed positions, spread evenly over the file: an estimate for all of it.
 
-    Args:
-        reader: Of the tokens.
-        rows: Windows of each batch, such as :func:`rows_per_batch` of another split.
-        used: How many of the batches will be used: these are spread evenly, and so are the others.
-        **share: As in :func:`every_target_once`.
+    Batch ``n`` has ``rows[n]`` windows, such as :func:`rows_per_batch` of another split. If only the first ``used``
+    batches will be used, these are spread evenly, and so are the others. ``share`` as in :func:`every_target_once`.
     """
     last = len(reader.tokens) - 1 - reader.context_length
     places = [np.linspace(0, last, sum(part)).astype(np.int64) for part in (rows[:used], rows[used:] if used else [])]

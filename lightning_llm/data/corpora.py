@@ -86,11 +86,7 @@ class Corpus:
         return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
     def documents(self, advance: Advance = ignore_progress) -> Iterator[Document]:
-        """All documents; read each before the next one is requested.
-
-        Raises:
-            ValueError: As :meth:`TextFile.documents <lightning_llm.data.formats.TextFile.documents>`.
-        """
+        """All documents; read each before the next one is requested. Errors as in ``TextFile.documents``."""
         return (document for file in self.files for document in file.documents(advance))
 
 
@@ -131,21 +127,15 @@ def open_corpus(
 
 
 def _spool(stream: BinaryIO, text_key: str, kind: str, folder: Path | None = None) -> TextFile:
-    """Copies a stream into an unnamed file, which the system deletes when the process ends.
-
-    Raises:
-        ValueError: If the stream is empty, or the disk is full.
-    """
+    """Copies a stream into an unnamed file, which the system deletes when the process ends."""
     try:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             shutil.copyfileobj(stream, file)
             file.flush()
-            size, descriptor = (
-                file.tell(),
-                os.dup(file.fileno()),
-            )  # stays open until the process ends: the file has no other name
+            size = file.tell()
+            descriptor = os.dup(file.fileno())  # stays open until the process ends: the file has no other name
     except OSError as error:
         place = folder or tempfile.gettempdir()
         raise ValueError(f"cannot save the standard input in {place}: {error.strerror or error}") from error
@@ -193,7 +183,6 @@ def download_shakespeare(cache_dir: Path | None = None, url: str = SHAKESPEARE_U
 
 
 def _stdlib_files() -> list[TextFile]:
-    """Python files of the standard library, sorted by path, without tests and installed packages."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [
         TextFile(f"stdlib/{path.relative_to(root).as_posix()}", size, functools.partial(Path, path))

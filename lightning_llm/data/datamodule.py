@@ -307,7 +307,7 @@ class TokenDataModule(LightningDataModule):
         return batches.prompt_batches(self.tokenizer, self.predict_prompts[share["rank"] :: share["world_size"]])
 
     def _reader(self, source: Source, split: str) -> WindowReader:
-        return source.reader(split, self.context_length, self._document_start())
+        return WindowReader(source.store, split, self.context_length, self._document_start())
 
     def _eval_batch_size(self) -> int:
         everything = max(1, self.global_batch_size // self._share()["world_size"])

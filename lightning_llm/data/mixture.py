@@ -15,7 +15,6 @@ All sources share one address space, concatenated, so that a window is one numbe
 """
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 
 from lightning_llm.data.batches import Batch, Order, Starts, WindowReader
 from lightning_llm.data.order import WindowOrder
-from lightning_llm.data.token_store import TokenStore
+from lightning_llm.data.token_store import TokenStore, sha256
 
 _MODULUS = 1 << 64
 _STEP = 0x9E3779B97F4A7C15  # the golden ratio's fraction times 2^64
@@ -49,34 +48,9 @@ class Source:
         """Training windows of an epoch."""
         return (self.store.splits["train"].tokens - 1) // context_length
 
-    def reader(self, split: str, context_length: int, document_start: int | None = None) -> WindowReader:
-        """Reads one of its splits.
-
-        Raises:
-            ValueError: If there is no such split, or it is shorter than one window and its last target.
-        """
-        tokens = len(self.store.tokens(split))
-        if tokens < context_length + 1:
-            raise ValueError(
-                f"data.context_length {context_length} is too long for the {split} split of {self.store.path}: it "
-                f"has {tokens} tokens, a window and its last target need {context_length + 1}; "
-                "take more text or a shorter context"
-            )
-        return WindowReader(
-            self.store.path / f"{split}.bin",
-            dtype=self.store.dtype,
-            context_length=context_length,
-            vocab_size=self.store.vocab_size,
-            document_start=document_start,
-            num_tokens=tokens,
-        )
-
 
 def open_mixture(mixture: Mapping[str, float]) -> list[Source]:
-    """The sources of ``data.mixture``, in its order. Two folders of one name get a number each.
-
-    Args:
-        mixture: Weights by the folders of prepared stores.
+    """The sources of ``data.mixture``, weights by folders, in its order. Two folders of one name get a number each.
 
     Raises:
         ValueError: If a weight is not above 0, a store cannot be opened, or two were made with different tokenizers.
@@ -102,7 +76,7 @@ def fingerprint(sources: Sequence[Source]) -> str:
     """16 hex digits that identify all tokens; for a single store, its own fingerprint."""
     if len(sources) == 1:
         return sources[0].store.fingerprint
-    return hashlib.sha256("+".join(source.store.fingerprint for source in sources).encode()).hexdigest()[:16]
+    return sha256("+".join(source.store.fingerprint for source in sources).encode())[:16]
 
 
 def train_order(sources: Sequence[Source], context_length: int, seed: int) -> Order:
@@ -119,7 +93,7 @@ def train_reader(
     sources: Sequence[Source], context_length: int, document_start: int | None
 ) -> Callable[[Starts], Batch]:
     """Reads the windows of :func:`train_order`."""
-    readers = [source.reader("train", context_length, document_start) for source in sources]
+    readers = [WindowReader(source.store, "train", context_length, document_start) for source in sources]
     return readers[0] if len(readers) == 1 else MixtureReader(readers, _train_sizes(sources))
 
 
@@ -128,12 +102,7 @@ def _train_sizes(sources: Sequence[Source]) -> list[int]:
 
 
 class MixtureReader:
-    """Reads windows of several token files, addressed as if they were concatenated.
-
-    Args:
-        readers: Of each file; their windows have one length and vocabulary.
-        sizes: Tokens of each file.
-    """
+    """Reads windows of several token files of these sizes in tokens, addressed as if they were concatenated."""
 
     def __init__(self, readers: Sequence[WindowReader], sizes: Sequence[int]) -> None:
         self._readers, self._first_tokens = list(readers), first_tokens(sizes)
@@ -152,7 +121,7 @@ class MixtureOrder:
     """The order of the windows of several sources.
 
     Args:
-        orders: Of each source.
+        orders: The order of each source by itself.
         sizes: Tokens of each source.
         weights: Share of the sequences, for each source; only their ratios count.
         seed: Any whole number.

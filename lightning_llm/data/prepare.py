@@ -30,7 +30,7 @@ from lightning_llm.data import corpora
 from lightning_llm.data.corpora import Corpus, Cursor, Segment, Share, open_corpus
 from lightning_llm.data.formats import Document, Phase, progress_bar
 from lightning_llm.data.token_store import SHARD, TokenStore, read_meta, sha256, shards_of
-from lightning_llm.data.token_store_writer import TokenStoreWriter, check_splits, shard_folder, unfinished_tokenizer
+from lightning_llm.data.token_store_writer import TokenStoreWriter, shard_folder, unfinished_tokenizer
 from lightning_llm.data.tokenizers import PIECE_CHARACTERS, Ids, Tokenizer, check_bpe, cut_at_newlines
 from lightning_llm.io.printable import file_name
 
@@ -123,7 +123,7 @@ def prepare_store(
             found = corpora.segments(inputs, plan, trained, share or Share(), done, phase("encoding"))
             _write(writer, found, trained, eos)
             if share is None:
-                check_splits(writer.tokens)
+                writer.check_splits()
     return TokenStore.open(out) if share is None else TokenStore.from_meta(folder, read_meta(folder, SHARD))
 
 
@@ -144,14 +144,9 @@ def _given_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer | None:
 def train_tokenizer(
     kind: str, vocab_size: int, corpus: Corpus, phase: Phase, special_tokens: Sequence[str] = ()
 ) -> Tokenizer:
-    """A tokenizer trained on a corpus. The same text gives the same bytes.
+    """A tokenizer of a built-in kind, trained on a corpus; ``bpe`` learns from the first 64 Mi characters.
 
-    Args:
-        kind: ``char``, ``byte`` or ``bpe``, which learns from the first 64 Mi characters.
-        vocab_size: Number of ids of ``bpe``.
-        corpus: The text.
-        phase: Shows the progress.
-        special_tokens: Of ``bpe``, in addition to the end of text.
+    The same text gives the same bytes.
 
     Raises:
         ValueError: As ``Tokenizer.train_char`` and ``train_bpe``, or the text cannot be read.

@@ -177,18 +177,36 @@ class TokenStore:
         parts += [[name, split.tokens, split.sha256] for name, split in sorted(self.splits.items())]
         return sha256(json.dumps(parts).encode())[:16]
 
+    def file(self, split: str) -> Path:
+        """The ids of a split."""
+        return self.path / f"{split}.bin"
+
     def tokens(self, split: str) -> Tokens:
         """The ids of a split, memory-mapped and read-only, shape (tokens,).
 
         Raises:
-            ValueError: If the store has no such split, or its file changed size since the store was opened.
+            ValueError: If the store has no such split, or its file changed size or cannot be read.
         """
         if split not in self.splits:
             raise ValueError(
                 f"token store {self.path} has no {split} split, only {' and '.join(self.splits)}: "
                 "prepare it with a test fraction, or choose another store"
             )
-        return map_tokens(self.path / f"{split}.bin", self.dtype, self.splits[split].tokens)
+        file, expected, kind = self.file(split), self.splits[split].tokens, DTYPES[self.dtype]
+        try:
+            with open(file, "rb") as opened:
+                size = os.fstat(opened.fileno()).st_size
+                if size != expected * kind.itemsize:
+                    raise ValueError(
+                        f"{file} has {size} bytes instead of {expected * kind.itemsize} for {expected} tokens of "
+                        f"{self.dtype}: it was changed since the store was opened; prepare the store again"
+                    )
+                if not size:
+                    return np.empty(0, dtype=kind)  # an empty file cannot be mapped
+                mapped = np.memmap(opened, dtype=kind, mode="r", shape=(expected,))
+        except OSError as error:
+            raise ValueError(f"{file} cannot be read: {error.strerror}") from error
+        return np.asarray(mapped)  # a plain view: slicing numpy's memmap class costs microseconds per batch
 
     def bytes_per_token(self, split: str) -> float | None:
         """UTF-8 bytes of text per token, for bits per byte; ``None`` for raw files."""
@@ -238,8 +256,13 @@ class TokenStore:
             for start in np.linspace(0, max(0, split.tokens - BLOCK), blocks, dtype=np.int64).tolist():
                 self._checked_block(name, start)
 
+    def read(self, split: str, start: int, count: int) -> Tokens:
+        """Ids of a split, shape (tokens,). Unlike mapped ids, they do not count as memory of the process."""
+        kind = DTYPES[self.dtype]
+        return np.fromfile(self.file(split), kind, count, offset=start * kind.itemsize)
+
     def _checked_block(self, split: str, start: int) -> Tokens:
-        block = read_tokens(self.path / f"{split}.bin", self.dtype, start, BLOCK)
+        block = self.read(split, start, BLOCK)
         if len(block) and (largest := int(block.max())) >= self.vocab_size:
             raise ValueError(
                 f"token store {self.path}: {split}.bin has token id {largest} at position "
@@ -256,41 +279,10 @@ def dtype_for(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
-def read_tokens(file: Path, dtype: str, start: int, count: int) -> Tokens:
-    """Reads ids of a raw file, shape (tokens,). Unlike mapped ids, they do not count as memory of the process."""
-    return np.fromfile(file, DTYPES[dtype], count, offset=start * DTYPES[dtype].itemsize)
-
-
-def map_tokens(file: Path, dtype: str, expected: int | None = None) -> Tokens:
-    """Maps a raw file of ids into memory, read-only, shape (tokens,).
-
-    Raises:
-        ValueError: If the file cannot be read, or the number of ids is not the ``expected`` one.
-    """
-    kind = DTYPES[dtype]
-    try:
-        with open(file, "rb") as opened:
-            size = os.fstat(opened.fileno()).st_size
-            if expected is not None and size != expected * kind.itemsize:
-                raise ValueError(
-                    f"{file} has {size} bytes instead of {expected * kind.itemsize} for {expected} tokens of {dtype}: "
-                    "it was changed since the store was opened; prepare the store again"
-                )
-            if size < kind.itemsize:
-                return np.empty(0, dtype=kind)  # an empty file cannot be mapped
-            mapped = np.memmap(opened, dtype=kind, mode="r", shape=(size // kind.itemsize,))
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
-    return np.asarray(mapped)  # a plain view: slicing numpy's memmap class costs microseconds per batch
-
-
 def check_mapped(tokens: Tokens, file: Path) -> None:
-    """Rejects mapped ids whose file was truncated: reading past its end would kill the process (SIGBUS).
+    """Raises a ValueError for mapped ids whose file was truncated: reading past its end kills the process (SIGBUS).
 
     Takes 1 to 2 µs. A truncation in the few µs between this check and the read goes undetected.
-
-    Raises:
-        ValueError: If the file was truncated.
     """
     mapping: Any = tokens.base
     while isinstance(mapping, np.ndarray):
@@ -360,9 +352,6 @@ def document_lengths(store: TokenStore, split: str) -> Counter[int] | None:
     """How many documents of a split have each length in tokens, without the end-of-text token.
 
     Reads the whole split, in blocks. Returns ``None`` if no end-of-text id marks the documents.
-
-    Raises:
-        ValueError: If the store has no such split.
     """
     total, eos = len(store.tokens(split)), store.eos_token_id
     if eos is None:
@@ -370,7 +359,7 @@ def document_lengths(store: TokenStore, split: str) -> Counter[int] | None:
     lengths: Counter[int] = Counter()
     begin = 0
     for start in range(0, total, _LENGTHS_BLOCK):
-        block = read_tokens(store.path / f"{split}.bin", store.dtype, start, _LENGTHS_BLOCK)
+        block = store.read(split, start, _LENGTHS_BLOCK)
         ends = np.flatnonzero(block == eos) + start
         lengths.update((np.diff(ends, prepend=begin - 1) - 1).tolist())
         begin = int(ends[-1]) + 1 if len(ends) else begin

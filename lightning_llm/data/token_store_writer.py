@@ -20,7 +20,7 @@ import os
 import shutil
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple
@@ -110,10 +110,10 @@ class TokenStoreWriter:
                 raise value
             self._finish()
 
-    @property
-    def tokens(self) -> dict[str, int]:
-        """Tokens written so far, by split."""
-        return {name: split.counts["tokens"] for name, split in self._splits.items()}
+    def check_splits(self) -> None:
+        """Raises a ValueError if there is no text for training or validation."""
+        if missing := [name for name in ("train", "val") if not self._splits[name].counts["tokens"]]:
+            raise ValueError(f"too little text: nothing is left for the {' and the '.join(missing)} split")
 
     def write(self, name: str, ids: stores.Tokens, *, text_bytes: int, documents: int = 0) -> None:
         """Appends ids to a split.
@@ -268,11 +268,7 @@ def _read_journal(folder: Path) -> dict[str, Any]:
 
 
 def _reopened(folder: Path, name: str, counts: dict[str, Any], dtype: str) -> _SplitFile:
-    """Opens a split for appending, after truncating what was not committed.
-
-    Raises:
-        ValueError: If the rest is not what was committed.
-    """
+    """Opens a split for appending, without what was not committed. A ValueError if the rest was changed."""
     path, digest = file_in(folder, f"{name}.bin"), hashlib.sha256()
     left = size = counts["tokens"] * DTYPES[dtype].itemsize
     with path.open("rb") as content:
@@ -293,25 +289,8 @@ def shard_folder(out: Path, index: int, count: int) -> Path:
     return out.with_name(f"{out.name}.shard-{index}-of-{count}")
 
 
-def check_splits(tokens: Mapping[str, int]) -> None:
-    """Rejects a store without training or validation text.
-
-    Raises:
-        ValueError: If either is empty.
-    """
-    if missing := [split for split in ("train", "val") if not tokens[split]]:
-        raise ValueError(f"too little text: nothing is left for the {' and the '.join(missing)} split")
-
-
 def merge_shards(out: str | Path, *, progress: bool = False) -> TokenStore:
-    """Merges the shards of a store into the store, then deletes them.
-
-    Args:
-        out: Folder of the store.
-        progress: Show a bar, in bytes, if there is a terminal.
-
-    Returns:
-        The store, opened.
+    """Merges the shards of a store into the store in folder ``out``, deletes them, and opens the store.
 
     Raises:
         ValueError: If a shard is missing, damaged or made from something else, if ``out`` exists, or the disk is full.
@@ -335,7 +314,7 @@ def merge_shards(out: str | Path, *, progress: bool = False) -> TokenStore:
                 writer.write(name, block, text_bytes=0)
                 advance(block.nbytes)
             writer.write(name, np.empty(0, np.uint16), text_bytes=split.bytes, documents=split.documents)
-        check_splits(writer.tokens)
+        writer.check_splits()
     store = TokenStore.open(out)
     for shard in shards:
         shutil.rmtree(shard.path)

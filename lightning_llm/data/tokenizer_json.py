@@ -67,11 +67,7 @@ def read_content(content: str) -> dict[str, Any]:
 
 
 def _parts(part: Any, name: str, types: list[str]) -> Iterable[dict[str, Any]]:
-    """A part of a tokenizer and the parts in it.
-
-    Raises:
-        ValueError: A part is of a type that is not allowed, or there are too many, or one is too large.
-    """
+    """A part of a tokenizer and the parts in it; a ValueError if their types, number or sizes are not allowed."""
     waiting, seen = [part] if part is not None else [], 0
     while waiting:
         part, seen = waiting.pop(), seen + 1

@@ -101,11 +101,7 @@ class Tokenizer:
 
     @classmethod
     def train_char(cls, texts: Iterable[str]) -> "Tokenizer":
-        """One id per character that occurs, sorted by code point.
-
-        Raises:
-            ValueError: If there is no text.
-        """
+        """One id per character that occurs, sorted by code point. Raises a ValueError if there is no text."""
         seen = np.zeros(0x110000, dtype=bool)
         for text in texts:
             seen[_code_points(text)] = True
@@ -338,11 +334,6 @@ def cut_at_newlines(texts: Iterable[str], size: int, longest: int = LONGEST_PIEC
     GPT-2's pattern makes a newline between two characters that are not white space a word of its own, and begins a word
     with a single space. So the ids of these pieces, concatenated, are the ids of the whole. Only if ``longest``
     characters contain neither, they are cut anywhere. Where the cuts are does not depend on the pieces.
-
-    Args:
-        texts: Pieces of one document.
-        size: Characters; a piece is longer if no such newline comes.
-        longest: Most characters of a piece.
     """
     rest = ""
     for text in texts:
@@ -374,10 +365,7 @@ def _lone(sign: str, text: str, start: int, stop: int) -> int | None:
 
 
 def cut_long_words(text: str, splitter: Any) -> Iterator[str]:
-    """Cuts a text inside words of more than ``LONGEST_WORD`` characters, and nowhere else.
-
-    The splitter, the library's ``ByteLevel`` pre-tokenizer, decides what a word is.
-    """
+    """Cuts a text inside words of more than ``LONGEST_WORD`` characters. ``ByteLevel``, the splitter, finds words."""
     start, half = 0, LONGEST_WORD // 2
     # every longer word contains an aligned half of the longest word, with characters of one class
     halves = range(0, len(text) - half + 1, half)

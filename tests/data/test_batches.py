@@ -19,7 +19,14 @@ from lightning_llm.data.batches import (
 )
 from lightning_llm.data.mixture import MixtureReader
 from lightning_llm.data.order import WindowOrder
+from lightning_llm.data.token_store import Split, TokenStore
 from lightning_llm.data.tokenizers import Tokenizer
+
+
+def reader_of(file, context_length, vocab_size=1 << 16):
+    split = Split(tokens=file.stat().st_size // 2, bytes=0, documents=0, sha256="")
+    store = TokenStore(file.parent, vocab_size, "uint16", {file.stem: split}, None, {})
+    return WindowReader(store, file.stem, context_length)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +38,7 @@ def files(tmp_path_factory):
         file = folder / f"{length}.bin"
         if not file.exists():
             np.arange(length, dtype="<u2").tofile(file)
-        return WindowReader(file, dtype="uint16", context_length=context_length, vocab_size=1 << 16)
+        return reader_of(file, context_length)
 
     return make
 
@@ -127,7 +134,7 @@ def test_length_and_state(files):
 def test_id_outside_the_vocabulary_is_named_not_passed_on(files, tmp_path):
     file = tmp_path / "tokens.bin"
     np.array([1, 2, 50, 3], dtype="<u2").tofile(file)
-    reader = WindowReader(file, dtype="uint16", context_length=2, vocab_size=50)
+    reader = reader_of(file, 2, vocab_size=50)
     with pytest.raises(ValueError, match=f"{file} has token id 50, but vocab_size is 50"):
         reader(np.array([0]))
     with pytest.raises(ValueError, match="has token id 50"):
@@ -200,7 +207,7 @@ def test_prompt_that_cannot_be_encoded():
 def test_a_file_that_became_shorter_is_one_line_and_no_signal(tmp_path, use):
     file = tmp_path / "train.bin"
     np.arange(50_000, dtype="<u2").tofile(file)
-    reader = WindowReader(file, dtype="uint16", context_length=8, vocab_size=1 << 16, num_tokens=50_000)
+    reader = reader_of(file, 8)
     mixture = MixtureReader([reader, reader], [50_000, 50_000])
     read = {
         "rows": lambda: reader(np.array([40_000])),
@@ -218,7 +225,7 @@ def test_a_file_that_became_shorter_is_one_line_and_no_signal(tmp_path, use):
 def test_a_file_that_changed_before_it_is_mapped_is_one_line(tmp_path, size, says):
     file = tmp_path / "train.bin"
     np.arange(50_000, dtype="<u2").tofile(file)
-    reader = WindowReader(file, dtype="uint16", context_length=8, vocab_size=1 << 16, num_tokens=50_000)
+    reader = reader_of(file, 8)
     file.unlink() if size is None else os.truncate(file, size)
     with pytest.raises(ValueError, match=says):
         reader(np.array([0]))
