@@ -64,7 +64,7 @@ def _batches(source: Path) -> tuple[float, int]:
     reader = WindowReader(store, file.stem, context)
     order = WindowOrder(num_tokens=len(ids), context_length=context, seed=0)
     batches = TrainBatches(
-        reader, order, global_batch_size=_ROWS, micro_batch_size=_ROWS, length=_NUM_BATCHES, position=lambda: 0
+        reader, order.starts, global_batch_size=_ROWS, micro_batch_size=_ROWS, length=_NUM_BATCHES, position=lambda: 0
     )
     assert reader.tokens.max() < 256  # reads all of the file
     start = time.perf_counter()

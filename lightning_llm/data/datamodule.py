@@ -258,7 +258,7 @@ class TokenDataModule(LightningDataModule):
             repeat = limited if getattr(trainer, "overfit_batches", 0) else 0
         return TrainBatches(
             train_reader(self.sources, self.context_length, self._document_start()),
-            train_order(self.sources, self.context_length, self.seed),
+            train_order(self.sources, self.context_length, self.seed).starts,
             global_batch_size=self.global_batch_size,
             micro_batch_size=self._micro_batch_size(),
             length=length,

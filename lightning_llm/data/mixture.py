@@ -22,7 +22,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_llm.data.batches import Batch, Order, Starts, WindowReader
+from lightning_llm.data.batches import Batch, Starts, WindowReader
 from lightning_llm.data.order import WindowOrder
 from lightning_llm.data.token_store import TokenStore, sha256
 
@@ -79,7 +79,7 @@ def fingerprint(sources: Sequence[Source]) -> str:
     return sha256("+".join(source.store.fingerprint for source in sources).encode())[:16]
 
 
-def train_order(sources: Sequence[Source], context_length: int, seed: int) -> Order:
+def train_order(sources: Sequence[Source], context_length: int, seed: int) -> "WindowOrder | MixtureOrder":
     """The order of the run. The first source's own order is that of a run with it alone."""
     sizes = _train_sizes(sources)
     orders = [

@@ -14,7 +14,6 @@ import glob
 import hashlib
 import json
 import mmap
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 
 from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER
 from lightning_llm.io import untrusted
-from lightning_llm.io.untrusted import SHA256, TEXT, file_in, maybe, record, shown, whole
+from lightning_llm.io.untrusted import SHA256, TEXT, check_regular, file_in, maybe, read_bytes, record, shown, whole
 
 FORMAT = "lightning-llm token store"
 VERSION = 1
@@ -119,7 +118,7 @@ class TokenStore:
         """Checks the files of a store, or of a shard, against :func:`read_meta`. Errors as in :meth:`open`."""
         splits = {name: Split(**split) for name, split in meta["splits"].items()}
         store = cls(path, meta["vocab_size"], meta["dtype"], splits, meta["tokenizer_sha256"], meta["source"])
-        if sha256(_read(path, TOKENIZER, untrusted.read_bytes, LARGEST_TOKENIZER)) != store.tokenizer_sha256:
+        if sha256(_read(path, TOKENIZER, lambda file: read_bytes(file, LARGEST_TOKENIZER))) != store.tokenizer_sha256:
             raise ValueError(
                 f"token store {path}: {TOKENIZER} does not belong to it, the ids were made with another one: "
                 "put that one back or prepare the store again"
@@ -192,21 +191,7 @@ class TokenStore:
                 f"token store {self.path} has no {split} split, only {' and '.join(self.splits)}: "
                 "prepare it with a test fraction, or choose another store"
             )
-        file, expected, kind = self.file(split), self.splits[split].tokens, DTYPES[self.dtype]
-        try:
-            with open(file, "rb") as opened:
-                size = os.fstat(opened.fileno()).st_size
-                if size != expected * kind.itemsize:
-                    raise ValueError(
-                        f"{file} has {size} bytes instead of {expected * kind.itemsize} for {expected} tokens of "
-                        f"{self.dtype}: it was changed since the store was opened; prepare the store again"
-                    )
-                if not size:
-                    return np.empty(0, dtype=kind)  # an empty file cannot be mapped
-                mapped = np.memmap(opened, dtype=kind, mode="r", shape=(expected,))
-        except OSError as error:
-            raise ValueError(f"{file} cannot be read: {error.strerror}") from error
-        return np.asarray(mapped)  # a plain view: slicing numpy's memmap class costs microseconds per batch
+        return _read(self.path, f"{split}.bin", lambda file: _mapped(file, self.dtype, self.splits[split].tokens))
 
     def bytes_per_token(self, split: str) -> float | None:
         """UTF-8 bytes of text per token, for bits per byte; ``None`` for raw files."""
@@ -237,18 +222,8 @@ class TokenStore:
             )
 
     def _check(self) -> None:
-        total = 0
-        for name, split in self.splits.items():
-            file, expected = file_in(self.path, f"{name}.bin"), split.tokens * DTYPES[self.dtype].itemsize
-            found = file.stat().st_size if file.is_file() else None
-            if found != expected:
-                state = "is missing" if found is None else f"has {found} bytes instead of {expected}"
-                raise ValueError(
-                    f"token store {self.path}: {file.name} {state} for {split.tokens} tokens of {self.dtype}: "
-                    "prepare the store again"
-                )
-            total += expected
-        if total <= _BYTES_AT_OPEN:
+        size = sum(self.tokens(name).nbytes for name in self.splits)
+        if size <= _BYTES_AT_OPEN:
             self.verify()
             return
         for name, split in self.splits.items():
@@ -277,6 +252,20 @@ class TokenStore:
 def dtype_for(vocab_size: int) -> str:
     """The smallest type of :data:`DTYPES` that can represent every id."""
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def _mapped(file: Path, dtype: str, expected: int) -> Tokens:
+    check_regular(file)
+    size, kind = file.stat().st_size, DTYPES[dtype]
+    if size != expected * kind.itemsize:
+        raise ValueError(
+            f"token store {file.parent}: {file.name} has {size} bytes instead of {expected * kind.itemsize} for "
+            f"{expected} tokens of {dtype}: prepare the store again"
+        )
+    if not size:
+        return np.empty(0, dtype=kind)  # an empty file cannot be mapped
+    # a plain view: slicing numpy's memmap class costs microseconds per batch
+    return np.asarray(np.memmap(file, dtype=kind, mode="r", shape=(expected,)))
 
 
 def check_mapped(tokens: Tokens, file: Path) -> None:
@@ -313,7 +302,7 @@ def read_meta(path: Path, name: str = META) -> dict[str, Any]:
         ValueError: If it cannot be read, was edited, or is of another format or version.
     """
     source = f"token store {path}: {name}"
-    meta = _read(path, name, untrusted.read_json, LARGEST_META)
+    meta = _read(path, name, lambda file: untrusted.read_json(file, LARGEST_META))
     checksum = meta.pop("checksum", None)
     if meta.get("format") != FORMATS[name] or meta.get("version") != VERSION:
         raise ValueError(
@@ -332,11 +321,13 @@ def read_meta(path: Path, name: str = META) -> dict[str, Any]:
     return meta
 
 
-def _read(folder: Path, name: str, read: Callable[[Path, int], Content], limit: int) -> Content:
+def _read(folder: Path, name: str, read: Callable[[Path], Content]) -> Content:
     try:
-        return read(file_in(folder, name), limit)
+        return read(file_in(folder, name))
     except OSError as error:
-        raise ValueError(f"token store {folder}: {name} cannot be read ({error.strerror})") from error
+        raise ValueError(
+            f"token store {folder}: {name} cannot be read ({error.strerror}): prepare the store again"
+        ) from error
 
 
 def shards_of(path: Path) -> list[Path]:

@@ -196,7 +196,8 @@ class TokenStoreWriter:
             split.file.flush()
             os.fsync(split.file.fileno())
         self._close()
-        (self._partial / _JOURNAL).unlink(missing_ok=True)
+        for left in (self._partial / _JOURNAL, *self._partial.glob(".*.tmp")):  # a kill may have left the latter
+            left.unlink(missing_ok=True)
         if self.replace:
             replace_path(self._partial, self._out)  # a run that has mapped the old files can still read them
         else:

@@ -46,7 +46,7 @@ def files(tmp_path_factory):
 def train_batches(reader, global_batch_size, micro_batch_size, rank=0, world_size=1, position=0, length=20, **options):
     order = WindowOrder(num_tokens=len(reader.tokens), context_length=reader.context_length, seed=3)
     return TrainBatches(
-        reader, order, global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, rank=rank,
+        reader, order.starts, global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, rank=rank,
         world_size=world_size, length=length, position=lambda: position, **options
     )  # fmt: skip
 
@@ -221,7 +221,9 @@ def test_a_file_that_became_shorter_is_one_line_and_no_signal(tmp_path, use):
         read()
 
 
-@pytest.mark.parametrize(("size", "says"), [(10, "has 10 bytes instead of 100000"), (None, "cannot be read: No such")])
+@pytest.mark.parametrize(
+    ("size", "says"), [(10, "has 10 bytes instead of 100000"), (None, r"cannot be read \(No such.*prepare the store")]
+)
 def test_a_file_that_changed_before_it_is_mapped_is_one_line(tmp_path, size, says):
     file = tmp_path / "train.bin"
     np.arange(50_000, dtype="<u2").tofile(file)
