@@ -326,7 +326,7 @@ def _read(folder: Path, name: str, read: Callable[[Path], Content]) -> Content:
         return read(file_in(folder, name))
     except OSError as error:
         raise ValueError(
-            f"token store {folder}: {name} cannot be read ({error.strerror}): prepare the store again"
+            f"token store {folder}: {name} cannot be read: {error.strerror}; prepare the store again"
         ) from error
 
 

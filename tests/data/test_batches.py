@@ -221,9 +221,7 @@ def test_a_file_that_became_shorter_is_one_line_and_no_signal(tmp_path, use):
         read()
 
 
-@pytest.mark.parametrize(
-    ("size", "says"), [(10, "has 10 bytes instead of 100000"), (None, r"cannot be read \(No such.*prepare the store")]
-)
+@pytest.mark.parametrize(("size", "says"), [(10, "has 10 bytes instead of 100000"), (None, "cannot be read: No such")])
 def test_a_file_that_changed_before_it_is_mapped_is_one_line(tmp_path, size, says):
     file = tmp_path / "train.bin"
     np.arange(50_000, dtype="<u2").tofile(file)
