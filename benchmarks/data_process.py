@@ -54,14 +54,17 @@ def _library(source: Path, tokenizer: Tokenizer) -> tuple[float, int]:
 def _batches(source: Path) -> tuple[float, int]:
     from lightning_llm.data.batches import TrainBatches, WindowReader
     from lightning_llm.data.order import WindowOrder
+    from lightning_llm.data.token_store import Split, TokenStore
 
     ids = np.fromfile(source, dtype=np.uint8).astype("<u2")
     file, context = source.with_suffix(".bin"), min(_CONTEXT, len(ids) - 1)
     ids.tofile(file)
-    reader = WindowReader(file, dtype="uint16", context_length=context, vocab_size=256)
+    split = Split(tokens=len(ids), bytes=len(ids), documents=1, sha256="")
+    store = TokenStore(file.parent, 256, "uint16", {file.stem: split}, None, {})
+    reader = WindowReader(store, file.stem, context)
     order = WindowOrder(num_tokens=len(ids), context_length=context, seed=0)
     batches = TrainBatches(
-        reader, order, global_batch_size=_ROWS, micro_batch_size=_ROWS, length=_NUM_BATCHES, position=lambda: 0
+        reader, order.starts, global_batch_size=_ROWS, micro_batch_size=_ROWS, length=_NUM_BATCHES, position=lambda: 0
     )
     assert reader.tokens.max() < 256  # reads all of the file
     start = time.perf_counter()

@@ -25,7 +25,7 @@ LAYERS = (
     ("data.prepare", "model"),  # model: norm, kv_cache, weights
     ("model.attention", "model.mlp"),
     ("model.transformer", "optim", "checkpoints.archives"),
-    ("generation", "interop", "data.datamodule", "data.find_store"),
+    ("generation", "interop", "data.datamodule"),
     ("checkpoints",),
     ("training",),
     ("bench",),

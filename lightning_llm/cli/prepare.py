@@ -42,9 +42,8 @@ def main(options: argparse.Namespace) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    from lightning_llm.data.find_store import default_store
-    from lightning_llm.data.prepare import DEFAULT_VOCAB_SIZE, prepare_store
-    from lightning_llm.data.segments import MOST_SHARES, Share
+    from lightning_llm.data.corpora import MOST_SHARES, Share
+    from lightning_llm.data.prepare import DEFAULT_VOCAB_SIZE, default_store, prepare_store
 
     inputs, tokenizer, out = options.inputs, options.tokenizer, options.out
     vocab_size = DEFAULT_VOCAB_SIZE if options.vocab_size is None else options.vocab_size

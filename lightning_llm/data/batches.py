@@ -4,8 +4,8 @@
    (rows, context_length); a target is the token after its input. With a document mask it also has ``"documents"``: for
    each input, the index of its document within the row. Assembling a batch is a single gather from the memory-mapped
    file (7 µs for 32 x 256 tokens on a server CPU).
-2. :class:`TrainBatches`, :class:`EvalBatches` and :class:`PromptBatches` are plain iterables with a length, made for
-   Lightning's loops: it takes them as they are, and adds neither a sampler nor a warning.
+2. :class:`TrainBatches` and :class:`EvalBatches` are plain iterables with a length, made for Lightning's loops: it
+   takes them as they are, and adds neither a sampler nor a warning.
 3. :func:`sample_batch` draws random windows, for raw training loops without an order.
 """
 
@@ -13,8 +13,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_llm.data.token_store import Tokens, check_mapped, map_tokens
+from lightning_llm.data.token_store import Tokens, TokenStore, check_mapped
 from lightning_llm.data.tokenizers import Tokenizer
 
 Batch = dict[str, Tensor]
@@ -30,41 +29,41 @@ Starts = NDArray[np.int64]
 
 IGNORED = -100  # a target that no loss counts, as in torch.nn.functional.cross_entropy
 
-_SEQUENCES_ORDERED_AT_ONCE = 4096  # the order costs 0.1 ms for 32 sequences and 0.3 ms for 4,096
-
-
-class Order(Protocol):
-    """The order of a run's sequences, such as ``order.WindowOrder``."""
-
-    def starts(self, first: int, count: int) -> Starts:
-        """First tokens of the windows of ``count`` sequences from number ``first`` on, shape (count,)."""
+_SEQUENCES_ORDERED_AT_ONCE = 4096  # or one micro-batch: the order costs 0.1 ms for 32 sequences and 0.3 ms for 4,096
 
 
 @dataclasses.dataclass(eq=False)
 class WindowReader:
-    """Reads windows of a token file. Cheap to send to a worker process, which maps the file itself.
+    """Reads windows of a split. Cheap to send to a worker process, which maps the file itself.
 
     Args:
-        file: Raw token ids.
-        dtype: ``uint16`` or ``uint32``.
+        store: The token store.
+        split: Name of the split.
         context_length: Targets per window.
-        vocab_size: Every batch is checked for larger ids: an embedding fails with an obscure error on a GPU.
         document_start: The id that begins a document. If given, batches also say which document each token belongs to.
-        num_tokens: Required number of ids when the file is mapped. Default: any.
+
+    Raises:
+        ValueError: If there is no such split, or it is shorter than one window and its last target.
     """
 
-    file: Path
-    _: dataclasses.KW_ONLY
-    dtype: str
+    store: TokenStore
+    split: str
     context_length: int
-    vocab_size: int
     document_start: int | None = None
-    num_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        tokens, needed = len(self.store.tokens(self.split)), self.context_length + 1
+        if tokens < needed:
+            raise ValueError(
+                f"data.context_length {self.context_length} is too long for the {self.split} split of "
+                f"{self.store.path}: it has {tokens} tokens, a window and its last target need {needed}; "
+                "take more text or a shorter context"
+            )
 
     @functools.cached_property
     def tokens(self) -> Tokens:
-        """The file, memory-mapped."""
-        return map_tokens(self.file, self.dtype, self.num_tokens)
+        """The split, memory-mapped."""
+        return self.store.tokens(self.split)
 
     @functools.cached_property
     def _windows(self) -> Tokens:
@@ -84,21 +83,20 @@ class WindowReader:
 
     def rows(self, starts: Starts) -> Tokens:
         """The raw windows, (rows, context_length + 1)."""
-        check_mapped(self.tokens, self.file)
+        check_mapped(self.tokens, self.store.file(self.split))
         rows: Tokens = self._windows[starts]
         return rows
 
     def tail(self, start: int) -> Batch:
         """The tokens from ``start`` to the end, as a batch of one row."""
-        check_mapped(self.tokens, self.file)
+        check_mapped(self.tokens, self.store.file(self.split))
         return self.batch(self.tokens[start:][None])
 
     def batch(self, rows: Tokens) -> Batch:
-        """Raw windows as tensors. Errors as in calling."""
-        if (largest := int(rows.max())) >= self.vocab_size:
-            raise ValueError(
-                f"{self.file} has token id {largest}, but vocab_size is {self.vocab_size}: prepare it again"
-            )
+        """Raw windows as tensors. Errors as in :meth:`__call__`."""
+        if (largest := int(rows.max())) >= self.store.vocab_size:  # an embedding's error on a GPU would be obscure
+            file, size = self.store.file(self.split), self.store.vocab_size
+            raise ValueError(f"{file} has token id {largest}, but vocab_size is {size}: prepare it again")
         input_ids, targets = (torch.from_numpy(ids.astype(np.int64)) for ids in (rows[:, :-1], rows[:, 1:]))
         batch = {"input_ids": input_ids, "targets": targets}
         if self.document_start is not None:
@@ -115,7 +113,7 @@ class TrainBatches(Dataset[Batch]):
 
     Args:
         reader: Reads the windows that start at given tokens.
-        order: Of the windows.
+        starts: Returns the windows of ``count`` sequences from number ``first`` on, as ``WindowOrder.starts``.
         global_batch_size: Sequences per optimizer step.
         micro_batch_size: Sequences per batch.
         length: Micro-batches from the start of the run (or of Lightning's epoch) to its end, including the completed
@@ -132,7 +130,7 @@ class TrainBatches(Dataset[Batch]):
     """
 
     reader: Callable[[Starts], Batch]
-    order: Order
+    starts: Callable[[int, int], Starts]
     _: dataclasses.KW_ONLY
     global_batch_size: int
     micro_batch_size: int
@@ -146,15 +144,15 @@ class TrainBatches(Dataset[Batch]):
 
     def __post_init__(self) -> None:
         self.waited_s = 0.0
-        self._accumulation = self.global_batch_size // (self.micro_batch_size * self.world_size)
-        self._ordered: tuple[int, Starts] = (-1, np.empty((0, 0), dtype=np.int64))
+        self._ordered: tuple[int, Starts] = (-1, np.empty(0, dtype=np.int64))  # number of a block, and its windows
 
     def __len__(self) -> int:
         return self.length
 
     def __iter__(self) -> Iterator[Batch]:
         assert self.position is not None
-        first = 0 if self.repeat else self.position() * self._accumulation
+        accumulation = self.global_batch_size // (self.micro_batch_size * self.world_size)
+        first = 0 if self.repeat else self.position() * accumulation
         numbers = range(first, first + self.length)  # Lightning stops by its own count
         batches: Iterator[Batch] = (_pinned(self[number], self.pin_memory) for number in numbers)
         if self.workers:
@@ -170,22 +168,15 @@ class TrainBatches(Dataset[Batch]):
 
     def __getitem__(self, number: int) -> Batch:
         """Micro-batch ``number`` of the run."""
-        step, micro = divmod(number % self.repeat if self.repeat else number, self._accumulation)
-        start = (micro * self.world_size + self.rank) * self.micro_batch_size
-        return self.reader(self._starts(step)[start : start + self.micro_batch_size])
+        number = number % self.repeat if self.repeat else number
+        size = self.micro_batch_size * max(1, _SEQUENCES_ORDERED_AT_ONCE // self.micro_batch_size)
+        block, first = divmod((number * self.world_size + self.rank) * self.micro_batch_size, size)
+        if self._ordered[0] != block:
+            self._ordered = block, self.starts(block * size, size)
+        return self.reader(self._ordered[1][first : first + self.micro_batch_size])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "position": None}  # used only for iterating, and it refers to the trainer
-
-    def _starts(self, step: int) -> Starts:
-        """Window starts of an optimizer step, (global_batch_size,)."""
-        steps = max(1, _SEQUENCES_ORDERED_AT_ONCE // self.global_batch_size)
-        block, row = divmod(step, steps)
-        if self._ordered[0] != block:
-            starts = self.order.starts(block * steps * self.global_batch_size, steps * self.global_batch_size)
-            self._ordered = block, starts.reshape(steps, self.global_batch_size)
-        starts_of_step: Starts = self._ordered[1][row]
-        return starts_of_step
 
     def state_dict(self) -> dict[str, Any]:
         """Empty: tells Lightning that the loader can resume (its position comes from Lightning's own counters)."""
@@ -203,7 +194,7 @@ class EvalBatches:
     too few runs the first batch again with every target ignored.
 
     Args:
-        batches: Returns batch number ``n`` of all ranks together.
+        batches: Returns a batch by its number among the ``count`` batches of all ranks together.
         count: Number of batches of all ranks together.
         rank: Of this process.
         world_size: Number of processes.
@@ -228,41 +219,26 @@ class EvalBatches:
             yield _pinned(batch, self.pin_memory)
 
 
-class PromptBatches:
-    """Prompts as batches of one row: ``{"input_ids": (1, tokens), "prompt": text}``.
-
-    Args:
-        tokenizer: Encodes them.
-        prompts: Texts; an empty one becomes the end-of-text token.
+def prompt_batches(tokenizer: Tokenizer, prompts: list[str]) -> EvalBatches:
+    """Prompts as batches of one row, ``{"input_ids": (1, tokens), "prompt": text}``. An empty one is the end of text.
 
     Raises:
         ValueError: If the tokenizer cannot encode a prompt, or a prompt is empty and there is no end-of-text token.
     """
-
-    def __init__(self, tokenizer: Tokenizer, prompts: list[str]) -> None:
-        self._batches = []
-        for prompt in prompts:
-            ids = tokenizer.encode(prompt)
-            if not ids and tokenizer.eos_token_id is None:
-                raise ValueError(f"an empty prompt needs end of text, which tokenizer {tokenizer.kind!r} lacks")
-            self._batches.append({"input_ids": torch.tensor([ids or [tokenizer.eos_token_id]]), "prompt": prompt})
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self._batches)
+    found: list[dict[str, Any]] = []
+    for prompt in prompts:
+        ids = tokenizer.encode(prompt)
+        if not ids and tokenizer.eos_token_id is None:
+            raise ValueError(f"an empty prompt needs end of text, which tokenizer {tokenizer.kind!r} lacks")
+        found.append({"input_ids": torch.tensor([ids or [tokenizer.eos_token_id]]), "prompt": prompt})
+    return EvalBatches(lambda number: found[number], len(found), rank=0, world_size=1)
 
 
 def every_target_once(reader: WindowReader, batch_size: int, **share: Any) -> EvalBatches:
     """Windows one after another: each of the ``tokens - 1`` targets is in exactly one batch of exactly one rank.
 
     The last batch of whole windows may have fewer rows. A remainder shorter than a window comes last, as one short row.
-
-    Args:
-        reader: Of the tokens.
-        batch_size: Windows per batch.
-        **share: ``rank``, ``world_size`` and ``pin_memory`` of :class:`EvalBatches`.
+    ``share`` is ``rank``, ``world_size`` and ``pin_memory`` of :class:`EvalBatches`.
     """
     context, num_windows = reader.context_length, (len(reader.tokens) - 1) // reader.context_length
     starts = np.arange(num_windows, dtype=np.int64) * context
@@ -277,11 +253,8 @@ def every_target_once(reader: WindowReader, batch_size: int, **share: Any) -> Ev
 def evenly_spaced(reader: WindowReader, rows: list[int], *, used: int | None = None, **share: Any) -> EvalBatches:
     """Windows at fixed positions, spread evenly over the file: an estimate for all of it.
 
-    Args:
-        reader: Of the tokens.
-        rows: Windows of each batch, such as :func:`rows_per_batch` of another split.
-        used: How many of the batches will be used: these are spread evenly, and so are the others.
-        **share: As in :func:`every_target_once`.
+    Batch ``n`` has ``rows[n]`` windows, such as :func:`rows_per_batch` of another split. If only the first ``used``
+    batches will be used, these are spread evenly, and so are the others. ``share`` as in :func:`every_target_once`.
     """
     last = len(reader.tokens) - 1 - reader.context_length
     places = [np.linspace(0, last, sum(part)).astype(np.int64) for part in (rows[:used], rows[used:] if used else [])]

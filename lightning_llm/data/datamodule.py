@@ -3,15 +3,15 @@
 The file reads top to bottom, in Lightning's order:
 
 1. ``__init__`` checks the options.
-2. ``prepare_data`` prepares a missing store (``find_store.py``), once per node. What was opened is never made again.
+2. ``prepare_data`` prepares a missing store (``prepare.py``), once per node. What was opened is never made again.
 3. ``setup`` opens and checks the stores in every process, and sets the trainer's number of micro-batches per step.
-4. ``train_dataloader`` and the other loaders return batches (``batches.py``). ``order.py`` decides which windows are in
-   a step.
+4. ``train_dataloader`` and the other loaders return batches (``batches.py``) in the order of ``order.py``.
 5. ``state_dict`` and ``load_state_dict`` describe the data in a checkpoint. The position of the run is Lightning's own,
    in optimizer steps: a run that is resumed with another number of devices or another micro-batch size sees the same
    tokens in each step. :func:`rescale_batch_progress` converts Lightning's counts of micro-batches.
 """
 
+import functools
 import sys
 from typing import Any
 
@@ -20,10 +20,9 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_llm.data import batches
-from lightning_llm.data.batches import EvalBatches, PromptBatches, TrainBatches, WindowReader, limited_batches
-from lightning_llm.data.find_store import find_or_prepare
+from lightning_llm.data.batches import EvalBatches, TrainBatches, WindowReader, limited_batches
 from lightning_llm.data.mixture import Source, fingerprint, open_mixture, train_order, train_reader
-from lightning_llm.data.prepare import DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE
+from lightning_llm.data.prepare import DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE, find_or_prepare
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.tokenizers import LARGEST_VOCABULARY, Tokenizer
 
@@ -81,12 +80,9 @@ class TokenDataModule(LightningDataModule):
         document_mask: bool = False,
     ) -> None:
         super().__init__()
-        sizes = {
-            "context_length": context_length,
-            "global_batch_size": global_batch_size,
-            "micro_batch_size": 1 if micro_batch_size is None else micro_batch_size,
-            "eval_batch_size": 1 if eval_batch_size is None else eval_batch_size,
-        }
+        sizes = {"context_length": context_length, "global_batch_size": global_batch_size}
+        optional = {"micro_batch_size": micro_batch_size, "eval_batch_size": eval_batch_size}
+        sizes |= {name: size for name, size in optional.items() if size is not None}
         problems = [f"{name} must be at least 1, got {size}" for name, size in sizes.items() if not size or size < 1]
         if num_workers < 0:
             problems.append(f"num_workers must be at least 0, got {num_workers}")
@@ -98,7 +94,8 @@ class TokenDataModule(LightningDataModule):
             problems.append("mixture names the stores: leave out path, store and raw_dtype")
         if problems:
             raise ValueError("; ".join(problems))
-        self._text = {"corpus": corpus, "path": path, "store": store, "tokenizer": tokenizer, "vocab_size": vocab_size}
+        text = {"corpus": corpus, "path": path, "store": store, "tokenizer": tokenizer, "vocab_size": vocab_size}
+        self._text: dict[str, Any] = text
         self.context_length = context_length
         self.global_batch_size = global_batch_size
         self.micro_batch_size = micro_batch_size
@@ -111,26 +108,21 @@ class TokenDataModule(LightningDataModule):
         self.document_mask = document_mask
         self.accumulation = 1
         self.loaded_state: dict[str, Any] = {}
-        self._sources: list[Source] = []
-        self._tokenizer: Tokenizer | None = None
 
     # ---- stores and their properties
 
-    @property
+    @functools.cached_property
     def sources(self) -> list[Source]:
         """The token stores, opened (and prepared, if needed) on first use. Errors as in ``setup``."""
-        if not self._sources:
-            self._sources = open_mixture(self.mixture) if self.mixture is not None else [self._find_source()]
-        return self._sources
-
-    def _find_source(self) -> Source:
+        if self.mixture is not None:
+            return open_mixture(self.mixture)
         if self.raw_dtype is not None:
-            folder, vocab_size = str(self._text["store"]), int(self._text["vocab_size"] or 0)
+            folder, vocab_size = self._text["store"], self._text["vocab_size"]
             store = TokenStore.open_raw(folder, vocab_size=vocab_size, dtype=self.raw_dtype)
         else:
             prepare = getattr(self.trainer, "local_rank", 0) == 0  # the first process of each machine, before others
-            store = find_or_prepare(**self._text, prepare=prepare, progress=True, say=self._say)  # type: ignore[arg-type]
-        return Source(store.path.name, store)
+            store = find_or_prepare(**self._text, prepare=prepare, progress=True, say=self._say)
+        return [Source(store.path.name, store)]
 
     @rank_zero_only
     def _say(self, line: str) -> None:
@@ -148,12 +140,11 @@ class TokenDataModule(LightningDataModule):
         """Number of token ids of the store."""
         return self.store.vocab_size
 
-    @property
+    @functools.cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the store; ``None`` for raw files, which have none."""
-        if self._tokenizer is None and self.store.tokenizer_file is not None:
-            self._tokenizer = Tokenizer.from_file(self.store.tokenizer_file)
-        return self._tokenizer
+        file = self.store.tokenizer_file
+        return None if file is None else Tokenizer.from_file(file)
 
     @property
     def bytes_per_token(self) -> float | None:
@@ -196,23 +187,22 @@ class TokenDataModule(LightningDataModule):
                 tokenizer has no end of text, the global batch size is not a multiple of micro-batch size times devices,
                 or ``trainer.accumulate_grad_batches`` contradicts it.
         """
+        self._document_start()
         for split in _SPLITS.get(stage or "fit", ()):
             for source in self.sources:
-                self._check_length(source.store, split)
-        self._document_start()
+                self._reader(source, split)
         if stage in (None, "fit"):
             keep_to_budget = getattr(getattr(self.trainer, "lightning_module", None), "keep_to_budget", None)
             if keep_to_budget is not None:  # it may choose the micro-batch size, which the rest depends on
                 keep_to_budget(self, self.trainer)
-            self._set_accumulation()
-
-    def _check_length(self, store: TokenStore, split: str) -> None:
-        if (tokens := len(store.tokens(split))) < self.context_length + 1:
-            raise ValueError(
-                f"data.context_length {self.context_length} is too long for the {split} split of {store.path}: it "
-                f"has {tokens} tokens, a window and its last target need {self.context_length + 1}; "
-                "take more text or a shorter context"
-            )
+            self.accumulation = self.global_batch_size // (self._micro_batch_size() * self._share()["world_size"])
+            if self.trainer is not None:
+                if self.trainer.accumulate_grad_batches not in (1, self.accumulation):
+                    raise ValueError(
+                        f"trainer.accumulate_grad_batches {self.trainer.accumulate_grad_batches} contradicts the "
+                        f"{self.accumulation} micro-batches that follow from data.global_batch_size: leave it out"
+                    )
+                self.trainer.accumulate_grad_batches = self.accumulation
 
     def _document_start(self) -> int | None:
         """The end-of-text token if there is a document mask."""
@@ -245,17 +235,6 @@ class TokenDataModule(LightningDataModule):
             raise ValueError(f"data.global_batch_size {size} cannot be divided by {by}: change one")
         return micro
 
-    def _set_accumulation(self) -> None:
-        self.accumulation = self.global_batch_size // (self._micro_batch_size() * self._share()["world_size"])
-        if self.trainer is None:
-            return
-        if self.trainer.accumulate_grad_batches not in (1, self.accumulation):
-            raise ValueError(
-                f"trainer.accumulate_grad_batches {self.trainer.accumulate_grad_batches} contradicts the "
-                f"{self.accumulation} micro-batches that follow from data.global_batch_size: leave it out"
-            )
-        self.trainer.accumulate_grad_batches = self.accumulation
-
     # ---- loaders
 
     def train_dataloader(self) -> TrainBatches:
@@ -277,11 +256,9 @@ class TokenDataModule(LightningDataModule):
                     f"{self.accumulation} of an optimizer step: the last step would see a part of its gradient"
                 )
             repeat = limited if getattr(trainer, "overfit_batches", 0) else 0
-        for source in self.sources:
-            self._check_length(source.store, "train")
         return TrainBatches(
             train_reader(self.sources, self.context_length, self._document_start()),
-            train_order(self.sources, self.context_length, self.seed),
+            train_order(self.sources, self.context_length, self.seed).starts,
             global_batch_size=self.global_batch_size,
             micro_batch_size=self._micro_batch_size(),
             length=length,
@@ -316,7 +293,7 @@ class TokenDataModule(LightningDataModule):
         share, size = self._share(), self._eval_batch_size()
         return [batches.every_target_once(self._reader(source, "test"), size, **share) for source in self.sources]
 
-    def predict_dataloader(self) -> PromptBatches:
+    def predict_dataloader(self) -> EvalBatches:
         """Each of ``predict_prompts`` as ``{"input_ids": (1, tokens), "prompt": its text}``.
 
         Raises:
@@ -327,11 +304,10 @@ class TokenDataModule(LightningDataModule):
         if self.tokenizer is None:
             raise ValueError(f"token store {self.store.path} is of raw files: no tokenizer to encode prompts with")
         share = self._share()
-        return PromptBatches(self.tokenizer, self.predict_prompts[share["rank"] :: share["world_size"]])
+        return batches.prompt_batches(self.tokenizer, self.predict_prompts[share["rank"] :: share["world_size"]])
 
     def _reader(self, source: Source, split: str) -> WindowReader:
-        self._check_length(source.store, split)
-        return source.reader(split, self.context_length, self._document_start())
+        return WindowReader(source.store, split, self.context_length, self._document_start())
 
     def _eval_batch_size(self) -> int:
         everything = max(1, self.global_batch_size // self._share()["world_size"])

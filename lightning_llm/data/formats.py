@@ -23,6 +23,7 @@ import hashlib
 import importlib
 import itertools
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -146,7 +147,7 @@ class TextFile:
             pieces = self._text(advance)
             return iter([Document(self.name, first, pieces)] if (first := next(pieces, "")) else [])
         read = self._lines if self.format == "jsonl" else self._rows
-        rows = read(advance, start, self.size if stop is None else stop)
+        rows = read(advance, start, math.inf if stop is None else stop)
         return (Document(name, text, iter(())) for name, text in rows if text)
 
     def text(self) -> str:
@@ -169,12 +170,11 @@ class TextFile:
                 yield text
             done += len(block)
 
-    def _lines(self, advance: Advance, start: int, stop: int) -> Iterator[tuple[str, str]]:
+    def _lines(self, advance: Advance, start: int, stop: float) -> Iterator[tuple[str, str]]:
         """Name and text of each line that begins at a byte from ``start`` up to ``stop`` of a plain file."""
         first = max(0, start - 1)  # a line begins at start if a newline is before it
         place, number, rest = first, 1, b""
         is_wanted = start == 0
-        stop = stop if self.can_be_cut else 1 << 62
         for block in itertools.chain(self._blocks(advance, first), [b""]):
             lines = (rest + block).split(b"\n")
             rest = lines.pop() if block else b""
@@ -202,7 +202,7 @@ class TextFile:
                     break
         return f"{self.name}, line {number},"
 
-    def _rows(self, advance: Advance, start: int, stop: int) -> Iterator[tuple[str, str]]:
+    def _rows(self, advance: Advance, start: int, stop: float) -> Iterator[tuple[str, str]]:
         parquet, types = (_import(f"pyarrow.{module}", self.name) for module in ("parquet", "types"))
         with self._opened() as raw:
             file = parquet.ParquetFile(raw, buffer_size=PIECE_BYTES, pre_buffer=False)
@@ -292,9 +292,7 @@ def _from_zstandard(raw: IO[bytes], name: str) -> Iterator[bytes]:
             frame = frame or zstandard.ZstdDecompressor().decompressobj()
             parts.append(frame.decompress(packed))
             size += len(parts[-1])
-            packed = b""
-            if frame.eof:
-                packed, frame = frame.unused_data, None
+            packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
         if size >= PIECE_BYTES:
             yield b"".join(parts)
             parts, size = [], 0

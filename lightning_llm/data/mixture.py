@@ -15,7 +15,6 @@ All sources share one address space, concatenated, so that a window is one numbe
 """
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -23,9 +22,9 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_llm.data.batches import Batch, Order, Starts, WindowReader
+from lightning_llm.data.batches import Batch, Starts, WindowReader
 from lightning_llm.data.order import WindowOrder
-from lightning_llm.data.token_store import TokenStore
+from lightning_llm.data.token_store import TokenStore, sha256
 
 _MODULUS = 1 << 64
 _STEP = 0x9E3779B97F4A7C15  # the golden ratio's fraction times 2^64
@@ -49,23 +48,9 @@ class Source:
         """Training windows of an epoch."""
         return (self.store.splits["train"].tokens - 1) // context_length
 
-    def reader(self, split: str, context_length: int, document_start: int | None = None) -> WindowReader:
-        """Reads one of its splits."""
-        return WindowReader(
-            self.store.path / f"{split}.bin",
-            dtype=self.store.dtype,
-            context_length=context_length,
-            vocab_size=self.store.vocab_size,
-            document_start=document_start,
-            num_tokens=self.store.splits[split].tokens,
-        )
-
 
 def open_mixture(mixture: Mapping[str, float]) -> list[Source]:
-    """The sources of ``data.mixture``, in its order. Two folders of one name get a number each.
-
-    Args:
-        mixture: Weights by the folders of prepared stores.
+    """The sources of ``data.mixture``, weights by folders, in its order. Two folders of one name get a number each.
 
     Raises:
         ValueError: If a weight is not above 0, a store cannot be opened, or two were made with different tokenizers.
@@ -91,10 +76,10 @@ def fingerprint(sources: Sequence[Source]) -> str:
     """16 hex digits that identify all tokens; for a single store, its own fingerprint."""
     if len(sources) == 1:
         return sources[0].store.fingerprint
-    return hashlib.sha256("+".join(source.store.fingerprint for source in sources).encode()).hexdigest()[:16]
+    return sha256("+".join(source.store.fingerprint for source in sources).encode())[:16]
 
 
-def train_order(sources: Sequence[Source], context_length: int, seed: int) -> Order:
+def train_order(sources: Sequence[Source], context_length: int, seed: int) -> "WindowOrder | MixtureOrder":
     """The order of the run. The first source's own order is that of a run with it alone."""
     sizes = _train_sizes(sources)
     orders = [
@@ -108,7 +93,7 @@ def train_reader(
     sources: Sequence[Source], context_length: int, document_start: int | None
 ) -> Callable[[Starts], Batch]:
     """Reads the windows of :func:`train_order`."""
-    readers = [source.reader("train", context_length, document_start) for source in sources]
+    readers = [WindowReader(source.store, "train", context_length, document_start) for source in sources]
     return readers[0] if len(readers) == 1 else MixtureReader(readers, _train_sizes(sources))
 
 
@@ -117,12 +102,7 @@ def _train_sizes(sources: Sequence[Source]) -> list[int]:
 
 
 class MixtureReader:
-    """Reads windows of several token files, addressed as if they were concatenated.
-
-    Args:
-        readers: Of each file; their windows have one length and vocabulary.
-        sizes: Tokens of each file.
-    """
+    """Reads windows of several token files of these sizes in tokens, addressed as if they were concatenated."""
 
     def __init__(self, readers: Sequence[WindowReader], sizes: Sequence[int]) -> None:
         self._readers, self._first_tokens = list(readers), first_tokens(sizes)
@@ -141,13 +121,10 @@ class MixtureOrder:
     """The order of the windows of several sources.
 
     Args:
-        orders: Of each source.
+        orders: The order of each source by itself.
         sizes: Tokens of each source.
         weights: Share of the sequences, for each source; only their ratios count.
         seed: Any whole number.
-
-    Attributes:
-        num_windows: Of all sources together.
     """
 
     def __init__(
@@ -157,7 +134,6 @@ class MixtureOrder:
         self._phase = seed * _STEP**2 % _MODULUS
         shares = [0.0, *accumulate(weights)]
         self._edges = [int(share / shares[-1] * _MODULUS) for share in shares]
-        self.num_windows = sum(order.num_windows for order in orders)
 
     def starts(self, first: int, count: int) -> Starts:
         """First tokens of the windows of the run's sequences ``first``, ``first + 1`` and so on, shape (count,).
@@ -174,14 +150,13 @@ class MixtureOrder:
         return starts
 
     def earlier(self, source: int, sequence: int) -> int:
-        """How many sequences before number ``sequence`` come from a source."""
-        low, high = self._edges[source : source + 2]
-        return self._below(high, sequence) - self._below(low, sequence)
+        """How many sequences before number ``sequence`` come from a source.
 
-    def _below(self, edge: int, count: int) -> int:
-        """How many of the first ``count`` numbers are below ``edge``: x mod M < e is ⌊x / M⌋ - ⌊(x - e) / M⌋."""
-        whole, rest = (_floor_sum(count, _MODULUS, _STEP, self._phase - e) for e in (0, edge))
-        return whole - rest
+        Of the numbers x, those with x mod M < e are counted by ⌊x / M⌋ - ⌊(x - e) / M⌋. The first term cancels.
+        """
+        edges = self._edges[source : source + 2]
+        low, high = (_floor_sum(sequence, _MODULUS, _STEP, self._phase - edge) for edge in edges)
+        return low - high
 
 
 def first_tokens(sizes: Sequence[int]) -> NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 1. *Survey*, only for what must be known in advance: the length of a single document (it is split by position), the
    characters of ``char``, the words that ``bpe`` learns from (:func:`train_tokenizer`).
-2. *Encode* the segments from ``segments.py``, in batches. While one batch is encoded (``bpe`` uses every core), the
+2. *Encode* the segments from ``corpora.py``, in batches. While one batch is encoded (``bpe`` uses every core), the
    next one is read and the previous one written. If the tokenizer has an end-of-text token and there are several
    documents, the token follows each of them.
 
@@ -11,28 +11,31 @@ starts over if text, tokenizer or options have changed.
 
 Several hosts can divide the work: each encodes one shard, and ``merge_shards`` merges them into the same bytes that a
 single process writes.
+
+:func:`find_or_prepare` decides which store the ``data.*`` options of a run mean, and whether it still matches them.
 """
 
 import itertools
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import tokenizers
 
-from lightning_llm.data.corpora import STDIN, Corpus, open_corpus
+from lightning_llm.data import corpora
+from lightning_llm.data.corpora import Corpus, Cursor, Segment, Share, open_corpus
 from lightning_llm.data.formats import Document, Phase, progress_bar
-from lightning_llm.data.segments import VALIDATION_FRACTION, Cursor, Segment, Share, cut_for, make_plan, segments
-from lightning_llm.data.token_store import FORMAT, SHARD, TokenStore, read_meta, sha256
-from lightning_llm.data.token_store_writer import TokenStoreWriter, check_splits, shard_folder, unfinished_tokenizer
+from lightning_llm.data.token_store import SHARD, TokenStore, read_meta, sha256, shards_of
+from lightning_llm.data.token_store_writer import TokenStoreWriter, shard_folder, unfinished_tokenizer
 from lightning_llm.data.tokenizers import PIECE_CHARACTERS, Ids, Tokenizer, check_bpe, cut_at_newlines
+from lightning_llm.io.untrusted import file_name
 
 BUILT_IN_TOKENIZERS = ("char", "byte", "bpe")
-DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE = "bpe", 4096
+DEFAULT_CORPUS, DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE = "stdlib", "bpe", 4096
 BPE_TRAINING_CHARACTERS = 1 << 26  # more text of one kind changes few merges, but the table of words grows
 
 _BATCH_CHARACTERS = 1 << 21  # encoded at once
@@ -79,8 +82,9 @@ def prepare_store(
     """
     out = Path(os.path.normpath(out))  # a/../b is created even if a does not exist
     folder = out if share is None else shard_folder(out, share.index, share.count)
-    if not 0 <= test_fraction < 1 - VALIDATION_FRACTION:
-        raise ValueError(f"test_fraction must be at least 0 and below {1 - VALIDATION_FRACTION}, got {test_fraction}")
+    most = 1 - corpora.VALIDATION_FRACTION
+    if not 0 <= test_fraction < most:
+        raise ValueError(f"test_fraction must be at least 0 and below {most}, got {test_fraction}")
     for existing in (out, folder):
         if existing.exists() and not replace:
             raise ValueError(f"{existing} exists already: remove it or choose another folder")
@@ -89,7 +93,7 @@ def prepare_store(
         check_bpe(vocab_size)
     if not isinstance(inputs, Corpus):
         names = [inputs] if isinstance(inputs, str) else inputs
-        if share is not None and STDIN in names:
+        if share is not None and corpora.STDIN in names:
             raise ValueError("--shard cannot share the standard input among hosts: give files")
         inputs = open_corpus(names, text_key=text_key, spool_dir=folder.absolute().parent)
     source = {
@@ -102,10 +106,10 @@ def prepare_store(
     constants = [_CODE_VERSION, tokenizers.__version__, test_fraction, given and sha256(given.to_str().encode())]
     key = sha256(json.dumps([constants, source]).encode())
     with progress_bar(inputs.size, progress) as phase:
-        plan = make_plan(inputs, test_fraction, phase)
+        plan = corpora.make_plan(inputs, test_fraction, phase)
         kept = None if given else unfinished_tokenizer(folder, key)
         trained = given or (Tokenizer(kept) if kept else train_tokenizer(str(tokenizer), vocab_size, inputs, phase))
-        eos = trained.eos_token_id if plan.ends_documents else None
+        eos = trained.eos_token_id if plan.ends is None else None  # a mark between several documents
         with TokenStoreWriter(
             folder,
             vocab_size=trained.vocab_size,
@@ -116,12 +120,11 @@ def prepare_store(
             shard=None if share is None else (share.index, share.count),
         ) as writer:
             done = Cursor(*writer.resumed)
-            _write(writer, segments(inputs, plan, trained, share or Share(), done, phase("encoding")), trained, eos)
+            found = corpora.segments(inputs, plan, trained, share or Share(), done, phase("encoding"))
+            _write(writer, found, trained, eos)
             if share is None:
-                check_splits(writer.tokens)
-    if share is not None:
-        return TokenStore.from_meta(folder, read_meta(folder, SHARD, f"{FORMAT}, shard"))
-    return TokenStore.open(out)
+                writer.check_splits()
+    return TokenStore.open(out) if share is None else TokenStore.from_meta(folder, read_meta(folder, SHARD))
 
 
 def _given_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer | None:
@@ -141,22 +144,15 @@ def _given_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer | None:
 def train_tokenizer(
     kind: str, vocab_size: int, corpus: Corpus, phase: Phase, special_tokens: Sequence[str] = ()
 ) -> Tokenizer:
-    """A tokenizer trained on a corpus. The same text gives the same bytes.
+    """A tokenizer of a built-in kind, trained on a corpus; ``bpe`` learns from the first 64 Mi characters.
 
-    Args:
-        kind: ``char``, ``byte`` or ``bpe``, which learns from the first 64 Mi characters.
-        vocab_size: Number of ids of ``bpe``.
-        corpus: The text.
-        phase: Shows the progress.
-        special_tokens: Of ``bpe``, in addition to the end of text.
+    The same text gives the same bytes.
 
     Raises:
         ValueError: As ``Tokenizer.train_char`` and ``train_bpe``, or the text cannot be read.
     """
     if kind == "byte":
         return Tokenizer.train_byte()
-    if kind == "bpe":
-        check_bpe(vocab_size, special_tokens)
     documents = corpus.documents(phase(f"training tokenizer {kind}"))
     if kind == "char":
         return Tokenizer.train_char(piece for document in documents for piece in document.pieces())
@@ -174,15 +170,12 @@ def _first_characters(texts: Iterable[str], limit: int) -> Iterator[str]:
 
 def encode_document(tokenizer: Tokenizer, document: Document) -> Iterator[tuple[list[int], int]]:
     """Ids of a document, and UTF-8 bytes, piece by piece: memory does not grow with the document."""
-    pieces = iter(cut_for(tokenizer, document.pieces()))
+    texts = corpora.cut_for(tokenizer, document.pieces())
+    pieces = (Segment("", text, document.name, ends_document=False) for text in texts)
     at_once = 1 if tokenizer.kind in ("char", "byte") else _BATCH_PIECES
     while batch := list(itertools.islice(pieces, at_once)):
-        try:
-            encoded = tokenizer.encode_batch(batch)
-        except ValueError as error:
-            raise ValueError(f"{document.name}: {error}") from error
-        for text, ids in zip(batch, encoded, strict=True):
-            yield ids.tolist(), _utf8_length(text)
+        for segment, ids in zip(batch, _encoded(batch, tokenizer), strict=True):
+            yield ids.tolist(), _utf8_length(segment.text)
 
 
 def bytes_and_tokens(tokenizer: Tokenizer, corpus: Corpus, phase: Phase) -> tuple[int, int]:
@@ -192,6 +185,131 @@ def bytes_and_tokens(tokenizer: Tokenizer, corpus: Corpus, phase: Phase) -> tupl
         for ids, text_bytes in encode_document(tokenizer, document):
             size, tokens = size + text_bytes, tokens + len(ids)
     return size, tokens
+
+
+# ---- the store of a run
+
+
+def find_or_prepare(
+    *,
+    corpus: str | None = None,
+    path: str | None = None,
+    store: str | None = None,
+    tokenizer: str = DEFAULT_TOKENIZER,
+    vocab_size: int = DEFAULT_VOCAB_SIZE,
+    prepare: bool = True,
+    progress: bool = False,
+    say: Callable[[str], object] = lambda line: None,
+) -> TokenStore:
+    """The store that a run's ``data.*`` options mean; prepares a missing store if its text is given.
+
+    A named store that exists is used as it is, unless an option that differs from its default contradicts the store's
+    source. An unnamed store is in :func:`default_store`, and is made again when its text has changed. To check that,
+    the text is read if ``path`` is given or ``store`` is not.
+
+    Args:
+        corpus: Name of a corpus. ``None``: ``stdlib`` if neither path nor store is given.
+        path: Text: a file, folder or glob, instead of the corpus.
+        store: The store's folder.
+        tokenizer: As in :func:`prepare_store`, and so are ``vocab_size`` and ``progress``.
+        vocab_size: Number of ids of ``bpe``.
+        prepare: Whether to read the text at all. If not, the store must exist and is used as it is.
+        progress: Show a bar.
+        say: Called with a line before a store is prepared.
+
+    Raises:
+        ValueError: As :func:`prepare_store` and ``TokenStore.open``; if the store was made from something else, or a
+            named store is missing and no text is given.
+    """
+    if tokenizer == "bpe":
+        check_bpe(vocab_size)
+    check_named_store(store, corpus, path)
+    if path is None and corpus not in (None, *corpora.NAMED_CORPORA):
+        known = ", ".join(corpora.NAMED_CORPORA)
+        raise ValueError(
+            f"corpus {corpus!r} is unknown: choose one of {known}, or give a file, folder or glob as data.path"
+        )
+    given = path if path is not None else corpus or DEFAULT_CORPUS
+    out = Path(store) if store is not None else default_store([given], tokenizer, vocab_size)
+    if not prepare:
+        return TokenStore.open(out)
+    if store is not None and out.exists():
+        opened = TokenStore.open(out)
+        _check_source(opened, corpus, path, tokenizer, vocab_size)
+        return opened
+    documents = open_corpus([given])
+    if out.exists():
+        opened = TokenStore.open(out)
+        if opened.source.get("fingerprint") == documents.fingerprint and _has_tokenizer(opened, tokenizer):
+            return opened
+        say(f"The text or the tokenizer of {out} has changed since it was prepared.")
+    say(f"Preparing {out} from {given} ({documents.size / 1e6:.1f} MB), tokenizer {tokenizer}.")
+    try:
+        return prepare_store(
+            documents, out, tokenizer=tokenizer, vocab_size=vocab_size, progress=progress, replace=out.exists()
+        )
+    except ValueError:
+        if store is None and out.exists():  # another process was faster
+            return TokenStore.open(out)
+        raise
+
+
+def check_named_store(store: str | None, corpus: str | None, path: str | None) -> None:
+    """Rejects a named store that is missing, unless its text is given too: the name may be a typo.
+
+    Raises:
+        ValueError: If the store is missing, and neither a corpus nor a path was given with it.
+    """
+    if store is None or Path(store).exists() or corpus is not None or path is not None:
+        return
+    if shards_of(Path(store)):
+        TokenStore.open(store)  # raises, with what to do with the shards
+    raise ValueError(
+        f"data.store {store!r} does not exist: give one that does, or the text to prepare it from, as "
+        "data.path or, on the command line, as data.corpus"
+    )
+
+
+def default_store(inputs: Sequence[str], tokenizer: str, vocab_size: int) -> Path:
+    """The folder of an unnamed store, such as ``stores/shakespeare-char`` or ``stores/stdlib-bpe-4096``.
+
+    Paths among the inputs, and that of a ``tokenizer.json``, add eight hex digits of a hash of the absolute paths.
+    """
+    paths = [given for given in inputs if given not in corpora.NAMED_CORPORA]
+    words = ["+".join(given if given in corpora.NAMED_CORPORA else Path(given).stem.strip("*?[]") for given in inputs)]
+    if tokenizer in BUILT_IN_TOKENIZERS:
+        words += [tokenizer, str(vocab_size)] if tokenizer == "bpe" else [tokenizer]
+    else:
+        words, paths = [*words, "file"], [*paths, tokenizer]
+    if paths:
+        words.append(sha256("\n".join(str(Path(path).expanduser().absolute()) for path in paths).encode())[:8])
+    return Path("stores", file_name("-".join(words)))
+
+
+def _check_source(store: TokenStore, corpus: str | None, path: str | None, tokenizer: str, vocab_size: int) -> None:
+    made = store.source
+    problems = []
+    if path is not None:
+        if made.get("fingerprint") != open_corpus([path]).fingerprint:
+            problems.append(f"data.path {path!r}{' as it is now' if made.get('inputs') == [path] else ''}")
+    elif corpus not in (None, DEFAULT_CORPUS) and made.get("inputs") != [corpus]:
+        problems.append(f"data.corpus {corpus!r}")
+    if tokenizer != DEFAULT_TOKENIZER and not _has_tokenizer(store, tokenizer):
+        problems.append(f"data.tokenizer {tokenizer!r}")
+    if vocab_size != DEFAULT_VOCAB_SIZE and made.get("tokenizer") == "bpe" and made.get("vocab_size") != vocab_size:
+        problems.append(f"data.vocab_size {vocab_size}")
+    if problems:
+        inputs = ", ".join(made.get("inputs", []))
+        raise ValueError(
+            f"token store {store.path} was made from {inputs} with tokenizer {made.get('tokenizer')} of "
+            f"{store.vocab_size} ids, not with {' and '.join(problems)}: drop the option, or choose another data.store"
+        )
+
+
+def _has_tokenizer(store: TokenStore, tokenizer: str) -> bool:
+    if tokenizer in BUILT_IN_TOKENIZERS:
+        return bool(store.source.get("tokenizer") == tokenizer)
+    return store.tokenizer_sha256 == sha256(Tokenizer.from_file(tokenizer).to_str().encode())
 
 
 # ---- encoding segment after segment
@@ -251,7 +369,7 @@ def _encoded(batch: list[Segment], tokenizer: Tokenizer) -> list[Ids]:
     except ValueError:
         for segment in batch:  # find the one that failed
             try:
-                tokenizer.encode_array(segment.text)
+                tokenizer.encode(segment.text)
             except ValueError as error:
                 raise ValueError(f"{segment.document}: {error}") from error
         raise

@@ -5,14 +5,8 @@
     meta.json                        format, version, dtype, vocab_size, tokenizer_sha256; for each split tokens,
                                      bytes (of UTF-8 text), documents, sha256; source; a checksum of all that
 
-The file reads in this order:
-
-1. What ``meta.json`` may contain.
-2. :class:`TokenStore`. Opening a store checks it: sizes, types, and every checksum and id of up to 256 MiB of ids. In
-   a larger store the ids are sampled; :meth:`TokenStore.verify` reads the rest.
-3. Reading and mapping a file of ids; reading ``meta.json`` and finding shards; document lengths.
-
-``token_store_writer.py`` writes stores.
+Opening a store checks it: sizes, types, and every checksum and id of up to 256 MiB of ids. In a larger store the ids
+are sampled; :meth:`TokenStore.verify` reads the rest. ``token_store_writer.py`` writes stores.
 """
 
 import dataclasses
@@ -20,7 +14,6 @@ import glob
 import hashlib
 import json
 import mmap
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,13 +24,13 @@ from numpy.typing import NDArray
 
 from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER
 from lightning_llm.io import untrusted
-from lightning_llm.io.untrusted import SHA256, TEXT, file_in, maybe, record, shown, whole
+from lightning_llm.io.untrusted import SHA256, TEXT, check_regular, file_in, maybe, read_bytes, record, shown, whole
 
 FORMAT = "lightning-llm token store"
 VERSION = 1
 SPLITS = ("train", "val", "test")
 META, SHARD, TOKENIZER = "meta.json", "shard.json", "tokenizer.json"
-DTYPES = {"uint16": "<u2", "uint32": "<u4"}
+DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 BLOCK = 1 << 16  # tokens checked at once
 _BLOCKS_AT_OPEN = 256  # 16 Mi tokens, about 5 ms
@@ -68,6 +61,7 @@ _PAIR = untrusted.rule(
     lambda pair: isinstance(pair, list) and len(pair) == 2 and all(type(n) is int and n > 0 for n in pair),
 )
 _SCHEMAS = {META: record(_META), SHARD: record({**_META, "shard": _PAIR, "key": TEXT})}
+FORMATS = {META: FORMAT, SHARD: f"{FORMAT}, shard"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +103,12 @@ class TokenStore:
             ValueError: If it is missing, incomplete, edited, damaged, or of another version.
         """
         path = Path(path)
-        _reject_shards(path)
+        merge = "when all are made, lightning-llm prepare --merge"
+        if (path / SHARD).is_file() and not (path / META).exists():
+            whole_store = path.with_name(path.name.rpartition(".shard-")[0])
+            raise ValueError(f"token store {path} is one shard of a store: {merge} {whole_store}")
+        if not path.exists() and (shards := shards_of(path)):
+            raise ValueError(f"token store {path} does not exist, but {len(shards)} of its shards: {merge} {path}")
         if not path.is_dir():
             raise ValueError(f"token store {path} does not exist: make it with lightning-llm prepare … --out {path}")
         return cls.from_meta(path, read_meta(path))
@@ -119,7 +118,7 @@ class TokenStore:
         """Checks the files of a store, or of a shard, against :func:`read_meta`. Errors as in :meth:`open`."""
         splits = {name: Split(**split) for name, split in meta["splits"].items()}
         store = cls(path, meta["vocab_size"], meta["dtype"], splits, meta["tokenizer_sha256"], meta["source"])
-        if sha256(_read(path, TOKENIZER, untrusted.read_bytes, LARGEST_TOKENIZER)) != store.tokenizer_sha256:
+        if sha256(_read(path, TOKENIZER, lambda file: read_bytes(file, LARGEST_TOKENIZER))) != store.tokenizer_sha256:
             raise ValueError(
                 f"token store {path}: {TOKENIZER} does not belong to it, the ids were made with another one: "
                 "put that one back or prepare the store again"
@@ -150,7 +149,7 @@ class TokenStore:
         files = {name: path / f"{name}.bin" for name in SPLITS}
         if missing := [str(files[name]) for name in ("train", "val") if not files[name].is_file()]:
             raise ValueError(f"raw token files missing: {', '.join(missing)}")
-        item = np.dtype(DTYPES[dtype]).itemsize
+        item = DTYPES[dtype].itemsize
         sizes = {name: file.stat().st_size for name, file in files.items() if file.is_file()}
         for name, size in sizes.items():
             if size % item:
@@ -177,18 +176,22 @@ class TokenStore:
         parts += [[name, split.tokens, split.sha256] for name, split in sorted(self.splits.items())]
         return sha256(json.dumps(parts).encode())[:16]
 
+    def file(self, split: str) -> Path:
+        """The ids of a split."""
+        return self.path / f"{split}.bin"
+
     def tokens(self, split: str) -> Tokens:
         """The ids of a split, memory-mapped and read-only, shape (tokens,).
 
         Raises:
-            ValueError: If the store has no such split, or its file changed size since the store was opened.
+            ValueError: If the store has no such split, or its file changed size or cannot be read.
         """
         if split not in self.splits:
             raise ValueError(
                 f"token store {self.path} has no {split} split, only {' and '.join(self.splits)}: "
                 "prepare it with a test fraction, or choose another store"
             )
-        return map_tokens(self.path / f"{split}.bin", self.dtype, self.splits[split].tokens)
+        return _read(self.path, f"{split}.bin", lambda file: _mapped(file, self.dtype, self.splits[split].tokens))
 
     def bytes_per_token(self, split: str) -> float | None:
         """UTF-8 bytes of text per token, for bits per byte; ``None`` for raw files."""
@@ -196,48 +199,45 @@ class TokenStore:
         return known.bytes / known.tokens if known.bytes and known.tokens else None
 
     def verify(self) -> None:
-        """Reads everything and checks each split's checksum and every id.
+        """Reads everything and checks each split's checksum and every id. Errors as in :meth:`blocks`."""
+        for name in self.splits:
+            for _ in self.blocks(name):
+                pass
+
+    def blocks(self, split: str) -> Iterator[Tokens]:
+        """The ids of a split in blocks, and at the end a comparison of the checksums.
 
         Raises:
-            ValueError: If a file was changed or an id is not in the vocabulary.
+            ValueError: If the file was changed or an id is not in the vocabulary.
         """
-        for name, split in self.splits.items():
-            digest = hashlib.sha256()
-            for start in range(0, split.tokens, BLOCK):
-                digest.update(self.checked_block(name, start).data)
-            if split.sha256 and digest.hexdigest() != split.sha256:
-                raise ValueError(
-                    f"token store {self.path}: {name}.bin was changed, its sha256 is not that of {META}: "
-                    "put it back or prepare the store again"
-                )
+        known, digest = self.splits[split], hashlib.sha256()
+        for start in range(0, known.tokens, BLOCK):
+            block = self._checked_block(split, start)
+            digest.update(block.data)
+            yield block
+        if known.sha256 and digest.hexdigest() != known.sha256:
+            raise ValueError(
+                f"token store {self.path}: {split}.bin was changed, it has another sha256 than when it was written: "
+                "put it back or prepare the store again"
+            )
 
     def _check(self) -> None:
-        total = 0
-        for name, split in self.splits.items():
-            file, expected = file_in(self.path, f"{name}.bin"), split.tokens * np.dtype(DTYPES[self.dtype]).itemsize
-            found = file.stat().st_size if file.is_file() else None
-            if found != expected:
-                state = "is missing" if found is None else f"has {found} bytes instead of {expected}"
-                raise ValueError(
-                    f"token store {self.path}: {file.name} {state} for {split.tokens} tokens of {self.dtype}: "
-                    "prepare the store again"
-                )
-            total += expected
-        if total <= _BYTES_AT_OPEN:
+        size = sum(self.tokens(name).nbytes for name in self.splits)
+        if size <= _BYTES_AT_OPEN:
             self.verify()
             return
         for name, split in self.splits.items():
             blocks = min(-(-split.tokens // BLOCK), _BLOCKS_AT_OPEN)
             for start in np.linspace(0, max(0, split.tokens - BLOCK), blocks, dtype=np.int64).tolist():
-                self.checked_block(name, start)
+                self._checked_block(name, start)
 
-    def checked_block(self, split: str, start: int) -> Tokens:
-        """Up to :data:`BLOCK` ids, from ``start`` on.
+    def read(self, split: str, start: int, count: int) -> Tokens:
+        """Ids of a split, shape (tokens,). Unlike mapped ids, they do not count as memory of the process."""
+        kind = DTYPES[self.dtype]
+        return np.fromfile(self.file(split), kind, count, offset=start * kind.itemsize)
 
-        Raises:
-            ValueError: If an id is not in the vocabulary.
-        """
-        block = read_tokens(self.path / f"{split}.bin", self.dtype, start, BLOCK)
+    def _checked_block(self, split: str, start: int) -> Tokens:
+        block = self.read(split, start, BLOCK)
         if len(block) and (largest := int(block.max())) >= self.vocab_size:
             raise ValueError(
                 f"token store {self.path}: {split}.bin has token id {largest} at position "
@@ -254,42 +254,24 @@ def dtype_for(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
-def read_tokens(file: str | Path, dtype: str, start: int, count: int) -> Tokens:
-    """Reads ids of a raw file, shape (tokens,). Unlike mapped ids, they do not count as memory of the process."""
-    kind = np.dtype(DTYPES[dtype])
-    return np.fromfile(file, kind, count, offset=start * kind.itemsize)
+def _mapped(file: Path, dtype: str, expected: int) -> Tokens:
+    check_regular(file)
+    size, kind = file.stat().st_size, DTYPES[dtype]
+    if size != expected * kind.itemsize:
+        raise ValueError(
+            f"token store {file.parent}: {file.name} has {size} bytes instead of {expected * kind.itemsize} for "
+            f"{expected} tokens of {dtype}: prepare the store again"
+        )
+    if not size:
+        return np.empty(0, dtype=kind)  # an empty file cannot be mapped
+    # a plain view: slicing numpy's memmap class costs microseconds per batch
+    return np.asarray(np.memmap(file, dtype=kind, mode="r", shape=(expected,)))
 
 
-def map_tokens(file: str | Path, dtype: str, expected: int | None = None) -> Tokens:
-    """Maps a raw file of ids into memory, read-only, shape (tokens,).
-
-    Raises:
-        ValueError: If the file cannot be read, or the number of ids is not the ``expected`` one.
-    """
-    kind = np.dtype(DTYPES[dtype])
-    try:
-        with open(file, "rb") as opened:
-            size = os.fstat(opened.fileno()).st_size
-            if expected is not None and size != expected * kind.itemsize:
-                raise ValueError(
-                    f"{file} has {size} bytes instead of {expected * kind.itemsize} for {expected} tokens of {dtype}: "
-                    "it was changed since the store was opened; prepare the store again"
-                )
-            if size < kind.itemsize:
-                return np.empty(0, dtype=kind)  # an empty file cannot be mapped
-            mapped = np.memmap(opened, dtype=kind, mode="r", shape=(size // kind.itemsize,))
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
-    return np.asarray(mapped)  # a plain view: slicing numpy's memmap class costs microseconds per batch
-
-
-def check_mapped(tokens: Tokens, file: str | Path) -> None:
-    """Rejects mapped ids whose file was truncated: reading past its end would kill the process (SIGBUS).
+def check_mapped(tokens: Tokens, file: Path) -> None:
+    """Raises a ValueError for mapped ids whose file was truncated: reading past its end kills the process (SIGBUS).
 
     Takes 1 to 2 µs. A truncation in the few µs between this check and the read goes undetected.
-
-    Raises:
-        ValueError: If the file was truncated.
     """
     mapping: Any = tokens.base
     while isinstance(mapping, np.ndarray):
@@ -313,19 +295,19 @@ def meta_checksum(meta: dict[str, Any]) -> str:
     return sha256(json.dumps(meta, sort_keys=True).encode())
 
 
-def read_meta(path: Path, name: str = META, form: str = FORMAT) -> dict[str, Any]:
+def read_meta(path: Path, name: str = META) -> dict[str, Any]:
     """The object in ``meta.json`` or ``shard.json``, without its checksum.
 
     Raises:
         ValueError: If it cannot be read, was edited, or is of another format or version.
     """
     source = f"token store {path}: {name}"
-    meta = _read(path, name, untrusted.read_json, LARGEST_META)
+    meta = _read(path, name, lambda file: untrusted.read_json(file, LARGEST_META))
     checksum = meta.pop("checksum", None)
-    if meta.get("format") != form or meta.get("version") != VERSION:
+    if meta.get("format") != FORMATS[name] or meta.get("version") != VERSION:
         raise ValueError(
             f"{source} says format {shown(meta.get('format'))} version {shown(meta.get('version'))}, "
-            f"this program reads {form!r} version {VERSION}"
+            f"this program reads {FORMATS[name]!r} version {VERSION}"
         )
     untrusted.validate(meta, _SCHEMAS[name], source, "prepare the store again")
     if checksum != meta_checksum(meta):
@@ -339,27 +321,19 @@ def read_meta(path: Path, name: str = META, form: str = FORMAT) -> dict[str, Any
     return meta
 
 
-def _read(folder: Path, name: str, read: Callable[[Path, int], Content], limit: int) -> Content:
+def _read(folder: Path, name: str, read: Callable[[Path], Content]) -> Content:
     try:
-        return read(file_in(folder, name), limit)
+        return read(file_in(folder, name))
     except OSError as error:
-        raise ValueError(f"token store {folder}: {name} cannot be read ({error.strerror})") from error
+        raise ValueError(
+            f"token store {folder}: {name} cannot be read: {error.strerror}; prepare the store again"
+        ) from error
 
 
 def shards_of(path: Path) -> list[Path]:
     """The folders of a store's finished shards."""
     found = path.parent.glob(f"{glob.escape(path.name)}.shard-*-of-*")
     return sorted(folder for folder in found if (folder / SHARD).is_file())
-
-
-def _reject_shards(path: Path) -> None:
-    found = None
-    if (path / SHARD).is_file() and not (path / META).exists():
-        found, path = f"token store {path} is one shard of a store", path.with_name(path.name.rpartition(".shard-")[0])
-    elif not path.exists() and (shards := shards_of(path)):
-        found = f"token store {path} does not exist, but {len(shards)} of its shards"
-    if found:
-        raise ValueError(f"{found}: when all are made, lightning-llm prepare --merge {path}")
 
 
 # ---- document lengths
@@ -369,9 +343,6 @@ def document_lengths(store: TokenStore, split: str) -> Counter[int] | None:
     """How many documents of a split have each length in tokens, without the end-of-text token.
 
     Reads the whole split, in blocks. Returns ``None`` if no end-of-text id marks the documents.
-
-    Raises:
-        ValueError: If the store has no such split.
     """
     total, eos = len(store.tokens(split)), store.eos_token_id
     if eos is None:
@@ -379,12 +350,10 @@ def document_lengths(store: TokenStore, split: str) -> Counter[int] | None:
     lengths: Counter[int] = Counter()
     begin = 0
     for start in range(0, total, _LENGTHS_BLOCK):
-        block = read_tokens(store.path / f"{split}.bin", store.dtype, start, _LENGTHS_BLOCK)
+        block = store.read(split, start, _LENGTHS_BLOCK)
         ends = np.flatnonzero(block == eos) + start
-        if len(ends):
-            found, counts = np.unique(np.diff(ends, prepend=begin - 1) - 1, return_counts=True)
-            lengths.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
-            begin = int(ends[-1]) + 1
+        lengths.update((np.diff(ends, prepend=begin - 1) - 1).tolist())
+        begin = int(ends[-1]) + 1 if len(ends) else begin
     if begin < total:
         lengths[total - begin] += 1
     return lengths

@@ -19,18 +19,20 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from lightning_llm.data import token_store as stores
 from lightning_llm.data.formats import progress_bar
-from lightning_llm.data.token_store import DTYPES, FORMAT, META, SHARD, TOKENIZER, TokenStore, shards_of
+from lightning_llm.data.token_store import DTYPES, FORMATS, META, SHARD, TOKENIZER, TokenStore, shards_of
 from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER
 from lightning_llm.io import untrusted
+from lightning_llm.io.atomic import atomic_file, replace_path, write_text
 from lightning_llm.io.untrusted import file_in
 
 _JOURNAL = "journal.json"
@@ -41,19 +43,12 @@ _LISTED = 8  # missing shards that a message lists
 _active: set[Path] = set()  # folders that this process is writing
 
 
-@dataclasses.dataclass
-class _SplitFile:
+class _SplitFile(NamedTuple):
     """A split that is being written."""
 
     file: IO[bytes]
     digest: Any
-    tokens: int = 0
-    bytes: int = 0
-    documents: int = 0
-
-    def described(self) -> dict[str, Any]:
-        counts = {"tokens": self.tokens, "bytes": self.bytes, "documents": self.documents}
-        return {**counts, "sha256": self.digest.hexdigest()}
+    counts: Counter[str]  # tokens, bytes and documents
 
 
 @dataclasses.dataclass
@@ -115,10 +110,10 @@ class TokenStoreWriter:
                 raise value
             self._finish()
 
-    @property
-    def tokens(self) -> dict[str, int]:
-        """Tokens written so far, by split."""
-        return {name: split.tokens for name, split in self._splits.items()}
+    def check_splits(self) -> None:
+        """Raises a ValueError if there is no text for training or validation."""
+        if missing := [name for name in ("train", "val") if not self._splits[name].counts["tokens"]]:
+            raise ValueError(f"too little text: nothing is left for the {' and the '.join(missing)} split")
 
     def write(self, name: str, ids: stores.Tokens, *, text_bytes: int, documents: int = 0) -> None:
         """Appends ids to a split.
@@ -137,9 +132,7 @@ class TokenStoreWriter:
         split = self._splits.get(name) or self._add(name)
         split.file.write(content.data)
         split.digest.update(content.data)
-        split.tokens += len(ids)
-        split.bytes += text_bytes
-        split.documents += documents
+        split.counts.update(tokens=len(ids), bytes=text_bytes, documents=documents)
 
     def commit(self, cursor: Sequence[int]) -> None:
         """Records that everything written so far is valid, and how far into the input it reaches.
@@ -151,15 +144,14 @@ class TokenStoreWriter:
         for split in self._splits.values():
             split.file.flush()
         journal = {"key": self.key, "cursor": list(cursor), "splits": self._described()}
-        new = self._partial / f"{_JOURNAL}.new"
-        new.write_text(json.dumps(journal, allow_nan=False), encoding="utf-8")
-        new.replace(self._partial / _JOURNAL)
+        write_text(self._partial / _JOURNAL, json.dumps(journal, allow_nan=False))
 
     def _described(self) -> dict[str, dict[str, Any]]:
-        return {name: split.described() for name, split in self._splits.items()}
+        return {name: {**split.counts, "sha256": split.digest.hexdigest()} for name, split in self._splits.items()}
 
     def _add(self, name: str) -> _SplitFile:
-        self._splits[name] = _SplitFile(open(self._partial / f"{name}.bin", "wb"), hashlib.sha256())  # noqa: SIM115 - closed by _close
+        file = open(self._partial / f"{name}.bin", "wb")  # noqa: SIM115 - closed by _close
+        self._splits[name] = _SplitFile(file, hashlib.sha256(), Counter(tokens=0, bytes=0, documents=0))
         return self._splits[name]
 
     def _resume(self) -> bool:
@@ -183,8 +175,9 @@ class TokenStoreWriter:
         return False
 
     def _finish(self) -> None:
+        name = SHARD if self.shard else META
         meta = {
-            "format": FORMAT,
+            "format": FORMATS[name],
             "version": stores.VERSION,
             "dtype": self._dtype,
             "vocab_size": self.vocab_size,
@@ -193,23 +186,22 @@ class TokenStoreWriter:
             "source": self.source,
         }
         if self.shard:
-            meta |= {"format": f"{FORMAT}, shard", "shard": list(self.shard), "key": self.key}
+            meta |= {"shard": list(self.shard), "key": self.key}
         meta["checksum"] = stores.meta_checksum(meta)
         described = json.dumps(meta, indent=2, allow_nan=False) + "\n"
-        for name, content in ((TOKENIZER, self.tokenizer), (SHARD if self.shard else META, described)):
-            with open(self._partial / name, "wb") as file:
+        for each, content in ((TOKENIZER, self.tokenizer), (name, described)):
+            with atomic_file(self._partial / each, durable=True) as file:
                 file.write(content.encode())
-                _sync(file)
         for split in self._splits.values():
-            _sync(split.file)
+            split.file.flush()
+            os.fsync(split.file.fileno())
         self._close()
-        (self._partial / _JOURNAL).unlink(missing_ok=True)
-        old = self._partial.with_name(self._partial.name + "-old")
-        if self.replace and self._out.exists():
-            self._out.rename(old)  # a run that has mapped these files can still read them
-        self._partial.rename(self._out)
-        if old.exists():
-            shutil.rmtree(old)
+        for left in (self._partial / _JOURNAL, *self._partial.glob(".*.tmp")):  # a kill may have left the latter
+            left.unlink(missing_ok=True)
+        if self.replace:
+            replace_path(self._partial, self._out)  # a run that has mapped the old files can still read them
+        else:
+            self._partial.rename(self._out)
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -230,11 +222,6 @@ class TokenStoreWriter:
             with contextlib.suppress(OSError):  # closing writes the buffer
                 split.file.close()
         _active.discard(self._partial)
-
-
-def _sync(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 # ---- resuming a killed run
@@ -282,21 +269,17 @@ def _read_journal(folder: Path) -> dict[str, Any]:
 
 
 def _reopened(folder: Path, name: str, counts: dict[str, Any], dtype: str) -> _SplitFile:
-    """Opens a split for appending, after truncating what was not committed.
-
-    Raises:
-        ValueError: If the rest is not what was committed.
-    """
+    """Opens a split for appending, without what was not committed. A ValueError if the rest was changed."""
     path, digest = file_in(folder, f"{name}.bin"), hashlib.sha256()
-    left = size = counts["tokens"] * np.dtype(DTYPES[dtype]).itemsize
+    left = size = counts["tokens"] * DTYPES[dtype].itemsize
     with path.open("rb") as content:
         while left and (block := content.read(min(left, _BLOCK_BYTES))):
             digest.update(block)
             left -= len(block)
-    if digest.hexdigest() != counts["sha256"]:
+    if digest.hexdigest() != counts.pop("sha256"):
         raise ValueError(f"{path} was changed")
     os.truncate(path, size)
-    return _SplitFile(path.open("ab"), digest, counts["tokens"], counts["bytes"], counts["documents"])
+    return _SplitFile(path.open("ab"), digest, Counter(counts))
 
 
 # ---- merging shards
@@ -307,25 +290,8 @@ def shard_folder(out: Path, index: int, count: int) -> Path:
     return out.with_name(f"{out.name}.shard-{index}-of-{count}")
 
 
-def check_splits(tokens: Mapping[str, int]) -> None:
-    """Rejects a store without training or validation text.
-
-    Raises:
-        ValueError: If either is empty.
-    """
-    if missing := [split for split in ("train", "val") if not tokens[split]]:
-        raise ValueError(f"too little text: nothing is left for the {' and the '.join(missing)} split")
-
-
 def merge_shards(out: str | Path, *, progress: bool = False) -> TokenStore:
-    """Merges the shards of a store into the store, then deletes them.
-
-    Args:
-        out: Folder of the store.
-        progress: Show a bar, in bytes, if there is a terminal.
-
-    Returns:
-        The store, opened.
+    """Merges the shards of a store into the store in folder ``out``, deletes them, and opens the store.
 
     Raises:
         ValueError: If a shard is missing, damaged or made from something else, if ``out`` exists, or the disk is full.
@@ -344,18 +310,12 @@ def merge_shards(out: str | Path, *, progress: bool = False) -> TokenStore:
     ):
         advance = phase("merging")
         for shard, name in ((each, name) for each in shards for name in each.splits):
-            digest, split = hashlib.sha256(), shard.splits[name]
-            for start in range(0, split.tokens, stores.BLOCK):
-                block = shard.checked_block(name, start)
-                digest.update(block.data)
+            split = shard.splits[name]
+            for block in shard.blocks(name):
                 writer.write(name, block, text_bytes=0)
                 advance(block.nbytes)
-            if digest.hexdigest() != split.sha256:
-                raise ValueError(
-                    f"shard {shard.path}: {name}.bin was changed, its sha256 is not that of {SHARD}: make it again"
-                )
             writer.write(name, np.empty(0, np.uint16), text_bytes=split.bytes, documents=split.documents)
-        check_splits(writer.tokens)
+        writer.check_splits()
     store = TokenStore.open(out)
     for shard in shards:
         shutil.rmtree(shard.path)
@@ -364,7 +324,7 @@ def merge_shards(out: str | Path, *, progress: bool = False) -> TokenStore:
 
 def _open_shards(out: Path) -> list[TokenStore]:
     """All shards, in order."""
-    found = {folder: stores.read_meta(folder, SHARD, f"{FORMAT}, shard") for folder in shards_of(out)}
+    found = {folder: stores.read_meta(folder, SHARD) for folder in shards_of(out)}
     if not found:
         raise ValueError(f"--merge {out}: there is no shard {shard_folder(out, 1, 1).name[:-6]}I-of-N next to it")
     counts = sorted({meta["shard"][1] for meta in found.values()})
@@ -379,11 +339,9 @@ def _open_shards(out: Path) -> list[TokenStore]:
             f"--merge {out}: of {count} shards {listed} {'is' if len(missing) == 1 else 'are'} missing: "
             f"lightning-llm prepare … --out {out} --shard {missing[0]}/{count}"
         )
-    ordered = [(folder, found[folder]) for folder in (shard_folder(out, index, count) for index in range(1, count + 1))]
-    (first, expected), *others = ordered
+    first, *others = folders = [shard_folder(out, index, count) for index in range(1, count + 1)]
     fields = {"key": "text, options or versions", "tokenizer_sha256": "tokenizer", "vocab_size": "vocabulary"}
-    for folder, meta in others:
-        for field, what in fields.items():
-            if meta[field] != expected[field]:
-                raise ValueError(f"--merge {out}: {folder.name} was made with another {what} than {first.name}")
-    return [TokenStore.from_meta(folder, meta) for folder, meta in ordered]
+    for folder, (field, what) in itertools.product(others, fields.items()):
+        if found[folder][field] != found[first][field]:
+            raise ValueError(f"--merge {out}: {folder.name} was made with another {what} than {first.name}")
+    return [TokenStore.from_meta(folder, found[folder]) for folder in folders]

@@ -67,11 +67,7 @@ def read_content(content: str) -> dict[str, Any]:
 
 
 def _parts(part: Any, name: str, types: list[str]) -> Iterable[dict[str, Any]]:
-    """A part of a tokenizer and the parts in it.
-
-    Raises:
-        ValueError: A part is of a type that is not allowed, or there are too many, or one is too large.
-    """
+    """A part of a tokenizer and the parts in it; a ValueError if their types, number or sizes are not allowed."""
     waiting, seen = [part] if part is not None else [], 0
     while waiting:
         part, seen = waiting.pop(), seen + 1
@@ -176,23 +172,20 @@ def _repeated(pattern: str, ways: float, place: int) -> tuple[float, int]:
 
 # ---- the schema of the file
 
-_IDS = rule(
-    f"at most {MOST_IDS} tokens with whole numbers below that",
-    lambda vocab: (
-        isinstance(vocab, dict)
-        and len(vocab) <= MOST_IDS
-        and all(type(id_) is int and 0 <= id_ < MOST_IDS for id_ in vocab.values())
-    ),
-)
-_SCORES = rule(
-    f"pairs of token and score, and tokens of at most {MOST_SCORED} characters",
-    lambda vocab: (
-        isinstance(vocab, list)
-        and bool(vocab)
-        and all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in vocab)
-        and sum(len(token) for token, _ in vocab) <= MOST_SCORED
-    ),
-)
+
+def _are_ids(vocab: Any) -> bool:
+    ids = vocab.values() if isinstance(vocab, dict) else [None]
+    return len(ids) <= MOST_IDS and all(type(id_) is int and 0 <= id_ < MOST_IDS for id_ in ids)
+
+
+def _are_scores(vocab: Any) -> bool:
+    pairs = vocab if isinstance(vocab, list) else []
+    are_pairs = all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs)
+    return bool(pairs) and are_pairs and sum(len(token) for token, _ in pairs) <= MOST_SCORED
+
+
+_IDS = rule(f"at most {MOST_IDS} tokens with whole numbers below that", _are_ids)
+_SCORES = rule(f"pairs of token and score, and tokens of at most {MOST_SCORED} characters", _are_scores)
 _FLAG = rule("true or false", lambda value: isinstance(value, bool))
 _ADDED = {"id": whole(0, MOST_IDS - 1), "content": rule("a text", lambda text: isinstance(text, str) and text != "")}
 _ADDED |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), _FLAG)

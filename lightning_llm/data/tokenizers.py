@@ -81,10 +81,9 @@ class Tokenizer:
         self._drops_characters = self.kind == "file" and tokenizer_json.drops_characters(parsed)
         self._checked: set[int] = set()
         if self.kind == "char":
-            self._characters = sorted(vocabulary, key=lambda character: vocabulary[character])
-            codes = list(map(ord, self._characters))
+            codes = list(map(ord, vocabulary))
             self._ids_of_code_points = np.full(max(codes) + 2, -1, dtype=np.int32)
-            self._ids_of_code_points[codes] = np.arange(self.vocab_size)
+            self._ids_of_code_points[codes] = list(vocabulary.values())
 
     @classmethod
     def from_str(cls, content: str) -> "Tokenizer":
@@ -102,11 +101,7 @@ class Tokenizer:
 
     @classmethod
     def train_char(cls, texts: Iterable[str]) -> "Tokenizer":
-        """One id per character that occurs, sorted by code point.
-
-        Raises:
-            ValueError: If there is no text.
-        """
+        """One id per character that occurs, sorted by code point. Raises a ValueError if there is no text."""
         seen = np.zeros(0x110000, dtype=bool)
         for text in texts:
             seen[_code_points(text)] = True
@@ -143,10 +138,8 @@ class Tokenizer:
         backend = Backend(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-        )
+        options: dict[str, Any] = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "show_progress": False}
+        trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, **options)
         # the trainer does not know the special tokens yet: it would learn pairs of their letters
         apart = re.compile("|".join(re.escape(token) for token in sorted(special, key=len, reverse=True)))
         splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)  # the backend's own is locked during training
@@ -164,20 +157,16 @@ class Tokenizer:
         return self._content
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text. Errors as in :meth:`encode_array`."""
-        ids: list[int] = self.encode_array(text).tolist()
+        """Ids of a text. Adds no special tokens. Errors as in :meth:`encode_batch`."""
+        ids: list[int] = self.encode_batch([text])[0].tolist()
         return ids
 
-    def encode_array(self, text: str) -> Ids:
-        """Ids of a text, shape (tokens,), in :attr:`dtype`. Adds no special tokens.
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        """Ids of each text, shape (tokens,), in :attr:`dtype`; byte-pair encoding uses every core.
 
         Raises:
-            ValueError: If the text has a character that the vocabulary cannot express.
+            ValueError: If a text has a character that the vocabulary cannot express.
         """
-        return self.encode_batch([text])[0]
-
-    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """Ids of each text; byte-pair encoding uses every core. Errors as in :meth:`encode_array`."""
         if self.kind == "char":
             return [self._char_ids(text) for text in texts]
         if self.kind == "byte":
@@ -203,10 +192,6 @@ class Tokenizer:
         numbers = [int(number) for number in ids]
         for number in numbers:
             self._check_id(number)
-        if self.kind == "char":
-            return "".join(self._characters[number] for number in numbers)
-        if self.kind == "byte":
-            return bytes(numbers).decode("utf-8", errors="replace")
         with _library("the tokenizer cannot decode these ids"):
             return self._backend.decode(numbers, skip_special_tokens=False)
 
@@ -349,11 +334,6 @@ def cut_at_newlines(texts: Iterable[str], size: int, longest: int = LONGEST_PIEC
     GPT-2's pattern makes a newline between two characters that are not white space a word of its own, and begins a word
     with a single space. So the ids of these pieces, concatenated, are the ids of the whole. Only if ``longest``
     characters contain neither, they are cut anywhere. Where the cuts are does not depend on the pieces.
-
-    Args:
-        texts: Pieces of one document.
-        size: Characters; a piece is longer if no such newline comes.
-        longest: Most characters of a piece.
     """
     rest = ""
     for text in texts:
@@ -385,10 +365,7 @@ def _lone(sign: str, text: str, start: int, stop: int) -> int | None:
 
 
 def cut_long_words(text: str, splitter: Any) -> Iterator[str]:
-    """Cuts a text inside words of more than ``LONGEST_WORD`` characters, and nowhere else.
-
-    The splitter, the library's ``ByteLevel`` pre-tokenizer, decides what a word is.
-    """
+    """Cuts a text inside words of more than ``LONGEST_WORD`` characters. ``ByteLevel``, the splitter, finds words."""
     start, half = 0, LONGEST_WORD // 2
     # every longer word contains an aligned half of the longest word, with characters of one class
     halves = range(0, len(text) - half + 1, half)

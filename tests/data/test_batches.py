@@ -10,16 +10,23 @@ from hypothesis import strategies as st
 
 from lightning_llm.data.batches import (
     IGNORED,
-    PromptBatches,
     TrainBatches,
     WindowReader,
     evenly_spaced,
     every_target_once,
+    prompt_batches,
     rows_per_batch,
 )
 from lightning_llm.data.mixture import MixtureReader
 from lightning_llm.data.order import WindowOrder
+from lightning_llm.data.token_store import Split, TokenStore
 from lightning_llm.data.tokenizers import Tokenizer
+
+
+def reader_of(file, context_length, vocab_size=1 << 16):
+    split = Split(tokens=file.stat().st_size // 2, bytes=0, documents=0, sha256="")
+    store = TokenStore(file.parent, vocab_size, "uint16", {file.stem: split}, None, {})
+    return WindowReader(store, file.stem, context_length)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +38,7 @@ def files(tmp_path_factory):
         file = folder / f"{length}.bin"
         if not file.exists():
             np.arange(length, dtype="<u2").tofile(file)
-        return WindowReader(file, dtype="uint16", context_length=context_length, vocab_size=1 << 16)
+        return reader_of(file, context_length)
 
     return make
 
@@ -39,7 +46,7 @@ def files(tmp_path_factory):
 def train_batches(reader, global_batch_size, micro_batch_size, rank=0, world_size=1, position=0, length=20, **options):
     order = WindowOrder(num_tokens=len(reader.tokens), context_length=reader.context_length, seed=3)
     return TrainBatches(
-        reader, order, global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, rank=rank,
+        reader, order.starts, global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, rank=rank,
         world_size=world_size, length=length, position=lambda: position, **options
     )  # fmt: skip
 
@@ -127,7 +134,7 @@ def test_length_and_state(files):
 def test_id_outside_the_vocabulary_is_named_not_passed_on(files, tmp_path):
     file = tmp_path / "tokens.bin"
     np.array([1, 2, 50, 3], dtype="<u2").tofile(file)
-    reader = WindowReader(file, dtype="uint16", context_length=2, vocab_size=50)
+    reader = reader_of(file, 2, vocab_size=50)
     with pytest.raises(ValueError, match=f"{file} has token id 50, but vocab_size is 50"):
         reader(np.array([0]))
     with pytest.raises(ValueError, match="has token id 50"):
@@ -180,27 +187,27 @@ def test_estimate_of_no_batches(files):
 
 def test_prompts_are_rows_of_their_own():
     tokenizer = Tokenizer.train_bpe(["some text"], 270)
-    batches = list(PromptBatches(tokenizer, ["some", "text text", ""]))
+    batches = list(prompt_batches(tokenizer, ["some", "text text", ""]))
     assert [batch["prompt"] for batch in batches] == ["some", "text text", ""]
     assert [batch["input_ids"].tolist() for batch in batches] == [
         [tokenizer.encode("some")], [tokenizer.encode("text text")], [[tokenizer.eos_token_id]]
     ]  # fmt: skip
-    assert len(PromptBatches(tokenizer, ["a"])) == 1
+    assert len(prompt_batches(tokenizer, ["a"])) == 1
 
 
 def test_prompt_that_cannot_be_encoded():
     tokenizer = Tokenizer.train_char(["some text"])
     with pytest.raises(ValueError, match="character 'X'"):
-        PromptBatches(tokenizer, ["some teXt"])
+        prompt_batches(tokenizer, ["some teXt"])
     with pytest.raises(ValueError, match="an empty prompt needs end of text, which tokenizer 'char' lacks"):
-        PromptBatches(tokenizer, [""])
+        prompt_batches(tokenizer, [""])
 
 
 @pytest.mark.parametrize("use", ["rows", "tail", "mixture"])
 def test_a_file_that_became_shorter_is_one_line_and_no_signal(tmp_path, use):
     file = tmp_path / "train.bin"
     np.arange(50_000, dtype="<u2").tofile(file)
-    reader = WindowReader(file, dtype="uint16", context_length=8, vocab_size=1 << 16, num_tokens=50_000)
+    reader = reader_of(file, 8)
     mixture = MixtureReader([reader, reader], [50_000, 50_000])
     read = {
         "rows": lambda: reader(np.array([40_000])),
@@ -218,7 +225,7 @@ def test_a_file_that_became_shorter_is_one_line_and_no_signal(tmp_path, use):
 def test_a_file_that_changed_before_it_is_mapped_is_one_line(tmp_path, size, says):
     file = tmp_path / "train.bin"
     np.arange(50_000, dtype="<u2").tofile(file)
-    reader = WindowReader(file, dtype="uint16", context_length=8, vocab_size=1 << 16, num_tokens=50_000)
+    reader = reader_of(file, 8)
     file.unlink() if size is None else os.truncate(file, size)
     with pytest.raises(ValueError, match=says):
         reader(np.array([0]))

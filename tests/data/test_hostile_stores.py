@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lightning_llm.__main__ import main
+from lightning_llm.data.corpora import Share
 from lightning_llm.data.prepare import prepare_store
-from lightning_llm.data.segments import Share
 from lightning_llm.data.token_store import TokenStore, meta_checksum, sha256
 from lightning_llm.data.token_store_writer import TokenStoreWriter, merge_shards, unfinished_tokenizer
 from lightning_llm.data.tokenizers import Tokenizer

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_llm.data import formats, prepare, segments
+from lightning_llm.data import corpora, formats, prepare
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.prepare import prepare_store
 from lightning_llm.data.token_store import TokenStore
@@ -53,7 +53,7 @@ def tokenizer(request):
 @pytest.mark.parametrize("piece_bytes", [7, 100, 1 << 22])
 def test_one_document_is_split_by_position(text_file, tmp_path, tokenizer, piece_bytes, monkeypatch):
     monkeypatch.setattr(formats, "PIECE_BYTES", piece_bytes)
-    monkeypatch.setattr(segments, "PIECE_CHARACTERS", 50)
+    monkeypatch.setattr(corpora, "PIECE_CHARACTERS", 50)
     monkeypatch.setattr(prepare, "_BATCH_CHARACTERS", 500)
     store = prepare_store(str(text_file), tmp_path / "out", tokenizer=tokenizer, vocab_size=300)
     end = int(0.9 * len(TEXT))
@@ -69,7 +69,7 @@ def test_one_document_is_split_by_position(text_file, tmp_path, tokenizer, piece
 
 @given(st.integers(2, 10**7))
 def test_split_is_where_nanogpt_cuts(length):
-    assert int((1 - segments.VALIDATION_FRACTION - 0.0) * length) == int(0.9 * length)
+    assert int((1 - corpora.VALIDATION_FRACTION - 0.0) * length) == int(0.9 * length)
 
 
 def test_char_vocabulary_is_that_of_the_whole_text(text_file, tmp_path):
@@ -94,7 +94,7 @@ def documents_of(store, split):
 
 
 def test_many_documents_go_whole_into_splits_with_end_of_text_behind_each(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(segments, "PIECE_CHARACTERS", 50)
+    monkeypatch.setattr(corpora, "PIECE_CHARACTERS", 50)
     store = prepare_store(str(folder), tmp_path / "out", tokenizer="bpe", vocab_size=300, test_fraction=0.3)
     texts = {file.text() for file in open_corpus([str(folder)]).files}
     found = {split: documents_of(store, split) for split in store.splits}
@@ -137,7 +137,7 @@ def test_few_documents_still_train_and_validate(tmp_path, count):
 def test_two_documents_are_never_in_one_split(tmp_path, monkeypatch, places):
     for name, text in (("a", "one"), ("b", "other")):
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(segments, "_place", lambda text: places[text == "other"])
+    monkeypatch.setattr(corpora, "_place", lambda text: places[text == "other"])
     store = prepare_store([str(tmp_path / "a"), str(tmp_path / "b")], tmp_path / "out", tokenizer="byte")
     assert (text_of(store, "val"), text_of(store, "train")) == ("one", "other")
 
@@ -168,7 +168,7 @@ def test_same_text_gives_the_same_store(folder, tmp_path, tokenizer):
 def test_memory_does_not_grow_with_the_text(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(formats, "PIECE_BYTES", 1 << 16)
     monkeypatch.setattr(prepare, "_BATCH_CHARACTERS", 1 << 16)
-    monkeypatch.setattr(segments, "PIECE_CHARACTERS", 1 << 14)
+    monkeypatch.setattr(corpora, "PIECE_CHARACTERS", 1 << 14)
     line, peaks = "the quick brown fox jumps over the lazy dog, again\n", []
     for kilobytes in (500, 4500):
         (tmp_path / "text").write_text(line * (kilobytes * 1000 // len(line)))
@@ -183,7 +183,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path, tokenizer, monkeypatch):
 
 def test_no_torch_is_imported():
     script = (
-        "import sys, lightning_llm.cli.prepare, lightning_llm.data.find_store;"
+        "import sys, lightning_llm.cli.prepare, lightning_llm.data.prepare;"
         "from lightning_llm.data import TokenStore, Tokenizer, WindowOrder, prepare_store, window_starts;"
         "assert not {'torch', 'lightning', 'rich'} & set(sys.modules)"
     )

@@ -66,6 +66,7 @@ def test_interrupted_run_goes_on(folder, tmp_path, monkeypatch, tokenizer, numbe
         TokenStore.open(tmp_path / "out")
     [left] = [path for path in tmp_path.iterdir() if path.name.startswith(".out.partial")]
     written = (left / "train.bin").stat().st_size
+    (left / ".journal.json.1.tmp").write_text("")  # a kill during a write
     monkeypatch.setattr(prepare, "train_tokenizer", lambda *_: pytest.fail("the tokenizer was there"))
     encoded = []
     real = prepare._encoded

@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from lightning_llm.data import formats, segments
+from lightning_llm.data import corpora, formats
+from lightning_llm.data.corpora import Share
 from lightning_llm.data.prepare import prepare_store
-from lightning_llm.data.segments import Share
-from lightning_llm.data.token_store import FORMAT, SHARD, TokenStore, meta_checksum, read_meta
+from lightning_llm.data.token_store import SHARD, TokenStore, meta_checksum, read_meta
 from lightning_llm.data.token_store_writer import merge_shards
 
 
@@ -61,7 +61,7 @@ def test_a_wrong_count_is_one_line_however_large(text, tmp_path):
     assert "shard 1 of 1000000000000: the first must be" in fault(lambda: Share(1, 10**12))
     assert "shard 3 of 2: the first must be at least 1 and at most the second" in fault(lambda: Share(3, 2))
     folder = prepare_store(text, tmp_path / "out", share=Share(1, 2), tokenizer="byte").path
-    meta = {**read_meta(folder, SHARD, f"{FORMAT}, shard"), "shard": [1, 10**12]}
+    meta = {**read_meta(folder, SHARD), "shard": [1, 10**12]}
     (folder / SHARD).write_text(json.dumps({**meta, "checksum": meta_checksum(meta)}))
     folder.rename(tmp_path / f"out.shard-1-of-{10**12}")
     message = fault(lambda: merge_shards(tmp_path / "out"))
@@ -110,6 +110,6 @@ def test_merging_over_a_store_is_refused(text, tmp_path):
 
 @pytest.mark.parametrize("count", [1, 2, 5, 1000])
 def test_shares_cover_every_file_once(text, count):
-    corpus = segments.Corpus(("x",), tuple(formats.TextFile(f"{n}", n * 37 % 11 + 1, lambda: None) for n in range(30)))
+    corpus = corpora.Corpus(("x",), tuple(formats.TextFile(f"{n}", n * 37 % 11 + 1, lambda: None) for n in range(30)))
     spans = [list(Share(index, count).spans(corpus)) for index in range(1, count + 1)]
     assert all(sum(share[n] is not None for share in spans) == 1 for n in range(30))
