@@ -21,7 +21,7 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import param_groups
 from lightning_llm.training.budget import optimizer_state_bytes
-from lightning_llm.training.initial_weights import initial_errors
+from lightning_llm.training.initial_weights import read_initial_weights
 from lightning_llm.training.schedule import total_steps
 
 MANY_EPOCHS = 40  # Muennighoff et al. 2023, arXiv:2305.16264, section 6: further passes are worth almost nothing
@@ -192,7 +192,11 @@ def _initial_weights(model: Any, data: TokenDataModule) -> Iterator[Check]:
     """Those of ``init_from``, if they exist: a resumed run does not need them."""
     given = getattr(model, "init_from", None)
     if given is not None and Path(given).exists():
-        yield Check("weights", f"those of {given}", "; ".join(initial_errors(model, data)))
+        try:
+            fault = read_initial_weights(given).fault(model.architecture, data)
+        except ValueError as error:
+            fault = str(error)
+        yield Check("weights", f"those of {given}", fault)
 
 
 def _compiler(model: Any, trainer: Any) -> Iterator[Check]:

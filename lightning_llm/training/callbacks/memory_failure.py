@@ -28,6 +28,7 @@ WIDTH = 110
 HALVING_COSTS = 0.02  # assumed: the same arithmetic in smaller pieces, and gradients added up
 NOT_WORTH_NAMING = 0.005  # of the peak
 TINY = 32  # tokens that an MLP is measured at, and twice as many
+EXACT, OPTIMIZED = "same results to rounding", "memory_optimized_swiglu"
 CATEGORIES = {"saved": "activations", "optimizer state": "optimizer_state"}  # the report's names for the accounting's
 
 
@@ -95,8 +96,7 @@ def describe_failure(
         top: Modules to list.
     """
     report: Report = {"step": step, "rank": trainer.global_rank, "counters": counters}
-    where, meter, source = "", metered, "measured"
-    title = "Live at the peak of the step, measured"
+    where, meter, source, title = "", metered, "measured", "Live at the peak of the step, measured"
     if meter is None:
         meter = AttributedMeter(pl_module, trainer.optimizers, batch)
         meter.close()
@@ -166,12 +166,7 @@ def cheapest(savings: Sequence[Saving], most: int = 3) -> list[Saving]:
 
 def candidates(run: Run) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], str]]:
     """Settings to try, each with its changes to the architecture and to the settings of the step, and a remark."""
-    config, exact, rows, chunks = (
-        run.config,
-        "same results to rounding",
-        run.settings["rows"],
-        run.settings["loss_chunks"],
-    )
+    config, rows, chunks, exact = run.config, run.settings["rows"], run.settings["loss_chunks"], EXACT
     tokens = rows * run.settings["context_length"]
     if rows > 1:
         yield f"data.micro_batch_size {rows // 2}", {}, {"rows": rows // 2}, "same global batch, accumulated"
@@ -181,13 +176,10 @@ def candidates(run: Run) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], 
         more = max(2 * (chunks or 1), tokens // 256)
         yield f"model.loss_chunks {more}", {}, {"loss_chunks": more}, exact
     if config.is_gated:
-        is_optimized, option = (
-            config.mlp == "memory_optimized_swiglu",
-            "mlp memory_optimized_swiglu with checkpoint_level",
-        )
+        is_optimized = config.mlp == OPTIMIZED
+        option = "checkpoint_level" if is_optimized else f"mlp {OPTIMIZED} with checkpoint_level"
         for level in range(min(config.checkpoint_levels) + 1 if is_optimized else 0, 3):
-            name = f"model.architecture.{'checkpoint_level' if is_optimized else option} {level}"
-            yield name, {"mlp": "memory_optimized_swiglu", "checkpoint_level": level}, {}, exact
+            yield f"model.architecture.{option} {level}", {"mlp": OPTIMIZED, "checkpoint_level": level}, {}, exact
     if config.recompute == "none":
         for part in ("attention", "block"):
             yield f"model.architecture.recompute {part}", {"recompute": part}, {}, exact

@@ -4,6 +4,7 @@ The plot has stacked timelines, by category above and by module below, one colum
 """
 
 import colorsys
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,14 +43,15 @@ def step_report(timeline: Timeline, top: int) -> Report:
         top: How many modules the timeline distinguishes, those that hold most at the peak.
     """
     peak, saved = timeline.peak, timeline.saved
-    names = list(peak.by_module())[:top]
-    samples = [
-        {"operator": point.operator, "by_kind": point.by_category(), "by_module": _of(point, names)}
-        for point in timeline.samples()
-    ]
+    names, samples = list(peak.by_module())[:top], []
+    for point in timeline.samples():
+        sizes = point.by_module()
+        told = {name: sizes.get(name, 0) for name in names}
+        told[REST] = point.total_bytes - sum(told.values())
+        samples.append({"operator": point.operator, "by_kind": point.by_category(), "by_module": told})
     return {
         "peak": point_report(peak),
-        "kept": None if saved is None else point_report(saved),
+        "kept": saved and point_report(saved),
         "phases": timeline.phases(),
         "timeline": {"marks": timeline.marks, "operators": timeline.operators, "samples": samples},
     }
@@ -68,9 +70,8 @@ def table_of(point: Mapping[str, Any], title: str, top: int) -> Table:
     modules = list(point["by_module"])
     table = Table(title=title)
     table.add_column("MiB", no_wrap=True)
-    for category in categories:
-        table.add_column(NAMES.get(category, category), justify="right")
-    table.add_column("all", justify="right")
+    for column in (*categories, "all"):
+        table.add_column(NAMES.get(column, column), justify="right")
     rows = {name: [name] for name in modules[:top]} | ({REST: modules[top:]} if len(modules) > top else {})
     for title, names in (rows | {"all": modules}).items():
         if title == "all":
@@ -103,12 +104,6 @@ def point_report(point: StepPoint) -> Report:
     }
 
 
-def _of(point: StepPoint, names: list[str]) -> dict[str, int]:
-    sizes = point.by_module()
-    found = {name: sizes.get(name, 0) for name in names}
-    return {**found, REST: point.total_bytes - sum(found.values())}
-
-
 def draw(reports: Mapping[str, Report], title: str) -> Any:
     """A figure with a column for each report that has a timeline.
 
@@ -128,11 +123,16 @@ def draw(reports: Mapping[str, Report], title: str) -> Any:
     highest = max(report["peak"]["bytes"] for report in reports.values())
     unit, name = (GIB, "GiB") if highest >= GIB else (MIB, "MiB")
     modules = _modules(reports)
-    colors = {**{category: COLORS[category] for category in CATEGORIES}, **_module_colors(modules)}
+    colors = {**COLORS, **_module_colors(modules)}
+    samples = [sample for report in reports.values() for sample in report["timeline"]["samples"]]
+    shown = {
+        grouping: [key for key in keys if key == REST or any(sample[grouping].get(key) for sample in samples)]
+        for grouping, keys in zip(GROUPINGS, (CATEGORIES, modules), strict=True)
+    }
     for column, (label, report) in enumerate(reports.items()):
         peak = report["peak"]
-        for axis, grouping, keys in zip(axes[:, column], ("by_kind", "by_module"), (CATEGORIES, modules), strict=True):
-            _stack(axis, report, grouping, [key for key in keys if _appears(reports, grouping, key)], colors, unit)
+        for axis, (grouping, keys) in zip(axes[:, column], shown.items(), strict=True):
+            _stack(axis, report, grouping, keys, colors, unit)
             _mark_phases(axis, report["timeline"], highest / unit)
             if column == 0:
                 axis.set_ylabel(f"live, {name}, {GROUPINGS[grouping]}")
@@ -161,8 +161,6 @@ def pixels(figure: Any) -> Any:
 def _stack(axis: Any, report: Report, grouping: str, keys: Sequence[str], colors: Mapping[str, Any], unit: int) -> None:
     samples = report["timeline"]["samples"]
     x = [sample["operator"] for sample in samples] + [report["timeline"]["operators"]]
-    if grouping == "by_module":  # what this report's timeline does not distinguish belongs to the rest
-        samples = [_with_rest(sample, keys) for sample in samples]
     rows = [[sample[grouping].get(key, 0) / unit for sample in [*samples, samples[-1]]] for key in keys]
     axis.stackplot(
         x, *rows, labels=[NAMES.get(key, key) for key in keys], colors=[colors[key] for key in keys], step="post"
@@ -172,12 +170,6 @@ def _stack(axis: Any, report: Report, grouping: str, keys: Sequence[str], colors
     axis.set_xlim(0, x[-1])
 
 
-def _with_rest(sample: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    sizes = sample["by_module"]
-    told = {key: sizes.get(key, 0) for key in keys if key != REST}
-    return {**sample, "by_module": {**told, REST: sum(sizes.values()) - sum(told.values())}}
-
-
 def _mark_phases(axis: Any, timeline: Mapping[str, Any], highest: float) -> None:
     for operator, phase in timeline["marks"]:
         at_end = operator > 0.85 * timeline["operators"]  # the optimizer takes few operators: labeled on the left
@@ -185,16 +177,10 @@ def _mark_phases(axis: Any, timeline: Mapping[str, Any], highest: float) -> None
         axis.text(operator, 1.11 * highest, f" {phase} ", fontsize=8, va="top", ha="right" if at_end else "left")
 
 
-def _appears(reports: Mapping[str, Report], grouping: str, key: str) -> bool:
-    samples = (sample for report in reports.values() for sample in report["timeline"]["samples"])
-    return key == REST or any(sample[grouping].get(key) for sample in samples)
-
-
 def _modules(reports: Mapping[str, Report]) -> list[str]:
     """What the timelines distinguish, in the order of the model, the rest first."""
-    per_report = [list(report["timeline"]["samples"][0]["by_module"]) for report in reports.values()]
-    names = dict.fromkeys(name for names in per_report for name in names if name != REST)
-    return [REST, *sorted(names, key=_order)]
+    samples = [report["timeline"]["samples"][0]["by_module"] for report in reports.values()]
+    return [REST, *sorted({name for sample in samples for name in sample if name != REST}, key=_order)]
 
 
 def _order(name: str) -> tuple[str, list[int], str]:
@@ -205,13 +191,10 @@ def _order(name: str) -> tuple[str, list[int], str]:
 def _module_colors(modules: Sequence[str]) -> dict[str, Any]:
     groups: dict[str, list[str]] = {}
     for name in modules:
-        parts = name.split(".")
-        groups.setdefault(parts[-1] if len(parts) > 1 else name, []).append(name)
-    others = iter(OTHER_HUES * (1 + len(groups)))
-    colors: dict[str, Any] = {}
+        groups.setdefault(name.rpartition(".")[2], []).append(name)
+    others, colors = itertools.cycle(OTHER_HUES), {}
     for part, names in groups.items():
-        hue = HUES[part] if part in HUES else next(others)
+        hue = HUES.get(part) or next(others)
         for place, name in enumerate(names):
-            light = 0.42 + 0.38 * place / max(1, len(names) - 1)
-            colors[name] = colorsys.hls_to_rgb(hue, light, 0.65)
+            colors[name] = colorsys.hls_to_rgb(hue, 0.42 + 0.38 * place / max(1, len(names) - 1), 0.65)
     return {**colors, REST: "#d0d0d0"}
