@@ -92,9 +92,8 @@ def check_nodes(environment: ClusterEnvironment, num_nodes: int) -> None:
     """
     if num_nodes == 1 or type(environment) is not LightningEnvironment:  # a launcher's, or the user's own
         return
-    names = {"MASTER_ADDR": ("MASTER_ADDR",), "MASTER_PORT": ("MASTER_PORT",), "NODE_RANK": ("NODE_RANK", "GROUP_RANK")}
-    missing = [name for name, accepted in names.items() if not any(os.environ.get(one) for one in accepted)]
-    if missing:
+    found = {**os.environ, "NODE_RANK": os.environ.get("NODE_RANK") or os.environ.get("GROUP_RANK")}
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if not found.get(name)]:
         raise ValueError(
             f"trainer.num_nodes {num_nodes}: the other nodes cannot find this process, which would wait in vain: "
             f"{', '.join(missing)} not set. Start the command on every node with torchrun or SLURM "
@@ -141,12 +140,12 @@ def check_run(model: Any, data: TokenDataModule, trainer: Any, folder: Path) -> 
         store = data.store
     except ValueError as error:
         return [Check("data", "cannot be used", str(error)), _batch(data, trainer), _precision(trainer)]
-    found = Check("data", f"{store.path}, {store.dtype}", _store_error(store))
-    architecture: ModelConfig = model.architecture
+    is_small = torch.iinfo(getattr(torch, store.dtype)).max < store.vocab_size - 1
+    fault = f"token store {store.path}: dtype {store.dtype} cannot hold the {store.vocab_size} ids of its vocabulary"
+    found = Check("data", f"{store.path}, {store.dtype}", fault if is_small else "")
+    vocab_size = model.architecture.vocab_size or store.vocab_size
     with torch.device("meta"):
-        transformer = Transformer(
-            dataclasses.replace(architecture, vocab_size=architecture.vocab_size or store.vocab_size)
-        )
+        transformer = Transformer(dataclasses.replace(model.architecture, vocab_size=vocab_size))
     weights = sum(p.nbytes for p in transformer.parameters())
     memory = list(_memory(2 * weights, "parameters and gradients", trainer))
     if any(check.fault for check in memory):  # the other checks take as long as the model is large
@@ -164,12 +163,6 @@ def check_run(model: Any, data: TokenDataModule, trainer: Any, folder: Path) -> 
         *_steps(data, trainer),
         *_memory_and_disk(model, transformer, weights, trainer, folder),
     ]
-
-
-def _store_error(store: TokenStore) -> str:
-    if torch.iinfo(getattr(torch, store.dtype)).max >= store.vocab_size - 1:
-        return ""
-    return f"token store {store.path}: dtype {store.dtype} cannot hold the {store.vocab_size} ids of its vocabulary"
 
 
 def _fit_together(architecture: ModelConfig, data: TokenDataModule) -> Iterator[Check]:
@@ -204,15 +197,15 @@ def _compiler(model: Any, trainer: Any) -> Iterator[Check]:
     mode = getattr(model, "compile_mode", None)
     if mode is None:
         return
-    given = f"model.compile_mode {mode}"
     if trainer.strategy.root_device.type == "cuda":
-        fault = f"{given} needs the package triton: python -m pip install triton, or leave the option at null"
-        yield Check("compiler", "triton", "" if importlib.util.find_spec("triton") else fault)
+        finding, is_there = "triton", importlib.util.find_spec("triton") is not None
+        fault = "needs the package triton: python -m pip install triton, or leave the option at null"
     else:
         name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # as torch looks for it
         path = shutil.which(name)
-        fault = f"{given} needs a C++ compiler and finds no {name}: install it, name another in CXX, or take null"
-        yield Check("compiler", path or f"no {name}", "" if path else fault)
+        finding, is_there = path or f"no {name}", path is not None
+        fault = f"needs a C++ compiler and finds no {name}: install it, name another in CXX, or take null"
+    yield Check("compiler", finding, "" if is_there else f"model.compile_mode {mode} {fault}")
 
 
 def _length(store: TokenStore, split: str, context_length: int) -> Check:
@@ -234,8 +227,7 @@ def _devices(trainer: Any) -> Iterator[Check]:
 
 
 def _budget(model: Any, data: TokenDataModule, trainer: Any) -> Iterator[Check]:
-    budget = getattr(model, "budget", None)
-    if budget is not None:
+    if (budget := getattr(model, "budget", None)) is not None:
         try:
             model.keep_to_budget(data, trainer)
             yield Check("plan", str(budget))
@@ -269,21 +261,20 @@ def _precision(trainer: Any) -> Check:
     device, precision = trainer.strategy.root_device, str(trainer.precision)
     lacks_bf16 = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=True)
     fault = f"trainer.precision {precision}: this GPU lacks bf16"
-    return Check(
-        "precision", f"{precision} on {device.type}", fault if lacks_bf16 and precision.startswith("bf16") else ""
-    )
+    is_wrong = lacks_bf16 and precision.startswith("bf16")
+    return Check("precision", f"{precision} on {device.type}", fault if is_wrong else "")
 
 
 def _steps(data: TokenDataModule, trainer: Any) -> Iterator[Check]:
     if data.store.splits["train"].tokens <= data.context_length:
         return
-    steps = total_steps(trainer, data, _accumulation(data, trainer))
-    if steps is None:
-        yield Check("steps", f"of {data.tokens_per_step:,} tokens, until max_time or a signal ends the run")
-        return
-    epochs = steps / data.steps_per_epoch
-    note = ", more than repeated text is worth" if epochs > MANY_EPOCHS else ""
-    yield Check("steps", f"{steps:,} steps of {data.tokens_per_step:,} tokens: {epochs:.2f} epochs{note}")
+    size = f"of {data.tokens_per_step:,} tokens"
+    if (steps := total_steps(trainer, data, _accumulation(data, trainer))) is None:
+        yield Check("steps", f"{size}, until max_time or a signal ends the run")
+    else:
+        epochs = steps / data.steps_per_epoch
+        note = ", more than repeated text is worth" if epochs > MANY_EPOCHS else ""
+        yield Check("steps", f"{steps:,} steps {size}: {epochs:.2f} epochs{note}")
 
 
 def _memory_and_disk(model: Any, transformer: Transformer, weights: int, trainer: Any, folder: Path) -> Iterator[Check]:

@@ -18,7 +18,7 @@ from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, RunDirectory
 from lightning_llm.checkpoints.schema import RESUME
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints, refuse_names_of_ours
-from lightning_llm.training.callbacks.dashboard import Dashboard
+from lightning_llm.training.callbacks.dashboard import Dashboard, RunLogger
 from lightning_llm.training.callbacks.memory import MemoryProfiler
 from lightning_llm.training.callbacks.non_finite import StopOnNonFinite
 from lightning_llm.training.callbacks.progress import StepProgressBar
@@ -29,7 +29,6 @@ from lightning_llm.training.distributed import strategy_for
 from lightning_llm.training.execution import choose_precision
 from lightning_llm.training.json_logger import JSONLinesLogger
 from lightning_llm.training.preflight import Check, check_nodes, check_options, check_run
-from lightning_llm.training.tensorboard import RunLogger
 
 Plugin = Precision | ClusterEnvironment | CheckpointIO | LayerSync  # as in Lightning
 FLOAT16 = ("16", "16-mixed", "16-true", "transformer-engine", "transformer-engine-float16")

@@ -13,7 +13,7 @@ from torch import nn
 from lightning_llm.checkpoints.loop_state import step_is_complete
 from lightning_llm.generation import generate
 from lightning_llm.io.console import Console
-from lightning_llm.training.tensorboard import SAMPLES, tensorboard_writers
+from lightning_llm.training.callbacks.dashboard import SAMPLES, tensorboard_writers
 
 
 class SampleText(Callback):

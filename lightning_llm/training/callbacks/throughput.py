@@ -5,13 +5,12 @@ step would cost 0.75 ms (measured with Lightning 2.6 on a 2-core CPU), and readi
 host wait for a GPU.
 """
 
-import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-import lightning_llm.training.tensorboard as names
+import lightning_llm.training.callbacks.dashboard as names
 from lightning_llm.accounting.counts import StepFlops, step_flops
 from lightning_llm.accounting.hardware import TERA, find_device
 from lightning_llm.checkpoints.loop_state import is_log_step, step_is_complete
@@ -21,8 +20,7 @@ _BETWEEN = "between"  # the end of one micro-batch and the beginning of the next
 _PARTS = ("forward", "backward", "optimizer")
 
 
-@dataclasses.dataclass(frozen=True)
-class Utilization:
+class Utilization(NamedTuple):
     """What turns seconds per step into MFU and HFU.
 
     Attributes:
@@ -36,10 +34,10 @@ class Utilization:
     note: str
 
     def percent(self, seconds: float) -> dict[str, float]:
-        """``mfu_percent`` and ``hfu_percent`` of a step of this duration; empty if they are not known."""
+        """MFU and HFU of a step of this duration, by the names of their curves; empty if they are not known."""
         if self.flops is None or self.peak is None:
             return {}
-        done = {"mfu_percent": self.flops.model, "hfu_percent": self.flops.hardware}
+        done = {names.MFU: self.flops.model, names.HFU: self.flops.hardware}
         return {name: 100 * flops / (seconds * self.peak) for name, flops in done.items()}
 
 
@@ -105,12 +103,11 @@ class TrainingLog(Callback):
         loss = outputs["loss"].detach()  # already divided by the number of micro-batches in a step
         self._loss = loss if self._loss is None else self._loss + loss
         self._tokens += batch["input_ids"].numel()
-        if not step_is_complete(trainer):
-            return
-        self._steps += 1
-        self._timed_steps += 1
-        if is_log_step(trainer):
-            self._write(trainer, pl_module)
+        if step_is_complete(trainer):
+            self._steps += 1
+            self._timed_steps += 1
+            if is_log_step(trainer):
+                self._write(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock."""
@@ -136,8 +133,7 @@ class TrainingLog(Callback):
         loss = trainer.strategy.reduce(self._loss, reduce_op="mean") if trainer.world_size > 1 else self._loss
         metrics = {names.TRAIN_LOSS: loss.item() / self._steps}  # reading it, the host has waited for the device
         metrics[names.LEARNING_RATE] = trainer.optimizers[0].param_groups[0]["lr"]
-        grad_norm = getattr(pl_module, "grad_norm", None)
-        if grad_norm is not None:
+        if (grad_norm := getattr(pl_module, "grad_norm", None)) is not None:
             metrics[names.GRAD_NORM] = grad_norm.item()
         speed = self._speed(trainer)
         self._loss, self._tokens, self._steps, self._timed_steps = None, 0, 0, 0
@@ -160,7 +156,7 @@ class TrainingLog(Callback):
             names.TOKENS_PER_SECOND: self._tokens * trainer.world_size / total,
             names.STEP_SECONDS: total / steps,
             names.DATA_STALL: 100 * data / total,
-            **{names.THROUGHPUT + name: value for name, value in self.utilisation.percent(total / steps).items()},
+            **self.utilisation.percent(total / steps),
             **{f"{names.TIME_OF_PHASE}{part}_s": value / steps for part, value in parts.items()},
         }
 
