@@ -37,8 +37,7 @@ def total_steps(trainer: Trainer, data: Any = None, accumulation: int | None = N
         ``None`` if neither limit is set, or if the length of an epoch is not known (yet).
     """
     limits = [trainer.max_steps] if trainer.max_steps >= 0 else []
-    epochs = _epochs(trainer)
-    if epochs is not None:
+    if (epochs := _epochs(trainer)) is not None:
         steps = _steps_per_epoch(trainer, data, accumulation or trainer.accumulate_grad_batches)
         limits += [] if steps is None else [steps * epochs]
     return min(limits, default=None)

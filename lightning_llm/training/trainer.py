@@ -31,6 +31,7 @@ from lightning_llm.training.json_logger import JSONLinesLogger
 from lightning_llm.training.preflight import Check, check_nodes, check_options, check_run
 
 Plugin = Precision | ClusterEnvironment | CheckpointIO | LayerSync  # as in Lightning
+NOTHING = nullcontext()
 FLOAT16 = ("16", "16-mixed", "16-true", "transformer-engine", "transformer-engine-float16")
 
 
@@ -160,9 +161,9 @@ class Trainer(pl.Trainer):
         """
         if self.fast_dev_run or self.barebones:  # type: ignore[attr-defined]
             return
-        for callback in self.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint):
-                refuse_names_of_ours(callback)
+        others = [callback for callback in self.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+        for callback in others:
+            refuse_names_of_ours(callback)
         for logger in self.loggers:
             if isinstance(logger, TensorBoardLogger) and not isinstance(logger, RunLogger):
                 folder = Path(logger.log_dir)
@@ -170,9 +171,8 @@ class Trainer(pl.Trainer):
                     self.run_directory.prefer(folder)  # so that the dashboard finds config and events in one place
         self.run_directory.open()
         self._has_run = True
-        for callback in self.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
-                callback.dirpath = str(self.run_directory.path / CHECKPOINTS)
+        for callback in others:
+            callback.dirpath = callback.dirpath or str(self.run_directory.path / CHECKPOINTS)
 
     @property
     def val_check_batch(self) -> int | float | None:
@@ -213,10 +213,7 @@ class NoProfiler(PassThroughProfiler):
 
     def profile(self, action_name: str) -> Any:
         """A context that does nothing."""
-        return _NOTHING
-
-
-_NOTHING = nullcontext()
+        return NOTHING
 
 
 def _listed(given: Any) -> list[Any]:

@@ -56,11 +56,10 @@ class RunCheckpoints(Checkpoint):
         for name, value in (("keep_last", keep_last), ("every_n_steps", every_n_steps)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        self.folder = None if folder is None else Path(folder)
+        self.folder = self._given_folder = None if folder is None else Path(folder)
         self.keep_last, self.every_n_steps, self.asynchronous = keep_last, every_n_steps, asynchronous
         self.best_loss, self.best_step, self.validated_step = float("inf"), -1, -1
         self.newest: Path | None = None
-        self._given_folder = self.folder
         self._turn = 0  # sequence number of this start of the run: tells which files it has written, of repeated steps
         self._files: AtomicCheckpointIO | None = None
         self._has_begun = False
@@ -137,7 +136,7 @@ class RunCheckpoints(Checkpoint):
         trainer.save_checkpoint(newest)
         self.newest = newest
         if trainer.is_global_zero:
-            self._then(partial(_delete_oldest, self.folder, self.keep_last))
+            self._then(self._delete_oldest)
 
     def state_dict(self) -> dict[str, Any]:
         """The best so far, the last validation, and the run's sequence number; ModelCheckpoint's files hold it too."""
@@ -165,6 +164,11 @@ class RunCheckpoints(Checkpoint):
             action()
         else:
             self._files.then(action)
+
+    def _delete_oldest(self) -> None:
+        assert self.folder is not None
+        for old in step_files(self.folder)[: -self.keep_last]:
+            remove_path(old)
 
     def _clean_up(self, trainer: Trainer) -> None:
         """Delete temporary files. Rename checkpoints of later steps, which are damaged or were left on purpose."""
@@ -195,11 +199,6 @@ def refuse_names_of_ours(other: ModelCheckpoint) -> None:
             f"ModelCheckpoint.filename {other.filename!r} gives its files the names of the run's own checkpoints "
             f"(step-….ckpt, {BEST}): choose another name, or another dirpath"
         )
-
-
-def _delete_oldest(folder: Path, keep_last: int) -> None:
-    for old in step_files(folder)[:-keep_last]:
-        remove_path(old)
 
 
 def _step_in(path: Path) -> int:

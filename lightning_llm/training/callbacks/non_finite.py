@@ -49,10 +49,9 @@ class StopOnNonFinite(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Collect the loss; at a log step, check all since the last one."""
-        complete = step_is_complete(trainer)
-        step = trainer.global_step if complete else trainer.global_step + 1
+        complete, norm = step_is_complete(trainer), getattr(pl_module, "grad_norm", None)
+        step = trainer.global_step + (not complete)
         self._losses.append((step, micro_batch_of_step(trainer), outputs["loss"].detach()))
-        norm = getattr(pl_module, "grad_norm", None)
         # under 16-mixed an infinite gradient is normal: the scaler skips the step and lowers the scale
         if complete and norm is not None and trainer.precision != "16-mixed":
             self._norms.append((step, norm.detach()))

@@ -78,9 +78,8 @@ class SampleText(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
         """Generate, print and write, in the first process."""
-        if self._is_sharded or not trainer.is_global_zero:
-            return
-        if not step_is_complete(trainer) or trainer.global_step % self.every_n_steps:
+        is_due = step_is_complete(trainer) and trainer.global_step % self.every_n_steps == 0
+        if self._is_sharded or not trainer.is_global_zero or not is_due:
             return
         with _evaluating(pl_module), trainer.precision_plugin.forward_context():
             ids = generate(
