@@ -74,9 +74,9 @@ class Trainer(pl.Trainer):
         num_sanity_val_steps: int = 0,
         **kwargs: Any,
     ) -> None:
-        shown_options = {"val_check_interval": val_check_interval, "num_sanity_val_steps": num_sanity_val_steps}
+        kwargs |= {"val_check_interval": val_check_interval, "num_sanity_val_steps": num_sanity_val_steps}
         given, all_plugins, accelerator = _listed(callbacks), _listed(plugins), kwargs.get("accelerator", "auto")
-        check_options({**kwargs, **shown_options}, given)
+        check_options(kwargs, given)
         self.checks: list[Check] = []
         self.precision_reason = "as asked for"
         if precision in ("auto", None):
@@ -98,20 +98,9 @@ class Trainer(pl.Trainer):
             kwargs["inference_mode"] = False
         if not any(isinstance(plugin, CheckpointIO) for plugin in all_plugins):
             all_plugins.append(AtomicCheckpointIO())
-        super().__init__(
-            precision=precision,  # type: ignore[arg-type]
-            default_root_dir=default_root_dir,
-            logger=logger,
-            callbacks=given,
-            plugins=all_plugins,
-            strategy=strategy,
-            max_steps=max_steps,
-            val_check_interval=val_check_interval,
-            enable_progress_bar=enable_progress_bar,
-            enable_model_summary=enable_model_summary,
-            num_sanity_val_steps=num_sanity_val_steps,
-            **kwargs,
-        )
+        kwargs |= {"logger": logger, "callbacks": given, "plugins": all_plugins, "strategy": strategy}
+        kwargs |= {"enable_progress_bar": enable_progress_bar, "enable_model_summary": enable_model_summary}
+        super().__init__(precision=precision, default_root_dir=default_root_dir, max_steps=max_steps, **kwargs)  # type: ignore[arg-type]
         check_nodes(self._accelerator_connector.cluster_environment, self.num_nodes)
         if type(self.profiler) is PassThroughProfiler:  # type: ignore[has-type]
             self.profiler = NoProfiler()

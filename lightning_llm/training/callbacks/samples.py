@@ -14,6 +14,7 @@ from lightning_llm.checkpoints.loop_state import step_is_complete
 from lightning_llm.generation import generate
 from lightning_llm.io.console import Console
 from lightning_llm.training.callbacks.dashboard import SAMPLES, tensorboard_writers
+from lightning_llm.training.preflight import refuse
 
 
 class SampleText(Callback):
@@ -52,8 +53,7 @@ class SampleText(Callback):
         ]
         if not prompt:
             problems.append("SampleText.prompt is empty: give at least one character")
-        if problems:
-            raise ValueError("; ".join(problems))
+        refuse(problems)
         self.every_n_steps, self.prompt, self.seed = every_n_steps, prompt, seed
         self.max_new_tokens, self.temperature, self.top_k = max_new_tokens, temperature, top_k
         self._is_sharded = False
