@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer as Backend
@@ -27,8 +27,7 @@ PREFIX = "transformer."
 AROUND_THE_TEXT = ("version", "truncation", "padding", "post_processor")
 
 
-@dataclasses.dataclass(frozen=True)
-class InitialWeights:
+class InitialWeights(NamedTuple):
     """A model to start from.
 
     Attributes:

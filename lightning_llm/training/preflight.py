@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric.plugins import ClusterEnvironment
@@ -37,8 +37,7 @@ LEAST: dict[str, tuple[int, str]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """The result of one check.
 
     Attributes:

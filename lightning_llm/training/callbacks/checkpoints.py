@@ -8,7 +8,6 @@ Each of them is complete or absent (see ``checkpoints.archives``). For a sharded
 survives when that step is deleted.
 """
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ class RunCheckpoints(Checkpoint):
         self.best_loss, self.best_step, self.validated_step = float("inf"), -1, -1
         self.newest: Path | None = None
         self._turn = 0  # sequence number of this start of the run: tells which files it has written, of repeated steps
-        self._files: AtomicCheckpointIO | None = None
+        self._files = AtomicCheckpointIO()  # takes the place of another plugin, which writes at once
         self._has_begun = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -71,9 +70,8 @@ class RunCheckpoints(Checkpoint):
             ValueError: ``asynchronous``, with another plugin for checkpoint files.
         """
         files = trainer.strategy.checkpoint_io
-        self._files = files if isinstance(files, AtomicCheckpointIO) else None
-        if self._files is not None:
-            self._files.asynchronous = self.asynchronous
+        if isinstance(files, AtomicCheckpointIO):
+            self._files, files.asynchronous = files, self.asynchronous
         elif self.asynchronous:
             raise ValueError(
                 f"RunCheckpoints.asynchronous needs AtomicCheckpointIO, got {type(files).__name__} among "
@@ -107,14 +105,13 @@ class RunCheckpoints(Checkpoint):
             self.best_loss, self.best_step = loss, trainer.global_step
         self.save(trainer)
         if is_best and trainer.is_global_zero and self.newest is not None:
-            self._then(partial(link_path, self.newest, self.newest.with_name(BEST)))
+            self._files.then(partial(link_path, self.newest, self.newest.with_name(BEST)))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the last step if it is not saved yet, and wait until it is on the disk."""
         if self.newest is None or step_of(self.newest) != trainer.global_step:
             self.save(trainer)
-        if self._files is not None:
-            self._files.wait()
+        self._files.wait()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A run resumed from its last step trains nothing, but may have been killed before its best was linked."""
@@ -136,7 +133,7 @@ class RunCheckpoints(Checkpoint):
         trainer.save_checkpoint(newest)
         self.newest = newest
         if trainer.is_global_zero:
-            self._then(self._delete_oldest)
+            self._files.then(self._delete_oldest)
 
     def state_dict(self) -> dict[str, Any]:
         """The best so far, the last validation, and the run's sequence number; ModelCheckpoint's files hold it too."""
@@ -157,13 +154,6 @@ class RunCheckpoints(Checkpoint):
             return
         owed = checkpoint["callbacks"].get(self.state_key, {}).get("validated_step") != checkpoint["global_step"]
         set_validation_due(checkpoint, owed)
-
-    def _then(self, action: Callable[[], object]) -> None:
-        """Run ``action`` once the newest checkpoint is complete."""
-        if self._files is None:
-            action()
-        else:
-            self._files.then(action)
 
     def _delete_oldest(self) -> None:
         assert self.folder is not None

@@ -5,7 +5,7 @@ the slash.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -148,12 +148,13 @@ class Dashboard(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Histograms of the gradients, before clipping."""
         if self._is_due(trainer, ahead=1):
-            _add_histograms(trainer, pl_module, GRADIENTS, lambda parameter: parameter.grad, ahead=1)
+            gradients = {name: weight.grad for name, weight in pl_module.named_parameters() if weight.grad is not None}
+            _add_histograms(trainer, GRADIENTS, gradients, trainer.global_step + 1)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
         """Histograms of the weights, after the step."""
         if self._is_due(trainer) and step_is_complete(trainer):
-            _add_histograms(trainer, pl_module, WEIGHTS, lambda parameter: parameter)
+            _add_histograms(trainer, WEIGHTS, dict(pl_module.named_parameters()), trainer.global_step)
 
     def _is_due(self, trainer: Trainer, ahead: int = 0) -> bool:
         every = self.histograms_every_n_steps  # first: the number of the step takes Lightning 5 µs
@@ -182,14 +183,10 @@ def _hyperparameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, 
     return found
 
 
-def _add_histograms(
-    trainer: Trainer, module: LightningModule, prefix: str, of: Callable[[Tensor], Tensor | None], ahead: int = 0
-) -> None:
+def _add_histograms(trainer: Trainer, prefix: str, tensors: Mapping[str, Tensor], step: int) -> None:
     for writer in tensorboard_writers(trainer):
-        for name, parameter in module.named_parameters():
-            tensor = of(parameter)
-            if tensor is not None:
-                values = local_part(tensor).detach().float()
-                values = values[values.isfinite()]  # NumPy rejects the others
-                if values.numel():
-                    writer.add_histogram(prefix + name, values, trainer.global_step + ahead)
+        for name, tensor in tensors.items():
+            values = local_part(tensor).detach().float()
+            values = values[values.isfinite()]  # NumPy rejects the others
+            if values.numel():
+                writer.add_histogram(prefix + name, values, step)

@@ -169,25 +169,26 @@ def utilization_of(trainer: Trainer, architecture: Any, peak_tflops: float | Non
         architecture: The model's config.
         peak_tflops: Of one device, in 10^12 FLOP per second; ``None`` looks the device up.
     """
-    data = getattr(trainer, "datamodule", None)
+    data, flops = getattr(trainer, "datamodule", None), None
     try:
         flops = step_flops(architecture, tokens=data.tokens_per_step, context_length=data.context_length)  # type: ignore[union-attr]
-    except (AttributeError, ValueError) as error:  # the user's own data or MLP
-        return Utilization(None, None, f"no MFU: {error}")
-    if peak_tflops is not None:
-        return Utilization(flops, peak_tflops * TERA * trainer.world_size, f"peak {peak_tflops:g} TFLOP/s, as given")
+        peak, note = _peak_of(trainer, peak_tflops)
+    except (AttributeError, ValueError) as error:  # the user's own data or MLP, or no peak
+        return Utilization(flops, None, f"no MFU: {error}")
+    return Utilization(flops, peak * trainer.world_size, note)
+
+
+def _peak_of(trainer: Trainer, given: float | None) -> tuple[float, str]:
+    """FLOP per second of one device, and its source; a ValueError says why there is none."""
+    if given is not None:
+        return given * TERA, f"peak {given:g} TFLOP/s, as given"
     device, dtype = trainer.strategy.root_device, _matmul_dtype(str(trainer.precision))
     if device.type != "cuda":
-        note = f"no MFU: no peak is known for this {device.type}; give peak_tflops to the TrainingLog callback"
-        return Utilization(flops, None, note)
-    try:
-        known = find_device(torch.cuda.get_device_name(device))
-    except ValueError as error:
-        return Utilization(flops, None, f"no MFU: {error}")
+        raise ValueError(f"no peak is known for this {device.type}; give peak_tflops to the TrainingLog callback")
+    known = find_device(torch.cuda.get_device_name(device))
     if dtype not in known.flops:
-        return Utilization(flops, None, f"no MFU: {known.name} has no {dtype} matrix multiplications")
-    peak = known.flops[dtype]
-    return Utilization(flops, peak * trainer.world_size, f"peak {peak / TERA:g} TFLOP/s in {dtype} ({known.source})")
+        raise ValueError(f"{known.name} has no {dtype} matrix multiplications")
+    return known.flops[dtype], f"peak {known.flops[dtype] / TERA:g} TFLOP/s in {dtype} ({known.source})"
 
 
 def _matmul_dtype(precision: str) -> str:
