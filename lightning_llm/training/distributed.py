@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.checkpoints.schema import LIGHTNING
-from lightning_llm.checkpoints.sharded import Rows, local_rows, split, write_folder
+from lightning_llm.checkpoints.sharded import Rows, local_part, local_rows, split, write_folder
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Block, Transformer
 from lightning_llm.model.weights import initialize
@@ -144,8 +144,7 @@ class ShardedStrategy(ModelParallelStrategy):
         with torch.no_grad():
             for name, tensor in self.lightning_module.state_dict().items():
                 if name in saved:
-                    local = local_rows(tensor)[1] if isinstance(tensor, DTensor) else tensor
-                    local.copy_(_rows_for(tensor, saved[name]))
+                    local_part(tensor).copy_(_rows_for(tensor, saved[name]))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Read this process's rows of the optimizer state of each parameter."""

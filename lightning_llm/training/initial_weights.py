@@ -56,9 +56,8 @@ class InitialWeights(NamedTuple):
                 if name not in parameters:
                     raise ValueError(f"init_from {self.path}: unexpected tensor {name}")
                 check_fits({"state_dict": {name: tensor}}, {name: parameters[name]}, f"of init_from {self.path}")
-                start, rows = 0, parameters[name].detach()
-                if hasattr(rows, "to_local"):
-                    start, rows = local_rows(rows)
+                rows = parameters[name].detach()
+                start, rows = local_rows(rows) if hasattr(rows, "to_local") else (0, rows)
                 rows.copy_(tensor[start : start + rows.shape[0]])
                 missing.discard(name)
         if missing:

@@ -285,7 +285,13 @@ def _memory_and_disk(model: Any, transformer: Transformer, weights: int, trainer
     yield from _memory(2 * weights + state, "parameters, gradients and optimizer state", trainer)
     keep_last = next((c.keep_last for c in trainer.callbacks if hasattr(c, "keep_last")), None)
     if keep_last is not None:
-        yield _disk(weights + state, keep_last, folder)
+        files = keep_last + 2  # the best one, and the one that is written before the oldest is deleted
+        needed = files * (weights + state)
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        free = shutil.disk_usage(there).free
+        finding = f"{files} checkpoints need {_size(needed)}, {_size(free)} free at {there}"
+        fault = f"the disk is too small: {finding}; free some, keep fewer, or set trainer.default_root_dir elsewhere"
+        yield Check("disk", finding, fault if needed > free else "")
 
 
 def _memory(needed: int, of_what: str, trainer: Any) -> Iterator[Check]:
@@ -314,16 +320,6 @@ def _memory_of(device: torch.device) -> int | None:
     if device.type == "cpu" and hasattr(os, "sysconf"):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return None
-
-
-def _disk(checkpoint: int, keep_last: int, folder: Path) -> Check:
-    files = keep_last + 2  # the best one, and the one that is written before the oldest is deleted
-    needed = files * checkpoint
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    free = shutil.disk_usage(there).free
-    finding = f"{files} checkpoints need {_size(needed)}, {_size(free)} free at {there}"
-    fault = f"the disk is too small: {finding}; free some, keep fewer, or set trainer.default_root_dir elsewhere"
-    return Check("disk", finding, fault if needed > free else "")
 
 
 def _size(number: int) -> str:

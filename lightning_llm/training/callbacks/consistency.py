@@ -137,11 +137,9 @@ class ResumeDiff(Callback):
             raise ValueError(
                 f"trainer.max_steps {trainer.max_steps} is below step {step} of the checkpoint: give more steps"
             )
-        saved = checkpoint["callbacks"].get(self.state_key, {}).get("options", {})
-        if not saved:
+        if not (saved := checkpoint["callbacks"].get(self.state_key, {}).get("options")):
             return
-        ours, theirs = self.options.get(OPTIMIZER), saved.get(OPTIMIZER)
-        if ours != theirs:
+        if (ours := self.options.get(OPTIMIZER)) != (theirs := saved.get(OPTIMIZER)):
             raise ValueError(
                 f"{OPTIMIZER} is {theirs} in the checkpoint and {ours} here: an optimizer cannot use the state of "
                 "another one; take the same one, or start from scratch"

@@ -51,14 +51,12 @@ class MemoryProfiler(Callback):
     """
 
     def __init__(self, every_n_steps: int | None = None, snapshot_at: int | None = None, top: int = 10) -> None:
-        options = {"every_n_steps": every_n_steps, "snapshot_at": snapshot_at, "top": top}
+        self.every_n_steps, self.snapshot_at, self.top = every_n_steps, snapshot_at, top
         refuse(
             f"MemoryProfiler.{name} must be a whole number of at least 1{or_null}, got {number!r}"
-            for name, number in options.items()
-            for or_null in ["" if name == "top" else " or null"]
-            if not (_is_count(number) or (number is None and or_null))
+            for name, or_null in (("every_n_steps", " or null"), ("snapshot_at", " or null"), ("top", ""))
+            if not (_is_count(number := getattr(self, name)) or (number is None and or_null))
         )
-        self.every_n_steps, self.snapshot_at, self.top = every_n_steps, snapshot_at, top
         self._gauge: Any = None
         self._highest: Sizes = {}  # since the last entry
         self._highest_of_run = 0

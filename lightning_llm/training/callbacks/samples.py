@@ -16,6 +16,8 @@ from lightning_llm.io.console import Console
 from lightning_llm.training.callbacks.dashboard import SAMPLES, tensorboard_writers
 from lightning_llm.training.preflight import refuse
 
+LEAST = {"every_n_steps": 1, "max_new_tokens": 1, "temperature": 0, "top_k": 1}
+
 
 class SampleText(Callback):
     """Continues a prompt every ``every_n_steps`` optimizer steps.
@@ -44,18 +46,14 @@ class SampleText(Callback):
         top_k: int | None = 50,
         seed: int = 0,
     ) -> None:
-        lowest = {"every_n_steps": 1, "max_new_tokens": 1, "temperature": 0, "top_k": 1}
-        given = (every_n_steps, max_new_tokens, temperature, top_k)
-        problems = [
-            f"SampleText.{name} must be at least {lowest[name]}, got {value}"
-            for name, value in zip(lowest, given, strict=True)
-            if value is not None and not value >= lowest[name]
-        ]
-        if not prompt:
-            problems.append("SampleText.prompt is empty: give at least one character")
-        refuse(problems)
         self.every_n_steps, self.prompt, self.seed = every_n_steps, prompt, seed
         self.max_new_tokens, self.temperature, self.top_k = max_new_tokens, temperature, top_k
+        problems = [
+            f"SampleText.{name} must be at least {least}, got {value}"
+            for name, least in LEAST.items()
+            if (value := getattr(self, name)) is not None and not value >= least
+        ]
+        refuse(problems + ([] if prompt else ["SampleText.prompt is empty: give at least one character"]))
         self._is_sharded = False
         self._tokenizer: Any = None
         self._prompt_ids: list[int] = []
