@@ -21,8 +21,8 @@ from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.runs import EVENTS, THREADS, Run, descriptions, differences, find_runs, made_different
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
+from lightning_llm.training.callbacks.dashboard import MEMORY, PEAK
 from lightning_llm.training.run_options import ABSENT, SEEDS, labels
-from lightning_llm.training.tensorboard import MEMORY, PEAK
 
 PEAK_MEMORY = "peak_memory_gib"
 METRICS = {  # key in summary.json: what it is, its unit, digits

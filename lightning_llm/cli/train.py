@@ -38,6 +38,7 @@ from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.atomic import write_json
 from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.training.callbacks.consistency import RankConsistencyCheck, ResumeDiff
+from lightning_llm.training.callbacks.dashboard import RunLogger
 from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.callbacks.progress import StatusFile
 from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
@@ -46,7 +47,6 @@ from lightning_llm.training.execution import choose_precision, keep_freed_memory
 from lightning_llm.training.initial_weights import check_trust
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.preflight import refuse
-from lightning_llm.training.tensorboard import RunLogger
 from lightning_llm.training.trainer import Trainer
 
 PLAN = "plan.json"

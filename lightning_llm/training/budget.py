@@ -90,8 +90,9 @@ def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)
         optimizer.step()
-        kept = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
-        return sum(tensor.nbytes for tensor in kept)
+        return sum(
+            part.nbytes for state in optimizer.state.values() for part in state.values() if torch.is_tensor(part)
+        )
     except Exception:  # the user's own optimizer, which needs real numbers: assume two float32 moments
         return 8 * sum(p.numel() for p in parameters)
 
@@ -100,10 +101,8 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any) -> Task:
     """What a run leaves to the planner: the same whether or not an earlier plan has set options."""
     if data.document_mask:
         raise ValueError("memory_budget does not count the masks of data.document_mask: leave one of them out")
-    given: ModelConfig = model.architecture
-    architecture = dataclasses.replace(
-        given, vocab_size=given.vocab_size or data.vocab_size, checkpoint_level=0, recompute="none"
-    )
+    vocab_size = model.architecture.vocab_size or data.vocab_size
+    architecture = dataclasses.replace(model.architecture, vocab_size=vocab_size, checkpoint_level=0, recompute="none")
     strategy, precision = trainer.strategy, str(trainer.precision)
     with torch.device("meta"):
         transformer = Transformer(architecture).to(torch.bfloat16 if precision == "bf16-true" else torch.float32)
@@ -123,7 +122,7 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any) -> Task:
 def _overridden(model: Any, data: TokenDataModule, plan: Plan) -> list[str]:
     """The options that are not at their defaults and that a plan sets to something else, with their values."""
     architecture: ModelConfig = model.architecture
-    given = {
+    given = {  # null: at its default
         "data.micro_batch_size": data.micro_batch_size,
         "model.architecture.checkpoint_level": architecture.checkpoint_level or None,
         "model.architecture.recompute": None if architecture.recompute == "none" else architecture.recompute,

@@ -11,7 +11,6 @@ from typing import Any
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import LightningModule
 
-from lightning_llm.checkpoints import sharded as sharded_files
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.background import Background, HostCopy
 from lightning_llm.checkpoints.compatibility import prepare_loading
@@ -61,8 +60,7 @@ class CheckpointedModule(LightningModule):
         """Add the tokenizer: a checkpoint alone is enough to generate text."""
         tokenizer = getattr(getattr(self._trainer, "datamodule", None), "tokenizer", None)
         content = None if tokenizer is None else tokenizer.to_str()
-        own = {"format_version": FORMAT_VERSION, "tokenizer": content, EXECUTION: record(self.trainer)}
-        checkpoint[FORMAT] = own
+        checkpoint[FORMAT] = {"format_version": FORMAT_VERSION, "tokenizer": content, EXECUTION: record(self.trainer)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another architecture, naming every field that differs, or of other weights."""
@@ -91,31 +89,20 @@ class AtomicCheckpointIO(CheckpointIO):
         Raises:
             OSError: It could not be written; if asynchronous, the previous one could not.
         """
-        self._write(lambda content: write_atomically(content, path), checkpoint)
+        self.write(lambda content: write_atomically(content, path), checkpoint)
 
-    def save_shards(
-        self, checkpoint: dict[str, Any], path: Path, *, process: int, processes: int, agree: sharded_files.Agree
-    ) -> None:
-        """Write a checkpoint with sharded tensors as a folder. Every process must call it.
-
-        Args:
-            checkpoint: The content; each process writes its shards (``DTensor``), the first one writes the rest.
-            path: The folder.
-            process: Number of this process.
-            processes: Their number.
-            agree: See :func:`sharded_files.write_folder`; if asynchronous, it is called from another thread.
+    def write(self, write: Callable[[Any], None], content: Any) -> None:
+        """Pass ``content`` to ``write``; if asynchronous, a copy of it in host memory, from another thread.
 
         Raises:
-            OSError: As :meth:`save_checkpoint`, in every process.
+            OSError: As :meth:`save_checkpoint`.
         """
-        shards: dict[str, dict[str, Any]] = {}
-        main = sharded_files.split(checkpoint, shards)
-
-        def write(content: Any) -> None:
-            rest, own = content
-            sharded_files.write_folder(rest, own, path, process=process, processes=processes, agree=agree)
-
-        self._write(write, (main if process == 0 else {}, shards))
+        self.wait()
+        if self.asynchronous:
+            copy = self._copy.of(content)
+            self._background.add(lambda: write(copy))
+        else:
+            write(content)
 
     def then(self, action: Callable[[], object]) -> None:
         """Do ``action`` once everything saved so far is on the disk."""
@@ -150,11 +137,3 @@ class AtomicCheckpointIO(CheckpointIO):
             self.wait()
         except OSError as error:
             print(error, file=sys.stderr)
-
-    def _write(self, write: Callable[[Any], None], content: Any) -> None:
-        self.wait()
-        if self.asynchronous:
-            copy = self._copy.of(content)
-            self._background.add(lambda: write(copy))
-        else:
-            write(content)

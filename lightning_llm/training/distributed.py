@@ -13,7 +13,6 @@ block is sharded as soon as it is built.
 
 import gc
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -29,14 +28,14 @@ from torch.optim import Optimizer
 
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.checkpoints.schema import LIGHTNING
-from lightning_llm.checkpoints.sharded import Rows, local_rows
+from lightning_llm.checkpoints.sharded import Rows, local_rows, split, write_folder
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
+from lightning_llm.optim.groups import local
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 
 NAME = "fsdp2"
 DEVICES = ("cpu", "cuda")
-_TIMEOUT = timedelta(minutes=30)  # as in Lightning
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -47,27 +46,21 @@ class ShardedStrategy(ModelParallelStrategy):
 
     Args:
         data_parallel_size: Number of processes; ``auto``: all.
-        save_distributed_checkpoint: False: the first process gathers all rows and writes one file.
-        process_group_backend: As in Lightning.
-        timeout: As in Lightning: how long a process waits for the others.
+        options: Others of ``ModelParallelStrategy``. ``save_distributed_checkpoint=False``: the first process gathers
+            all rows and writes one file.
+
+    Raises:
+        ValueError: ``tensor_parallel_size`` is above 1: the model has no plan for it.
     """
 
-    def __init__(
-        self,
-        data_parallel_size: Literal["auto"] | int = "auto",
-        save_distributed_checkpoint: bool = True,
-        process_group_backend: str | None = None,
-        timeout: timedelta | None = _TIMEOUT,
-    ) -> None:
-        super().__init__(
-            data_parallel_size=data_parallel_size,
-            tensor_parallel_size=1,
-            save_distributed_checkpoint=save_distributed_checkpoint,
-            process_group_backend=process_group_backend,
-            timeout=timeout,
-        )
-        self._asked_size = data_parallel_size
-        self._one_file = not save_distributed_checkpoint
+    def __init__(self, data_parallel_size: Literal["auto"] | int = "auto", **options: Any) -> None:
+        tensor_parallel_size = options.pop("tensor_parallel_size", 1)
+        if tensor_parallel_size not in ("auto", 1):
+            raise ValueError(
+                f"trainer.strategy ModelParallelStrategy: tensor_parallel_size {tensor_parallel_size}: the model "
+                f"has no plan for tensor parallelism; leave it out, or write {NAME}"
+            )
+        super().__init__(data_parallel_size, tensor_parallel_size=1, **options)
         self._files_group: Any = None
 
     @property
@@ -84,9 +77,9 @@ class ShardedStrategy(ModelParallelStrategy):
         world, device = self.num_nodes * self.num_processes, self.root_device
         if device.type not in DEVICES:
             raise ValueError(f"trainer.strategy {NAME} needs devices of {' or '.join(DEVICES)}, got {device.type}")
-        if self._asked_size not in ("auto", world):
+        if self._data_parallel_size not in ("auto", world):
             raise ValueError(
-                f"trainer.strategy {NAME}: data_parallel_size {self._asked_size} with a total of {world} device"
+                f"trainer.strategy {NAME}: data_parallel_size {self._data_parallel_size} with a total of {world} device"
                 f"{'s' if world > 1 else ''}: leave it out, or change trainer.devices or trainer.num_nodes"
             )
         self._data_parallel_size = world
@@ -112,12 +105,19 @@ class ShardedStrategy(ModelParallelStrategy):
     ) -> None:
         """Write the shards of this process, and in the first process the rest."""
         files = self.checkpoint_io
-        if self._one_file or not isinstance(files, AtomicCheckpointIO):
+        if not self._save_distributed_checkpoint or not isinstance(files, AtomicCheckpointIO):
             gathered = _gathered(checkpoint, keep=self.is_global_zero)
             super(ModelParallelStrategy, self).save_checkpoint(gathered, filepath, storage_options)
             return
         path, rank, world = Path(self.broadcast(filepath)), self.global_rank, self.world_size
-        files.save_shards(checkpoint, path, process=rank, processes=world, agree=self._any_failed)
+        shards: dict[str, dict[str, Any]] = {}
+        rest = split(checkpoint, shards)
+
+        def write(content: Any) -> None:
+            main, own = content
+            write_folder(main, own, path, process=rank, processes=world, agree=self._any_failed)
+
+        files.write(write, (rest if rank == 0 else {}, shards))
 
     def _any_failed(self, failed: bool) -> bool:
         vote = torch.tensor(int(failed))
@@ -139,8 +139,7 @@ class ShardedStrategy(ModelParallelStrategy):
         with torch.no_grad():
             for name, tensor in self.lightning_module.state_dict().items():
                 if name in saved:
-                    local = local_rows(tensor)[1] if isinstance(tensor, DTensor) else tensor
-                    local.copy_(_rows_for(tensor, saved[name]))
+                    local(tensor).copy_(_rows_for(tensor, saved[name]))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Read this process's rows of the optimizer state of each parameter."""
@@ -168,13 +167,9 @@ def strategy_for(given: Any) -> Any:
         raise ValueError(f"trainer.strategy {name} is FSDP1, for which the model has no plan: write {NAME}")
     if not isinstance(given, ModelParallelStrategy) or isinstance(given, ShardedStrategy):
         return given
-    if given._tensor_parallel_size not in ("auto", 1):
-        raise ValueError(
-            f"trainer.strategy ModelParallelStrategy: tensor_parallel_size {given._tensor_parallel_size}: the model "
-            f"has no plan for tensor parallelism; leave it out, or write {NAME}"
-        )
     return ShardedStrategy(
-        data_parallel_size=given._data_parallel_size,
+        given._data_parallel_size,
+        tensor_parallel_size=given._tensor_parallel_size,
         save_distributed_checkpoint=given._save_distributed_checkpoint,
         process_group_backend=given._process_group_backend,
         timeout=given._timeout,

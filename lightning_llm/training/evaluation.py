@@ -4,7 +4,9 @@ Means of means are wrong when batches differ in size, and logits saved for a per
 tokens × vocab. So the state is sums, reduced once over all processes: nats, tokens and bytes of text.
 """
 
+import itertools
 import math
+from collections.abc import Sequence
 
 import torch
 from lightning.pytorch import LightningModule
@@ -27,9 +29,8 @@ class LanguageModelMetrics(Metric):
     def __init__(self) -> None:
         super().__init__()
         # float64: a float32 sum of 10^8 losses would lose the digits that tell two runs apart
-        self.add_state("nats", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("tokens", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
-        self.add_state("bytes", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        for name, dtype in (("nats", torch.float64), ("tokens", torch.int64), ("bytes", torch.float64)):
+            self.add_state(name, torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
 
     def update(self, mean_loss: Tensor, tokens: Tensor | int, bytes_per_token: float | None = None) -> None:
         """Add a batch.
@@ -67,15 +68,14 @@ class Evaluation:
     def __init__(self, module: LightningModule) -> None:
         data = getattr(module.trainer, "datamodule", None)
         splits = ("test",) if module.trainer.testing else ("val", "train")
-        sources: list[Source] = data.sources if isinstance(data, TokenDataModule) else []
-        self._loaders: list[tuple[list[str], float | None]] = []
-        for split in splits:
-            for source in sources or (None,):
-                if source is None or split == "train":
-                    self._loaders.append(([split], None))
-                else:
-                    parts = [f"{split}/{source.name}"] if len(sources) > 1 else []
-                    self._loaders.append(([split, *parts], source.store.bytes_per_token(split)))
+        sources: Sequence[Source | None] = data.sources if isinstance(data, TokenDataModule) else [None]
+        self._loaders: list[tuple[list[str], float | None]] = []  # names of metrics, bytes per token
+        for split, source in itertools.product(splits, sources):
+            if source is None or split == "train":
+                self._loaders.append(([split], None))
+            else:
+                parts = [f"{split}/{source.name}"] if len(sources) > 1 else []
+                self._loaders.append(([split, *parts], source.store.bytes_per_token(split)))
         names = dict.fromkeys(name for loader, _ in self._loaders for name in loader)
         self._metrics = {name: LanguageModelMetrics().to(module.device) for name in names}
 

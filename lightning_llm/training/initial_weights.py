@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer as Backend
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lightning_llm.checkpoints.compatibility import architecture_differences, check_fits, free_fields
 from lightning_llm.checkpoints.reading import BEST, read_checkpoint, read_outline, step_files
+from lightning_llm.checkpoints.run_directory import CHECKPOINTS
 from lightning_llm.checkpoints.schema import FORMAT, WEIGHTS
 from lightning_llm.checkpoints.sharded import Rows, is_folder, local_rows
 from lightning_llm.interop.reader import is_model_folder, read_folder
@@ -26,8 +27,7 @@ PREFIX = "transformer."
 AROUND_THE_TEXT = ("version", "truncation", "padding", "post_processor")
 
 
-@dataclasses.dataclass(frozen=True)
-class InitialWeights:
+class InitialWeights(NamedTuple):
     """A model to start from.
 
     Attributes:
@@ -56,26 +56,27 @@ class InitialWeights:
                 if name not in parameters:
                     raise ValueError(f"init_from {self.path}: unexpected tensor {name}")
                 check_fits({"state_dict": {name: tensor}}, {name: parameters[name]}, f"of init_from {self.path}")
-                start, rows = 0, parameters[name].detach()
-                if hasattr(rows, "to_local"):
-                    start, rows = local_rows(rows)
+                rows = parameters[name].detach()
+                start, rows = local_rows(rows) if hasattr(rows, "to_local") else (0, rows)
                 rows.copy_(tensor[start : start + rows.shape[0]])
                 missing.discard(name)
         if missing:
             raise ValueError(f"init_from {self.path}: missing tensors: {', '.join(sorted(missing))}")
 
-    def errors(self, wanted: ModelConfig, data: Any) -> Iterator[str]:
+    def fault(self, wanted: ModelConfig, data: Any) -> str:
         """Why a model of another architecture, or with data of another tokenizer, cannot start from these weights."""
+        faults = []
         if wanted.vocab_size is None:
             wanted = dataclasses.replace(wanted, vocab_size=data.vocab_size)
         if differences := architecture_differences(self.config, wanted, ignored=free_fields(wanted)):
-            yield f"init_from {self.path} is of another architecture: {'; '.join(differences)}"
+            faults.append(f"init_from {self.path} is of another architecture: {'; '.join(differences)}")
         used = getattr(data, "tokenizer", None)
         if used is not None and self.tokenizer is not None and _ids(used.to_str()) != _ids(self.tokenizer):
-            yield (
+            faults.append(
                 f"init_from {self.path}: its tokenizer is not that of the data, so that ids mean something else: "
                 "lightning-llm prepare … --tokenizer takes its tokenizer.json"
             )
+        return "; ".join(faults)
 
 
 def read_initial_weights(given: str) -> InitialWeights:
@@ -96,24 +97,14 @@ def read_initial_weights(given: str) -> InitialWeights:
         content = read_checkpoint(path, mmap=True, needs=WEIGHTS)
     except ValueError as error:
         raise ValueError(f"init_from {given}: {error}") from error
-    state: dict[str, Tensor | Rows] = content["state_dict"]
-    names = [name for name in state if name.startswith(PREFIX)]
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
-        for name in names:
-            tensor = state[name]
-            yield name.removeprefix(PREFIX), tensor.whole() if isinstance(tensor, Rows) else tensor
+        for name, tensor in content["state_dict"].items():
+            if name.startswith(PREFIX):
+                yield name.removeprefix(PREFIX), tensor.whole() if isinstance(tensor, Rows) else tensor
 
     config = ModelConfig(**content["hyper_parameters"]["architecture"])
     return InitialWeights(path, config, content[FORMAT]["tokenizer"], tensors)
-
-
-def initial_errors(model: Any, data: Any) -> list[str]:
-    """What is wrong with ``init_from``, for this model and these data; none of its tensors is read."""
-    try:
-        return list(read_initial_weights(model.init_from).errors(model.architecture, data))
-    except ValueError as error:
-        return [str(error)]
 
 
 def start_from(given: str, model: Any) -> None:
@@ -123,8 +114,8 @@ def start_from(given: str, model: Any) -> None:
         ValueError: They are of another architecture (naming each field) or tokenizer, or cannot be read.
     """
     initial = read_initial_weights(given)
-    if errors := list(initial.errors(model.architecture, getattr(model.trainer, "datamodule", None))):
-        raise ValueError("; ".join(errors))
+    if fault := initial.fault(model.architecture, getattr(model.trainer, "datamodule", None)):
+        raise ValueError(fault)
     initial.fill(model.transformer)
 
 
@@ -150,9 +141,10 @@ def _checkpoint_of(given: Path) -> Path:
     """The given checkpoint, or a run's best, else newest."""
     if not given.is_dir() or is_folder(given):
         return given
-    folder = given / "checkpoints"
-    found = [*step_files(folder), *([folder / BEST] if (folder / BEST).exists() else [])]
-    if not found:
+    folder = given / CHECKPOINTS
+    if (folder / BEST).exists():
+        return folder / BEST
+    if not (found := step_files(folder)):
         raise ValueError("it holds neither config.json nor checkpoints: give a model's folder, a checkpoint or a run")
     return found[-1]
 

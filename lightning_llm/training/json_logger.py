@@ -83,17 +83,16 @@ class JSONLinesLogger(Logger):
 
 def _cut(path: Path, entry: Mapping[str, Any]) -> None:
     """Drop the first line that is beyond ``entry``, is logged again with it, or is incomplete, and all after it."""
-    kept = []
+    kept, now = [], entry["step"]
     for line in read_text(path, LARGEST).splitlines(keepends=True):
         try:
             earlier = parse_json(line, path)
             validate(earlier, _ENTRY, path, "")
         except ValueError:
             break
-        before, now = earlier.get("step"), entry["step"]
-        is_comparable = before is not None and now is not None
-        is_again = is_comparable and before == now and (earlier.keys() & entry.keys()) - {"step"}
-        if not line.endswith("\n") or is_again or (is_comparable and before > now):
+        before, is_again = earlier.get("step"), (earlier.keys() & entry.keys()) - {"step"}
+        is_later = None not in (before, now) and (before > now or (before == now and is_again))
+        if is_later or not line.endswith("\n"):
             break
         kept.append(line)
     write_text(path, "".join(kept))

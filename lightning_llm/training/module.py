@@ -110,6 +110,11 @@ class LanguageModel(CheckpointedModule):
             self.plan = self.budget.apply(self, data, trainer)
             self.save_plain_hyperparameters()
 
+    @property
+    def plan_summary(self) -> str:
+        """``str(budget)``, by its name in 0.1, for one more version."""
+        return "" if self.budget is None else str(self.budget)
+
     def configure_model(self) -> None:
         """Make the transformer, once the data know the vocabulary."""
         if hasattr(self, "transformer"):

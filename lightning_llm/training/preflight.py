@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric.plugins import ClusterEnvironment
@@ -21,7 +21,7 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import param_groups
 from lightning_llm.training.budget import optimizer_state_bytes
-from lightning_llm.training.initial_weights import initial_errors
+from lightning_llm.training.initial_weights import read_initial_weights
 from lightning_llm.training.schedule import total_steps
 
 MANY_EPOCHS = 40  # Muennighoff et al. 2023, arXiv:2305.16264, section 6: further passes are worth almost nothing
@@ -37,8 +37,7 @@ LEAST: dict[str, tuple[int, str]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """The result of one check.
 
     Attributes:
@@ -92,9 +91,8 @@ def check_nodes(environment: ClusterEnvironment, num_nodes: int) -> None:
     """
     if num_nodes == 1 or type(environment) is not LightningEnvironment:  # a launcher's, or the user's own
         return
-    names = {"MASTER_ADDR": ("MASTER_ADDR",), "MASTER_PORT": ("MASTER_PORT",), "NODE_RANK": ("NODE_RANK", "GROUP_RANK")}
-    missing = [name for name, accepted in names.items() if not any(os.environ.get(one) for one in accepted)]
-    if missing:
+    found = {**os.environ, "NODE_RANK": os.environ.get("NODE_RANK") or os.environ.get("GROUP_RANK")}
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if not found.get(name)]:
         raise ValueError(
             f"trainer.num_nodes {num_nodes}: the other nodes cannot find this process, which would wait in vain: "
             f"{', '.join(missing)} not set. Start the command on every node with torchrun or SLURM "
@@ -141,12 +139,12 @@ def check_run(model: Any, data: TokenDataModule, trainer: Any, folder: Path) -> 
         store = data.store
     except ValueError as error:
         return [Check("data", "cannot be used", str(error)), _batch(data, trainer), _precision(trainer)]
-    found = Check("data", f"{store.path}, {store.dtype}", _store_error(store))
-    architecture: ModelConfig = model.architecture
+    is_small = torch.iinfo(getattr(torch, store.dtype)).max < store.vocab_size - 1
+    fault = f"token store {store.path}: dtype {store.dtype} cannot hold the {store.vocab_size} ids of its vocabulary"
+    found = Check("data", f"{store.path}, {store.dtype}", fault if is_small else "")
+    vocab_size = model.architecture.vocab_size or store.vocab_size
     with torch.device("meta"):
-        transformer = Transformer(
-            dataclasses.replace(architecture, vocab_size=architecture.vocab_size or store.vocab_size)
-        )
+        transformer = Transformer(dataclasses.replace(model.architecture, vocab_size=vocab_size))
     weights = sum(p.nbytes for p in transformer.parameters())
     memory = list(_memory(2 * weights, "parameters and gradients", trainer))
     if any(check.fault for check in memory):  # the other checks take as long as the model is large
@@ -164,12 +162,6 @@ def check_run(model: Any, data: TokenDataModule, trainer: Any, folder: Path) -> 
         *_steps(data, trainer),
         *_memory_and_disk(model, transformer, weights, trainer, folder),
     ]
-
-
-def _store_error(store: TokenStore) -> str:
-    if torch.iinfo(getattr(torch, store.dtype)).max >= store.vocab_size - 1:
-        return ""
-    return f"token store {store.path}: dtype {store.dtype} cannot hold the {store.vocab_size} ids of its vocabulary"
 
 
 def _fit_together(architecture: ModelConfig, data: TokenDataModule) -> Iterator[Check]:
@@ -192,7 +184,11 @@ def _initial_weights(model: Any, data: TokenDataModule) -> Iterator[Check]:
     """Those of ``init_from``, if they exist: a resumed run does not need them."""
     given = getattr(model, "init_from", None)
     if given is not None and Path(given).exists():
-        yield Check("weights", f"those of {given}", "; ".join(initial_errors(model, data)))
+        try:
+            fault = read_initial_weights(given).fault(model.architecture, data)
+        except ValueError as error:
+            fault = str(error)
+        yield Check("weights", f"those of {given}", fault)
 
 
 def _compiler(model: Any, trainer: Any) -> Iterator[Check]:
@@ -200,15 +196,15 @@ def _compiler(model: Any, trainer: Any) -> Iterator[Check]:
     mode = getattr(model, "compile_mode", None)
     if mode is None:
         return
-    given = f"model.compile_mode {mode}"
     if trainer.strategy.root_device.type == "cuda":
-        fault = f"{given} needs the package triton: python -m pip install triton, or leave the option at null"
-        yield Check("compiler", "triton", "" if importlib.util.find_spec("triton") else fault)
+        finding, is_there = "triton", importlib.util.find_spec("triton") is not None
+        fault = "needs the package triton: python -m pip install triton, or leave the option at null"
     else:
         name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # as torch looks for it
         path = shutil.which(name)
-        fault = f"{given} needs a C++ compiler and finds no {name}: install it, name another in CXX, or take null"
-        yield Check("compiler", path or f"no {name}", "" if path else fault)
+        finding, is_there = path or f"no {name}", path is not None
+        fault = f"needs a C++ compiler and finds no {name}: install it, name another in CXX, or take null"
+    yield Check("compiler", finding, "" if is_there else f"model.compile_mode {mode} {fault}")
 
 
 def _length(store: TokenStore, split: str, context_length: int) -> Check:
@@ -230,8 +226,7 @@ def _devices(trainer: Any) -> Iterator[Check]:
 
 
 def _budget(model: Any, data: TokenDataModule, trainer: Any) -> Iterator[Check]:
-    budget = getattr(model, "budget", None)
-    if budget is not None:
+    if (budget := getattr(model, "budget", None)) is not None:
         try:
             model.keep_to_budget(data, trainer)
             yield Check("plan", str(budget))
@@ -265,21 +260,20 @@ def _precision(trainer: Any) -> Check:
     device, precision = trainer.strategy.root_device, str(trainer.precision)
     lacks_bf16 = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=True)
     fault = f"trainer.precision {precision}: this GPU lacks bf16"
-    return Check(
-        "precision", f"{precision} on {device.type}", fault if lacks_bf16 and precision.startswith("bf16") else ""
-    )
+    is_wrong = lacks_bf16 and precision.startswith("bf16")
+    return Check("precision", f"{precision} on {device.type}", fault if is_wrong else "")
 
 
 def _steps(data: TokenDataModule, trainer: Any) -> Iterator[Check]:
     if data.store.splits["train"].tokens <= data.context_length:
         return
-    steps = total_steps(trainer, data, _accumulation(data, trainer))
-    if steps is None:
-        yield Check("steps", f"of {data.tokens_per_step:,} tokens, until max_time or a signal ends the run")
-        return
-    epochs = steps / data.steps_per_epoch
-    note = ", more than repeated text is worth" if epochs > MANY_EPOCHS else ""
-    yield Check("steps", f"{steps:,} steps of {data.tokens_per_step:,} tokens: {epochs:.2f} epochs{note}")
+    size = f"of {data.tokens_per_step:,} tokens"
+    if (steps := total_steps(trainer, data, _accumulation(data, trainer))) is None:
+        yield Check("steps", f"{size}, until max_time or a signal ends the run")
+    else:
+        epochs = steps / data.steps_per_epoch
+        note = ", more than repeated text is worth" if epochs > MANY_EPOCHS else ""
+        yield Check("steps", f"{steps:,} steps {size}: {epochs:.2f} epochs{note}")
 
 
 def _memory_and_disk(model: Any, transformer: Transformer, weights: int, trainer: Any, folder: Path) -> Iterator[Check]:
@@ -291,7 +285,13 @@ def _memory_and_disk(model: Any, transformer: Transformer, weights: int, trainer
     yield from _memory(2 * weights + state, "parameters, gradients and optimizer state", trainer)
     keep_last = next((c.keep_last for c in trainer.callbacks if hasattr(c, "keep_last")), None)
     if keep_last is not None:
-        yield _disk(weights + state, keep_last, folder)
+        files = keep_last + 2  # the best one, and the one that is written before the oldest is deleted
+        needed = files * (weights + state)
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        free = shutil.disk_usage(there).free
+        finding = f"{files} checkpoints need {_size(needed)}, {_size(free)} free at {there}"
+        fault = f"the disk is too small: {finding}; free some, keep fewer, or set trainer.default_root_dir elsewhere"
+        yield Check("disk", finding, fault if needed > free else "")
 
 
 def _memory(needed: int, of_what: str, trainer: Any) -> Iterator[Check]:
@@ -320,16 +320,6 @@ def _memory_of(device: torch.device) -> int | None:
     if device.type == "cpu" and hasattr(os, "sysconf"):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return None
-
-
-def _disk(checkpoint: int, keep_last: int, folder: Path) -> Check:
-    files = keep_last + 2  # the best one, and the one that is written before the oldest is deleted
-    needed = files * checkpoint
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    free = shutil.disk_usage(there).free
-    finding = f"{files} checkpoints need {_size(needed)}, {_size(free)} free at {there}"
-    fault = f"the disk is too small: {finding}; free some, keep fewer, or set trainer.default_root_dir elsewhere"
-    return Check("disk", finding, fault if needed > free else "")
 
 
 def _size(number: int) -> str:

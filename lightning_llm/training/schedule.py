@@ -37,8 +37,7 @@ def total_steps(trainer: Trainer, data: Any = None, accumulation: int | None = N
         ``None`` if neither limit is set, or if the length of an epoch is not known (yet).
     """
     limits = [trainer.max_steps] if trainer.max_steps >= 0 else []
-    epochs = _epochs(trainer)
-    if epochs is not None:
+    if (epochs := _epochs(trainer)) is not None:
         steps = _steps_per_epoch(trainer, data, accumulation or trainer.accumulate_grad_batches)
         limits += [] if steps is None else [steps * epochs]
     return min(limits, default=None)
@@ -68,11 +67,6 @@ def start_waiting(schedule: Schedule | None, trainer: Trainer) -> None:
             config.scheduler = LambdaLR(waiting.optimizer, _factor_of_step(schedule, trainer), position)
 
 
-def is_limited_by_time(trainer: Trainer) -> bool:
-    """Whether ``max_time``, or a ``Timer`` of the user's, ends the run."""
-    return any(isinstance(callback, Timer) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-
-
 def _not_yet(step: int) -> float:
     """Until the length of the run is known; no step is taken with it."""
     return 0.0
@@ -94,8 +88,9 @@ def _factor(schedule: Schedule, total_steps: int | None, step: int) -> float:
 
 def _epochs(trainer: Trainer) -> int | None:
     """``max_epochs`` as Lightning reads it when training begins; ``None``: no limit."""
-    if trainer.max_epochs is None:
-        return None if trainer.max_steps != -1 or is_limited_by_time(trainer) else LIGHTNINGS_EPOCHS
+    if trainer.max_epochs is None:  # a Timer is max_time's, or the user's
+        has_timer = any(isinstance(callback, Timer) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        return None if trainer.max_steps != -1 or has_timer else LIGHTNINGS_EPOCHS
     return trainer.max_epochs if trainer.max_epochs >= 0 else None
 
 

@@ -18,7 +18,7 @@ from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, RunDirectory
 from lightning_llm.checkpoints.schema import RESUME
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints, refuse_names_of_ours
-from lightning_llm.training.callbacks.dashboard import Dashboard
+from lightning_llm.training.callbacks.dashboard import Dashboard, RunLogger
 from lightning_llm.training.callbacks.memory import MemoryProfiler
 from lightning_llm.training.callbacks.non_finite import StopOnNonFinite
 from lightning_llm.training.callbacks.progress import StepProgressBar
@@ -29,9 +29,9 @@ from lightning_llm.training.distributed import strategy_for
 from lightning_llm.training.execution import choose_precision
 from lightning_llm.training.json_logger import JSONLinesLogger
 from lightning_llm.training.preflight import Check, check_nodes, check_options, check_run
-from lightning_llm.training.tensorboard import RunLogger
 
 Plugin = Precision | ClusterEnvironment | CheckpointIO | LayerSync  # as in Lightning
+NOTHING = nullcontext()
 FLOAT16 = ("16", "16-mixed", "16-true", "transformer-engine", "transformer-engine-float16")
 
 
@@ -74,9 +74,9 @@ class Trainer(pl.Trainer):
         num_sanity_val_steps: int = 0,
         **kwargs: Any,
     ) -> None:
-        shown_options = {"val_check_interval": val_check_interval, "num_sanity_val_steps": num_sanity_val_steps}
+        kwargs |= {"val_check_interval": val_check_interval, "num_sanity_val_steps": num_sanity_val_steps}
         given, all_plugins, accelerator = _listed(callbacks), _listed(plugins), kwargs.get("accelerator", "auto")
-        check_options({**kwargs, **shown_options}, given)
+        check_options(kwargs, given)
         self.checks: list[Check] = []
         self.precision_reason = "as asked for"
         if precision in ("auto", None):
@@ -98,20 +98,9 @@ class Trainer(pl.Trainer):
             kwargs["inference_mode"] = False
         if not any(isinstance(plugin, CheckpointIO) for plugin in all_plugins):
             all_plugins.append(AtomicCheckpointIO())
-        super().__init__(
-            precision=precision,  # type: ignore[arg-type]
-            default_root_dir=default_root_dir,
-            logger=logger,
-            callbacks=given,
-            plugins=all_plugins,
-            strategy=strategy,
-            max_steps=max_steps,
-            val_check_interval=val_check_interval,
-            enable_progress_bar=enable_progress_bar,
-            enable_model_summary=enable_model_summary,
-            num_sanity_val_steps=num_sanity_val_steps,
-            **kwargs,
-        )
+        kwargs |= {"logger": logger, "callbacks": given, "plugins": all_plugins, "strategy": strategy}
+        kwargs |= {"enable_progress_bar": enable_progress_bar, "enable_model_summary": enable_model_summary}
+        super().__init__(precision=precision, default_root_dir=default_root_dir, max_steps=max_steps, **kwargs)  # type: ignore[arg-type]
         check_nodes(self._accelerator_connector.cluster_environment, self.num_nodes)
         if type(self.profiler) is PassThroughProfiler:  # type: ignore[has-type]
             self.profiler = NoProfiler()
@@ -161,9 +150,9 @@ class Trainer(pl.Trainer):
         """
         if self.fast_dev_run or self.barebones:  # type: ignore[attr-defined]
             return
-        for callback in self.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint):
-                refuse_names_of_ours(callback)
+        others = [callback for callback in self.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+        for callback in others:
+            refuse_names_of_ours(callback)
         for logger in self.loggers:
             if isinstance(logger, TensorBoardLogger) and not isinstance(logger, RunLogger):
                 folder = Path(logger.log_dir)
@@ -171,9 +160,8 @@ class Trainer(pl.Trainer):
                     self.run_directory.prefer(folder)  # so that the dashboard finds config and events in one place
         self.run_directory.open()
         self._has_run = True
-        for callback in self.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
-                callback.dirpath = str(self.run_directory.path / CHECKPOINTS)
+        for callback in others:
+            callback.dirpath = callback.dirpath or str(self.run_directory.path / CHECKPOINTS)
 
     @property
     def val_check_batch(self) -> int | float | None:
@@ -214,10 +202,7 @@ class NoProfiler(PassThroughProfiler):
 
     def profile(self, action_name: str) -> Any:
         """A context that does nothing."""
-        return _NOTHING
-
-
-_NOTHING = nullcontext()
+        return NOTHING
 
 
 def _listed(given: Any) -> list[Any]:

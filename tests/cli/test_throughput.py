@@ -5,6 +5,7 @@ import torch
 from lightning.pytorch.strategies import Strategy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import lightning_llm.training.callbacks.dashboard as names
 from lightning_llm.accounting import find_device, step_flops
 from lightning_llm.data import batches
 from lightning_llm.data.batches import WindowReader
@@ -136,7 +137,7 @@ def test_peaks_of_gpus(monkeypatch, tiny, name, precision, says):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     found = utilization_of(FakeTrainer(precision), config, None)
     assert found.note.startswith(says)
-    assert found.percent(1.0).keys() == (set() if "no MFU" in says else {"mfu_percent", "hfu_percent"})
+    assert found.percent(1.0).keys() == (set() if "no MFU" in says else {names.MFU, names.HFU})
     if "no MFU" not in says:
         dtype = "bfloat16" if "bf16" in precision else "float32"
         assert found.peak == 4 * find_device(name).flops[dtype]

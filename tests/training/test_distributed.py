@@ -181,7 +181,7 @@ def test_lightnings_own_strategy_is_sharded_by_rows():
 
     made = strategy_for(ModelParallelStrategy(data_parallel_size=2, save_distributed_checkpoint=False))
     assert isinstance(made, ShardedStrategy)
-    assert made._one_file
+    assert not made._save_distributed_checkpoint
     with pytest.raises(ValueError, match="tensor_parallel_size 2: the model has no plan"):
         strategy_for(ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2))
     assert strategy_for("ddp") == "ddp"

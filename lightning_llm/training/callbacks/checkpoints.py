@@ -8,7 +8,6 @@ Each of them is complete or absent (see ``checkpoints.archives``). For a sharded
 survives when that step is deleted.
 """
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,13 +55,12 @@ class RunCheckpoints(Checkpoint):
         for name, value in (("keep_last", keep_last), ("every_n_steps", every_n_steps)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        self.folder = None if folder is None else Path(folder)
+        self.folder = self._given_folder = None if folder is None else Path(folder)
         self.keep_last, self.every_n_steps, self.asynchronous = keep_last, every_n_steps, asynchronous
         self.best_loss, self.best_step, self.validated_step = float("inf"), -1, -1
         self.newest: Path | None = None
-        self._given_folder = self.folder
         self._turn = 0  # sequence number of this start of the run: tells which files it has written, of repeated steps
-        self._files: AtomicCheckpointIO | None = None
+        self._files = AtomicCheckpointIO()  # takes the place of another plugin, which writes at once
         self._has_begun = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -72,9 +70,8 @@ class RunCheckpoints(Checkpoint):
             ValueError: ``asynchronous``, with another plugin for checkpoint files.
         """
         files = trainer.strategy.checkpoint_io
-        self._files = files if isinstance(files, AtomicCheckpointIO) else None
-        if self._files is not None:
-            self._files.asynchronous = self.asynchronous
+        if isinstance(files, AtomicCheckpointIO):
+            self._files, files.asynchronous = files, self.asynchronous
         elif self.asynchronous:
             raise ValueError(
                 f"RunCheckpoints.asynchronous needs AtomicCheckpointIO, got {type(files).__name__} among "
@@ -108,14 +105,13 @@ class RunCheckpoints(Checkpoint):
             self.best_loss, self.best_step = loss, trainer.global_step
         self.save(trainer)
         if is_best and trainer.is_global_zero and self.newest is not None:
-            self._then(partial(link_path, self.newest, self.newest.with_name(BEST)))
+            self._files.then(partial(link_path, self.newest, self.newest.with_name(BEST)))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the last step if it is not saved yet, and wait until it is on the disk."""
         if self.newest is None or step_of(self.newest) != trainer.global_step:
             self.save(trainer)
-        if self._files is not None:
-            self._files.wait()
+        self._files.wait()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A run resumed from its last step trains nothing, but may have been killed before its best was linked."""
@@ -137,7 +133,7 @@ class RunCheckpoints(Checkpoint):
         trainer.save_checkpoint(newest)
         self.newest = newest
         if trainer.is_global_zero:
-            self._then(partial(_delete_oldest, self.folder, self.keep_last))
+            self._files.then(self._delete_oldest)
 
     def state_dict(self) -> dict[str, Any]:
         """The best so far, the last validation, and the run's sequence number; ModelCheckpoint's files hold it too."""
@@ -159,12 +155,10 @@ class RunCheckpoints(Checkpoint):
         owed = checkpoint["callbacks"].get(self.state_key, {}).get("validated_step") != checkpoint["global_step"]
         set_validation_due(checkpoint, owed)
 
-    def _then(self, action: Callable[[], object]) -> None:
-        """Run ``action`` once the newest checkpoint is complete."""
-        if self._files is None:
-            action()
-        else:
-            self._files.then(action)
+    def _delete_oldest(self) -> None:
+        assert self.folder is not None
+        for old in step_files(self.folder)[: -self.keep_last]:
+            remove_path(old)
 
     def _clean_up(self, trainer: Trainer) -> None:
         """Delete temporary files. Rename checkpoints of later steps, which are damaged or were left on purpose."""
@@ -195,11 +189,6 @@ def refuse_names_of_ours(other: ModelCheckpoint) -> None:
             f"ModelCheckpoint.filename {other.filename!r} gives its files the names of the run's own checkpoints "
             f"(step-….ckpt, {BEST}): choose another name, or another dirpath"
         )
-
-
-def _delete_oldest(folder: Path, keep_last: int) -> None:
-    for old in step_files(folder)[:-keep_last]:
-        remove_path(old)
 
 
 def _step_in(path: Path) -> int:

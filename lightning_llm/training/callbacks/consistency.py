@@ -56,8 +56,7 @@ class RankConsistencyCheck(Callback):
         Raises:
             ValueError: On all ranks, with the ranks that differ from rank 0 and their differences.
         """
-        group = host_group(trainer)
-        if group is not None:
+        if (group := host_group(trainer)) is not None:
             differences = differences_of(gather(self.facts(getattr(trainer, "datamodule", None)), group))
             dist.destroy_process_group(group)
             if differences:
@@ -81,12 +80,9 @@ def differences_of(all_facts: list[Facts]) -> list[str]:
     first, *others = all_facts
     lines = []
     for rank, facts in enumerate(others, start=1):
-        found = [
-            f"{name} is {facts.get(name)} there and {first.get(name)} in process 0"
-            for name in sorted((first.keys() | facts.keys()) - {"host"})
-            if first.get(name) != facts.get(name)
-        ]
-        if found:
+        names = sorted((first.keys() | facts.keys()) - {"host"})
+        pairs = [(name, facts.get(name), first.get(name)) for name in names]
+        if found := [f"{name} is {own} there and {zero} in process 0" for name, own, zero in pairs if own != zero]:
             more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
             lines.append(f"process {rank} on {facts.get('host')}: {', '.join(found[:SHOWN])}{more}")
     return lines
@@ -141,18 +137,15 @@ class ResumeDiff(Callback):
             raise ValueError(
                 f"trainer.max_steps {trainer.max_steps} is below step {step} of the checkpoint: give more steps"
             )
-        saved = checkpoint["callbacks"].get(self.state_key, {}).get("options", {})
-        if not saved:
+        if not (saved := checkpoint["callbacks"].get(self.state_key, {}).get("options")):
             return
-        ours, theirs = self.options.get(OPTIMIZER), saved.get(OPTIMIZER)
-        if ours != theirs:
+        if (ours := self.options.get(OPTIMIZER)) != (theirs := saved.get(OPTIMIZER)):
             raise ValueError(
                 f"{OPTIMIZER} is {theirs} in the checkpoint and {ours} here: an optimizer cannot use the state of "
                 "another one; take the same one, or start from scratch"
             )
-        differences = option_differences(saved, self.options)
-        self._changed = bool(differences)
-        if differences:
+        if differences := option_differences(saved, self.options):
+            self._changed = True
             checkpoint["lr_schedulers"] = []  # advanced to this step in on_train_start
             if trainer.is_global_zero:
                 print("Changed since the checkpoint:", *differences, sep="\n  ")

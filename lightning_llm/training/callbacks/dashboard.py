@@ -1,54 +1,116 @@
-"""The run on TensorBoard's page: which curves share a chart, hyperparameters with results, histograms."""
+"""A run in TensorBoard: the names of all curves, the logger, charts, hyperparameters with results, histograms.
 
-from collections.abc import Callable
+The names are here for everything that writes, draws, compares or tests them. TensorBoard groups them by the part before
+the slash.
+"""
+
+import time
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.tensorboard.summary import hparams
 
-import lightning_llm.training.tensorboard as names
 from lightning_llm.checkpoints.loop_state import step_is_complete
+from lightning_llm.checkpoints.run_directory import RunDirectory, is_first_process, put_events_before
 from lightning_llm.optim.groups import local
 from lightning_llm.training.callbacks.consistency import ResumeDiff
 from lightning_llm.training.run_options import short_options, shown
-from lightning_llm.training.tensorboard import tensorboard_writers
+
+TRAIN_LOSS = "train_loss"  # mean over the steps since the last entry, nats per token
+VAL_LOSS = "val_loss"
+TRAIN_LOSS_EVAL = "train_loss_eval"  # the training text, read like the validation text
+VAL_PERPLEXITY = "val_perplexity"
+VAL_BITS_PER_BYTE = "val_bits_per_byte"
+LEARNING_RATE = "learning_rate"
+GRAD_NORM = "grad_norm"
+
+TOKENS_PER_SECOND = "throughput/tokens_per_second"
+STEP_SECONDS = "throughput/step_s"
+DATA_STALL = "throughput/data_stall_percent"
+MFU, HFU = "throughput/mfu_percent", "throughput/hfu_percent"
+TIME_OF_PHASE = "time/"  # time/forward_s and so on
+
+MEMORY = "memory/"  # memory/forward_peak_gib and so on
+PEAK, LIVE = "_peak_gib", "_live_gib"
+MEMORY_AT_PEAK = "memory/at_peak/"  # and the category: parameters_gib and so on
+
+SAMPLES = "samples"  # text
+WEIGHTS, GRADIENTS = "weights/", "gradients/"  # histograms, and the name of the parameter
 
 # Group -> chart -> the scalars in it, as regular expressions.
 LAYOUT = {
     "loss": {
-        "training and validation, nats/token": [f"^{names.TRAIN_LOSS}$", f"^{names.VAL_LOSS}$"],
-        "both texts read the same way, nats/token": [f"^{names.TRAIN_LOSS_EVAL}$", f"^{names.VAL_LOSS}$"],
+        "training and validation, nats/token": [f"^{TRAIN_LOSS}$", f"^{VAL_LOSS}$"],
+        "both texts read the same way, nats/token": [f"^{TRAIN_LOSS_EVAL}$", f"^{VAL_LOSS}$"],
     },
-    "optimization": {
-        "learning rate": [f"^{names.LEARNING_RATE}$"],
-        "gradient norm before clipping": [f"^{names.GRAD_NORM}$"],
-    },
+    "optimization": {"learning rate": [f"^{LEARNING_RATE}$"], "gradient norm before clipping": [f"^{GRAD_NORM}$"]},
     "memory": {
-        "peak by phase, GiB": [f"^{names.MEMORY}[a-z]+{names.PEAK}$"],
-        "in use at the end of each phase, GiB": [f"^{names.MEMORY}[a-z]+{names.LIVE}$"],
-        "in use at the peak by category, GiB": [f"^{names.MEMORY_AT_PEAK}.*_gib$"],
+        "peak by phase, GiB": [f"^{MEMORY}[a-z]+{PEAK}$"],
+        "in use at the end of each phase, GiB": [f"^{MEMORY}[a-z]+{LIVE}$"],
+        "in use at the peak by category, GiB": [f"^{MEMORY_AT_PEAK}.*_gib$"],
     },
     "throughput": {
-        "tokens per second": [f"^{names.TOKENS_PER_SECOND}$"],
-        "seconds per step": [f"^{names.STEP_SECONDS}$"],
-        "seconds by phase": [f"^{names.TIME_OF_PHASE}.*_s$"],
-        "waiting for data, percent": [f"^{names.DATA_STALL}$"],
-        "utilization of the peak, percent (MFU, HFU)": [f"^{names.MFU}$", f"^{names.HFU}$"],
+        "tokens per second": [f"^{TOKENS_PER_SECOND}$"],
+        "seconds per step": [f"^{STEP_SECONDS}$"],
+        "seconds by phase": [f"^{TIME_OF_PHASE}.*_s$"],
+        "waiting for data, percent": [f"^{DATA_STALL}$"],
+        "utilization of the peak, percent (MFU, HFU)": [f"^{MFU}$", f"^{HFU}$"],
     },
     # empty with a single source, so it comes last
-    "loss by data source": {"validation, nats/token": [f"^{names.VAL_LOSS_OF_SOURCE}.*"]},
+    "loss by data source": {"validation, nats/token": [f"^{VAL_LOSS}/.*"]},
 }
 
 # The HPARAMS tab shows the last value of each next to the options.
-BACKWARD_PEAK = f"{names.MEMORY}backward{names.PEAK}"
-RESULTS = (
-    *(names.VAL_LOSS, names.VAL_BITS_PER_BYTE, names.VAL_PERPLEXITY, names.TRAIN_LOSS_EVAL),
-    *(names.TOKENS_PER_SECOND, BACKWARD_PEAK),
-)
+VALIDATED = (VAL_LOSS, VAL_BITS_PER_BYTE, VAL_PERPLEXITY, TRAIN_LOSS_EVAL)
+RESULTS = (*VALIDATED, TOKENS_PER_SECOND, f"{MEMORY}backward{PEAK}")
 
 TRAINER_OPTIONS = ("max_steps", "max_epochs", "precision", "gradient_clip_val", "devices", "num_nodes", "strategy")
+
+
+class RunLogger(TensorBoardLogger):
+    """Lightning's logger for TensorBoard, in the run directory that the Trainer chooses.
+
+    Args:
+        run: The folder.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        super().__init__(run.root, name="", default_hp_metric=False)
+        self._run = run
+
+    def resume_after(self, step: int) -> None:
+        """Hide what was logged after this step before the run was killed: it will be logged again."""
+        self._kwargs["purge_step"] = step + 1
+
+    go_on_after = resume_after  # its name in 0.1, for one more version
+
+    @property
+    def log_dir(self) -> str:
+        """The run directory."""
+        return str(self._run.path)
+
+    @property
+    def root_dir(self) -> str:
+        """The folder for runs of one kind."""
+        return str(self._run.path.parent)
+
+    save_dir = root_dir  # with the name and the version, the run directory
+
+    @property
+    def version(self) -> str:
+        """Name of the run directory."""
+        return self._run.path.name
+
+    @property
+    def experiment(self) -> Any:
+        """The ``SummaryWriter``."""
+        if "purge_step" in self._kwargs and self._experiment is None and is_first_process():
+            put_events_before(self._run.path, int(time.time()))
+        return super().experiment
 
 
 class Dashboard(Callback):
@@ -63,7 +125,7 @@ class Dashboard(Callback):
     """
 
     def __init__(self, histograms_every_n_steps: int | None = None) -> None:
-        every = self.histograms_every_n_steps = histograms_every_n_steps
+        self.histograms_every_n_steps = every = histograms_every_n_steps
         if every is not None and every < 1:
             raise ValueError(f"Dashboard.histograms_every_n_steps must be at least 1, or null for none, got {every}")
         self._end_of_session: Any = None
@@ -86,16 +148,24 @@ class Dashboard(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Histograms of the gradients, before clipping."""
         if self._is_due(trainer, ahead=1):
-            _add_histograms(trainer, pl_module, names.GRADIENTS, lambda parameter: parameter.grad, ahead=1)
+            gradients = {name: weight.grad for name, weight in pl_module.named_parameters() if weight.grad is not None}
+            _add_histograms(trainer, GRADIENTS, gradients, trainer.global_step + 1)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
         """Histograms of the weights, after the step."""
         if self._is_due(trainer) and step_is_complete(trainer):
-            _add_histograms(trainer, pl_module, names.WEIGHTS, lambda parameter: parameter)
+            _add_histograms(trainer, WEIGHTS, dict(pl_module.named_parameters()), trainer.global_step)
 
     def _is_due(self, trainer: Trainer, ahead: int = 0) -> bool:
         every = self.histograms_every_n_steps  # first: the number of the step takes Lightning 5 µs
         return every is not None and (trainer.global_step + ahead) % every == 0
+
+
+def tensorboard_writers(trainer: Trainer) -> list[Any]:
+    """The ``SummaryWriter`` of each TensorBoard logger, for text, images and histograms; none on other processes."""
+    if not trainer.is_global_zero:
+        return []
+    return [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
 
 
 def _hyperparameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
@@ -113,14 +183,10 @@ def _hyperparameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, 
     return found
 
 
-def _add_histograms(
-    trainer: Trainer, module: LightningModule, prefix: str, of: Callable[[Tensor], Tensor | None], ahead: int = 0
-) -> None:
+def _add_histograms(trainer: Trainer, prefix: str, tensors: Mapping[str, Tensor], step: int) -> None:
     for writer in tensorboard_writers(trainer):
-        for name, parameter in module.named_parameters():
-            tensor = of(parameter)
-            if tensor is not None:
-                values = local(tensor).detach().float()
-                values = values[values.isfinite()]  # NumPy rejects the others
-                if values.numel():
-                    writer.add_histogram(prefix + name, values, trainer.global_step + ahead)
+        for name, tensor in tensors.items():
+            values = local(tensor).detach().float()
+            values = values[values.isfinite()]  # NumPy rejects the others
+            if values.numel():
+                writer.add_histogram(prefix + name, values, step)

@@ -16,9 +16,8 @@ from lightning_llm.checkpoints.loop_state import is_log_step
 from lightning_llm.checkpoints.run_directory import run_dir_of
 from lightning_llm.io.atomic import write_json
 from lightning_llm.measure.attribution import AttributedMeter, is_out_of_memory
-from lightning_llm.measure.gauges import Gauge, gauge_for
-from lightning_llm.training.callbacks.memory_failure import describe_failure
-from lightning_llm.training.callbacks.memory_report import Report, draw, pixels, save, step_report
+from lightning_llm.measure.gauges import gauge_for
+from lightning_llm.training.callbacks.memory_report import Report, describe_failure, draw, pixels, save, step_report
 from lightning_llm.training.distributed import host_group
 from lightning_llm.training.preflight import refuse
 
@@ -52,15 +51,13 @@ class MemoryProfiler(Callback):
     """
 
     def __init__(self, every_n_steps: int | None = None, snapshot_at: int | None = None, top: int = 10) -> None:
-        options = {"every_n_steps": every_n_steps, "snapshot_at": snapshot_at, "top": top}
+        self.every_n_steps, self.snapshot_at, self.top = every_n_steps, snapshot_at, top
         refuse(
             f"MemoryProfiler.{name} must be a whole number of at least 1{or_null}, got {number!r}"
-            for name, number in options.items()
-            for or_null in ["" if name == "top" else " or null"]
-            if not (_is_count(number) or (number is None and or_null))
+            for name, or_null in (("every_n_steps", " or null"), ("snapshot_at", " or null"), ("top", ""))
+            if not (_is_count(number := getattr(self, name)) or (number is None and or_null))
         )
-        self.every_n_steps, self.snapshot_at, self.top = every_n_steps, snapshot_at, top
-        self._gauge: Gauge | None = None
+        self._gauge: Any = None
         self._highest: Sizes = {}  # since the last entry
         self._highest_of_run = 0
         self._of_step: Sizes = {}  # in the current step
@@ -76,8 +73,6 @@ class MemoryProfiler(Callback):
         """The most that was in use in this run so far, by the counters of every step."""
         return self._highest_of_run / GIB
 
-    # -- before -------------------------------------------------------------------------------------------------------
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what cannot be done.
 
@@ -89,8 +84,7 @@ class MemoryProfiler(Callback):
         run = run_dir_of(trainer)
         folder = Path() if run is None else run / FOLDER
         self._folder = folder / f"rank-{trainer.global_rank}" if trainer.global_rank else folder
-        self._writes = run is not None
-        device = trainer.strategy.root_device
+        self._writes, device = run is not None, trainer.strategy.root_device
         errors = []
         if self._writes and not _is_writable(self._folder):
             errors.append(f"MemoryProfiler cannot write to {folder}: set another log directory")
@@ -107,18 +101,14 @@ class MemoryProfiler(Callback):
         self._is_compiled = is_compiled(pl_module)
         self._group = host_group(trainer)
 
-    # -- every step ---------------------------------------------------------------------------------------------------
-
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """A micro-batch begins: maybe one of a new step."""
         self._batch = batch
         if self._step != trainer.global_step + 1:
             self._step, self._of_step = trainer.global_step + 1, {}
-            is_due = self.every_n_steps is not None and self._step % self.every_n_steps == 0
-            self._is_sampled = is_due and self._writes
+            self._is_sampled = self._writes and self.every_n_steps is not None and self._step % self.every_n_steps == 0
             if self._step == self.snapshot_at and self._writes:
                 torch.cuda.memory._record_memory_history(max_entries=HISTORY)
-        assert self._gauge is not None
         self._gauge.read()
         if self._is_sampled and not self._is_compiled:
             self._begin_sample(trainer, pl_module, batch)
@@ -138,22 +128,19 @@ class MemoryProfiler(Callback):
         if self._meter is not None:
             self._meter.begin("optimizer")
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """A micro-batch is over, and with the last one the step."""
         self._batch = None
         if trainer.global_step < self._step:
             return
         self._record("optimizer")
         if self._step == self.snapshot_at and self._writes:
-            self._write_snapshot(self._folder / f"step-{self._step}.pickle")
+            self._write_snapshot(f"step-{self._step}")
             torch.cuda.memory._record_memory_history(enabled=None)
         if self._is_sampled:
             self._end_sample(trainer)
         if is_log_step(trainer):
-            self._log(trainer, self._highest, "memory/{}_gib")
-            self._highest = {}
+            self._log_highest(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validation begins. A sampled step that it interrupts is given up."""
@@ -169,16 +156,18 @@ class MemoryProfiler(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """What has not been logged yet."""
         if self._highest:
-            self._log(trainer, self._highest, "memory/{}_gib")
-            self._highest = {}
+            self._log_highest(trainer)
 
     def _record(self, phase: str) -> None:
-        assert self._gauge is not None
         live, peak = self._gauge.read()
         for name, size in ((f"{phase}_peak", peak), (f"{phase}_live", live)):
             self._highest[name] = max(self._highest.get(name, 0), size)
             self._highest_of_run = max(self._highest_of_run, size)
             self._of_step[name] = max(self._of_step.get(name, 0), size)
+
+    def _log_highest(self, trainer: Trainer) -> None:
+        self._log(trainer, self._highest, "memory/{}_gib")
+        self._highest = {}
 
     def _log(self, trainer: Trainer, sizes: Sizes, pattern: str) -> None:
         """The maximum over processes, from rank 0."""
@@ -190,17 +179,15 @@ class MemoryProfiler(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step)
 
-    # -- sampled steps ------------------------------------------------------------------------------------------------
-
     def _begin_sample(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         if self._meter is not None:
             self._meter.add_inputs(batch)
             self._meter.begin("forward")
             return
-        device = trainer.strategy.root_device
+        device, unseen = trainer.strategy.root_device, 0
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        unseen = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+            unseen = torch.cuda.memory_allocated(device)
         self._meter = AttributedMeter(pl_module, trainer.optimizers, batch, unseen)
         self._meter.begin("forward")
         self._meter.__enter__()  # type: ignore[no-untyped-call]
@@ -213,7 +200,6 @@ class MemoryProfiler(Callback):
         return meter
 
     def _end_sample(self, trainer: Trainer) -> None:
-        assert self._gauge is not None
         report: Report = {
             "step": self._step,
             "rank": trainer.global_rank,
@@ -234,8 +220,6 @@ class MemoryProfiler(Callback):
             if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
                 logger.experiment.add_image("memory", pixels(figure), self._step, dataformats="HWC")
 
-    # -- when memory runs out -----------------------------------------------------------------------------------------
-
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Take the meter away; where memory ran out, say where it went before the process ends."""
         failed, batch = self._leave_meter(), self._batch
@@ -253,13 +237,13 @@ class MemoryProfiler(Callback):
             write_json(self._folder / "out-of-memory.json", report)
             (self._folder / "out-of-memory.txt").write_text(text + "\n", encoding="utf-8")
             if trainer.strategy.root_device.type == "cuda":
-                self._write_snapshot(self._folder / "out-of-memory.pickle")
+                self._write_snapshot("out-of-memory")
         except Exception as error:  # the failure itself must come through
             print(f"MemoryProfiler could not finish its report: {error!r}", file=sys.stderr, flush=True)
 
-    def _write_snapshot(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+    def _write_snapshot(self, name: str) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        torch.cuda.memory._dump_snapshot(str(self._folder / f"{name}.pickle"))  # type: ignore[no-untyped-call]
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -1,76 +1,80 @@
-"""A metered step as plain values for JSON, as a table, and as a plot.
+"""A metered step as plain values, as a table and as a plot; and what is written when memory has run out.
 
-The plot has stacked timelines, by category above and by module below, one column for each step.
+The plot has stacked timelines, by category above and by module below, one column for each step. The report of a failure
+says what was live, and which settings would lower the peak, by the accounting. The accounting does not know a user's
+own MLP class: one layer of it is measured on a CPU, at two tiny numbers of tokens, and extended as a line in them.
 """
 
 import colorsys
+import contextlib
+import dataclasses
+import io
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from rich.table import Table
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from rich.table import Column, Table
+from torch.utils.flop_counter import FlopCounterMode
 
+from lightning_llm.accounting.counts import MeasuredMLP, Sizes, hidden_matrix_parameters, step_flops
+from lightning_llm.accounting.memory import StepMemory, step_memory
+from lightning_llm.io.console import Console
+from lightning_llm.measure.attribution import AttributedMeter
+from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.measure.timeline import CATEGORIES, StepPoint, Timeline
+from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
+from lightning_llm.model.mlp import build_mlp
 
 MIB, GIB = 2**20, 2**30
 REST = "all others"
 NAMES = {"optimizer_state": "optimizer state", "activations": "saved activations"}
 COLORS = {
-    "parameters": "#4c566a",
-    "gradients": "#8f6fb0",
-    "optimizer_state": "#9aa5b8",
-    "inputs": "#2f9e8f",
-    "activations": "#e07b39",
-    "temporary": "#f2c14e",
-    "other": "#d0d0d0",
+    **{"parameters": "#4c566a", "gradients": "#8f6fb0", "optimizer_state": "#9aa5b8", "inputs": "#2f9e8f"},
+    **{"activations": "#e07b39", "temporary": "#f2c14e", "other": "#d0d0d0"},
 }
 GROUPINGS = {"by_kind": "by category", "by_module": "by module"}  # the keys of a report, in words
 # A hue for each part of a layer, lighter from layer to layer; other modules have one of the other hues.
 HUES = {"mlp": 0.06, "self_attn": 0.58, "input_layernorm": 0.33, "post_attention_layernorm": 0.42}
 OTHER_HUES = (0.93, 0.75, 0.14, 0.50, 0.84, 0.25)
-
+HALVING_COSTS = 0.02  # assumed: the same arithmetic in smaller pieces, and gradients added up
+NOT_WORTH_NAMING = 0.005  # of the peak
+TINY = 32  # tokens that an MLP is measured at, and twice as many
+EXACT, OPTIMIZED = "same results to rounding", "memory_optimized_swiglu"
+ACCOUNTED = {"saved": "activations", "optimizer state": "optimizer_state"}  # the report's names for the accounting's
 Report = dict[str, Any]
 
 
 def step_report(timeline: Timeline, top: int) -> Report:
-    """Peak, what forward saved, phases and timeline; bytes throughout.
-
-    Args:
-        timeline: The metered step.
-        top: How many modules the timeline distinguishes, those that hold most at the peak.
-    """
+    """Peak, what forward saved, phases and timeline of the ``top`` modules that hold most at the peak; in bytes."""
     peak, saved = timeline.peak, timeline.saved
-    names = list(peak.by_module())[:top]
-    samples = [
-        {"operator": point.operator, "by_kind": point.by_category(), "by_module": _of(point, names)}
-        for point in timeline.samples()
-    ]
+    names, samples = list(peak.by_module())[:top], []
+    for point in timeline.samples():
+        sizes = point.by_module()
+        told = {name: sizes.get(name, 0) for name in names}
+        told[REST] = point.total_bytes - sum(told.values())
+        samples.append({"operator": point.operator, "by_kind": point.by_category(), "by_module": told})
     return {
         "peak": point_report(peak),
-        "kept": None if saved is None else point_report(saved),
+        "kept": saved and point_report(saved),
         "phases": timeline.phases(),
         "timeline": {"marks": timeline.marks, "operators": timeline.operators, "samples": samples},
     }
 
 
 def table_of(point: Mapping[str, Any], title: str, top: int) -> Table:
-    """Categories across, modules down, in MiB.
-
-    Args:
-        point: A point in the step, of a report.
-        title: Of the table.
-        top: So many modules have a row of their own, those that hold most.
-    """
+    """Categories across, modules down, in MiB; the ``top`` modules that hold most have a row of their own."""
     cells = {(row["module"], row["kind"]): row["bytes"] for row in point["table"]}
     categories = [category for category in CATEGORIES if point["by_kind"].get(category)]
     modules = list(point["by_module"])
-    table = Table(title=title)
-    table.add_column("MiB", no_wrap=True)
-    for category in categories:
-        table.add_column(NAMES.get(category, category), justify="right")
-    table.add_column("all", justify="right")
+    table = Table(Column("MiB", no_wrap=True), title=title)
+    for column in (*categories, "all"):
+        table.add_column(NAMES.get(column, column), justify="right")
     rows = {name: [name] for name in modules[:top]} | ({REST: modules[top:]} if len(modules) > top else {})
     for title, names in (rows | {"all": modules}).items():
         if title == "all":
@@ -96,29 +100,12 @@ def point_report(point: StepPoint) -> Report:
         "operator": point.operator,
         "by_kind": point.by_category(),
         "by_module": point.by_module(),
-        "table": [
-            {"kind": category, "module": module, "bytes": size}
-            for (category, module), size in sorted(point.table.items(), key=lambda item: -item[1])
-        ],
+        "table": [{"kind": kind, "module": name, "bytes": n} for (kind, name), n in Counter(point.table).most_common()],
     }
 
 
-def _of(point: StepPoint, names: list[str]) -> dict[str, int]:
-    sizes = point.by_module()
-    found = {name: sizes.get(name, 0) for name in names}
-    return {**found, REST: point.total_bytes - sum(found.values())}
-
-
 def draw(reports: Mapping[str, Report], title: str) -> Any:
-    """A figure with a column for each report that has a timeline.
-
-    Args:
-        reports: By the title of the column.
-        title: Of the figure.
-
-    Returns:
-        A ``matplotlib.figure.Figure``, with a canvas of its own.
-    """
+    """A ``matplotlib.figure.Figure`` with a canvas of its own, and a column for each report, by its title."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -128,11 +115,16 @@ def draw(reports: Mapping[str, Report], title: str) -> Any:
     highest = max(report["peak"]["bytes"] for report in reports.values())
     unit, name = (GIB, "GiB") if highest >= GIB else (MIB, "MiB")
     modules = _modules(reports)
-    colors = {**{category: COLORS[category] for category in CATEGORIES}, **_module_colors(modules)}
+    colors = {**COLORS, **_module_colors(modules)}
+    samples = [sample for report in reports.values() for sample in report["timeline"]["samples"]]
+    shown = {
+        grouping: [key for key in keys if key == REST or any(sample[grouping].get(key) for sample in samples)]
+        for grouping, keys in zip(GROUPINGS, (CATEGORIES, modules), strict=True)
+    }
     for column, (label, report) in enumerate(reports.items()):
         peak = report["peak"]
-        for axis, grouping, keys in zip(axes[:, column], ("by_kind", "by_module"), (CATEGORIES, modules), strict=True):
-            _stack(axis, report, grouping, [key for key in keys if _appears(reports, grouping, key)], colors, unit)
+        for axis, (grouping, keys) in zip(axes[:, column], shown.items(), strict=True):
+            _stack(axis, report, grouping, keys, colors, unit)
             _mark_phases(axis, report["timeline"], highest / unit)
             if column == 0:
                 axis.set_ylabel(f"live, {name}, {GROUPINGS[grouping]}")
@@ -161,8 +153,6 @@ def pixels(figure: Any) -> Any:
 def _stack(axis: Any, report: Report, grouping: str, keys: Sequence[str], colors: Mapping[str, Any], unit: int) -> None:
     samples = report["timeline"]["samples"]
     x = [sample["operator"] for sample in samples] + [report["timeline"]["operators"]]
-    if grouping == "by_module":  # what this report's timeline does not distinguish belongs to the rest
-        samples = [_with_rest(sample, keys) for sample in samples]
     rows = [[sample[grouping].get(key, 0) / unit for sample in [*samples, samples[-1]]] for key in keys]
     axis.stackplot(
         x, *rows, labels=[NAMES.get(key, key) for key in keys], colors=[colors[key] for key in keys], step="post"
@@ -172,12 +162,6 @@ def _stack(axis: Any, report: Report, grouping: str, keys: Sequence[str], colors
     axis.set_xlim(0, x[-1])
 
 
-def _with_rest(sample: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    sizes = sample["by_module"]
-    told = {key: sizes.get(key, 0) for key in keys if key != REST}
-    return {**sample, "by_module": {**told, REST: sum(sizes.values()) - sum(told.values())}}
-
-
 def _mark_phases(axis: Any, timeline: Mapping[str, Any], highest: float) -> None:
     for operator, phase in timeline["marks"]:
         at_end = operator > 0.85 * timeline["operators"]  # the optimizer takes few operators: labeled on the left
@@ -185,16 +169,10 @@ def _mark_phases(axis: Any, timeline: Mapping[str, Any], highest: float) -> None
         axis.text(operator, 1.11 * highest, f" {phase} ", fontsize=8, va="top", ha="right" if at_end else "left")
 
 
-def _appears(reports: Mapping[str, Report], grouping: str, key: str) -> bool:
-    samples = (sample for report in reports.values() for sample in report["timeline"]["samples"])
-    return key == REST or any(sample[grouping].get(key) for sample in samples)
-
-
 def _modules(reports: Mapping[str, Report]) -> list[str]:
     """What the timelines distinguish, in the order of the model, the rest first."""
-    per_report = [list(report["timeline"]["samples"][0]["by_module"]) for report in reports.values()]
-    names = dict.fromkeys(name for names in per_report for name in names if name != REST)
-    return [REST, *sorted(names, key=_order)]
+    samples = [report["timeline"]["samples"][0]["by_module"] for report in reports.values()]
+    return [REST, *sorted({name for sample in samples for name in sample if name != REST}, key=_order)]
 
 
 def _order(name: str) -> tuple[str, list[int], str]:
@@ -205,13 +183,218 @@ def _order(name: str) -> tuple[str, list[int], str]:
 def _module_colors(modules: Sequence[str]) -> dict[str, Any]:
     groups: dict[str, list[str]] = {}
     for name in modules:
-        parts = name.split(".")
-        groups.setdefault(parts[-1] if len(parts) > 1 else name, []).append(name)
-    others = iter(OTHER_HUES * (1 + len(groups)))
-    colors: dict[str, Any] = {}
+        groups.setdefault(name.rpartition(".")[2], []).append(name)
+    others, colors = itertools.cycle(OTHER_HUES), {}
     for part, names in groups.items():
-        hue = HUES[part] if part in HUES else next(others)
+        hue = HUES.get(part) or next(others)
         for place, name in enumerate(names):
-            light = 0.42 + 0.38 * place / max(1, len(names) - 1)
-            colors[name] = colorsys.hls_to_rgb(hue, light, 0.65)
+            colors[name] = colorsys.hls_to_rgb(hue, 0.42 + 0.38 * place / max(1, len(names) - 1), 0.65)
     return {**colors, REST: "#d0d0d0"}
+
+
+class Run(NamedTuple):
+    """What a step's memory depends on: the model, and ``settings`` as ``step_memory`` takes them."""
+
+    config: ModelConfig
+    optimizer: str
+    settings: dict[str, Any]
+
+    def change(self, architecture: dict[str, Any] | None = None, **settings: Any) -> "Run":
+        """The run with other options; a ValueError for a combination that the model refuses."""
+        config = dataclasses.replace(self.config, **architecture or {})
+        return self._replace(config=config, settings=self.settings | settings)
+
+    def memory(self) -> StepMemory:
+        """Of a step, without optimizer state."""
+        return step_memory(self.config, state_per_parameter=0, **self.settings)
+
+    def work(self) -> int:
+        """FLOPs of a step, recomputation included, per row."""
+        length = self.settings["context_length"]
+        return step_flops(self.config, tokens=length, context_length=length, mlp=self.settings["mlp"]).hardware
+
+
+class Saving(NamedTuple):
+    """A setting, the bytes by which it lowers the peak, its extra arithmetic as a fraction of the step's, a remark."""
+
+    setting: str
+    estimated_bytes_saved: int
+    estimated_extra_work: float
+    note: str
+
+
+class Estimate(NamedTuple):
+    """The peak of the step as it is (a report), what each setting would save, and what the estimate leaves out."""
+
+    current: Report
+    savings: list[Saving]
+    remarks: list[str]
+
+
+def describe_failure(
+    trainer: Trainer,
+    pl_module: LightningModule,
+    batch: Any,
+    *,
+    metered: AttributedMeter | None,
+    counters: dict[str, int],
+    step: int,
+    top: int,
+) -> tuple[str, Report]:
+    """The report as text and as plain values; settings are judged only for a ``LanguageModel``.
+
+    ``metered`` is the meter of the step, if the step was sampled; ``counters`` are bytes by phase, from the gauge.
+    """
+    report: Report = {"step": step, "rank": trainer.global_rank, "counters": counters}
+    where, meter, source, title = "", metered, "measured", "Live at the peak of the step, measured"
+    if meter is None:
+        meter = AttributedMeter(pl_module, trainer.optimizers, batch)
+        meter.close()
+        source = "held: counted; activations and temporary: not metered in this step"
+        title = "Live for certain: what is held between steps (this step was not sampled)"
+    elif meter.failed_in is not None:
+        where = f", in {meter.failed_in[0]} ({meter.failed_in[1]})"
+        report["failed_in"] = list(meter.failed_in)
+    report |= {"source": source, **step_report(meter.timeline(), top)}
+    blocks: list[Any] = [f"Out of memory in step {step} of rank {trainer.global_rank}{where}."]
+    if highest := max(counters.values(), default=0):
+        counter = "allocator" if trainer.strategy.root_device.type == "cuda" else "system"
+        blocks.append(f"Peak in use, by the {counter}: {mib(highest)} MiB.")
+    blocks.append(table_of(report["peak"], title, top))
+    run = _run_of(trainer, pl_module, batch)
+    if run and (found := estimate(run)):
+        if metered is None:
+            title = "At the peak of a whole step, estimated, without optimizer state"
+            blocks.append(table_of(found.current["peak"], title, top))
+            report["estimated"] = found.current
+        savings = cheapest(found.savings)
+        report["settings"] = [saving._asdict() for saving in savings]
+        blocks += [*found.remarks, *_advice(savings)]
+    console = Console(file=(out := io.StringIO()), width=110, highlight=False)
+    for block in blocks:
+        console.print(block, soft_wrap=isinstance(block, str))
+    return out.getvalue().rstrip(), report
+
+
+def estimate(run: Run) -> Estimate | None:
+    """The step's peak by the accounting, and what settings would save; ``None`` for what it does not cover."""
+    remarks, mlp = [], run.config.mlp
+    try:
+        if run.config.dropout and run.settings["device"] == "cpu":
+            run = run.change({"dropout": 0.0})
+            remarks.append("The estimate leaves dropout out.")
+        if mlp not in BUILT_IN_MLPS:
+            run = run.change(mlp=measure_mlp(run.config, run.settings["precision"]))
+            remarks.append(f"The estimate extends {mlp} from a measurement at {TINY} and {2 * TINY} tokens.")
+        memory, work = run.memory(), run.work()
+    except (ValueError, RuntimeError):
+        return None
+    savings = []
+    for setting, architecture, changes, note in candidates(run):
+        with contextlib.suppress(ValueError):  # a combination that the model refuses
+            changed = run.change(architecture, **changes)
+            saved = memory.peak - changed.memory().peak
+            if saved > NOT_WORTH_NAMING * memory.peak:
+                extra = HALVING_COSTS if "rows" in changes else changed.work() / work - 1
+                savings.append(Saving(setting, saved, extra, note))
+    if run.optimizer == "AdamW" and mlp in BUILT_IN_MLPS:
+        savings.append(_muon(run.config, run.settings["rows"] * work))
+    table = {(ACCOUNTED.get(name, name), part or "model"): size for (name, part), size in memory.at_peak.items()}
+    saved_table = {("activations", part): size for part, size in memory.saved.items()}
+    points = {"peak": StepPoint(0, memory.peak_point, table), "kept": StepPoint(0, "backward", saved_table)}
+    return Estimate({name: point_report(point) for name, point in points.items()}, savings, remarks)
+
+
+def cheapest(savings: Sequence[Saving], most: int = 3) -> list[Saving]:
+    """Least arithmetic per byte first, among those that cost none the largest; of each option the cheapest value."""
+
+    def price(saving: Saving) -> tuple[float, int]:
+        size = saving.estimated_bytes_saved
+        return max(0.0, saving.estimated_extra_work) / size, -size
+
+    options: dict[str, Saving] = {}
+    for saving in sorted(savings, key=price):
+        options.setdefault(saving.setting.rpartition(" ")[0], saving)
+    return list(options.values())[:most]
+
+
+def candidates(run: Run) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], str]]:
+    """Settings to try, each with its changes to the architecture and to the settings of the step, and a remark."""
+    config, rows, chunks, exact = run.config, run.settings["rows"], run.settings["loss_chunks"], EXACT
+    tokens = rows * run.settings["context_length"]
+    if rows > 1:
+        yield f"data.micro_batch_size {rows // 2}", {}, {"rows": rows // 2}, "same global batch, accumulated"
+    if chunks == 0:
+        yield "model.loss_chunks null", {}, {"loss_chunks": None}, exact
+    elif chunks is not None or tokens > 512:
+        more = max(2 * (chunks or 1), tokens // 256)
+        yield f"model.loss_chunks {more}", {}, {"loss_chunks": more}, exact
+    if config.is_gated:
+        is_optimized = config.mlp == OPTIMIZED
+        option = "checkpoint_level" if is_optimized else f"mlp {OPTIMIZED} with checkpoint_level"
+        for level in range(min(config.checkpoint_levels) + 1 if is_optimized else 0, 3):
+            yield f"model.architecture.{option} {level}", {"mlp": OPTIMIZED, "checkpoint_level": level}, {}, exact
+    if config.recompute == "none":
+        for part in ("attention", "block"):
+            yield f"model.architecture.recompute {part}", {"recompute": part}, {}, exact
+    if run.settings["precision"] == "32-true":
+        yield "trainer.precision bf16-mixed", {}, {"precision": "bf16-mixed"}, "changes the numerics"
+
+
+def measure_mlp(config: ModelConfig, precision: str) -> MeasuredMLP:
+    """What one layer of the config's MLP takes, by the meter at ``TINY`` and twice as many tokens."""
+    mlp = build_mlp(config)
+    if precision == "bf16-true":
+        mlp.to(torch.bfloat16)
+    once, twice = (_measured_bytes(mlp, config.hidden_size, tokens, precision) for tokens in (TINY, 2 * TINY))
+    saved, forward, backward, flops = ((2.0 * a - b, (b - a) / TINY) for a, b in zip(once, twice, strict=True))
+    elements = sum(parameter.numel() for parameter in mlp.parameters())
+    return MeasuredMLP(parameters=elements, flops=round(flops[1]), saved=saved, forward=forward, backward=backward)
+
+
+def _measured_bytes(mlp: torch.nn.Module, hidden: int, tokens: int, precision: str) -> tuple[int, int, int, int]:
+    """Bytes saved for backward, temporaries of forward and of backward, and FLOPs of forward."""
+    parameters = list(mlp.parameters())
+    x = torch.zeros(1, tokens, hidden, dtype=next((p.dtype for p in parameters), None), requires_grad=True)
+    counter, autocast = FlopCounterMode(display=False), torch.autocast("cpu", enabled=precision == "bf16-mixed")
+    with MemoryMeter(exclude=[mlp, x]) as meter:
+        with meter.phase("forward") as forward, counter, autocast:
+            y = mlp(x)
+        saved = meter.live_bytes - y.nbytes
+        dy = torch.ones_like(y)
+        with meter.phase("backward") as backward:
+            gradients = torch.autograd.grad(y, [x, *parameters], dy, allow_unused=True)
+    needed = saved + y.nbytes + dy.nbytes + sum(g.nbytes for g in gradients if g is not None)
+    return saved, forward.peak_bytes - saved - y.nbytes, backward.peak_bytes - needed, counter.get_total_flops()
+
+
+def _muon(config: ModelConfig, work: int) -> Saving:
+    """One moment instead of two for the matrices inside the layers, for the arithmetic of the orthogonalization."""
+    shapes = [(min(shape), max(shape)) for shape in Sizes.of(config).matrices().values()]
+    extra = sum(5 * (4 * low**2 * high + 2 * low**3) for low, high in shapes)  # five Newton-Schulz steps
+    note, setting = "changes the training, tune the learning rate", "model.optimizer lightning_llm.optim.MuonAdamW"
+    return Saving(setting, 4 * hidden_matrix_parameters(config), config.num_hidden_layers * extra / work, note)
+
+
+def _advice(savings: list[Saving]) -> list[str]:
+    if not savings:
+        return ["No setting of the model or the batch would save memory."]
+    lines = ["The cheapest settings to change, by estimate (least arithmetic per byte first):"]
+    for place, (setting, size, extra, note) in enumerate(savings, 1):
+        price = f"{extra:+.1%} arithmetic" if extra else "no more arithmetic"
+        lines.append(f"  {place}. {setting}: saves {mib(size)} MiB, {price}; {note}")
+    return lines
+
+
+def _run_of(trainer: Trainer, pl_module: LightningModule, batch: Any) -> Run | None:
+    config, ids = getattr(pl_module, "architecture", None), batch.get("input_ids") if isinstance(batch, dict) else None
+    if not isinstance(config, ModelConfig) or ids is None or ids.dim() != 2:
+        return None
+    precision = str(trainer.precision)
+    settings = {
+        **{"rows": ids.shape[0], "context_length": ids.shape[1], "mlp": None},
+        "loss_chunks": getattr(pl_module, "loss_chunks", None),
+        "precision": f"bf{precision}" if precision.startswith("16") else precision,
+        "device": "cuda" if trainer.strategy.root_device.type == "cuda" else "cpu",
+    }
+    return Run(config, type(trainer.optimizers[0]).__name__ if trainer.optimizers else "", settings)

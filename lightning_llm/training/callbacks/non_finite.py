@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+import lightning_llm.training.callbacks.dashboard as names
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.loop_state import is_log_step, micro_batch_of_step, step_is_complete
 from lightning_llm.checkpoints.reading import step_files
@@ -21,7 +22,7 @@ from lightning_llm.checkpoints.run_directory import run_dir_of
 from lightning_llm.optim.groups import local
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
 
-KEPT = 4096  # values to look back on; a run with a NaN never recovers, so none is missed
+KEPT = 8192  # values to look back on; a run with a NaN never recovers, so none is missed
 
 
 class NonFinite(RuntimeError):
@@ -37,9 +38,7 @@ class StopOnNonFinite(Callback):
 
     def __init__(self) -> None:
         self._folder: Path | None = None
-        # step, micro-batch in it, loss; and, of a whole step, its gradient norm
-        self._losses: deque[tuple[int, int, Tensor]] = deque(maxlen=KEPT)
-        self._norms: deque[tuple[int, Tensor]] = deque(maxlen=KEPT)
+        self._values: deque[tuple[str, int, range, Tensor]] = deque(maxlen=KEPT)  # name, step, its micro-batches, value
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Ask for the run directory here, because asking is a broadcast and only one process may find a NaN."""
@@ -49,13 +48,13 @@ class StopOnNonFinite(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Collect the loss; at a log step, check all since the last one."""
-        complete = step_is_complete(trainer)
-        step = trainer.global_step if complete else trainer.global_step + 1
-        self._losses.append((step, micro_batch_of_step(trainer), outputs["loss"].detach()))
-        norm = getattr(pl_module, "grad_norm", None)
+        complete, norm = step_is_complete(trainer), getattr(pl_module, "grad_norm", None)
+        step = trainer.global_step + (not complete)
+        micro = micro_batch_of_step(trainer)
+        self._values.append((names.TRAIN_LOSS, step, range(micro, micro + 1), outputs["loss"].detach()))
         # under 16-mixed an infinite gradient is normal: the scaler skips the step and lowers the scale
         if complete and norm is not None and trainer.precision != "16-mixed":
-            self._norms.append((step, norm.detach()))
+            self._values.append((names.GRAD_NORM, step, range(trainer.accumulate_grad_batches), norm.detach()))
         if complete and is_log_step(trainer):
             self._check(trainer)
 
@@ -74,7 +73,7 @@ class StopOnNonFinite(Callback):
             self._check(trainer, pl_module.parameters())
 
     def _check(self, trainer: Trainer, weights: Iterable[Tensor] = ()) -> None:
-        values = [loss.float() for _, _, loss in self._losses] + [norm.float() for _, norm in self._norms]
+        values = [value.float() for *_, value in self._values]
         values += [local(weight.detach()).sum(dtype=torch.float32) for weight in weights]
         if not values:
             return
@@ -83,18 +82,15 @@ class StopOnNonFinite(Callback):
             found = trainer.strategy.reduce_boolean_decision(found, all=False)
         if found:
             self._report(trainer)
-        self._losses.clear()
-        self._norms.clear()
+        self._values.clear()
 
     def _report(self, trainer: Trainer) -> None:
-        for step, micro, loss in self._losses:
-            if not loss.isfinite():
-                file = self._write(trainer, step, [micro])
-                self._stop(trainer, f"train_loss is {loss.item()} in step {step}, micro-batch {micro}{file}")
-        for step, norm in self._norms:
-            if not norm.isfinite():
-                file = self._write(trainer, step, range(trainer.accumulate_grad_batches))
-                self._stop(trainer, f"grad_norm is {norm.item()} in step {step}{file}")
+        for name in (names.TRAIN_LOSS, names.GRAD_NORM):
+            for _, step, micro_batches, value in (each for each in self._values if each[0] == name):
+                if not value.isfinite():
+                    micro = f", micro-batch {micro_batches[0]}" if name == names.TRAIN_LOSS else ""
+                    file = self._write(trainer, step, micro_batches)
+                    self._stop(trainer, f"{name} is {value.item()} in step {step}{micro}{file}")
         step = trainer.global_step
         self._stop(trainer, f"a weight, or the loss of another process, is NaN or infinite at step {step}")
 

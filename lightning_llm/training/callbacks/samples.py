@@ -13,7 +13,10 @@ from torch import nn
 from lightning_llm.checkpoints.loop_state import step_is_complete
 from lightning_llm.generation import generate
 from lightning_llm.io.console import Console
-from lightning_llm.training.tensorboard import SAMPLES, tensorboard_writers
+from lightning_llm.training.callbacks.dashboard import SAMPLES, tensorboard_writers
+from lightning_llm.training.preflight import refuse
+
+LEAST = {"every_n_steps": 1, "max_new_tokens": 1, "temperature": 0, "top_k": 1}
 
 
 class SampleText(Callback):
@@ -43,19 +46,14 @@ class SampleText(Callback):
         top_k: int | None = 50,
         seed: int = 0,
     ) -> None:
-        lowest = {"every_n_steps": 1, "max_new_tokens": 1, "temperature": 0, "top_k": 1}
-        given = (every_n_steps, max_new_tokens, temperature, top_k)
-        problems = [
-            f"SampleText.{name} must be at least {lowest[name]}, got {value}"
-            for name, value in zip(lowest, given, strict=True)
-            if value is not None and not value >= lowest[name]
-        ]
-        if not prompt:
-            problems.append("SampleText.prompt is empty: give at least one character")
-        if problems:
-            raise ValueError("; ".join(problems))
         self.every_n_steps, self.prompt, self.seed = every_n_steps, prompt, seed
         self.max_new_tokens, self.temperature, self.top_k = max_new_tokens, temperature, top_k
+        problems = [
+            f"SampleText.{name} must be at least {least}, got {value}"
+            for name, least in LEAST.items()
+            if (value := getattr(self, name)) is not None and not value >= least
+        ]
+        refuse(problems + ([] if prompt else ["SampleText.prompt is empty: give at least one character"]))
         self._is_sharded = False
         self._tokenizer: Any = None
         self._prompt_ids: list[int] = []
@@ -78,9 +76,8 @@ class SampleText(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
         """Generate, print and write, in the first process."""
-        if self._is_sharded or not trainer.is_global_zero:
-            return
-        if not step_is_complete(trainer) or trainer.global_step % self.every_n_steps:
+        is_due = step_is_complete(trainer) and trainer.global_step % self.every_n_steps == 0
+        if self._is_sharded or not trainer.is_global_zero or not is_due:
             return
         with _evaluating(pl_module), trainer.precision_plugin.forward_context():
             ids = generate(

@@ -5,13 +5,12 @@ step would cost 0.75 ms (measured with Lightning 2.6 on a 2-core CPU), and readi
 host wait for a GPU.
 """
 
-import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-import lightning_llm.training.tensorboard as names
+import lightning_llm.training.callbacks.dashboard as names
 from lightning_llm.accounting.counts import StepFlops, step_flops
 from lightning_llm.accounting.hardware import TERA, find_device
 from lightning_llm.checkpoints.loop_state import is_log_step, step_is_complete
@@ -21,8 +20,7 @@ _BETWEEN = "between"  # the end of one micro-batch and the beginning of the next
 _PARTS = ("forward", "backward", "optimizer")
 
 
-@dataclasses.dataclass(frozen=True)
-class Utilization:
+class Utilization(NamedTuple):
     """What turns seconds per step into MFU and HFU.
 
     Attributes:
@@ -36,10 +34,10 @@ class Utilization:
     note: str
 
     def percent(self, seconds: float) -> dict[str, float]:
-        """``mfu_percent`` and ``hfu_percent`` of a step of this duration; empty if they are not known."""
+        """MFU and HFU of a step of this duration, by the names of their curves; empty if they are not known."""
         if self.flops is None or self.peak is None:
             return {}
-        done = {"mfu_percent": self.flops.model, "hfu_percent": self.flops.hardware}
+        done = {names.MFU: self.flops.model, names.HFU: self.flops.hardware}
         return {name: 100 * flops / (seconds * self.peak) for name, flops in done.items()}
 
 
@@ -105,12 +103,11 @@ class TrainingLog(Callback):
         loss = outputs["loss"].detach()  # already divided by the number of micro-batches in a step
         self._loss = loss if self._loss is None else self._loss + loss
         self._tokens += batch["input_ids"].numel()
-        if not step_is_complete(trainer):
-            return
-        self._steps += 1
-        self._timed_steps += 1
-        if is_log_step(trainer):
-            self._write(trainer, pl_module)
+        if step_is_complete(trainer):
+            self._steps += 1
+            self._timed_steps += 1
+            if is_log_step(trainer):
+                self._write(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock."""
@@ -136,8 +133,7 @@ class TrainingLog(Callback):
         loss = trainer.strategy.reduce(self._loss, reduce_op="mean") if trainer.world_size > 1 else self._loss
         metrics = {names.TRAIN_LOSS: loss.item() / self._steps}  # reading it, the host has waited for the device
         metrics[names.LEARNING_RATE] = trainer.optimizers[0].param_groups[0]["lr"]
-        grad_norm = getattr(pl_module, "grad_norm", None)
-        if grad_norm is not None:
+        if (grad_norm := getattr(pl_module, "grad_norm", None)) is not None:
             metrics[names.GRAD_NORM] = grad_norm.item()
         speed = self._speed(trainer)
         self._loss, self._tokens, self._steps, self._timed_steps = None, 0, 0, 0
@@ -160,7 +156,7 @@ class TrainingLog(Callback):
             names.TOKENS_PER_SECOND: self._tokens * trainer.world_size / total,
             names.STEP_SECONDS: total / steps,
             names.DATA_STALL: 100 * data / total,
-            **{names.THROUGHPUT + name: value for name, value in self.utilisation.percent(total / steps).items()},
+            **self.utilisation.percent(total / steps),
             **{f"{names.TIME_OF_PHASE}{part}_s": value / steps for part, value in parts.items()},
         }
 
@@ -173,25 +169,26 @@ def utilization_of(trainer: Trainer, architecture: Any, peak_tflops: float | Non
         architecture: The model's config.
         peak_tflops: Of one device, in 10^12 FLOP per second; ``None`` looks the device up.
     """
-    data = getattr(trainer, "datamodule", None)
+    data, flops = getattr(trainer, "datamodule", None), None
     try:
         flops = step_flops(architecture, tokens=data.tokens_per_step, context_length=data.context_length)  # type: ignore[union-attr]
-    except (AttributeError, ValueError) as error:  # the user's own data or MLP
-        return Utilization(None, None, f"no MFU: {error}")
-    if peak_tflops is not None:
-        return Utilization(flops, peak_tflops * TERA * trainer.world_size, f"peak {peak_tflops:g} TFLOP/s, as given")
+        peak, note = _peak_of(trainer, peak_tflops)
+    except (AttributeError, ValueError) as error:  # the user's own data or MLP, or no peak
+        return Utilization(flops, None, f"no MFU: {error}")
+    return Utilization(flops, peak * trainer.world_size, note)
+
+
+def _peak_of(trainer: Trainer, given: float | None) -> tuple[float, str]:
+    """FLOP per second of one device, and its source; a ValueError says why there is none."""
+    if given is not None:
+        return given * TERA, f"peak {given:g} TFLOP/s, as given"
     device, dtype = trainer.strategy.root_device, _matmul_dtype(str(trainer.precision))
     if device.type != "cuda":
-        note = f"no MFU: no peak is known for this {device.type}; give peak_tflops to the TrainingLog callback"
-        return Utilization(flops, None, note)
-    try:
-        known = find_device(torch.cuda.get_device_name(device))
-    except ValueError as error:
-        return Utilization(flops, None, f"no MFU: {error}")
+        raise ValueError(f"no peak is known for this {device.type}; give peak_tflops to the TrainingLog callback")
+    known = find_device(torch.cuda.get_device_name(device))
     if dtype not in known.flops:
-        return Utilization(flops, None, f"no MFU: {known.name} has no {dtype} matrix multiplications")
-    peak = known.flops[dtype]
-    return Utilization(flops, peak * trainer.world_size, f"peak {peak / TERA:g} TFLOP/s in {dtype} ({known.source})")
+        raise ValueError(f"{known.name} has no {dtype} matrix multiplications")
+    return known.flops[dtype], f"peak {known.flops[dtype] / TERA:g} TFLOP/s in {dtype} ({known.source})"
 
 
 def _matmul_dtype(precision: str) -> str:
