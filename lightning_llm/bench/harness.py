@@ -31,8 +31,7 @@ from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.interop.hf_mapping import mapping_for
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
-from lightning_llm.measure.attribution import state_tensors
-from lightning_llm.measure.meter import MemoryMeter
+from lightning_llm.measure.meter import MemoryMeter, tensors_in
 from lightning_llm.measure.timer import Timing, interleave
 from lightning_llm.model.config import ModelConfig
 
@@ -311,7 +310,7 @@ def step_peak_bytes(step: Callable[[], object], model: nn.Module, optimizer: Any
         torch.cuda.reset_peak_memory_stats()
         step()
         return int(torch.cuda.max_memory_allocated() - before)
-    with MemoryMeter(exclude=[model, *batch, *state_tensors(optimizer.state)]) as meter:
+    with MemoryMeter(exclude=[model, *batch, *tensors_in(optimizer.state)]) as meter:
         step()
     return int(meter.peak_bytes)
 
