@@ -52,7 +52,7 @@ _RESUMED = re.compile(r"^Resumed from step (\d+): (\S+)", re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """One run: how each of its processes ended, and where it went on from."""
+    """One run: how each of its processes ended, and what it resumed from."""
 
     ended: list[Ended]
     resumed_step: int | None
@@ -79,7 +79,7 @@ class Truth:
 
 
 class Stage:
-    """A folder in which one run is started, ended and gone on with; keeps the account of what happened."""
+    """A folder in which one run is started, ended and resumed; keeps the account of what happened."""
 
     def __init__(self, forker: Forker, folder: Path, data: Path, processes: int = 1) -> None:
         self._forker, self.folder, self.processes = forker, folder, processes
@@ -107,7 +107,7 @@ class Stage:
         return found[-1] if found else self.folder / "runs/tiny/version_0"
 
     def fit(self, *words: str, afresh: bool = False, kill: dict[str, Any] | None = None, **effects: Any) -> Ran:
-        """Train, going on from the last checkpoint if there is one.
+        """Train, resuming from the last checkpoint if there is one.
 
         Args:
             words: Further options.

@@ -11,7 +11,7 @@ from typing import Literal
 
 from lightning_llm.accounting.counts import Sizes, parameters_by_part, step_flops
 from lightning_llm.accounting.hardware import GIGA, TERA, Device
-from lightning_llm.accounting.sharding import root_elements
+from lightning_llm.accounting.memory import root_elements
 from lightning_llm.accounting.symbolic_ops import PRECISIONS
 from lightning_llm.model.config import ModelConfig
 

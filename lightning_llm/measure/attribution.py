@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_llm.measure.meter import MemoryMeter, Watched, parts_of, tensors_in
-from lightning_llm.measure.timeline import Event, Timeline
+from lightning_llm.measure.timeline import Event, Owner, Timeline
 
 HEAD, LOSS, OPTIMIZER, UNKNOWN = "lm_head", "loss", "optimizer", "unknown"
 
@@ -109,7 +109,7 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
     def timeline(self) -> Timeline:
         """What was live during the step."""
         rest = max(0, self._unseen - self._met)  # what was met existed before, so the allocator counted it
-        events = [Event(0, "other", UNKNOWN, "", rest, None)] if rest else []
+        events = [Event(0, rest, Owner("other", UNKNOWN))] if rest else []
         return Timeline([*events, *self._events], self._marks, self._operator)
 
     # -- what is known before the step --------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
         is_first = watched.account != "created" and not watched.nbytes and change > 0
         operator = 0 if is_first else self._operator
         self._met += change if is_first and watched.account == "met" else 0
-        self._events.append(Event(operator, "", "", watched.phase, change, watched))
+        self._events.append(Event(operator, change, watched))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
