@@ -29,6 +29,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning_llm.accounting.counts import MeasuredMLP, parameters_by_part
+from lightning_llm.accounting.hardware import shown_size
 from lightning_llm.accounting.symbolic import AllocationLog, Leaf
 from lightning_llm.accounting.symbolic_model import SymbolicModel
 from lightning_llm.accounting.symbolic_ops import PRECISIONS, Operators
@@ -184,12 +185,14 @@ def most_rows(needed: Callable[[int], int], memory: int) -> int:
     """The most rows whose bytes, as ``needed`` tells them, are at most ``memory``; errors as in ``largest_batch``."""
     rows = most_that_fit(lambda rows: needed(rows) <= memory, MOST_ROWS)
     if not rows:
-        smallest = needed(1)
-        raise ValueError(
-            f"memory of {memory:,} bytes is too little for one row: the smallest that would do is {smallest:,} bytes "
-            f"({smallest / 2**30:.2f} GiB)"
-        )
+        raise too_little(memory, needed(1), " for one row")
     return rows
+
+
+def too_little(memory: int, least: int, what: str = "") -> ValueError:
+    """The error where nothing fits: it says how much memory would do."""
+    smallest = f"the smallest that would do is {least:,} bytes ({shown_size(least)})"
+    return ValueError(f"memory of {memory:,} bytes is too little{what}: {smallest}")
 
 
 def most_that_fit(fits: Callable[[int], bool], most: int) -> int:

@@ -18,7 +18,6 @@ from itertools import product
 from typing import Any
 
 from lightning_llm.accounting.counts import parameters_by_part
-from lightning_llm.accounting.hardware import shown_size
 from lightning_llm.accounting.memory import (
     LEVELS,
     Counts,
@@ -27,6 +26,7 @@ from lightning_llm.accounting.memory import (
     activation_precision,
     most_that_fit,
     shared_memory,
+    too_little,
 )
 from lightning_llm.accounting.step_time import CostModel, StepTime, step_time
 from lightning_llm.model.config import ModelConfig, Recompute
@@ -118,10 +118,8 @@ class Planner:
     def __init__(self, task: Task, tick: Callable[[], object] = lambda: None) -> None:
         share, rest = divmod(task.global_batch_size, task.world_size)
         if rest:
-            raise ValueError(
-                f"global_batch_size {task.global_batch_size} cannot be divided by {task.world_size} processes: "
-                "change one of them"
-            )
+            uneven = f"global_batch_size {task.global_batch_size} cannot be divided by {task.world_size} processes"
+            raise ValueError(f"{uneven}: change one of them")
         parameters_by_part(task.config)  # reports what is not covered before anything else fails on it
         self.task, self._tick = task, tick
         self.rows = [rows for rows in range(1, share + 1) if share % rows == 0]
@@ -310,9 +308,5 @@ def choose(planner: Planner, memory: int) -> Plan:
     """
     found = planner.fastest(memory)
     if found is None:
-        least = planner.smallest().memory.peak
-        raise ValueError(
-            f"memory of {memory:,} bytes is too little: the smallest that would do is {least:,} bytes "
-            f"({shown_size(least)})"
-        )
+        raise too_little(memory, planner.smallest().memory.peak)
     return found
