@@ -12,6 +12,7 @@ machine.
 
 import argparse
 import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -24,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from rich.progress import track
@@ -36,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs" / "shakespeare-char.yaml"
 NOT_DEFAULT = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 STEPS, KILLED_STEPS = 20, 40
-WAYS = {"bounded waiting (default)": {}, "libgomp's own": {"GOMP_SPINCOUNT": "300000"}}
+WAYS: dict[str, dict[str, str]] = {"bounded waiting (default)": {}, "libgomp's own": {"GOMP_SPINCOUNT": "300000"}}
 EVERY_STEP = (
     "--trainer.callbacks+=lightning_llm.training.callbacks.RunCheckpoints",
     "--trainer.callbacks.every_n_steps=1",
@@ -85,11 +87,10 @@ def killed(folder: Path, name: str, kills: int, seed: int) -> int:
     while done < kills:
         before = checkpoints(folder, name)[-1:]
         process = start(folder, name, *steps(KILLED_STEPS), *EVERY_STEP, *words)
-        wanted = rng.choice(("start", "step", "step", "step"))
+        at_start = rng.choice((True, False, False, False))
         until = time.monotonic() + rng.uniform(0, 12)
         while process.poll() is None:
-            found = checkpoints(folder, name)
-            if time.monotonic() > until if wanted == "start" else found[-1:] != before:
+            if time.monotonic() > until if at_start else checkpoints(folder, name)[-1:] != before:
                 time.sleep(rng.uniform(0, 0.2))
                 process.send_signal(signal.SIGKILL)
                 break
@@ -138,36 +139,33 @@ def bits(folder: Path, options: argparse.Namespace, console: Console) -> list[Ro
     console.print(f"{resumed[True]} of {len(runs)} runs have the bits of an undisturbed one, after {kills} kills")
     if same[False] or resumed[False]:
         raise RuntimeError(f"other bits; everything is in {folder}")
-    extra = {"runs": len(names), "same_bits": same[True], "busy_processes": options.load}
-    other = {**extra, "runs": len(runs), "same_bits": resumed[True], "kills": kills}
-    return [row("bits", "identical commands", extra), row("bits", "killed and resumed", other)]
-
-
-def row(bench: str, variant: str, extra: dict[str, object]) -> Row:
-    """One measurement, of this machine."""
-    return Request(bench=bench, shape="", sizes=None).row(variant, dtype="", extra=extra)
+    row = partial(Request(bench="bits", shape="", sizes=None).row, dtype="", busy_processes=options.load)
+    return [
+        row("identical commands", runs=len(names), same_bits=same[True]),
+        row("killed and resumed", runs=len(runs), same_bits=resumed[True], kills=kills),
+    ]
 
 
 def two(folder: Path, options: argparse.Namespace, console: Console) -> list[Row]:
     """Seconds of one run alone and of two at once, interleaved."""
     words = (*steps(options.steps), "--trainer.precision", options.precision)
     fit(folder, "prepares", *steps(1))
-    alone: dict[str, list[float]] = {way: [] for way in WAYS}
-    both: dict[str, list[float]] = {way: [] for way in WAYS}
-    for number in range(options.rounds):
-        for way, environment in WAYS.items():
-            name = f"{number}-{len(environment)}"
-            alone[way].append(fit(folder, f"alone-{name}", *words, **environment))
-            with ThreadPoolExecutor(2) as pool:
-                pair = pool.map(lambda side, n=name, e=environment: fit(folder, f"both-{n}-{side}", *words, **e), "ab")
-                both[way].append(max(pair))
-    rows = []
-    for way in WAYS:
-        one, at_once = statistics.median(alone[way]), statistics.median(both[way])
-        ratio = statistics.median(b / a for a, b in zip(alone[way], both[way], strict=True))
-        console.print(f"{way}: one alone {one:.1f} s, two at once {at_once:.1f} s, {ratio:.2f} times as long")
-        extra = {"alone_s": alone[way], "at_once_s": both[way], "steps": options.steps, "precision": options.precision}
-        rows.append(row("two", way, {**extra, "ratio": round(ratio, 3)}))
+    numbers = itertools.count()
+
+    def seconds(environment: dict[str, str]) -> tuple[float, float]:
+        name = f"{next(numbers)}"
+        alone = fit(folder, f"alone-{name}", *words, **environment)
+        with ThreadPoolExecutor(2) as pool:
+            return alone, max(pool.map(lambda side: fit(folder, f"both-{name}-{side}", *words, **environment), "ab"))
+
+    asked, rows = Request(bench="two", shape="", sizes=None, rounds=options.rounds), []
+    for way, pairs in asked.interleaved({way: partial(seconds, own) for way, own in WAYS.items()}).items():
+        alone, at_once = (list(times) for times in zip(*pairs, strict=True))
+        ratio = statistics.median(both / one for one, both in pairs)
+        medians = f"one alone {statistics.median(alone):.1f} s, two at once {statistics.median(at_once):.1f} s"
+        console.print(f"{way}: {medians}, {ratio:.2f} times as long")
+        found = {"alone_s": alone, "at_once_s": at_once, "steps": options.steps, "precision": options.precision}
+        rows.append(asked.row(way, dtype="", ratio=round(ratio, 3), **found))
     return rows
 
 

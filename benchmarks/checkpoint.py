@@ -6,7 +6,6 @@ training is held up; ``bytes_per_s`` what reaches the disk per second until it i
 thread writes are timed too, and compared with steps alone: the same cores, memory and interpreter serve both.
 """
 
-import dataclasses
 import statistics
 import tempfile
 import time
@@ -21,6 +20,8 @@ from torch import nn
 
 from lightning_llm.bench.harness import Columns, Request, Row, columns, model_config
 from lightning_llm.bench.plots import bar_plot
+from lightning_llm.measure.meter import tensors_in
+from lightning_llm.measure.timer import now, seconds_of
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim.adamw import AdamW
@@ -37,59 +38,52 @@ COLUMNS: Columns = {
 }
 _HIDDEN, _VOCAB, _BATCH, _SEQ = 512, 4096, 1, 32
 Taken = defaultdict[str, list[float]]
+Step = Callable[[], None]
+Content = Callable[[], dict[str, Any]]
 draw = bar_plot("total_s", 1e3, "ms that training is held up, and ms per step")
-
-
-@dataclasses.dataclass
-class _Run:
-    step: Callable[[], None]
-    content: Callable[[], dict[str, Any]]
-    size: int
 
 
 def run(asked: Request) -> Iterator[Row]:
     """A row for each way: medians of interleaved rounds."""
     variants, (millions,) = asked.chosen(VARIANTS), asked.sizes.values()
-    training, taken, written = _training(millions, asked.device), Taken(list), Taken(list)
+    step, content = _training(millions, asked.device)
+    size = sum(tensor.nbytes for tensor in tensors_in(content()))
+    taken, written = Taken(list), Taken(list)
     ways = {name: AtomicCheckpointIO(asynchronous=name != VARIANTS[0]) for name in VARIANTS[:2]}
     with tempfile.TemporaryDirectory(prefix="bench-checkpoint-") as folder:
-        save = partial(_round, training, ways, Path(folder) / "x.ckpt")
+        save = partial(_round, step, content, ways, Path(folder) / "x.ckpt")
         save(Taken(list), Taken(list))  # the first one pays for fresh memory and a fresh file
         asked.interleaved({"": partial(save, taken, written)})
     for name in (name for name in variants if name in taken):
-        fields: dict[str, Any] = {}
-        if name in written:
-            fields = {"saved_bytes": training.size, "bytes_per_s": training.size / statistics.median(written[name])}
         first = statistics.median(taken[VARIANTS[0] if name in written else VARIANTS[2]])
         ratio = statistics.median(taken[name]) / first
-        yield asked.row(name, taken[name], shape=f"{millions} M parameters", ratio=ratio, **fields)
+        row = asked.row(name, taken[name], shape=f"{millions} M parameters", ratio=ratio)
+        if name in written:
+            row.saved_bytes, row.bytes_per_s = size, size / statistics.median(written[name])
+        yield row
 
 
-def _round(run: _Run, ways: dict[str, AtomicCheckpointIO], path: Path, taken: Taken, written: Taken) -> None:
+def _round(
+    step: Step, content: Content, ways: dict[str, AtomicCheckpointIO], path: Path, taken: Taken, written: Taken
+) -> None:
     for name, files in ways.items():
         begun = time.perf_counter()
-        files.save_checkpoint(run.content(), path)
+        files.save_checkpoint(content(), path)
         taken[name].append(time.perf_counter() - begun)
         ended: list[float] = []
         files.then(partial(_note_time, ended))
         while not ended:
-            taken[VARIANTS[3]].append(_seconds(run.step))
+            taken[VARIANTS[3]].append(seconds_of(step))
         files.wait()
         written[name].append(ended[0] - begun)
-    taken[VARIANTS[2]] += [_seconds(run.step) for _ in range(3)]
+    taken[VARIANTS[2]] += [seconds_of(step) for _ in range(3)]
 
 
 def _note_time(ended: list[float]) -> None:
     ended.append(time.perf_counter())
 
 
-def _seconds(step: Callable[[], None]) -> float:
-    before = time.perf_counter()
-    step()
-    return time.perf_counter() - before
-
-
-def _training(millions: int, device: str) -> _Run:
+def _training(millions: int, device: str) -> tuple[Step, Content]:
     layer = 12 * _HIDDEN**2
     layers = max(1, round((millions * 1e6 - 2 * _VOCAB * _HIDDEN) / layer))
     config = model_config({"vocab": _VOCAB, "hidden": _HIDDEN, "layers": layers, "heads": 8, "context": _SEQ})
@@ -102,12 +96,10 @@ def _training(millions: int, device: str) -> _Run:
         optimizer.zero_grad()
         linear_cross_entropy(model(ids), model.lm_head.weight, ids).backward()  # type: ignore[no-untyped-call, union-attr, arg-type]
         optimizer.step()
-        if device == "cuda":
-            torch.cuda.synchronize()
+        now(device)
 
     def content() -> dict[str, Any]:
         return {"state_dict": model.state_dict(), "optimizer_states": [optimizer.state_dict()]}
 
     step()
-    tensors = [*model.parameters(), *(v for s in optimizer.state.values() for v in s.values() if torch.is_tensor(v))]
-    return _Run(step, content, sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+    return step, content

@@ -6,11 +6,12 @@ backward, clipping, AdamW. Per token, time and peak follow a power of the size, 
 through the logarithms: 0 where the cost per token stays, 1 where it grows in proportion.
 """
 
-import dataclasses
 import gc
 import importlib.util
 import math
 import re
+import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,18 +21,8 @@ import torch
 from torch import Tensor
 
 from benchmarks import start_up
-from lightning_llm.bench.harness import (
-    HEAD_DIM,
-    MIB,
-    Columns,
-    Request,
-    Row,
-    groups,
-    llama,
-    model_config,
-    step_peak_bytes,
-    timed_rows,
-)
+from lightning_llm.bench import harness
+from lightning_llm.bench.harness import HEAD_DIM, MIB, Columns, Request, Row, groups, llama, model_config
 from lightning_llm.bench.plots import bars, chart, lines
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.module import LanguageModel
@@ -46,8 +37,8 @@ DTYPES = ("float32", "bfloat16")  # the second by autocast
 VARIANTS = ("ours", "transformers")
 
 
-def _part(part: str, row: Row) -> float | None:
-    return row.parts_s[part] if row.parts_s else None
+def _part(part: str, row: Row) -> Any:
+    return row.parts_s and row.parts_s[part]
 
 
 COLUMNS: Columns = {
@@ -75,8 +66,8 @@ def run(asked: Request) -> Iterator[Row]:
         yield from _along(axis, values, variants, asked)
     elif asked.dtype == asked.options.dtype[0]:  # a start has the dtype of its config
         for variant, parts in start_up.measure(asked, compiled=asked.shape == COMPILE):
-            extra = {"axis": asked.shape, "parts_s": parts}
-            yield asked.row(variant, dtype="as configured", total_s=sum(parts.values()), extra=extra)
+            total = sum(parts.values())
+            yield asked.row(variant, dtype="as configured", total_s=total, axis=asked.shape, parts_s=parts)
 
 
 def parse(text: str) -> tuple[str, list[int]] | None:
@@ -99,20 +90,18 @@ def parse(text: str) -> tuple[str, list[int]] | None:
 
 def slope(values: Sequence[float], costs: Sequence[float]) -> float:
     """The exponent b of ``cost = a · value^b``: least squares through the logarithms."""
-    points = [(math.log(value), math.log(cost)) for value, cost in zip(values, costs, strict=True)]
-    x_mean, y_mean = (sum(numbers) / len(points) for numbers in zip(*points, strict=True))
-    return float(sum((x - x_mean) * (y - y_mean) for x, y in points) / sum((x - x_mean) ** 2 for x, _ in points))
+    x, y = ([math.log(number) for number in numbers] for numbers in (values, costs))
+    return statistics.linear_regression(x, y).slope
 
 
-def time_per_token(row: Row) -> float | None:
-    """Seconds."""
+def time_per_token(row: Row) -> Any:
+    """Seconds; ``None`` of a start."""
     return 1 / row.tokens_per_s if row.tokens_per_s else None
 
 
-def memory_per_token(row: Row) -> float | None:
-    """Peak bytes."""
-    known = row.peak_bytes and row.tokens_per_s and row.total_s
-    return (row.peak_bytes or 0) / ((row.tokens_per_s or 1) * (row.total_s or 1)) if known else None
+def memory_per_token(row: Row) -> Any:
+    """Peak bytes; ``None`` of a start."""
+    return row.peak_bytes / (row.tokens_per_s * row.total_s) if row.peak_bytes and row.tokens_per_s else None
 
 
 def _along(axis: str, values: list[int], variants: Sequence[str], asked: Request) -> Iterator[Row]:
@@ -120,18 +109,17 @@ def _along(axis: str, values: list[int], variants: Sequence[str], asked: Request
     for value in values:
         sizes = {**BASE, axis: value}
         steps = {name: _Step(name, sizes, asked.device, asked.dtype) for name in variants}
-        for row in timed_rows(steps, asked, warmup=2, tokens=sizes["batch"] * sizes["context"]):
-            extra = {**row.extra, "axis": axis, "value": value}
-            rows.append(dataclasses.replace(row, peak_bytes=steps[row.variant].peak_bytes(), extra=extra))
+        for row in harness.timed_rows(steps, asked, warmup=2, tokens=sizes["batch"] * sizes["context"]):
+            row.axis, row.value, row.peak_bytes = axis, value, steps[row.variant].peak_bytes()
+            rows.append(row)
         del steps
         gc.collect()  # a module and its hooks may hold each other
     for name in variants:
         own = [row for row in rows if row.variant == name]
-        slopes = {
-            "time_slope": slope(values, [time_per_token(row) or 1 for row in own]),
-            "memory_slope": slope(values, [memory_per_token(row) or 1 for row in own]),
-        }
-        yield from (dataclasses.replace(row, extra={**row.extra, **slopes}) for row in own)
+        for row in own:
+            row.time_slope = slope(values, [time_per_token(row) for row in own])
+            row.memory_slope = slope(values, [memory_per_token(row) for row in own])
+        yield from own
 
 
 class _Step:
@@ -145,7 +133,6 @@ class _Step:
         config = model_config({**sizes, **named})
         windows = torch.randint(sizes["vocab"], (sizes["batch"], sizes["context"] + 1)).to(device)
         self.ids, self.targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
-        self.model: torch.nn.Module
         self.model, self.loss = _ours(config) if variant == "ours" else _transformers(config)
         self.model.to(device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True)
@@ -160,13 +147,13 @@ class _Step:
 
     def peak_bytes(self) -> int:
         """The most that a step holds beyond weights, optimizer state and batch."""
-        return step_peak_bytes(self, self.model, self.optimizer, (self.ids, self.targets))
+        return harness.step_peak_bytes(self, self.model, self.optimizer, (self.ids, self.targets))
 
 
-LossOf = Callable[[Tensor, Tensor], Tensor]
+LossOf = Callable[[Tensor, Tensor], Any]
 
 
-def _ours(config: ModelConfig) -> tuple[torch.nn.Module, LossOf]:
+def _ours(config: ModelConfig) -> tuple[Any, LossOf]:
     model = LanguageModel(config)
     model.configure_model()
     return model, lambda ids, targets: model.loss({"input_ids": ids, "targets": targets})
@@ -174,12 +161,7 @@ def _ours(config: ModelConfig) -> tuple[torch.nn.Module, LossOf]:
 
 def _transformers(config: ModelConfig) -> tuple[Any, LossOf]:
     model = llama(config, use_cache=False)
-
-    def loss(ids: Tensor, targets: Tensor) -> Tensor:
-        found: Tensor = model(input_ids=ids, shift_labels=targets, labels=targets).loss
-        return found
-
-    return model, loss
+    return model, lambda ids, targets: model(input_ids=ids, shift_labels=targets, labels=targets).loss
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
@@ -200,14 +182,13 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> None:
                     upper.axvline(start_up.BAR_S, color="black", linestyle=":")
                 lower.axis("off")
                 continue
-            for place, cost, scale, label in (
-                (upper, time_per_token, 1e6, "µs/token"),
-                (lower, memory_per_token, 2**-10, "peak KiB/token"),
+            for place, which, cost, scale, label in (
+                (upper, "time_slope", time_per_token, 1e6, "µs/token"),
+                (lower, "memory_slope", memory_per_token, 2**-10, "peak KiB/token"),
             ):
-                series: dict[str, list[tuple[float, float]]] = {}
+                series = defaultdict(list)
                 for row in group:
-                    found = row.time_slope if place is upper else row.memory_slope
-                    line = series.setdefault(f"{row.variant}, slope {found:.2f}", [])
-                    line.append((row.value, scale * (cost(row) or 0)))
+                    name = f"{row.variant}, slope {getattr(row, which):.2f}"
+                    series[name].append((row.value, scale * cost(row)))
                 lines(place, series, axis, label)
             upper.set_title(f"{axis}, {group[0].dtype}")

@@ -1,27 +1,40 @@
-"""The parent of the runs of ``benchmarks faults``: it imports everything once and forks a process for each run.
+"""The processes of ``benchmarks faults``: how its runs are forked, and what goes wrong inside of them.
 
-Forking a process that has threads would be unsafe: a lock that one of them holds stays locked in the child. So this one
-has a single thread at every fork, which is checked: torch and the libraries for linear algebra are told to start none,
-and nothing is computed before the fork. Requests and replies are lines of JSON.
+One process imports everything and forks one for each run. Forking a process that has threads would be unsafe: a lock
+that one of them holds stays locked in the child. So this one has a single thread at every fork, which is checked: torch
+and the libraries for linear algebra are told to start none, and nothing is computed before the fork.
+
+A run notes how far it came: ``step 7`` when a micro-batch of step 7 begins, ``saved 6`` when the checkpoint of step 6
+has its name, and ``moment``. Notes do not go through the code that is put to the test.
 """
 
 import atexit
-import json
+import multiprocessing
 import os
+import re
+import resource
 import runpy
 import select
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
+from unittest.mock import patch
 
-from benchmarks.fault_injection import MOMENT, inject
+import torch
+import torch.utils.tensorboard  # which the command imports only when it trains
+
+from lightning_llm.training.module import LanguageModel
 
 ROOT = Path(__file__).resolve().parents[1]
+MOMENT = "moment"
+_STEP_FILE = re.compile(r"step-(\d+)\.ckpt")
 _SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # this is none of their runs
 _OF_JOBS = ("SLURM_", "TORCHELASTIC_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "GROUP_")
@@ -35,7 +48,7 @@ class Ended(NamedTuple):
         seconds: How long it ran.
         out: What it wrote.
         error: What it wrote to the standard error.
-        notes: See ``fault_injection``.
+        notes: How far it came.
     """
 
     status: int | None
@@ -46,69 +59,58 @@ class Ended(NamedTuple):
 
 
 class Forker:
-    """Starts the parent process; every run is a child of it."""
+    """Starts the process that forks; every run is a child of it."""
 
     def __init__(self) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_JOBS)}
         environment |= {**_SINGLE, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT)])}
-        command = [sys.executable, "-m", "benchmarks.fault_process"]
-        self._parent = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
-        )
+        self._parent = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _import_everything)
+        with patch.dict(os.environ, environment, clear=True):
+            self._parent.submit(_check_single_thread)  # starts it
 
     def run(self, children: Sequence[Mapping[str, Any]], time_limit_s: float) -> list[Ended]:
         """Run processes at the same time.
 
         Args:
             children: For each ``folder``, ``words`` of the command line, ``threads`` that compute, ``environment`` on
-                top of the parent's, ``effects`` (see ``fault_injection``), and ``kill_after_s`` from the moment in
-                them, or null.
+                top of the parent's, ``effects`` (see ``inject``), and ``kill_after_s`` from the moment in them, or
+                null.
             time_limit_s: Processes that have not ended by then are killed.
 
         Raises:
-            RuntimeError: The parent has ended.
+            RuntimeError: The process that forks has ended.
         """
-        assert self._parent.stdin is not None
-        assert self._parent.stdout is not None
         try:
-            self._parent.stdin.write(
-                json.dumps({"children": list(children), "time_limit_s": time_limit_s}, allow_nan=False) + "\n"
-            )
-            self._parent.stdin.flush()
-            reply = json.loads(self._parent.stdout.readline())
-        except (OSError, ValueError) as error:
+            return self._parent.submit(_run, children, time_limit_s).result()
+        except BrokenProcessPool as error:
             raise RuntimeError(f"the process that starts the runs has ended ({error})") from error
-        return [Ended(*ended) for ended in reply]
 
     def close(self) -> None:
-        """End the parent."""
-        self._parent.communicate()
+        """End the process that forks."""
+        self._parent.shutdown()
 
 
-def main() -> None:
-    """Serve requests until there are no more."""
-    replies = os.dup(1)
-    os.set_inheritable(replies, False)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-    _import_everything()
-    while line := sys.stdin.readline():
-        asked = json.loads(line)
-        running: list[_Child] = []
-        for child in asked["children"]:
-            _check_single_thread()
-            pipes = [os.pipe() for _ in range(3)]  # not files: a full disk must not swallow what is said of it
-            process = os.fork()
-            if not process:
-                os.close(replies)
-                _train(child, *(writes for _, writes in pipes))
-            for _, writes in pipes:
-                os.close(writes)
-            running.append(_Child(process, [reads for reads, _ in pipes], child["kill_after_s"]))
-        reply = _wait(running, asked["time_limit_s"])
-        sent = memoryview((json.dumps(reply, allow_nan=False) + "\n").encode())
-        while sent:
-            sent = sent[os.write(replies, sent) :]
+# ---- in the process that forks
+
+
+def _import_everything() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    torch.set_num_threads(1)
+    _command(["fit", "--help"])
+
+
+def _run(children: Sequence[Mapping[str, Any]], time_limit_s: float) -> list[Ended]:
+    running: list[_Child] = []
+    for child in children:
+        _check_single_thread()
+        pipes = [os.pipe() for _ in range(3)]  # not files: a full disk must not swallow what is said of it
+        process = os.fork()
+        if not process:
+            _train(child, *(writes for _, writes in pipes))
+        for _, writes in pipes:
+            os.close(writes)
+        running.append(_Child(process, [reads for reads, _ in pipes], child["kill_after_s"]))
+    return _wait(running, time_limit_s)
 
 
 class _Child:
@@ -128,13 +130,9 @@ class _Child:
             os.kill(self.process, signal.SIGKILL)
         return bool(content)
 
-
-def _import_everything() -> None:
-    import torch
-    import torch.utils.tensorboard  # which the command imports only when it trains
-
-    torch.set_num_threads(1)
-    _command(["fit", "--help"])
+    def ended(self, *, is_late: bool) -> Ended:
+        out, error, notes = (self.heard[pipe].decode(errors="replace") for pipe in self.pipes)
+        return Ended(None if is_late else self.status, self.seconds, out, error, notes.splitlines())
 
 
 def _command(words: Sequence[str]) -> int:
@@ -153,10 +151,31 @@ def _check_single_thread() -> None:
         raise RuntimeError("the process that starts the runs has several threads: it cannot be forked safely")
 
 
+def _wait(running: Sequence[_Child], time_limit_s: float) -> list[Ended]:
+    """Hear all, kill at the moments and at the time limit."""
+    start, late = time.monotonic(), set[int]()
+    speaking = {pipe: child for child in running for pipe in child.pipes}
+    while speaking:
+        for pipe in select.select(list(speaking), [], [], 0.5)[0]:
+            child = speaking[pipe]
+            if not child.hear(pipe):
+                os.close(pipe)
+                del speaking[pipe]
+            if not speaking.keys() & set(child.pipes):
+                child.status = os.waitstatus_to_exitcode(os.waitpid(child.process, 0)[1])
+                child.seconds = time.monotonic() - start
+        if time.monotonic() - start > time_limit_s:
+            for process in {child.process for child in speaking.values()} - late:
+                os.kill(process, signal.SIGKILL)
+                late.add(process)
+    return [child.ended(is_late=child.process in late) for child in running]
+
+
+# ---- in a run
+
+
 def _train(child: Mapping[str, Any], out: int, error: int, notes: int) -> NoReturn:
     """In a child: as in a process of its own, up to the exit handlers at its end."""
-    import torch
-
     os.chdir(child["folder"])
     os.environ.update(child["environment"])
     for source, number in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (error, 2)):
@@ -174,30 +193,60 @@ def _train(child: Mapping[str, Any], out: int, error: int, notes: int) -> NoRetu
     os._exit(status)  # as at the end of any process, but for taking apart all that was imported, which takes a second
 
 
-def _wait(running: Sequence[_Child], time_limit_s: float) -> list[tuple[int | None, float, str, str, list[str]]]:
-    """Hear all, kill at the moments and at the time limit; what :class:`Ended` holds, for each in their order."""
-    start, late = time.monotonic(), set[int]()
-    speaking = {pipe: child for child in running for pipe in child.pipes}
-    while speaking:
-        for pipe in select.select(list(speaking), [], [], 0.5)[0]:
-            child = speaking[pipe]
-            if not child.hear(pipe):
-                os.close(pipe)
-                del speaking[pipe]
-            if not speaking.keys() & set(child.pipes):
-                child.status = os.waitstatus_to_exitcode(os.waitpid(child.process, 0)[1])
-                child.seconds = time.monotonic() - start
-        if time.monotonic() - start > time_limit_s:
-            for process in {child.process for child in speaking.values()} - late:
-                os.kill(process, signal.SIGKILL)
-                late.add(process)
-    return [_told(child, is_late=child.process in late) for child in running]
+def inject(effects: Mapping[str, Any], note: Callable[[str], object]) -> None:
+    """Arrange for effects in this process; micro-batches and files are counted from the start of the process, from 1.
+
+    Args:
+        effects: By name. ``moment``: ``{"on": what, "count": n}`` notes a moment at the start, or when the n-th
+            ``micro-batch``, ``save`` or ``rename`` of a file begins. ``full_disk``: ``{"batch": n, "bytes": b}``, from
+            the n-th micro-batch on no file can grow beyond b bytes; 0: from the start. ``poison``: ``{"batch": n,
+            "value": "nan"}``, what the loss of that micro-batch is multiplied with. ``clock``: ``{"batch": n,
+            "seconds": s}``, from then on the wall clock, and the times of checkpoint files, are s seconds off.
+        note: Called with what is to be noted.
+    """
+    moment, poison = effects.get(MOMENT) or {}, effects.get("poison") or {}
+    disk, clock = effects.get("full_disk"), effects.get("clock")
+    counts: Counter[str] = Counter()
+
+    def reach(kind: str) -> None:
+        counts[kind] += 1
+        if moment.get("on") == kind and moment["count"] == counts[kind]:
+            note(MOMENT)
+
+    def disturb() -> None:
+        if disk and counts["micro-batch"] == disk["batch"]:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (disk["bytes"], resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        if clock and counts["micro-batch"] == clock["batch"]:
+            _move_clock(clock["seconds"])
+
+    training_step, replace, save = LanguageModel.training_step, os.replace, torch.save
+
+    def noted_step(self: LanguageModel, batch: Any, batch_idx: int) -> Any:
+        note(f"step {self.global_step + 1}")
+        reach("micro-batch")
+        disturb()
+        loss = training_step(self, batch, batch_idx)
+        return loss * float(poison["value"]) if poison and counts["micro-batch"] == poison["batch"] else loss
+
+    def noted_replace(source: Any, target: Any, **options: Any) -> None:
+        reach("rename")
+        replace(source, target, **options)
+        if found := _STEP_FILE.fullmatch(Path(target).name):
+            if clock:
+                os.utime(target, (time.time(), time.time()))  # the system's own clock stays as it is
+            note(f"saved {int(found[1])}")
+
+    def noted_save(*args: Any, **options: Any) -> None:
+        reach("save")
+        save(*args, **options)
+
+    LanguageModel.training_step = noted_step  # type: ignore[method-assign]
+    os.replace, torch.save = noted_replace, noted_save  # type: ignore[assignment]
+    reach("start")
+    disturb()
 
 
-def _told(child: _Child, *, is_late: bool) -> tuple[int | None, float, str, str, list[str]]:
-    out, error, notes = (child.heard[pipe].decode(errors="replace") for pipe in child.pipes)
-    return None if is_late else child.status, child.seconds, out, error, notes.splitlines()
-
-
-if __name__ == "__main__":
-    main()
+def _move_clock(seconds: float) -> None:
+    real, real_ns = time.time, time.time_ns
+    time.time = lambda: real() + seconds
+    time.time_ns = lambda: real_ns() + int(seconds * 1e9)

@@ -4,6 +4,7 @@ import dataclasses
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from benchmarks.fault_stage import MICRO_BATCHES, SAVED_EVERY, STEPS, Stage, las
 _STORE_FILES = ("train.bin", "val.bin", "meta.json", "tokenizer.json")
 
 Round = Callable[[Stage, random.Random], None]
+Damage = Callable[[bytes, random.Random], bytes]
 
 
 def kill(stage: Stage, rng: random.Random) -> None:
     """One or two kills, each in a step, while a file is written or renamed, or before the first step."""
     for _ in range(rng.randint(1, 2)):
         moment = _draw_moment(rng, stage)
-        stage.what += f" SIGKILL {moment['after_s'] * 1e3:.1f} ms after {moment['on']} {moment['count']};"
+        stage.what += f" SIGKILL {_said(moment)};"
         ran = stage.fit(kill=moment)
         stage.injected |= ran.status == -9
         if ran.status not in (-9, 0):
@@ -27,10 +29,8 @@ def kill(stage: Stage, rng: random.Random) -> None:
 
 def full_disk(stage: Stage, rng: random.Random) -> None:
     """From some step on, or from the start, no file grows beyond some size."""
-    batch, size = (
-        rng.randrange(MICRO_BATCHES * STEPS),
-        rng.choice([0, rng.randint(1, 5_000), rng.randint(5_000, 300_000)]),
-    )
+    batch = rng.randrange(MICRO_BATCHES * STEPS)
+    size = rng.choice([0, rng.randint(1, 5_000), rng.randint(5_000, 300_000)])
     stage.what = f"no file beyond {size} bytes from micro-batch {batch} on"
     if not batch:
         shutil.rmtree(stage.folder / "store")  # it is prepared on the full disk
@@ -38,26 +38,6 @@ def full_disk(stage: Stage, rng: random.Random) -> None:
     if ran.status:
         stage.injected = True
         stage.expect_refusal(ran, "File too large", "cannot ")
-
-
-def truncated_checkpoint(stage: Stage, rng: random.Random) -> None:
-    """A kill, and the newest checkpoint, or each of them, is cut short."""
-    _damaged_checkpoint(stage, rng, lambda content: content[: rng.randrange(len(content))], "cut")
-
-
-def flipped_checkpoint(stage: Stage, rng: random.Random) -> None:
-    """A kill, and one bit of the newest checkpoint, or of each, is flipped: in tensors, headers or the index."""
-    _damaged_checkpoint(stage, rng, lambda content: _flip(content, rng), "bit flipped in")
-
-
-def truncated_tokens(stage: Stage, rng: random.Random) -> None:
-    """A file of the token store is cut short, before the run or after a kill in it."""
-    _damaged_store(stage, rng, lambda content: content[: rng.randrange(len(content))], "cut")
-
-
-def flipped_tokens(stage: Stage, rng: random.Random) -> None:
-    """One bit of a file of the token store is flipped, before the run or after a kill in it."""
-    _damaged_store(stage, rng, lambda content: _flip(content, rng), "bit flipped in")
 
 
 def nan_batch(stage: Stage, rng: random.Random) -> None:
@@ -74,14 +54,13 @@ def lost_rank(stage: Stage, rng: random.Random) -> None:
     moment = {**_draw_moment(rng, stage), "rank": rng.randrange(2)}
     if moment["rank"] and moment["on"] in ("save", "rename"):
         moment["on"] = "micro-batch"  # only the first process writes
-    stage.what = f"SIGKILL to process {moment['rank']}, {moment['after_s'] * 1e3:.1f} ms after "
-    stage.what += f"{moment['on']} {moment['count']}"
+    stage.what = f"SIGKILL to process {moment['rank']}, {_said(moment)}"
     ran = stage.fit(kill=moment)
-    stage.injected = ran.ended[moment["rank"]].status == -9
-    if stage.injected and (status := ran.ended[1 - moment["rank"]].status) != 0:
-        seconds = ran.ended[1 - moment["rank"]].seconds
-        stage.what += f"; the other ended after {seconds:.1f} s with {status}"
-        stage.expect_refusal(dataclasses.replace(ran, ended=[ran.ended[1 - moment["rank"]]]), "lost", "reach")
+    killed, other = (ran.ended[rank] for rank in (moment["rank"], 1 - moment["rank"]))
+    stage.injected = killed.status == -9
+    if stage.injected and other.status != 0:
+        stage.what += f"; the other ended after {other.seconds:.1f} s with {other.status}"
+        stage.expect_refusal(dataclasses.replace(ran, ended=[other]), "lost", "reach")
 
 
 def clock_jump(stage: Stage, rng: random.Random) -> None:
@@ -101,45 +80,18 @@ def clock_jump(stage: Stage, rng: random.Random) -> None:
         stage.fit(clock={"batch": 0, "seconds": 3600 * hours})
 
 
-ROUNDS: dict[str, Round] = {
-    "kill": kill,
-    "full disk": full_disk,
-    "truncated checkpoint": truncated_checkpoint,
-    "flipped checkpoint": flipped_checkpoint,
-    "truncated tokens": truncated_tokens,
-    "flipped tokens": flipped_tokens,
-    "nan batch": nan_batch,
-    "lost rank": lost_rank,
-    "clock jump": clock_jump,
-}
+def _said(moment: dict[str, Any]) -> str:
+    return f"{moment['after_s'] * 1e3:.1f} ms after {moment['on']} {moment['count']}"
 
 
-def _in_some_step(rng: random.Random, after: int = 0) -> dict[str, Any]:
-    """In a micro-batch behind the first checkpoint that follows ``after`` micro-batches."""
-    count = rng.randint(after + MICRO_BATCHES * SAVED_EVERY + 1, MICRO_BATCHES * STEPS)
-    return {"on": "micro-batch", "count": count, "after_s": 0.0}
-
-
-def _draw_moment(rng: random.Random, stage: Stage) -> dict[str, Any]:
-    left = STEPS - stage.saved
-    on = rng.choice(["start", "micro-batch", "micro-batch", "save", "rename"])
-    most = {
-        "start": 1,
-        "micro-batch": MICRO_BATCHES * max(1, left),
-        "save": max(1, left // 2),
-        "rename": max(1, left // 2),
-    }[on]
-    after = rng.uniform(0, 1.0) if on == "start" else rng.uniform(0, 0.006)
-    return {"on": on, "count": rng.randint(1, most), "after_s": after}
-
-
-def _damaged_checkpoint(stage: Stage, rng: random.Random, damage: Callable[[bytes], bytes], word: str) -> None:
+def damaged_checkpoint(stage: Stage, rng: random.Random, damage: Damage, word: str) -> None:
+    """A kill, and the newest checkpoint, or each of them, is damaged: in tensors, headers or the index."""
     stage.fit(kill=_in_some_step(rng))
     files = stage.checkpoints
     whole = {path: path.read_bytes() for path in files}
     chosen = files if rng.random() < 0.25 else files[-1:]
     for path in chosen:
-        content = damage(whole[path])
+        content = damage(whole[path], rng)
         path.write_bytes(content)  # in place: best.ckpt may be the same file
         stage.what += f" {word} {path.name} at {_difference(whole[path], content)} of {len(whole[path])};"
     stage.injected = True
@@ -160,15 +112,16 @@ def _damaged_checkpoint(stage: Stage, rng: random.Random, damage: Callable[[byte
             stage.problems.append(f"{used} was taken instead of {chosen[-1].name} without a message")
         stage.refused += 1
     elif word == "cut":
-        stage.problems.append(f"{used} is cut short and was gone on from")
+        stage.problems.append(f"{used} is cut short and the run resumed from it")
 
 
-def _damaged_store(stage: Stage, rng: random.Random, damage: Callable[[bytes], bytes], word: str) -> None:
+def damaged_store(stage: Stage, rng: random.Random, damage: Damage, word: str) -> None:
+    """A file of the token store is damaged, before the run or after a kill in it."""
     if rng.random() < 0.5:
         stage.fit(kill=_in_some_step(rng))
     path = stage.folder / "store" / rng.choice(_STORE_FILES)
     whole = path.read_bytes()
-    content = damage(whole)
+    content = damage(whole, rng)
     path.write_bytes(content)
     stage.what += f" {word} {path.name} at {_difference(whole, content)} of {len(whole)}"
     stage.injected = True
@@ -176,6 +129,24 @@ def _damaged_store(stage: Stage, rng: random.Random, damage: Callable[[bytes], b
     if ran.status != 0 or path.suffix == ".bin":  # else: it may have been white space, and the result will tell
         stage.expect_refusal(ran, "token store store: ", "error: store/")
     path.write_bytes(whole)
+
+
+def _in_some_step(rng: random.Random, after: int = 0) -> dict[str, Any]:
+    """In a micro-batch behind the first checkpoint that follows ``after`` micro-batches."""
+    count = rng.randint(after + MICRO_BATCHES * SAVED_EVERY + 1, MICRO_BATCHES * STEPS)
+    return {"on": "micro-batch", "count": count, "after_s": 0.0}
+
+
+def _draw_moment(rng: random.Random, stage: Stage) -> dict[str, Any]:
+    left = STEPS - stage.saved
+    on = rng.choice(["start", "micro-batch", "micro-batch", "save", "rename"])
+    most = {"start": 1, "micro-batch": MICRO_BATCHES * max(1, left)}.get(on, max(1, left // 2))
+    after = rng.uniform(0, 1.0) if on == "start" else rng.uniform(0, 0.006)
+    return {"on": on, "count": rng.randint(1, most), "after_s": after}
+
+
+def _cut(content: bytes, rng: random.Random) -> bytes:
+    return content[: rng.randrange(len(content))]
 
 
 def _flip(content: bytes, rng: random.Random) -> bytes:
@@ -188,3 +159,16 @@ def _flip(content: bytes, rng: random.Random) -> bytes:
 
 def _difference(whole: bytes, damaged: bytes) -> int:
     return next((at for at, pair in enumerate(zip(whole, damaged, strict=False)) if pair[0] != pair[1]), len(damaged))
+
+
+ROUNDS: dict[str, Round] = {
+    "kill": kill,
+    "full disk": full_disk,
+    "truncated checkpoint": partial(damaged_checkpoint, damage=_cut, word="cut"),
+    "flipped checkpoint": partial(damaged_checkpoint, damage=_flip, word="bit flipped in"),
+    "truncated tokens": partial(damaged_store, damage=_cut, word="cut"),
+    "flipped tokens": partial(damaged_store, damage=_flip, word="bit flipped in"),
+    "nan batch": nan_batch,
+    "lost rank": lost_rank,
+    "clock jump": clock_jump,
+}

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.fault_injection import MOMENT
-from benchmarks.fault_process import Ended, Forker
+from benchmarks.fault_process import MOMENT, Ended, Forker
 from lightning_llm.checkpoints.reading import BEST, read_checkpoint, step_files
 
 STEPS, SAVED_EVERY, MICRO_BATCHES = 12, 2, 2  # micro-batches of a step
@@ -53,7 +52,7 @@ _RESUMED = re.compile(r"^Resumed from step (\d+): (\S+)", re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """One run: how each of its processes ended, and where it went on from."""
+    """One run: how each of its processes ended, and what it resumed from."""
 
     ended: list[Ended]
     resumed_step: int | None
@@ -80,7 +79,7 @@ class Truth:
 
 
 class Stage:
-    """A folder in which one run is started, ended and gone on with; keeps the account of what happened."""
+    """A folder in which one run is started, ended and resumed; keeps the account of what happened."""
 
     def __init__(self, forker: Forker, folder: Path, data: Path, processes: int = 1) -> None:
         self._forker, self.folder, self.processes = forker, folder, processes
@@ -108,31 +107,26 @@ class Stage:
         return found[-1] if found else self.folder / "runs/tiny/version_0"
 
     def fit(self, *words: str, afresh: bool = False, kill: dict[str, Any] | None = None, **effects: Any) -> Ran:
-        """Train, going on from the last checkpoint if there is one.
+        """Train, resuming from the last checkpoint if there is one.
 
         Args:
             words: Further options.
             afresh: Start a new run even so.
             kill: ``on``, ``count``, ``after_s`` and ``rank``: when to send SIGKILL to which process.
-            effects: As for ``fault_injection.inject``, in every process.
+            effects: As for ``fault_process.inject``, in every process.
         """
         if afresh:
             self.begun = self.saved = 0
         resume, self.runs = (["--ckpt_path", "last"] if self.saved else []), self.runs + 1
         port, given = str(_free_port()), ["fit", "--config", "tiny.yaml", *words, *resume]
+        threads = torch.get_num_threads() if self.processes == 1 else 1  # as fit, and as torchrun has it
         children: list[dict[str, Any]] = []
         for rank in range(self.processes):
-            killed = kill if kill is not None and kill.get("rank", 0) == rank else None
-            children.append(
-                {
-                    "folder": str(self.folder),
-                    "words": given,
-                    "environment": {"COLUMNS": "200", **(_as_torchrun(rank, port) if self.processes > 1 else {})},
-                    "effects": {**effects, **({MOMENT: killed} if killed else {})},
-                    "kill_after_s": killed["after_s"] if killed else None,
-                    "threads": torch.get_num_threads() if self.processes == 1 else 1,  # as fit, and as torchrun has it
-                }
-            )
+            killed = kill if kill and kill.get("rank", 0) == rank else None
+            environment = {"COLUMNS": "200", **(_as_torchrun(rank, port) if self.processes > 1 else {})}
+            child = {"folder": str(self.folder), "words": given, "threads": threads, "environment": environment}
+            told = {"effects": {**effects, MOMENT: killed}, "kill_after_s": killed and killed["after_s"]}
+            children.append({**child, **told})
         ended = self._forker.run(children, TIME_LIMIT_S)
         for rank, each in enumerate(ended):
             written = f"{' '.join(given)}\n{each.out}\n{each.error}\nstatus {each.status}\n"
@@ -144,7 +138,7 @@ class Stage:
 
     def _look(self, ran: Ran) -> None:
         self.has_ended = all(each.status == 0 for each in ran.ended)
-        if any(each.status is None for each in ran.ended):
+        if None in [each.status for each in ran.ended]:
             self.problems.append(f"run {self.runs} did not end within {TIME_LIMIT_S:.0f} s")
         if "Traceback" in ran.error:
             self.problems.append(f"run {self.runs} ended in a stack trace: {last_line(ran.error)}")
@@ -154,12 +148,8 @@ class Stage:
             self.lost_steps = max(self.lost_steps, self.saved - ran.resumed_step)
         elif self.saved and self.has_ended:
             self.problems.append(f"run {self.runs} did not report the step that it resumed from")
-        for note in ran.ended[0].notes:
-            word, _, number = note.partition(" ")
-            if word == "step":
-                self.begun = int(number)
-            elif word == "saved":
-                self.saved = int(number)
+        newest = dict(note.split() for note in ran.ended[0].notes if note != MOMENT)
+        self.begun, self.saved = int(newest.get("step", self.begun)), int(newest.get("saved", self.saved))
 
     def expect_refusal(self, ran: Ran, *says: str) -> None:
         """Note whether a run was refused, with a line that says one of these."""
@@ -219,13 +209,9 @@ def _config(processes: int) -> str:
 
 def _as_torchrun(rank: int, port: str) -> dict[str, str]:
     names = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-    job = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
-    return {
-        **{name: str(value) for name, value in names.items()},
-        **job,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
+    names |= {"TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0}
+    job = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return {name: str(value) for name, value in names.items()} | job
 
 
 def _free_port() -> int:
@@ -245,12 +231,8 @@ def _curves(run: Path) -> dict[str, list[tuple[int, float]]]:
 def _same(first: Any, second: Any) -> bool:
     if torch.is_tensor(first):
         return torch.is_tensor(second) and torch.equal(first, second)
-    if isinstance(first, dict):
-        return (
-            isinstance(second, dict)
-            and first.keys() == second.keys()
-            and all(_same(first[k], second[k]) for k in first)
-        )
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(_same(first[name], second[name]) for name in first)
     if isinstance(first, list | tuple):
         return len(first) == len(second) and all(map(_same, first, second))
     return bool(first == second)

@@ -62,30 +62,27 @@ def run(asked: Request) -> Iterator[Row]:
         asked.status.update(f"round {done} of {asked.rounds}: {name}, {len(wrong)} went wrong")
     failed = f"{len(wrong)} of {asked.rounds} rounds went wrong (fault and seed: {', '.join(wrong[:20])}); see {base}"
     for name, group in rounds.items():
-        extra = {
-            "rounds": len(group),
-            "injected": sum(stage.injected for stage in group),
-            "resumed": sum(stage.resumed > 0 for stage in group),
-            "refused": sum(stage.refused > 0 for stage in group),
-            "repeated_steps": max(stage.repeated_steps for stage in group),
-            "lost_steps": max(stage.lost_steps for stage in group),
-            "wrong": sum(bool(stage.problems) for stage in group),
-            "seconds": round(sum(stage.seconds for stage in group), 1),
-            "seed": seed,
-            "_failed": failed if wrong else None,
-        }
-        yield asked.row(name, extra=extra)
+        yield asked.row(
+            name,
+            rounds=len(group),
+            injected=sum(stage.injected for stage in group),
+            resumed=sum(stage.resumed > 0 for stage in group),
+            refused=sum(stage.refused > 0 for stage in group),
+            repeated_steps=max(stage.repeated_steps for stage in group),
+            lost_steps=max(stage.lost_steps for stage in group),
+            wrong=sum(bool(stage.problems) for stage in group),
+            seconds=round(sum(stage.seconds for stage in group), 1),
+            seed=seed,
+            _failed=failed if wrong else None,
+        )
     if not wrong:
         shutil.rmtree(base)
 
 
 def print_table(rows: Sequence[Row], console: Console) -> None:
     """A line for each fault, and their total."""
-    total = {name: sum(getattr(row, name) for row in rows) for name in FIELDS}
-    total |= {name: max(getattr(row, name) for row in rows) for name in ("repeated_steps", "lost_steps")}
-    extra = {"_group": rows[0]._group, **total}
-    whole = Row(bench="faults", variant="all", shape="", dtype="", device="cpu", extra=extra)
-    harness.print_table([*rows, whole], console, COLUMNS)
+    total = {name: (max if "steps" in name else sum)(getattr(row, name) for row in rows) for name in FIELDS}
+    harness.print_table([*rows, Row(variant="all", _group=rows[0]._group, **total)], console, COLUMNS)
     console.print(f"seed {rows[0].seed}")
 
 

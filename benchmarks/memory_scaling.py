@@ -25,7 +25,7 @@ def run(asked: Request) -> Iterator[Row]:
     for variant in asked.chosen(cases) if asked.variants else VARIANTS:
         saved, peak = measure_memory(cases[variant], asked.device)
         cases[variant].clear()
-        yield asked.row(variant, peak_bytes=peak, saved_bytes=saved, extra={"_tokens": batch * seq})
+        yield asked.row(variant, peak_bytes=peak, saved_bytes=saved, _tokens=batch * seq)
 
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:
@@ -35,6 +35,6 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> None:
         for axis, dtype in zip(axes, dtypes, strict=True):
             series: dict[str, list[tuple[float, float]]] = {}
             for row in (row for row in rows if row.dtype == dtype and row.peak_bytes is not None):
-                series.setdefault(row.variant, []).append((row._tokens, (row.peak_bytes or 0) / MIB))
+                series.setdefault(row.variant, []).append((row._tokens, row.peak_bytes / MIB))
             lines(axis, series, "tokens", "peak memory, MiB")
             axis.set_title(dtype)

@@ -15,26 +15,22 @@ machines would not. The hidden share h, from 0 to 1, is what the largest measure
 as fast as those measured.
 """
 
-import dataclasses
-import json
 import os
-import socket
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_llm.bench.harness import MIB, Columns, Request, Row, Sizes, columns, groups, model_config
+from lightning_llm.bench.harness import MIB, Columns, Request, Row, Sizes, columns, groups, model_config, process_group
 from lightning_llm.bench.plots import chart, lines
-from lightning_llm.training.distributed import leave_groups
+from lightning_llm.measure.resident import in_fresh_processes
+from lightning_llm.measure.timer import seconds_of
 from lightning_llm.training.module import LanguageModel
 
 NAMES = ("layers", "hidden", "context", "rows")  # of each process
@@ -69,60 +65,46 @@ def _counts(variants: Sequence[str] | None, most: int) -> list[int]:
 
 
 def _launch(sizes: Sizes, counts: list[int], asked: Request) -> Found:
-    """Run all processes; process 0 writes what it found into a file."""
+    """What process 0 of all found."""
     with tempfile.TemporaryDirectory(prefix="bench-scaling-") as folder:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        result = Path(folder, "found.json")
-        job = (sizes, counts, asked.device, asked.dtype, asked.rounds, port, str(result))
-        spawn(_process, job, nprocs=counts[-1])  # type: ignore[no-untyped-call]
-        found: Found = json.loads(result.read_text(encoding="utf-8"))
-        return found
+        how = (asked.device, asked.dtype, asked.rounds, str(Path(folder, "meeting")))
+        jobs = [(rank, sizes, counts, *how) for rank in range(counts[-1])]
+        return in_fresh_processes(_take_part, jobs, name=asked.bench)[0]
 
 
-def _process(
-    rank: int, sizes: Sizes, counts: list[int], device: str, dtype: str, rounds: int, port: int, result: str
-) -> None:
-    torch.set_num_threads(1)
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    backend = "nccl" if device == "cuda" else "gloo"
-    store: Any = dist.TCPStore("127.0.0.1", port, counts[-1], is_master=rank == 0)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=rank, world_size=counts[-1], timeout=timedelta(minutes=10))
-    _take_part(rank, sizes, counts, device, dtype, rounds, result)
-    dist.barrier()
-    leave_groups()
+def _take_part(job: tuple[int, Sizes, list[int], str, str, int, str]) -> Found:
+    rank, sizes, counts, device, dtype, rounds, meeting = job
+    with process_group(rank, counts[-1], device, meeting):
+        return _measured(rank, sizes, counts, device, dtype, rounds)
 
 
-def _take_part(rank: int, sizes: Sizes, counts: list[int], device: str, dtype: str, rounds: int, result: str) -> None:
+def _measured(rank: int, sizes: Sizes, counts: list[int], device: str, dtype: str, rounds: int) -> Found:
     groups = {count: dist.new_group(list(range(count))) for count in counts}
     steps = {n: _steps(sizes, groups[n] if n > 1 else None, device, dtype) for n in counts if rank < n}
-    apart = _steps(sizes, None, device, dtype)
+    steps[APART] = _steps(sizes, None, device, dtype)
     taken: dict[int, list[float]] = {count: [] for count in [*counts, APART]}
     wire: dict[int, float] = {}
-    for step in (*steps.values(), apart):
+    for step in steps.values():
         for _ in range(WARM_UP):
             step()
     for _ in range(rounds):
-        for count in counts:
+        for count in [*counts, APART]:
             dist.barrier()
             before = _loopback_bytes()
-            if rank < count:
-                taken[count] += [_timed(steps[count], device) for _ in range(STEPS)]
+            if count in steps:
+                taken[count] += [seconds_of(steps[count], device) for _ in range(STEPS)]
             dist.barrier()
             wire[count] = (_loopback_bytes() - before) / STEPS
-        taken[APART] += [_timed(apart, device) for _ in range(STEPS)]
     links = {}
     for count in counts[1:]:
         if rank < count:
-            links[count] = _link(groups[count], device)
+            links[count] = [_all_reduce_seconds(groups[count], size, device) for size in (SMALL, LARGE)]
         dist.barrier()
-    if rank == 0:
-        parameters = sum(p.numel() for p in _model(sizes).parameters())
-        backward = _backward_seconds(sizes, device, dtype)
-        found = {"taken": taken, "wire": wire, "links": links, "gradient_bytes": 4 * parameters, "backward": backward}
-        Path(result).write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
+    if rank:
+        return {}
+    parameters = sum(p.numel() for p in _model(sizes).parameters())
+    backward = _backward_seconds(sizes, device, dtype)
+    return {"taken": taken, "wire": wire, "links": links, "gradient_bytes": 4 * parameters, "backward": backward}
 
 
 def _model(sizes: Sizes) -> LanguageModel:
@@ -172,31 +154,14 @@ def _backward_seconds(sizes: Sizes, device: str, dtype: str) -> float:
     for _ in range(WARM_UP + STEPS):
         with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
             loss = model.loss(batch)
-        taken.append(_timed(loss.backward, device))
+        taken.append(seconds_of(loss.backward, device))
     return statistics.median(taken[WARM_UP:])
 
 
-def _link(group: Any, device: str) -> dict[str, float]:
-    """Seconds of an all-reduce of few and of many bytes."""
-    seconds = {}
-    for size in (SMALL, LARGE):
-        buffer = torch.zeros(size // 4, device=device)
-
-        def reduce(buffer: torch.Tensor = buffer) -> None:
-            dist.all_reduce(buffer, group=group)
-
-        seconds[str(size)] = statistics.median([_timed(reduce, device) for _ in range(WARM_UP + STEPS)][WARM_UP:])
-    return seconds
-
-
-def _timed(act: Callable[[], object], device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    act()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+def _all_reduce_seconds(group: Any, size: int, device: str) -> float:
+    buffer = torch.zeros(size // 4, device=device)
+    reduce = partial(dist.all_reduce, buffer, group=group)
+    return statistics.median([seconds_of(reduce, device) for _ in range(WARM_UP + STEPS)][WARM_UP:])
 
 
 def _loopback_bytes() -> int:
@@ -220,7 +185,7 @@ def link_of(processes: int, small_s: float, large_s: float) -> tuple[float, floa
 
 
 def _rows(found: Found, counts: list[int], asked: Request) -> Iterator[Row]:
-    medians = {count: statistics.median(found["taken"][str(count)]) for count in counts}
+    medians = {count: statistics.median(found["taken"][count]) for count in [*counts, APART]}
     tokens = asked.sizes["rows"] * asked.sizes["context"]
 
     def row(count: int, seconds: float, variant: str, wire: float | None) -> Row:
@@ -231,23 +196,23 @@ def _rows(found: Found, counts: list[int], asked: Request) -> Iterator[Row]:
             ratio=medians[1] / seconds,  # efficiency: the work of each process stays the same
             wire_bytes=None if wire is None else int(wire),
         )
-        return dataclasses.replace(made, machine=made.machine.partition(",")[0])  # each has one thread
+        made.machine = made.machine.partition(",")[0]  # each has one thread
+        return made
 
     for count in counts:
-        measured_wire = found["wire"][str(count)] if asked.device == "cpu" and count > 1 else None
-        yield row(count, medians[count], f"{count}", measured_wire)
+        yield row(
+            count, medians[count], f"{count}", found["wire"][count] if asked.device == "cpu" and count > 1 else None
+        )
     if len(counts) == 1:
         return
-    most, size = counts[-1], found["gradient_bytes"]
-    latency, bandwidth = link_of(most, *(found["links"][str(most)][str(part)] for part in (SMALL, LARGE)))
-    alone = statistics.median(found["taken"][str(APART)])
+    most, size, alone = counts[-1], found["gradient_bytes"], medians[APART]
+    latency, bandwidth = link_of(most, *found["links"][most])
     shown = max(0.0, medians[most] - alone)
     hidden = max(0.0, ring_seconds(most, size, latency, bandwidth) - shown) / found["backward"]
-    for count in PREDICTED:
-        if count > most:
-            open_s = max(0.0, ring_seconds(count, size, latency, bandwidth) - min(1.0, hidden) * found["backward"])
-            wire = 2 * (count - 1) * size  # of all processes together
-            yield row(count, alone + open_s, f"{count} (predicted)", wire)
+    for count in (count for count in PREDICTED if count > most):
+        open_s = max(0.0, ring_seconds(count, size, latency, bandwidth) - min(1.0, hidden) * found["backward"])
+        sent = 2 * (count - 1) * size  # by all processes together
+        yield row(count, alone + open_s, f"{count} (predicted)", sent)
 
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:
@@ -255,7 +220,7 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> None:
     shapes = groups(rows)
     with chart(path, title, columns=len(shapes)) as [axes]:
         for axis, (name, group) in zip(axes, shapes.items(), strict=True):
-            points = [(int(row.variant.split()[0]), row.tokens_per_s or 0) for row in group]
+            points = [(int(row.variant.split()[0]), row.tokens_per_s) for row in group]
             measured = [point for point, row in zip(points, group, strict=True) if row.variant.isdigit()]
             proportion = [(count, points[0][1] * count) for count, _ in points]
             series = {"in proportion": proportion, "predicted": points, "measured": measured}

@@ -12,15 +12,22 @@ at a level need less memory and more time, so their numbers are found by bisecti
 
 import bisect
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from itertools import product
 from typing import Any
 
 from lightning_llm.accounting.counts import parameters_by_part
-from lightning_llm.accounting.hardware import shown_size
-from lightning_llm.accounting.memory import LEVELS, Counts, LayeredMemory, most_that_fit
-from lightning_llm.accounting.sharding import SharedMemory, activation_precision, shared_memory
+from lightning_llm.accounting.memory import (
+    LEVELS,
+    Counts,
+    LayeredMemory,
+    SharedMemory,
+    activation_precision,
+    most_that_fit,
+    shared_memory,
+    too_little,
+)
 from lightning_llm.accounting.step_time import CostModel, StepTime, step_time
 from lightning_llm.model.config import ModelConfig, Recompute
 
@@ -111,10 +118,8 @@ class Planner:
     def __init__(self, task: Task, tick: Callable[[], object] = lambda: None) -> None:
         share, rest = divmod(task.global_batch_size, task.world_size)
         if rest:
-            raise ValueError(
-                f"global_batch_size {task.global_batch_size} cannot be divided by {task.world_size} processes: "
-                "change one of them"
-            )
+            uneven = f"global_batch_size {task.global_batch_size} cannot be divided by {task.world_size} processes"
+            raise ValueError(f"{uneven}: change one of them")
         parameters_by_part(task.config)  # reports what is not covered before anything else fails on it
         self.task, self._tick = task, tick
         self.rows = [rows for rows in range(1, share + 1) if share % rows == 0]
@@ -123,7 +128,12 @@ class Planner:
             self.deepest = 2 if task.config.norm == "rmsnorm" else 1
         self._layered = cache(self._layered_memory)
         self.memory, self.time = cache(self._memory), cache(self._time)
-        self._groups = sorted(self._all_groups(), key=lambda group: self.time(group).seconds)
+        # the memory-optimized MLP has levels for what recomputing an MLP does
+        recompute = ("none", "attention", "block") if self.deepest else ("none", "mlp", "attention", "block")
+        choices = product(self.rows, recompute, task.loss_chunks, task.state_dtypes, task.strategies)
+        chosen: list[dict[str, Any]] = [dict(zip(DECISIONS, choice, strict=True)) for choice in choices]
+        groups = [Setting(**choice, counts=(0, 0, task.config.num_hidden_layers)) for choice in chosen]
+        self._groups = sorted(groups, key=lambda group: self.time(group).seconds)
 
     # -- what a setting takes -----------------------------------------------------------------------------------------
 
@@ -135,24 +145,15 @@ class Planner:
         """Bytes on each process."""
         task, accumulation = self.task, min(2, self.accumulation(setting))
         precision = activation_precision(task.precision, setting.strategy if task.world_size > 1 else "ddp")
-        layered = self._layered(setting.rows, setting.recompute, setting.loss_chunks, accumulation, precision)
-        shared = {"gradient_views": task.gradient_views, **self._options(setting)}
-        memory = shared_memory(task.config, layered.at(setting.counts), **shared)
+        step = {"rows": setting.rows, "loss_chunks": setting.loss_chunks, "accumulation": accumulation}
+        points = self._layered(setting.recompute, precision=precision, **step).at(setting.counts)
+        memory = shared_memory(task.config, points, gradient_views=task.gradient_views, **self._options(setting))
         self._tick()
         return memory
 
-    def _layered_memory(
-        self, rows: int, recompute: Recompute, loss_chunks: int | None, accumulation: int, precision: str
-    ) -> LayeredMemory:
-        return LayeredMemory(
-            dataclasses.replace(self.task.config, recompute=recompute),
-            rows=rows,
-            context_length=self.task.context_length,
-            precision=precision,
-            device=self.task.cost_model.kind,
-            loss_chunks=loss_chunks,
-            accumulation=accumulation,
-        )
+    def _layered_memory(self, recompute: Recompute, **settings: Any) -> LayeredMemory:
+        config, task = dataclasses.replace(self.task.config, recompute=recompute), self.task
+        return LayeredMemory(config, context_length=task.context_length, device=task.cost_model.kind, **settings)
 
     def _time(self, setting: Setting) -> StepTime:
         """Seconds of a step."""
@@ -264,18 +265,17 @@ class Planner:
             return low + bisect.bisect_left(range(low, high), True, key=lambda count: self._fits(at(count), memory))
 
         found: list[Setting] = []
-        ranges: dict[int, tuple[int, int]] = {}  # of layers that fit, at each level alone
+        low = most = 0  # layers that fit, at one level alone
         alone: Callable[[int], Setting]
         for level, alone in ((1, partial(at, 0)), (2, partial(at, shallow=0))):
             # all layers, or all but the last, which is recomputed at the peak and so may need more
             counts = [count for count in (layers, layers - 1) if count and level <= deepest]
             most = next((count for count in counts if self._fits(alone(count), memory)), 0)
             if most:
-                ranges[level] = fewest(1, most, alone), most
-                found.append(alone(ranges[level][0]))
-        if 2 not in ranges:
+                low = fewest(1, most, alone)
+                found.append(alone(low))
+        if not most:  # at level 2
             return found
-        low, most = ranges[2]
         best = self.time(at(low, 0)).seconds
         for touched in range(low, most + 1):  # more layers, but at level 1, may be cheaper than fewer at level 2
             if self.time(at(0, touched)).seconds >= best:
@@ -294,18 +294,6 @@ class Planner:
         shallow, deep = [(0, layers, 0), (0, layers - 1, 1)], [(layers, 0, 0), (layers - 1, 0, 1)]
         return [(0, 0, layers), *(shallow if self.deepest else []), *(deep if self.deepest == 2 else [])]
 
-    def _all_groups(self) -> Iterator[Setting]:
-        task, counts = self.task, (0, 0, self.task.config.num_hidden_layers)
-        # the memory-optimized MLP has levels for what recomputing an MLP does
-        recompute: tuple[Recompute, ...] = ("none", "attention", "block")
-        recompute = recompute if self.deepest else ("none", "mlp", "attention", "block")
-        for rows, again, chunks, dtype, strategy in product(
-            self.rows, recompute, task.loss_chunks, task.state_dtypes, task.strategies
-        ):
-            yield Setting(
-                rows=rows, counts=counts, recompute=again, loss_chunks=chunks, state_dtype=dtype, strategy=strategy
-            )
-
 
 def configured(config: ModelConfig, setting: Setting) -> ModelConfig:
     """The model with a setting's levels and recomputation."""
@@ -320,9 +308,5 @@ def choose(planner: Planner, memory: int) -> Plan:
     """
     found = planner.fastest(memory)
     if found is None:
-        least = planner.smallest().memory.peak
-        raise ValueError(
-            f"memory of {memory:,} bytes is too little: the smallest that would do is {least:,} bytes "
-            f"({shown_size(least)})"
-        )
+        raise too_little(memory, planner.smallest().memory.peak)
     return found

@@ -11,7 +11,7 @@ from typing import Literal
 
 from lightning_llm.accounting.counts import Sizes, parameters_by_part, step_flops
 from lightning_llm.accounting.hardware import GIGA, TERA, Device
-from lightning_llm.accounting.sharding import root_elements
+from lightning_llm.accounting.memory import root_elements
 from lightning_llm.accounting.symbolic_ops import PRECISIONS
 from lightning_llm.model.config import ModelConfig
 
@@ -22,10 +22,10 @@ LINK_BANDWIDTH = 100 * GIGA  # bytes per second and direction for each process, 
 LAYER_SECONDS = {"cuda": 200e-6, "cpu": 100e-6}  # launches of a layer, forward and backward, a micro-batch; assumed
 
 # Passes over a tensor of (tokens, width), each a read or a write, as the operators are written in this project
-NORM_FORWARD, NORM_BACKWARD = 2, 3  # read x, write y; read dy and x, write dx
+NORM = 2, 3  # forward: read x, write y; backward: read dy and x, write dx
 RESIDUAL_PASSES = 3 + 3  # read two, write one; two gradients are added likewise
-ACTIVATION_FORWARD, ACTIVATION_BACKWARD = 3, 5  # gated: read g and u, write a; read da, g, u, write dg, du
-PLAIN_FORWARD, PLAIN_BACKWARD = 2, 3  # GELU and ReLU
+GATED_ACTIVATION = 3, 5  # forward: read g and u, write a; backward: read da, g, u, write dg, du
+PLAIN_ACTIVATION = 2, 3  # GELU and ReLU
 ROTATION_PASSES = 8  # of queries and keys: half by half, forward and back
 ATTENTION_PASSES = 3  # forward; backward reads and writes about twice that
 LOSS_PASSES = {"chunked": 4, "whole": 10}  # over the logits; whole: cast, log-softmax, its gradient, cast, in float32
@@ -149,6 +149,7 @@ def step_time(
         return ((total - scores) / cost_model.matmul_share + scores / ATTENTION_SHARE) / peak
 
     passes, repeated_passes = _passes(config, loss_chunks)
+    reading_weights = accumulation * WEIGHT_PASSES * factor * parameters / bandwidth
     casts = (storage + factor) * parameters if storage != factor else 0
     share = world_size if strategy == "fsdp2" else 1
     state = 2 * state_per_parameter * (state_itemsize or storage)  # read and written
@@ -162,9 +163,7 @@ def step_time(
         twice = 2 * parameters - root_elements(config)
         sent = accumulation * ring * (factor * twice + storage * parameters)
     return StepTime(
-        matmuls=max(
-            matmul_seconds(flops.model, 3 * scores), accumulation * WEIGHT_PASSES * factor * parameters / bandwidth
-        ),
+        matmuls=max(matmul_seconds(flops.model, 3 * scores), reading_weights),
         recomputed=matmul_seconds(flops.recomputed, repeated_scores) + tokens * repeated_passes * factor / bandwidth,
         traffic=tokens * passes * factor / bandwidth,
         weights=(accumulation * casts + (accumulation - 1) * ADD_PASSES * storage * parameters) / bandwidth,
@@ -179,11 +178,9 @@ def _passes(config: ModelConfig, loss_chunks: int | None) -> tuple[int, int]:
     s, recompute, layers = Sizes.of(config), config.recompute, config.num_hidden_layers
     heads = int(s.queries) + int(s.keys)
     rotated = ROTATION_PASSES * heads // 2 if config.position == "rope" else 0
-    forward, backward = (
-        (ACTIVATION_FORWARD, ACTIVATION_BACKWARD) if config.is_gated else (PLAIN_FORWARD, PLAIN_BACKWARD)
-    )
-    norm, mlp, attention = NORM_FORWARD * s.hidden, forward * s.intermediate, rotated + ATTENTION_PASSES * heads
-    whole_norm, whole_mlp = (NORM_FORWARD + NORM_BACKWARD) * s.hidden, (forward + backward) * s.intermediate
+    activation = GATED_ACTIVATION if config.is_gated else PLAIN_ACTIVATION
+    norm, mlp, attention = NORM[0] * s.hidden, activation[0] * s.intermediate, rotated + ATTENTION_PASSES * heads
+    whole_norm, whole_mlp = sum(NORM) * s.hidden, sum(activation) * s.intermediate
     whole_attention = attention + rotated + 2 * ATTENTION_PASSES * heads
     layer = 2 * whole_norm + whole_attention + whole_mlp + 2 * RESIDUAL_PASSES * s.hidden
     loss = LOSS_PASSES["whole" if loss_chunks == 0 else "chunked"] * s.vocab

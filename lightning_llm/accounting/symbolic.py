@@ -189,9 +189,8 @@ class Graph:
     def new(self, elements: int, itemsize: int, category: str = "temporary", part: str | None = None) -> SymbolicTensor:
         """A new tensor, of the log's part."""
         formula = f"{getattr(elements, 'formula', elements)} × {itemsize}"
-        storage = Storage(
-            self.log, int(elements) * itemsize, formula, category, self.log.part if part is None else part
-        )
+        part = self.log.part if part is None else part
+        storage = Storage(self.log, int(elements) * itemsize, formula, category, part)
         self.log.add(storage)
         return SymbolicTensor(storage, elements, itemsize)
 

@@ -41,10 +41,8 @@ class SymbolicModel:
         self.config, self.ops, self.loss_chunks, self.measured_mlp = config, ops, loss_chunks, mlp
         s = self.s = Sizes.of(config, mlp)
         if seq > s.positions:
-            raise ValueError(
-                f"context_length {seq} is more than max_position_embeddings {s.positions}: "
-                "shorten one or lengthen the other"
-            )
+            longer = f"context_length {seq} is more than max_position_embeddings {s.positions}"
+            raise ValueError(f"{longer}: shorten one or lengthen the other")
         self.batch, self.seq = Count(rows, "B"), Count(seq, "T")
         self.tokens = self.batch * self.seq
         self.is_short = ops.device == "cpu" and 1 < seq <= LONGEST_SHORT_ATTENTION

@@ -10,16 +10,20 @@ median of interleaved rounds. Memory is what the operator-level meter counts on 
 CUDA, without parameters and inputs, gradients included.
 """
 
+import contextlib
 import dataclasses
 import gc
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 from torch import Tensor, nn
@@ -31,10 +35,10 @@ from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.interop.hf_mapping import mapping_for
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
-from lightning_llm.measure.attribution import state_tensors
-from lightning_llm.measure.meter import MemoryMeter
+from lightning_llm.measure.meter import MemoryMeter, tensors_in
 from lightning_llm.measure.timer import Timing, interleave
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.training.distributed import leave_groups
 
 MIB = 2**20
 HEAD_DIM = 64  # where a shape has no number of heads
@@ -45,6 +49,10 @@ FIELDS = {
 }
 Sizes = dict[str, int]
 Found = TypeVar("Found")
+MEASURED = (  # the fields of every row
+    *("forward_s", "backward_s", "total_s", "total_p20_s", "total_p80_s", "ratio", "peak_bytes", "saved_bytes"),
+    *("resident_bytes", "tokens_per_s", "bytes_per_s", "wire_bytes"),
+)
 # By heading: a field of a row, or a function of it; what it is multiplied by; its format.
 Columns = dict[str, tuple[str | Callable[["Row"], float | None], float, str]]
 KNOWN: Columns = {
@@ -92,40 +100,17 @@ class Case:
                 tensor.grad = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-    """One measurement; what does not apply is ``None``. Seconds and bytes.
+class Row(SimpleNamespace):
+    """One measurement, in seconds and bytes; what does not apply is ``None``.
 
-    Attributes:
-        extra: Further fields of one bench. Those with a leading underscore are for the plot alone, and not written.
+    Fields with a leading underscore are for table and plot alone, and not written.
     """
 
-    bench: str
-    variant: str
-    shape: str
-    dtype: str
-    device: str
-    forward_s: float | None = None
-    backward_s: float | None = None
-    total_s: float | None = None
-    total_p20_s: float | None = None
-    total_p80_s: float | None = None
-    ratio: float | None = None
-    peak_bytes: int | None = None
-    saved_bytes: int | None = None
-    resident_bytes: int | None = None
-    tokens_per_s: float | None = None
-    bytes_per_s: float | None = None
-    wire_bytes: int | None = None
-    torch: str = torch.__version__
-    machine: str = ""
-    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
-
     def __getattr__(self, name: str) -> Any:
-        """A further field; ``None`` where a row has none of that name."""
+        """``None``: the row has no field of that name."""
         if name.startswith("__"):
             raise AttributeError(name)
-        return self.__dict__.get("extra", {}).get(name)
+        return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,10 +161,10 @@ class Request:
         elif samples:
             middle = statistics.median(samples)
             fields |= {"total_s": middle, "total_p20_s": min(samples), "total_p80_s": max(samples)}
-        own = {name: getattr(self, name) for name in ("bench", "shape", "dtype", "device")}
-        own |= {"variant": variant, "machine": describe_machine(self.device)}
-        extra = {"_group": f"{self.shape} {self.dtype}", **fields.pop("extra", {})}
-        return Row(**{**own, **fields, "extra": extra})
+        own: dict[str, Any] = {"bench": self.bench, "variant": variant, "shape": self.shape, "dtype": self.dtype}
+        own |= {"device": self.device, **dict.fromkeys(MEASURED), "torch": torch.__version__}
+        own |= {"machine": describe_machine(self.device), "_group": f"{self.shape} {self.dtype}"}
+        return Row(**{**own, **fields})
 
     def interleaved(self, functions: Mapping[str, Callable[[], Found]], rounds: int = 0) -> dict[str, list[Found]]:
         """What each function returns in each round, until the rounds (those asked for) or the budget are spent."""
@@ -262,7 +247,7 @@ def measure(cases: Mapping[str, Case], asked: Request, *, tokens: int) -> Iterat
             peak_bytes=peak,
             saved_bytes=saved,
             tokens_per_s=tokens / total.median,
-            extra={"peak_ratio": peak / first_peak if peak and first_peak else None},
+            peak_ratio=peak / first_peak if peak and first_peak else None,
         )
         cases[name].clear()
 
@@ -286,34 +271,50 @@ def measure_memory(case: Case, device: str) -> tuple[int | None, int | None]:
     if device == "cuda":
         case.step()  # compiles, and fills the libraries' own workspaces
         case.clear()
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        out = case.forward()
-        saved = torch.cuda.memory_allocated() - before
-        torch.autograd.backward(out, case.gradient)
-        return saved, torch.cuda.max_memory_allocated() - before
-    if not case.is_eager:
+    elif not case.is_eager:
         return None, None
-    with MemoryMeter(exclude=[*case.held, *([] if case.gradient is None else [case.gradient])]) as meter:
-        out = case.forward()
-        saved = meter.live_bytes
-        torch.autograd.backward(out, case.gradient)
-        del out
-    return saved, meter.peak_bytes
+    held: list[Tensor | nn.Module] = [*case.held, *([] if case.gradient is None else [case.gradient])]
+    return _memory_of(case.forward, lambda out: torch.autograd.backward(out, case.gradient), held, device)
 
 
 def step_peak_bytes(step: Callable[[], object], model: nn.Module, optimizer: Any, batch: Sequence[Tensor]) -> int:
     """The most that a training step holds beyond weights, optimizer state and batch."""
-    if batch[0].is_cuda:
+    held: list[Tensor | nn.Module] = [model, *batch, *tensors_in(optimizer.state)]
+    return _memory_of(lambda: None, lambda _: step(), held, batch[0].device.type)[1]
+
+
+def _memory_of(
+    first: Callable[[], Found], then: Callable[[Found], object], held: Sequence[Tensor | nn.Module], device: str
+) -> tuple[int, int]:
+    """Bytes alive between two calls, and the most alive in both, beyond what is held."""
+    if device == "cuda":
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()  # libraries' buffers too, which are no part of a step
         torch.cuda.reset_peak_memory_stats()
-        step()
-        return int(torch.cuda.max_memory_allocated() - before)
-    with MemoryMeter(exclude=[model, *batch, *state_tensors(optimizer.state)]) as meter:
-        step()
-    return int(meter.peak_bytes)
+        out = first()
+        saved = torch.cuda.memory_allocated() - before
+        then(out)
+        return saved, torch.cuda.max_memory_allocated() - before
+    with MemoryMeter(exclude=held) as meter:
+        out = first()
+        saved = meter.live_bytes
+        then(out)
+    return saved, int(meter.peak_bytes)
+
+
+@contextlib.contextmanager
+def process_group(rank: int, world: int, device: str, meeting: str) -> Iterator[None]:
+    """One of ``world`` processes, with a GPU or a thread each, which find each other by the file ``meeting``."""
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    else:
+        torch.set_num_threads(1)
+    store = dist.FileStore(meeting, world)  # type: ignore[attr-defined]
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(minutes=10))
+    yield
+    dist.barrier()
+    leave_groups()
 
 
 def describe_machine(device: str) -> str:
@@ -325,9 +326,7 @@ def describe_machine(device: str) -> str:
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:
     """One JSON array of objects."""
-    written = ({**vars(row), **row.extra} for row in rows)
-    hidden = ("extra", "_")
-    write_json(path, [{k: v for k, v in row.items() if not k.startswith(hidden)} for row in written], indent=1)
+    write_json(path, [{k: v for k, v in vars(row).items() if not k.startswith("_")} for row in rows], indent=1)
 
 
 def groups(rows: Iterable[Row]) -> dict[str, list[Row]]:

@@ -5,7 +5,6 @@ where it is installed and there is CUDA, and ours. torch's own hides its chunks 
 variant also runs in a process of its own, and its resident high-water is reported too.
 """
 
-import dataclasses
 import gc
 from collections.abc import Iterator
 from functools import partial
@@ -32,8 +31,9 @@ def run(asked: Request) -> Iterator[Row]:
     """A row for each variant."""
     dtype = getattr(torch, asked.dtype)
     for row in measure(cases(asked.sizes, dtype, asked.device), asked, tokens=asked.sizes["tokens"]):
-        resident = None if asked.device != "cpu" else resident_bytes(row.variant, asked.sizes, dtype)
-        yield dataclasses.replace(row, resident_bytes=resident)
+        if asked.device == "cpu":
+            row.resident_bytes = resident_bytes(row.variant, asked.sizes, dtype)
+        yield row
 
 
 def cases(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, Case]:

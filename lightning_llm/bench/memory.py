@@ -47,10 +47,10 @@ def run(asked: Request) -> Iterator[Row]:
     for name in configs:
         asked.status.update(f"training {STEPS} steps of {name} …")
         report = measure(name, asked.options.fit_options)
-        extra = {**{moment: report[moment] for moment in MOMENTS}, "_report": report}
+        moments = {moment: report[moment] for moment in MOMENTS}
         peak, saved = report["peak"]["bytes"], report["kept"]["by_kind"]["activations"]
         fields = {"device": report["device"], "machine": describe_machine(report["device"].partition(":")[0])}
-        yield asked.row(name, **fields, dtype="", peak_bytes=peak, saved_bytes=saved, extra=extra)
+        yield asked.row(name, **fields, dtype="", peak_bytes=peak, saved_bytes=saved, **moments, _report=report)
 
 
 def measure(config: str, fit_options: Sequence[str]) -> Report:

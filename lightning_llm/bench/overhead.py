@@ -6,11 +6,10 @@ would be noise.
 """
 
 import contextlib
-import dataclasses
 import logging
 import os
+import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from lightning_llm.bench.plots import bar_plot
 from lightning_llm.data.batches import sample_batch
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.token_store import TokenStore
+from lightning_llm.measure.timer import now
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
@@ -35,7 +35,13 @@ from lightning_llm.training.trainer import Trainer
 NAMES = ("steps",)
 DEFAULT_SHAPES = ["300"]
 DTYPES = ("float32",)
-VARIANTS = ("raw", "barebones", "Lightning, bar and log", "Lightning, neither", "fit")
+_FEW = {"enable_model_summary": False, "enable_checkpointing": False}
+LIGHTNING: dict[str, dict[str, Any]] = {  # the options of its own Trainer
+    "barebones": {"barebones": True},
+    "Lightning, bar and log": _FEW,
+    "Lightning, neither": {**_FEW, "logger": False, "enable_progress_bar": False},
+}
+VARIANTS = ("raw", *LIGHTNING, "fit")
 WARM_UP = 50  # steps
 COLUMNS = columns("ms", "least", "most")
 _CONTEXT, _ROWS = 32, 8
@@ -47,8 +53,9 @@ def run(asked: Request) -> Iterator[Row]:
     """A row for each set-up: medians over interleaved runs."""
     steps, variants = asked.sizes["steps"], asked.chosen(VARIANTS)
     taken = asked.interleaved({name: partial(_overhead, name, steps, asked.device) for name in variants})
-    rows = [asked.row(name, seconds, shape=f"{steps} steps") for name, seconds in taken.items()]
-    yield from (dataclasses.replace(row, ratio=(row.total_s or 0) / (rows[0].total_s or 1)) for row in rows)
+    first = statistics.median(next(iter(taken.values())))
+    for name, seconds in taken.items():
+        yield asked.row(name, seconds, shape=f"{steps} steps", ratio=statistics.median(seconds) / first)
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
@@ -92,26 +99,14 @@ def _raw_overhead(store: str, steps: int, device: str) -> float:
     return (outside + now(device) - started) / steps
 
 
-def now(device: str) -> float:
-    """The time at which all that was asked of the device is done: what it still computes belongs to the four parts."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
 def _trainer(variant: str, folder: str, steps: int, device: str) -> pl.Trainer:
     options: dict[str, Any] = {"max_steps": steps, "accelerator": device, "devices": 1, "limit_val_batches": 0}
-    options["gradient_clip_val"] = 1.0
-    if variant == "barebones":
-        return pl.Trainer(**options, barebones=True)
-    options |= {"default_root_dir": folder, "enable_model_summary": False}
-    if variant == "Lightning, neither":
-        return pl.Trainer(**options, logger=False, enable_progress_bar=False, enable_checkpointing=False)
-    if variant == "Lightning, bar and log":
-        return pl.Trainer(**options, enable_checkpointing=False)
+    options |= {"default_root_dir": folder, "gradient_clip_val": 1.0}
+    if variant in LIGHTNING:
+        return pl.Trainer(**options, **LIGHTNING[variant])
     # as the command adds them; the last two stand for those that report and write config.yaml, neither in a step
     added = [RankConsistencyCheck(), ResumeDiff({}), pl.Callback(), pl.Callback()]
-    return Trainer(**options, precision="32-true", callbacks=added)
+    return Trainer(**options, enable_model_summary=False, precision="32-true", callbacks=added)
 
 
 class _Timed(LanguageModel):

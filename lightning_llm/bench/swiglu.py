@@ -7,6 +7,7 @@ pair, and level 2, where the norm belongs to the op.
 """
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -63,15 +64,13 @@ def cases(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, Case]:
 
     found = {
         "standard": stack(lambda mlp, _, y: mlp(y)),
-        "notebook 0": stack(lambda mlp, _, y: _notebook(mlp, y, 0)),
-        "notebook 1": stack(lambda mlp, _, y: _notebook(mlp, y, 1)),
+        **{f"notebook {level}": stack(partial(_notebook, level)) for level in (0, 1)},
         "checkpoint": stack(lambda mlp, _, y: checkpoint(mlp, y, use_reentrant=False)),
-        "ours 0": stack(lambda mlp, _, y: memory_optimized_swiglu(y, *_weights(mlp), checkpoint_level=0)),
-        "ours 1": stack(partial(_ours_1, None)),
-        **{f"ours 1, {n} chunks": stack(partial(_ours_1, n)) for n in CHUNKS},
+        **{f"ours {level}": stack(partial(_ours, level, None)) for level in (0, 1)},
+        **{f"ours 1, {n} chunks": stack(partial(_ours, 1, n)) for n in CHUNKS},
         "norm + standard": stack(lambda mlp, norm, y: mlp(norm(y)), residual=True),
-        "ours 2": stack(_ours_2, residual=True),
-        "compiled standard": _compiled(stack, mlps),
+        "ours 2": stack(partial(_ours, 2, None), residual=True),
+        "compiled standard": dataclasses.replace(stack(_compiled, copy.deepcopy(mlps)), is_eager=False),
     }
     if device == "cuda" and find_spec("liger_kernel"):
         from liger_kernel.ops.swiglu import LigerSiLUMulFunction
@@ -81,28 +80,18 @@ def cases(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, Case]:
     return found
 
 
-def _compiled(stack: Callable[..., Case], mlps: nn.ModuleList) -> Case:
-    modules = copy.deepcopy(mlps)
-    case = stack(lambda mlp, _, y: mlp(y), modules)
-
-    def forward() -> Tensor:
-        for module in modules:  # not before it is asked for: loading the compiler takes seconds
-            if module._compiled_call_impl is None:
-                module.compile()
-        return case.forward()
-
-    return Case(forward=forward, held=case.held, gradient=case.gradient, is_eager=False)
+def _compiled(mlp: SwiGLU, _: Any, y: Tensor) -> Any:
+    if mlp._compiled_call_impl is None:  # not before it is asked for: loading the compiler takes seconds
+        mlp.compile()
+    return mlp(y)
 
 
-def _ours_1(num_chunks: int | None, mlp: SwiGLU, _: Any, y: Tensor) -> Tensor:
-    return memory_optimized_swiglu(y, *_weights(mlp), checkpoint_level=1, num_chunks=num_chunks)
+def _ours(level: int, num_chunks: int | None, mlp: SwiGLU, norm: nn.RMSNorm, y: Tensor) -> Tensor:
+    options: dict[str, Any] = {"norm_weight": norm.weight, "norm_eps": norm.eps} if level == 2 else {}
+    return memory_optimized_swiglu(y, *_weights(mlp), checkpoint_level=level, num_chunks=num_chunks, **options)
 
 
-def _ours_2(mlp: SwiGLU, norm: nn.RMSNorm, y: Tensor) -> Tensor:
-    return memory_optimized_swiglu(y, *_weights(mlp), checkpoint_level=2, norm_weight=norm.weight, norm_eps=1e-6)
-
-
-def _notebook(mlp: SwiGLU, y: Tensor, level: int) -> Tensor:
+def _notebook(level: int, mlp: SwiGLU, _: Any, y: Tensor) -> Tensor:
     return cast(Tensor, _Notebook.apply(y, *_weights(mlp), level))  # type: ignore[no-untyped-call]
 
 

@@ -8,7 +8,7 @@ place of the package's inside a Transformer, with the same weights.
 import dataclasses
 import math
 import statistics
-import time
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_llm.bench.harness import step_peak_bytes
+from lightning_llm.bench.harness import process_group, step_peak_bytes
 from lightning_llm.measure.resident import high_water_bytes, resident_bytes, restart_high_water
+from lightning_llm.measure.timer import seconds_of
 from lightning_llm.model.attention import CausalSelfAttention, Rotation, rotate
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.norm import RMSNorm
@@ -27,7 +28,6 @@ from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.groups import param_groups
-from lightning_llm.training.distributed import leave_groups
 from lightning_llm.training.execution import keep_freed_memory
 
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -286,41 +286,27 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         exact = found["exact_losses"] = training.curve("float32")
         found["losses"] = training.curve() if settings.precision != "float32" else exact
         shaken = {name: training.curve("float32", UNIT_ROUNDOFF[name]) for name in job["shake"]}
-        found["shaken"] = {name: max(map(_distance, exact, losses)) for name, losses in shaken.items()}
+        found["shaken"] = {name: most_apart(exact, losses) for name, losses in shaken.items()}
     training.reset()
     for _ in range(WARM_UP):
         training.step()
     restart_high_water()
-    seconds = []
-    for _ in range(job["steps"]):
-        start = time.perf_counter()
-        training.step()  # reads the loss, and so waits for the device
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
+    seconds = [seconds_of(training.step, device) for _ in range(job["steps"])]
     resident = torch.cuda.max_memory_reserved() if device == "cuda" else high_water_bytes() - before
     found |= {"median_s": statistics.median(seconds), "resident_bytes": resident}
     return {**found, "peak_bytes": training.peak_bytes()}
 
 
-def _distance(one: float, other: float) -> float:
-    return abs(one - other)
+def most_apart(these: Sequence[float], those: Sequence[float]) -> float:
+    """The largest difference of losses at the same step."""
+    return max(abs(one - other) for one, other in zip(these, those, strict=True))
 
 
 def measure_alone(job: dict[str, Any]) -> dict[str, Any]:
     """As :func:`measure`, in a process of its own: with the allocator's settings, and the other devices."""
-    cuda, rank, world = job["device"] == "cuda", job["rank"], job["world"]
-    if job["settings"].allocator and not cuda:
+    if job["settings"].allocator and job["device"] != "cuda":
         keep_freed_memory()
-    if world == 1:
+    if job["world"] == 1:
         return measure(job)
-    if cuda:
-        torch.cuda.set_device(rank)
-    else:
-        torch.set_num_threads(1)
-    store = dist.FileStore(job["meeting"], world)  # type: ignore[attr-defined]
-    dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=world)
-    found = measure(job)
-    dist.barrier()
-    leave_groups()
-    return found
+    with process_group(job["rank"], job["world"], job["device"], job["meeting"]):
+        return measure(job)

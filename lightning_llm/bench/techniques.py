@@ -22,7 +22,7 @@ from lightning_llm.accounting.counts import step_flops
 from lightning_llm.accounting.hardware import find_device
 from lightning_llm.bench.harness import MIB, Columns, Request, Row, columns, describe_machine, groups, model_config
 from lightning_llm.bench.plots import bars, chart, color
-from lightning_llm.bench.technique_process import UNIT_ROUNDOFF, Settings, measure_alone
+from lightning_llm.bench.technique_process import UNIT_ROUNDOFF, Settings, measure_alone, most_apart
 from lightning_llm.measure.resident import in_fresh_processes
 from lightning_llm.model.config import ModelConfig
 
@@ -135,20 +135,12 @@ class _Comparison:
             return found
 
         results = self.asked.interleaved({name: partial(train, name) for name in chosen})
-        speeds = {name: self._speeds(found, batches[name], chosen[name]) for name, found in results.items()}
-        lowest, layers, previous = checked[first], self.asked.sizes["layers"], first
+        context, speeds = self.asked.sizes["context"], dict[str, list[float]]()  # tokens per second of each round
+        losses, previous = checked[first]["exact_losses"], first
         for name, settings in chosen.items():
-            pairs = list(zip(checked[name]["exact_losses"], lowest["exact_losses"], strict=True))
+            tokens = batches[name] * context * self._devices(settings)
+            speeds[name] = [tokens / one["median_s"] for one in results[name]]
             speed = statistics.median(speeds[name])
-            extra = {
-                "rows": batches[name],
-                "ratio_to_first": _ratio(speeds[name], speeds[first]),
-                "mfu": self._utilization(settings, speed),
-                "losses": checked[name]["losses"],
-                "loss_difference": max(abs(one - other) for one, other in pairs),
-                "loss_tolerance": tolerance(layers, pairs[0][1], lowest["shaken"]["float32"]),
-                "notes": [*notes, *why],
-            }
             yield self.asked.row(
                 name,
                 [one["median_s"] for one in results[name]],
@@ -157,28 +149,30 @@ class _Comparison:
                 ratio=_ratio(speeds[name], speeds[previous]),
                 peak_bytes=checked[name]["peak_bytes"],
                 resident_bytes=max(one["resident_bytes"] for one in results[name]),
-                extra=extra,
+                rows=batches[name],
+                ratio_to_first=_ratio(speeds[name], speeds[first]),
+                mfu=self._utilization(settings, speed),
+                losses=checked[name]["losses"],
+                loss_difference=most_apart(checked[name]["exact_losses"], losses),
+                loss_tolerance=self._tolerance(losses[0], checked[first], "float32"),
+                notes=[*notes, *why],
             )
             previous = name
 
     def _batches(self, chosen: Mapping[str, Settings]) -> tuple[dict[str, int], list[str]]:
         """Rows of each batch; without the technique of the larger batch, and why, if there is no room for one."""
-        rows = self.asked.sizes["rows"]
-        batches = dict.fromkeys(chosen, rows)
-        lean = [name for name, settings in chosen.items() if settings.more_rows]
-        if not lean:
+        more = rows = self.asked.sizes["rows"]
+        if lean := next((name for name, settings in chosen.items() if settings.more_rows), None):
+            single = dataclasses.replace(chosen[lean], allocator=False, all_devices=False)
+            more = int(self._run(lean, single, {"rows": rows, "look_for_rows": True})["rows"])
+        batches = {name: more if settings.more_rows else rows for name, settings in chosen.items()}
+        if more > rows or not batches.pop(MORE_ROWS, 0):
             return batches, []
-        single = dataclasses.replace(chosen[lean[0]], allocator=False, all_devices=False)
-        more = int(self._run(lean[0], single, {"rows": rows, "look_for_rows": True})["rows"])
-        batches.update(dict.fromkeys(lean, more))
-        if more == rows and MORE_ROWS in batches:
-            del batches[MORE_ROWS]
-            return batches, [f"{MORE_ROWS}: left out, the memory that the standard MLP needs has no room for one"]
-        return batches, []
+        return batches, [f"{MORE_ROWS}: left out, the memory that the standard MLP needs has no room for one"]
 
     def _run(self, name: str, settings: Settings, job: Found) -> Found:
         """What one technique finds, in a process of its own, or in one for each device."""
-        world, sizes, device = self.count if settings.all_devices else 1, self.asked.sizes, self.asked.device
+        world, sizes, device = self._devices(settings), self.asked.sizes, self.asked.device
         environment = _GROWING_SEGMENTS if device == "cuda" and settings.allocator else {}
         with tempfile.TemporaryDirectory(prefix="bench-techniques-") as folder:
             job = {**job, "config": self.config, "settings": settings, "device": device, "world": world}
@@ -194,7 +188,7 @@ class _Comparison:
         """
         for which, precision in (("exact_losses", "float32"), ("losses", settings.precision)):
             for step, (loss, other) in enumerate(zip(found[which], lowest["exact_losses"], strict=True), start=1):
-                allowed = tolerance(self.asked.sizes["layers"], other, lowest["shaken"][precision])
+                allowed = self._tolerance(other, lowest, precision)
                 if not abs(loss - other) <= allowed:
                     raise RuntimeError(
                         f"{self.asked.shape}: the loss of {name!r} at step {step} with matmuls in {precision} is "
@@ -202,19 +196,19 @@ class _Comparison:
                         f"{allowed:.2g}; its maths is not the same"
                     )
 
-    def _speeds(self, found: Sequence[Found], rows: int, settings: Settings) -> list[float]:
-        """Tokens per second of each round, all devices together."""
-        tokens = rows * self.asked.sizes["context"] * (self.count if settings.all_devices else 1)
-        return [tokens / one["median_s"] for one in found]
+    def _tolerance(self, loss: float, lowest: Found, precision: str) -> float:
+        return tolerance(self.asked.sizes["layers"], loss, lowest["shaken"][precision])
+
+    def _devices(self, settings: Settings) -> int:
+        return self.count if settings.all_devices else 1
 
     def _utilization(self, settings: Settings, tokens_per_s: float) -> float | None:
         try:
             peak = find_device(describe_machine(self.asked.device)).flops.get(settings.precision)
         except ValueError:  # no peak is known of it, a CPU for one
             return None
-        devices = self.count if settings.all_devices else 1
         flops = step_flops(self.config, tokens=1, context_length=self.asked.sizes["context"]).model
-        return None if peak is None else flops * tokens_per_s / (peak * devices)
+        return None if peak is None else flops * tokens_per_s / (peak * self._devices(settings))
 
 
 def _ratio(these: Sequence[float], those: Sequence[float]) -> float:
@@ -240,7 +234,7 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> None:
     shapes = groups(rows)
     with chart(path, title, rows=len(shapes), columns=2) as axes:
         for (speed, memory), group in zip(axes, shapes.values(), strict=True):
-            names, speeds = [row.variant for row in group], [row.tokens_per_s or 0 for row in group]
+            names, speeds = [row.variant for row in group], [row.tokens_per_s for row in group]
             gains = [f"× {row.ratio:.2f}, total {row.ratio_to_first:.2f}" for row in group]
             bars(speed, names, {"": speeds}, "tokens per second", labels=gains, colors=[color("ours")] * len(names))
             fields = {"a step's tensors": "peak_bytes", "resident, with weights and libraries": "resident_bytes"}

@@ -7,9 +7,15 @@ import argparse
 from typing import Any
 
 from lightning_llm.accounting.counts import parameter_terms, parameters_by_part, step_flops
-from lightning_llm.accounting.memory import StepMemory, most_rows, step_memory
+from lightning_llm.accounting.memory import (
+    SharedMemory,
+    StepMemory,
+    activation_precision,
+    most_rows,
+    shared_memory,
+    step_memory,
+)
 from lightning_llm.accounting.planner import STATE_BYTES
-from lightning_llm.accounting.sharding import SharedMemory, activation_precision, shared_memory
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.run_config import RunConfig, add_options, read_run, size_option
 from lightning_llm.io.atomic import write_json

@@ -13,9 +13,9 @@ from pathlib import Path
 import yaml
 
 from lightning_llm.accounting.hardware import shown_size
+from lightning_llm.accounting.memory import STRATEGIES
 from lightning_llm.accounting.plan_report import decisions, described, frontier_table
 from lightning_llm.accounting.planner import Plan, Planner, Task, choose
-from lightning_llm.accounting.sharding import STRATEGIES
 from lightning_llm.accounting.step_time import GENERIC, LINK_BANDWIDTH, MATMUL_SHARE, CostModel
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.run_config import RunConfig, Section, add_options, merged, read_run, size_option

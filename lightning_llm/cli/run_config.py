@@ -16,8 +16,8 @@ import yaml
 
 from lightning_llm.accounting.counts import hidden_matrix_parameters, parameters_by_part
 from lightning_llm.accounting.hardware import Device, auto_precision, byte_size, cpu_features, find_device
+from lightning_llm.accounting.memory import STRATEGIES
 from lightning_llm.accounting.planner import STATE_BYTES
-from lightning_llm.accounting.sharding import STRATEGIES
 from lightning_llm.io.untrusted import file_in, read_json, read_text, shown
 from lightning_llm.model.config import ModelConfig
 

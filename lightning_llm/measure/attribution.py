@@ -23,17 +23,16 @@ import bisect
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
-from lightning_llm.measure.meter import MemoryMeter, Watched, parts_of
-from lightning_llm.measure.timeline import Event, Timeline
+from lightning_llm.measure.meter import MemoryMeter, Watched, parts_of, tensors_in
+from lightning_llm.measure.timeline import Event, Owner, Timeline
 
 HEAD, LOSS, OPTIMIZER, UNKNOWN = "lm_head", "loss", "optimizer", "unknown"
 
@@ -87,9 +86,8 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
 
     def add_inputs(self, inputs: Any) -> None:
         """Tensors of a batch, in any structure."""
-        for leaf in tree_leaves(inputs):
-            if isinstance(leaf, Tensor):
-                self._register(leaf, "inputs", "batch")
+        for tensor in tensors_in(inputs):
+            self._register(tensor, "inputs", "batch")
 
     def begin(self, phase: str) -> None:
         """Starts ``forward``, ``backward`` or ``optimizer``; a step may have several of each."""
@@ -111,16 +109,14 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
     def timeline(self) -> Timeline:
         """What was live during the step."""
         rest = max(0, self._unseen - self._met)  # what was met existed before, so the allocator counted it
-        events = [Event(0, "other", UNKNOWN, "", rest, None)] if rest else []
+        events = [Event(0, rest, Owner("other", UNKNOWN))] if rest else []
         return Timeline([*events, *self._events], self._marks, self._operator)
 
     # -- what is known before the step --------------------------------------------------------------------------------
 
     def _register_held(self) -> None:
-        for parameter in self._model.parameters():
-            self._register(parameter, "parameters", self._owners[id(parameter)])
-        for name, buffer in self._model.named_buffers():
-            self._register(buffer, "parameters", module_label(name.rpartition(".")[0], self._prefix))
+        for name, held in (*self._model.named_parameters(), *self._model.named_buffers()):
+            self._register(held, "parameters", module_label(name.rpartition(".")[0], self._prefix))
         self._find_gradients()
         self._find_state()
 
@@ -147,7 +143,7 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
     def _find_state(self) -> None:
         for optimizer in self._optimizers:
             for key, state in optimizer.state.items():
-                for tensor in state_tensors(state):
+                for tensor in tensors_in(state):
                     self._register(tensor, "optimizer_state", self._owners.get(id(key), OPTIMIZER))
 
     # -- who runs -----------------------------------------------------------------------------------------------------
@@ -209,9 +205,8 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
             super()._watch(tensor, account)
 
     def _begin(self, reference: "weakref.ref[torch.UntypedStorage]", account: str) -> Watched:
-        if account == "created":
-            return _Owned(reference, 0, account, "temporary", self._module_now(), self._phase)
-        return _Owned(reference, 0, account, "other", UNKNOWN, self._phase)
+        kind = ("temporary", self._module_now()) if account == "created" else ("other", UNKNOWN)
+        return _Owned(reference, 0, account, *kind, self._phase)
 
     def _count(self, watched: Watched, change: int) -> None:
         super()._count(watched, change)
@@ -220,7 +215,7 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
         is_first = watched.account != "created" and not watched.nbytes and change > 0
         operator = 0 if is_first else self._operator
         self._met += change if is_first and watched.account == "met" else 0
-        self._events.append(Event(operator, "", "", watched.phase, change, watched))
+        self._events.append(Event(operator, change, watched))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -244,11 +239,6 @@ def module_label(name: str, prefix: str = "") -> str:
             return prefix
     number = next((place for place, part in enumerate(parts) if part.isdigit()), None)
     return ".".join(parts[: 1 if number is None else number + 2]) or LOSS
-
-
-def state_tensors(state: Any) -> Iterator[Tensor]:
-    """The tensors in an optimizer's state of one parameter, in whatever structure."""
-    return (leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor))
 
 
 def _common_prefix(model: nn.Module) -> str:

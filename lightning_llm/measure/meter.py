@@ -115,14 +115,11 @@ class MemoryMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a DTensor, say: its own dispatch comes first, then its inner tensors come by here
         kwargs = kwargs or {}
-        if func not in _LIFTS:
-            for leaf in tree_leaves((args, kwargs)):
-                if isinstance(leaf, Tensor):
-                    self._watch(leaf, "met")
+        for tensor in tensors_in((args, kwargs)) if func not in _LIFTS else ():
+            self._watch(tensor, "met")
         result = func(*args, **kwargs)
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self._watch(leaf, "created")
+        for tensor in tensors_in(result):
+            self._watch(tensor, "created")
         return result
 
     def _watch(self, tensor: Tensor, account: str) -> None:
@@ -152,6 +149,11 @@ class MemoryMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         for phase in self._open_phases:
             phase.peak_bytes = max(phase.peak_bytes, self.live_bytes)
+
+
+def tensors_in(structure: Any) -> Iterator[Tensor]:
+    """The tensors in any structure of dictionaries, lists and tuples."""
+    return (leaf for leaf in tree_leaves(structure) if isinstance(leaf, Tensor))
 
 
 def parts_of(tensor: Any) -> Iterator[Tensor]:

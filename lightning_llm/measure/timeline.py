@@ -9,26 +9,25 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 CATEGORIES = ("parameters", "gradients", "optimizer_state", "inputs", "activations", "temporary", "other")
 
 
-@dataclasses.dataclass(frozen=True)
-class Event:
-    """Bytes allocated or freed. ``owner``, if there is one, knows their category and module when the step is over."""
+@dataclasses.dataclass
+class Owner:
+    """Whose bytes they are; known when the step is over."""
 
-    operator: int
     category: str
     module: str
-    phase: str
+
+
+class Event(NamedTuple):
+    """Bytes allocated or freed; ``owner`` has a category and a module."""
+
+    operator: int
     change: int
     owner: Any
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Category and module."""
-        return (self.category, self.module) if self.owner is None else (self.owner.category, self.owner.module)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +109,7 @@ class Timeline:
         found, done = [], 0
         for place in places:
             for event in self._events[done : place + 1]:
-                table[event.key] += event.change
+                table[event.owner.category, event.owner.module] += event.change
             done, operator = place + 1, self._events[place].operator
             live = {key: size for key, size in table.items() if size}
             found.append(StepPoint(operator, self.phase_at(operator), live))

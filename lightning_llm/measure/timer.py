@@ -97,46 +97,54 @@ def interleave(
     for _ in range(warmup):
         for function in functions.values():
             function()
-    time_round = _time_round_by_events if kind == "cuda" else _time_round_by_clock
     samples: dict[str, list[float]] = {name: [] for name in functions}
     with _no_garbage_collection():
         for _ in range(rounds):
-            for name, seconds in time_round(functions).items():
+            for name, seconds in _time_round(functions, kind).items():
                 samples[name].append(seconds)
             if budget_s is not None and time.perf_counter() - start > budget_s:
                 break
     return {name: Timing(tuple(seconds)) for name, seconds in samples.items()}
 
 
-def _time_round_by_clock(functions: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    seconds = {}
+def _time_round(functions: Mapping[str, Callable[[], Any]], kind: str) -> dict[str, float]:
+    marks = {}
+    now(kind)  # the device has caught up
     for name, function in functions.items():
-        before = time.perf_counter()
+        before = _mark(kind)
         function()
-        seconds[name] = time.perf_counter() - before
-    return seconds
+        marks[name] = before, _mark(kind)
+    now(kind)
+    return {name: _seconds_between(*pair) for name, pair in marks.items()}
 
 
-def _time_round_by_events(functions: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    torch.cuda.synchronize()
-    events = {}
-    for name, function in functions.items():
-        before = _event()
-        function()
-        events[name] = before, _event()
-    torch.cuda.synchronize()
-    return {name: _seconds_between(before, after) for name, (before, after) in events.items()}
+def now(device: str = "cpu") -> float:
+    """The time in seconds, once a CUDA device has done all that was asked of it."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
-def _event() -> torch.cuda.Event:
-    """Recorded now on the current stream."""
+def seconds_of(function: Callable[[], object], device: str = "cpu") -> float:
+    """How long a call takes, until the device has done all that it asked for."""
+    before = now(device)
+    function()
+    return now(device) - before
+
+
+def _mark(kind: str) -> Any:
+    """Now: the time, or an event recorded on the current stream."""
+    if kind != "cuda":
+        return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
-def _seconds_between(before: torch.cuda.Event, after: torch.cuda.Event) -> float:
-    return float(before.elapsed_time(after)) / 1000  # from milliseconds
+def _seconds_between(before: Any, after: Any) -> float:
+    if isinstance(before, torch.cuda.Event):
+        return float(before.elapsed_time(after)) / 1000  # from milliseconds
+    return float(after - before)
 
 
 @contextlib.contextmanager
@@ -163,36 +171,24 @@ class PhaseClock:
     """
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
-        self._by_events = torch.device(device).type == "cuda"
-        self._seconds: dict[str, float] = defaultdict(float)
+        self._kind = torch.device(device).type
         self._stretches: list[tuple[str, Any, Any]] = []
         self._last: Any = None
 
     def start(self) -> None:
         """Starts a phase; what came before does not count."""
-        self._last = self._now()
+        self._last = _mark(self._kind)
 
     def mark(self, phase: str) -> None:
         """Ends a phase, which began at the last mark. Nothing counts before the first ``start``."""
-        if self._last is None:
-            return
-        now = self._now()
-        if self._by_events:
-            self._stretches.append((phase, self._last, now))
-        else:
-            self._seconds[phase] += now - self._last
-        self._last = now
+        if self._last is not None:
+            begun, self._last = self._last, _mark(self._kind)
+            self._stretches.append((phase, begun, self._last))
 
     def take(self) -> dict[str, float]:
         """Seconds by phase since the last call; starts again."""
+        taken: dict[str, float] = defaultdict(float)
         for phase, before, after in self._stretches:
-            self._seconds[phase] += _seconds_between(before, after)
-        taken = dict(self._seconds)
-        self._seconds.clear()
+            taken[phase] += _seconds_between(before, after)
         self._stretches.clear()
-        return taken
-
-    def _now(self) -> Any:
-        if not self._by_events:
-            return time.perf_counter()
-        return _event()
+        return dict(taken)

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lightning_llm.accounting import step_memory
-from lightning_llm.accounting.sharding import activation_precision, shared_memory
+from lightning_llm.accounting.memory import activation_precision, shared_memory
 from lightning_llm.measure.meter import parts_of
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.ops.losses import linear_cross_entropy

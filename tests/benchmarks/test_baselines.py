@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import baselines
 from benchmarks.__main__ import main
-from benchmarks.baseline_process import WARM_UP, matmuls, ours, transformers
+from benchmarks.baselines import WARM_UP, matmuls, ours, transformers
 from lightning_llm.bench.harness import model_config, sizes_of
 from lightning_llm.model import Transformer
 

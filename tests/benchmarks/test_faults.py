@@ -52,12 +52,12 @@ def broken(monkeypatch, tmp_path):
     def spoil(code):
         (tmp_path / "spoil").mkdir()
         (tmp_path / "spoil/sitecustomize.py").write_text(
-            "import benchmarks.fault_injection as injection\n"
-            "inject = injection.inject\n"
+            "import benchmarks.fault_process as process\n"
+            "inject = process.inject\n"
             "def spoilt(*args):\n"
             f"    exec({code!r}, {{}})\n"
             "    inject(*args)\n"
-            "injection.inject = spoilt\n"
+            "process.inject = spoilt\n"
         )
         monkeypatch.syspath_prepend(str(tmp_path / "spoil"))
 

@@ -14,11 +14,11 @@ ASKED = Request(bench="process-scaling", shape="4x256x128x2", sizes=SIZES)
 
 
 def found(step=1.0, apart=1.0, two=1.5, latency=1e-4, bandwidth=1e9, gradient_bytes=4e8, backward=0.4):
-    links = {str(size): ring_seconds(2, size, latency, bandwidth) for size in (SMALL, LARGE)}
+    links = [ring_seconds(2, size, latency, bandwidth) for size in (SMALL, LARGE)]
     return {
-        "taken": {"1": [step], "2": [two], "0": [apart]},
-        "wire": {"1": 0, "2": 1000},
-        "links": {"2": links},
+        "taken": {1: [step], 2: [two], 0: [apart]},
+        "wire": {1: 0, 2: 1000},
+        "links": {2: links},
         "gradient_bytes": gradient_bytes,
         "backward": backward,
     }

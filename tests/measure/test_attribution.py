@@ -1,7 +1,5 @@
 """The attributed meter: whose bytes are alive, by kind and module; and the timeline of a step."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
@@ -9,9 +7,9 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_llm import ModelConfig, Transformer
 from lightning_llm.measure.attribution import AttributedMeter, is_out_of_memory, module_label
-from lightning_llm.measure.gauges import AllocatorGauge, ResidentGauge, gauge_for
 from lightning_llm.measure.meter import MemoryMeter
-from lightning_llm.measure.timeline import CATEGORIES, Event, Timeline
+from lightning_llm.measure.resident import AllocatorGauge, ResidentGauge, gauge_for
+from lightning_llm.measure.timeline import CATEGORIES, Event, Owner, Timeline
 from lightning_llm.ops import linear_cross_entropy
 from lightning_llm.optim import AdamW
 
@@ -220,16 +218,13 @@ def test_labels(name, label):
 
 
 def test_a_timeline_by_hand():
-    def owner(kind, module):
-        return SimpleNamespace(category=kind, module=module)
-
-    a, b = owner("activations", "x"), owner("temporary", "y")
+    a, b = Owner("activations", "x"), Owner("temporary", "y")
     events = [
-        Event(1, "", "", "forward", 10, a),
-        Event(2, "", "", "forward", 5, b),
-        Event(3, "", "", "backward", -5, b),
-        Event(0, "other", "z", "", 100, None),  # met late, there from the beginning
-        Event(4, "", "", "backward", -10, a),
+        Event(1, 10, a),
+        Event(2, 5, b),
+        Event(3, -5, b),
+        Event(0, 100, Owner("other", "z")),  # met late, there from the beginning
+        Event(4, -10, a),
     ]
     timeline = Timeline(events, [(0, "forward"), (2, "backward")], 6)
     assert (timeline.peak.operator, timeline.peak.phase, timeline.peak.total_bytes) == (2, "forward", 115)

@@ -16,7 +16,7 @@ from lightning_llm.checkpoints.loop_state import is_log_step
 from lightning_llm.checkpoints.run_directory import run_dir_of
 from lightning_llm.io.atomic import write_json
 from lightning_llm.measure.attribution import AttributedMeter, is_out_of_memory
-from lightning_llm.measure.gauges import gauge_for
+from lightning_llm.measure.resident import gauge_for
 from lightning_llm.training.callbacks.memory_report import Report, describe_failure, draw, pixels, save, step_report
 from lightning_llm.training.distributed import host_group
 from lightning_llm.training.preflight import refuse
@@ -31,7 +31,7 @@ Sizes = dict[str, int]
 class MemoryProfiler(Callback):
     """Peak and live bytes by phase in every step, by category and module in sampled steps, and a report on failure.
 
-    Every step costs a few counters (``measure.gauges``), the highest of which since the last entry are logged with
+    Every step costs a few counters (``measure.resident``), the highest of which since the last entry are logged with
     ``trainer.log_every_n_steps`` as ``memory/forward_peak_gib``, ``memory/forward_live_gib`` and so on for
     ``backward``, ``optimizer`` and ``validation``; live is what is in use at the end of the phase. With several
     processes the maximum is logged, and files of rank N are in ``memory/rank-N``.
