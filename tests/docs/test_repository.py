@@ -87,6 +87,12 @@ def test_the_picture_is_that_of_the_rows():
     assert picture.text["Description"] == fingerprint(files), "draw it again, as docs/memory-optimised.md does"
 
 
+def test_the_glossary_is_short_sorted_and_has_its_terms_once():
+    terms = re.findall(r"^\| (?!term|---)([^|]+) \| \S", (ROOT / "docs" / "glossary.md").read_text("utf-8"), re.M)
+    assert 15 < len(terms) <= 25
+    assert terms == sorted(set(terms), key=lambda term: re.sub(r"\W", " ", term.lower()))
+
+
 COMPARISON = ROOT / "docs" / "comparison.md"
 
 
