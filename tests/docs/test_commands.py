@@ -15,7 +15,6 @@ import shutil
 import pytest
 import yaml
 
-import lightning_llm.cli.train  # noqa: F401  now: Lightning sets a variable of the environment when it is imported
 from lightning_llm.__main__ import MODULES, TOOLS, TRAINER_WORDS
 from tests.docs.markdown import PAGES, README, ROOT, blocks, outside_of_blocks
 from tests.docs.shell import Shell
