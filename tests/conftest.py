@@ -14,8 +14,9 @@ import torch.distributed as dist
 torch.set_num_threads(1)  # tests run side by side: two processes of two threads each on two cores take 20 times as long
 
 
-# pytest's own notes, Lightning's seed, layout and threads for its subprocesses and what its import sets for CUDA, torch's compiler cache and OpenMP
-# runtime; and what the command sets for OpenMP where it is called as its own process would call it
+# pytest's own notes; Lightning's seed, layout and threads for its subprocesses, and what its import sets for CUDA;
+# torch's compiler cache and OpenMP runtime; what the command sets for OpenMP where it is called as its own process would
+# call it
 WRITTEN_BY_LIBRARIES = (
     "PYTEST_",
     "PL_",
