@@ -14,9 +14,20 @@ import torch.distributed as dist
 torch.set_num_threads(1)  # tests run side by side: two processes of two threads each on two cores take 20 times as long
 
 
-# pytest's own notes, Lightning's seed, layout and threads for its subprocesses, torch's compiler cache and OpenMP
-# runtime; and what the command sets for OpenMP where it is called as its own process would call it
-WRITTEN_BY_LIBRARIES = ("PYTEST_", "PL_", "LT_", "TORCHINDUCTOR", "_TORCHINDUCTOR", "KMP_", "OMP_", "GOMP_")
+# pytest's own notes; Lightning's seed, layout and threads for its subprocesses, and what its import sets for CUDA;
+# torch's compiler cache and OpenMP runtime; what the command sets for OpenMP where it is called as its own process
+# would call it
+WRITTEN_BY_LIBRARIES = (
+    "PYTEST_",
+    "PL_",
+    "LT_",
+    "TORCHINDUCTOR",
+    "_TORCHINDUCTOR",
+    "KMP_",
+    "OMP_",
+    "GOMP_",
+    "PYTORCH_NVML_",
+)
 
 
 @pytest.fixture(autouse=True)

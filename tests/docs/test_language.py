@@ -67,6 +67,30 @@ def test_the_package_and_the_pages_use_plain_words():
     assert allowed == ALLOWED, "the list names a line that is gone"
 
 
+BRITISH = re.compile(
+    r"\b\w*(?:optimis|initialis|normalis|parametris|quantis|synchronis|utilis|recognis|summaris|serialis)(?:e|i|a)\w*"
+    r"|\b\w*(?:behaviour|colour|neighbour|favour|labelled|modelled|learnt)\w*",
+    re.IGNORECASE,
+)
+
+
+def british(text):
+    """Words in British spelling; not in code, of which some names stay, nor in addresses."""
+    return BRITISH.findall(re.sub(r"```.*?```|`[^`\n]+`|\]\([^)]*\)|fused optimiser", "", text, flags=re.S))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_pages_are_in_american_spelling(page):
+    assert british(page.read_text(encoding="utf-8")) == []
+
+
+def test_british_spelling_is_found_outside_of_code():
+    text = (
+        "`optimiser` [x](memory-optimised.md) The optimisers behave; their Behaviour is analysed, otherwise promised."
+    )
+    assert british(text) == ["optimisers", "Behaviour"]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -8,9 +8,10 @@ import yaml
 from PIL import Image
 
 from benchmarks.frontier import fingerprint
-from tests.docs.markdown import README, ROOT
+from tests.docs.markdown import README, ROOT, outside_of_blocks
 
 TEXT = README.read_text(encoding="utf-8")
+CONFIG_PAGE = ROOT / "docs" / "config.md"
 OVERLAYS = [ROOT / "configs" / name for name in ("ddp.yaml", "fsdp.yaml")]  # only say how, over another
 CONFIGS = sorted(set((ROOT / "configs").glob("*.yaml")) - set(OVERLAYS))
 DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -65,14 +66,14 @@ def test_every_page_can_be_reached_from_the_readme():
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)
-def test_overlays_say_only_how_and_are_named_in_the_readme(overlay):
-    assert f"`{overlay.name}`" in TEXT
+def test_overlays_say_only_how_and_are_named_on_the_page_of_configs(overlay):
+    assert f"`{overlay.name}`" in CONFIG_PAGE.read_text(encoding="utf-8")
     assert yaml.safe_load(overlay.read_text()).keys() == {"trainer"}
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_every_config_is_named_in_the_readme(config):
-    assert f"`{config.name}`" in TEXT
+def test_every_config_is_named_on_the_page_of_configs(config):
+    assert f"`{config.name}`" in CONFIG_PAGE.read_text(encoding="utf-8")
     assert yaml.safe_load(config.read_text())["trainer"]["max_steps"] > 0
 
 
@@ -86,23 +87,64 @@ def test_the_picture_is_that_of_the_rows():
     assert picture.text["Description"] == fingerprint(files), "draw it again, as docs/memory-optimised.md does"
 
 
+def test_the_glossary_is_short_sorted_and_has_its_terms_once():
+    terms = re.findall(r"^\| (?!term|---)([^|]+) \| \S", (ROOT / "docs" / "glossary.md").read_text("utf-8"), re.M)
+    assert 15 < len(terms) <= 25
+    assert terms == sorted(set(terms), key=lambda term: re.sub(r"\W", " ", term.lower()))
+
+
+COMPARISON = ROOT / "docs" / "comparison.md"
+
+
+MOST_WORDS = 600
+
+
+def words(text):
+    """Of prose: link targets and comments do not count, nor what has no letter or digit."""
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
+    return [word for word in re.sub(r"\]\([^)]*\)", "]", text).split() if re.search(r"\w", word)]
+
+
+def test_the_readme_is_short():
+    prose = "\n".join(line for _, line in outside_of_blocks(README))
+    assert 300 < len(words(prose)) <= MOST_WORDS
+    assert len(re.findall(r"!\[", prose)) == 1
+
+
+def test_links_and_comments_are_no_words():
+    assert words("Two [words](https://example.org/a b c) <!-- and\nmore --> | – |") == ["Two", "[words]"]
+
+
 def comparison():
-    """The rows of the README's table beside others: what is compared, then a cell for each project, ours first."""
-    lines = TEXT.split("## Beside others")[1].split("\n## ")[0].splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
-    return rows[0], rows[1:]
+    """The questions of the comparison, each with the answer of every project, ours first."""
+    sections = re.findall(r"^## ([^\n]+\?)\n(.+?)(?=^## |\Z)", COMPARISON.read_text(encoding="utf-8"), re.M | re.S)
+    rows = {
+        question: dict(re.findall(r"^\| (?!project|---)([^|]+) \| (.+) \|$", text, re.M)) for question, text in sections
+    }
+    return {question: answers for question, answers in rows.items() if answers}
 
 
 def test_what_the_comparison_claims_has_a_source():
-    head, rows = comparison()
-    assert len(rows) > 5
-    for name, ours, *others in rows:
-        assert len(others) == len(head) - 2, name
+    questions = comparison()
+    assert len(questions) > 5
+    projects = list(next(iter(questions.values())))
+    assert projects[0] == "lightning-llm"
+    assert len(projects) > 4
+    for question, answers in questions.items():
+        assert list(answers) == projects, question
+        (_, ours), *others = answers.items()
         shown = re.findall(r"\]\(([^)]+)\)", ours)
-        assert ours == "no" or shown, name
-        assert all(re.match(r"tests/|docs/(benchmarks|reliability)\.md", link) for link in shown), name
-        for project, cell in zip(head[2:], others, strict=True):
-            said = re.findall(r"\]\((https://[^)]+)\)", cell)
-            assert cell == "–" or said, f"{name}, {project}: {cell}"
+        assert ours == "no" or shown, question
+        assert all(re.match(r"\.\./tests/|(benchmarks|reliability)\.md", link) for link in shown), question
+        for project, answer in others:
+            said = re.findall(r"\]\((https://[^)]+)\)", answer)
+            assert answer == "–" or said, f"{question} {project}: {answer}"
             for link in said:  # a page that may change is pinned
                 assert "github.com" not in link or re.search(r"/(blob|tree)/([0-9a-f]{40}|v[\d.]+)/", link), link
+
+
+def test_the_readme_answers_the_questions_of_the_comparison():
+    table = TEXT.split("## Comparison")[1].split("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == len(comparison())
+    assert "docs/comparison.md" in table

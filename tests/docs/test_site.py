@@ -45,8 +45,13 @@ def test_the_readme_is_the_home(site):
     home = (site / "index.html").read_text(encoding="utf-8")
     assert 'src="images/frontier.png"' in home
     assert 'href="quickstart.html"' in home
-    assert 'href="files/tests/cli/test_kill.py.html"' in home
-    assert len(re.findall("<tr>", home)) > len(comparison()[1])
+    assert len(re.findall("<tr>", home)) > len(comparison())
+
+
+def test_the_comparison_shows_its_tables_and_the_tests_behind_them(site):
+    page = (site / "comparison.html").read_text(encoding="utf-8")
+    assert 'href="files/tests/cli/test_kill.py.html"' in page
+    assert len(re.findall("<tr>", page)) == sum(1 + len(answers) for answers in comparison().values())
 
 
 def test_files_outside_of_docs_are_shown(site):
