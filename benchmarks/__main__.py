@@ -7,6 +7,7 @@ from lightning_llm import __main__ as command
 from lightning_llm.cli import bench
 
 BENCHES = {
+    "runs": "the shipped configs, trained as their users train them (options of fit may follow behind --)",
     "baselines": "whole training steps, compared with transformers and litgpt",
     "cost": "how time and memory of a step grow with each size, and the time to the first step of fit",
     "memory-scaling": "peak memory of the MLP against the number of tokens",

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch import Callback
 
-from lightning_llm.bench.harness import Request, Row, Sizes, columns, llama, make_store, model_config
+from lightning_llm.bench.harness import Request, Row, Sizes, columns, llama, make_store, model_config, ratios
 from lightning_llm.bench.plots import bar_plot
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.measure.resident import high_water_bytes, in_fresh_processes, resident_bytes, restart_high_water
@@ -40,6 +40,7 @@ SHAPES = {
     "124m": ["12x12x768x2048x1024x8x50304"],
     "1.3b": ["24x16x2048x5504x2048x4x50304"],
 }
+FILES = ("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim")
 DEFAULT_SHAPES = ["shakespeare"]
 DTYPES = ("float32", "bfloat16")  # the second by autocast
 STEPS = {"cpu": 3, "cuda": 30}  # of each round, after the warm-up
@@ -88,14 +89,14 @@ def run(asked: Request) -> Iterator[Row]:
             fix = f"{side} is not installed; python -m pip install {side}, or leave it out"
             raise ValueError(f"variants {name!r}: {fix}")
     found = asked.interleaved({name: partial(_run_side, name, asked) for name in asked.chosen(here)})
-    medians = {name: statistics.median(one["median_s"] for one in results) for name, results in found.items()}
+    seconds = {name: [one["median_s"] for one in results] for name, results in found.items()}
     for name, results in found.items():
         yield asked.row(
             name,
-            [one["median_s"] for one in results],
+            seconds[name],
             peak_bytes=int(max(one["peak_bytes"] for one in results)),
-            tokens_per_s=asked.sizes["rows"] * asked.sizes["context"] / medians[name],
-            ratio=medians[name] / medians["ours"] if "ours" in medians else None,
+            tokens_per_s=asked.sizes["rows"] * asked.sizes["context"] / statistics.median(seconds[name]),
+            **(ratios(seconds[name], seconds["ours"]) if "ours" in seconds else {}),
         )
 
 

@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import os
 import random
+import shlex
 import shutil
 import signal
 import statistics
@@ -27,10 +28,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.progress import track
 
-from lightning_llm.bench.harness import Request, Row, write_rows
+from lightning_llm.bench.harness import Request, Row, ratios, write_rows
 from lightning_llm.checkpoints.reading import digest, step_files
 from lightning_llm.io.console import Console
 
@@ -161,11 +163,11 @@ def two(folder: Path, options: argparse.Namespace, console: Console) -> list[Row
     asked, rows = Request(bench="two", shape="", sizes=None, rounds=options.rounds), []
     for way, pairs in asked.interleaved({way: partial(seconds, own) for way, own in WAYS.items()}).items():
         alone, at_once = (list(times) for times in zip(*pairs, strict=True))
-        ratio = statistics.median(both / one for one, both in pairs)
+        found: dict[str, Any] = ratios(at_once, alone)
         medians = f"one alone {statistics.median(alone):.1f} s, two at once {statistics.median(at_once):.1f} s"
-        console.print(f"{way}: {medians}, {ratio:.2f} times as long")
-        found = {"alone_s": alone, "at_once_s": at_once, "steps": options.steps, "precision": options.precision}
-        rows.append(asked.row(way, dtype="", ratio=round(ratio, 3), **found))
+        console.print(f"{way}: {medians}, {found['ratio']:.2f} times as long")
+        found |= {"alone_s": alone, "at_once_s": at_once, "steps": options.steps, "precision": options.precision}
+        rows.append(asked.row(way, dtype="", **found))
     return rows
 
 
@@ -188,7 +190,7 @@ def main() -> None:
     (folder / "text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     rows = (bits if options.what == "bits" else two)(folder, options, console)
     if options.json is not None:
-        write_rows(rows, options.json)
+        write_rows(rows, options.json, shlex.join(["python", "benchmarks/beside_load.py", *sys.argv[1:]]))
     shutil.rmtree(folder)
 
 

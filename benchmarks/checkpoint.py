@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_llm.bench.harness import Columns, Request, Row, columns, model_config
+from lightning_llm.bench.harness import Columns, Request, Row, columns, model_config, ratios
 from lightning_llm.bench.plots import bar_plot
 from lightning_llm.measure.meter import tensors_in
 from lightning_llm.measure.timer import now, seconds_of
@@ -29,6 +29,7 @@ from lightning_llm.optim.groups import param_groups
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 
 NAMES = ("millions of parameters",)
+FILES = ("lightning_llm/checkpoints", "lightning_llm/training/checkpoint_io.py")
 DEFAULT_SHAPES = ["30"]
 DTYPES = ("float32",)
 VARIANTS = ("waiting", "in the background", "step alone", "step beside the writing")
@@ -55,9 +56,8 @@ def run(asked: Request) -> Iterator[Row]:
         save(Taken(list), Taken(list))  # the first one pays for fresh memory and a fresh file
         asked.interleaved({"": partial(save, taken, written)})
     for name in (name for name in variants if name in taken):
-        first = statistics.median(taken[VARIANTS[0] if name in written else VARIANTS[2]])
-        ratio = statistics.median(taken[name]) / first
-        row = asked.row(name, taken[name], shape=f"{millions} M parameters", ratio=ratio)
+        first = taken[VARIANTS[0] if name in written else VARIANTS[2]]
+        row = asked.row(name, taken[name], shape=f"{millions} M parameters", **ratios(taken[name], first))
         if name in written:
             row.saved_bytes, row.bytes_per_s = size, size / statistics.median(written[name])
         yield row

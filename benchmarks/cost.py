@@ -29,6 +29,7 @@ from lightning_llm.training.module import LanguageModel
 
 BASE = {"context": 256, "width": 256, "depth": 4, "vocab": 4096, "batch": 2}  # what is not doubled
 STARTUP, COMPILE = "startup", "compile"  # the start of the command, and the same with compiled blocks
+FILES = ("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim")
 DEFAULT_SHAPES = [
     *("context=256-2048", "width=128-1024", "depth=1-8", "vocab=1024-16384", "batch=1-16"),
     *(STARTUP, COMPILE),

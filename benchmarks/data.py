@@ -21,6 +21,7 @@ from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.tokenizers import Tokenizer, cut_at_newlines
 from lightning_llm.measure.resident import in_fresh_processes
 
+FILES = ("lightning_llm/data",)
 DEFAULT_SHAPES = ["256MiB"]
 DEVICES, DTYPES = ("cpu",), ("float32",)  # it prepares text
 VARIANTS = ("byte", "char", "bpe", "tokenizers", "batches")

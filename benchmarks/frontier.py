@@ -1,10 +1,10 @@
 """The plot of docs/memory-optimised.md: peak memory against time of the MLPs, from written rows of ``bench swiglu``."""
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lightning_llm.bench.harness import read_rows
 from lightning_llm.bench.plots import chart, color
 
 
@@ -18,15 +18,17 @@ def draw_frontier(files: Mapping[str, Sequence[Path]], path: Path, title: str) -
         path: Where the plot is written.
         title: Above it.
     """
-    rows = [(set_up, row) for set_up, names in files.items() for name in names for row in json.loads(name.read_text())]
-    dtypes = list(dict.fromkeys(row["dtype"] for _, row in rows))
+    rows = [(set_up, row) for set_up, names in files.items() for name in names for row in read_rows(name)]
+    dtypes = list(dict.fromkeys(row.dtype for _, row in rows))
     metadata = {"Description": fingerprint([name for group in files.values() for name in group])}
     with chart(path, title, columns=len(dtypes), sharex=True, sharey=True, metadata=metadata) as [axes]:
         for axis, dtype in zip(axes, dtypes, strict=True):
             for set_up, is_filled in zip(files, (True, False), strict=False):
-                group = {row["variant"]: row for its, row in rows if (its, row["dtype"]) == (set_up, dtype)}
+                group = {row.variant: row for its, row in rows if (its, row.dtype) == (set_up, dtype)}
                 for name, row in group.items():
-                    point = [row[field] / group["standard"][field] for field in ("total_s", "peak_bytes")]
+                    point = [
+                        getattr(row, field) / getattr(group["standard"], field) for field in ("total_s", "peak_bytes")
+                    ]
                     face = color(name) if is_filled else "none"
                     axis.scatter(*point, s=70, edgecolors=color(name), facecolors=face, zorder=3)
                     label = name.replace("ours", "ours, level") if is_filled else ""

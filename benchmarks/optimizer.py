@@ -21,6 +21,7 @@ from lightning_llm.optim.muon import MuonAdamW
 
 NAMES = ("layers", "hidden", "vocab")
 SHAPES = {"124m": ["12x768x50304"]}
+FILES = ("lightning_llm/optim",)
 DEFAULT_SHAPES = ["4x128x65", "6x256x65", "6x384x65"]
 COLUMNS = columns("ms", "p20", "p80", "ratio")
 LR = 1e-3

@@ -34,6 +34,7 @@ from lightning_llm.measure.timer import seconds_of
 from lightning_llm.training.module import LanguageModel
 
 NAMES = ("layers", "hidden", "context", "rows")  # of each process
+FILES = ("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim")
 DEFAULT_SHAPES = ["4x256x256x4"]
 PREDICTED = (8, 64)
 VOCAB = 4096

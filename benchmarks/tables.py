@@ -26,8 +26,9 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+
+from lightning_llm.bench.harness import Row, read_rows
 
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "docs" / "benchmarks"
@@ -45,14 +46,7 @@ YAML_FIGURE = re.compile(
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-class Row(SimpleNamespace):
-    """A measurement; a field that it lacks is ``None``."""
-
-    def __getattr__(self, name: str) -> Any:
-        return None
-
-
-def read_rows(name: str) -> list[Row]:
+def rows_of(name: str) -> list[Row]:
     """The rows of ``docs/benchmarks/NAME.json``.
 
     Raises:
@@ -61,8 +55,7 @@ def read_rows(name: str) -> list[Row]:
     path = ROWS / f"{name}.json"
     if not path.is_file():
         raise ValueError(f"there is no {path.relative_to(ROOT)}")
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return [Row(**row) for row in (content["rows"] if isinstance(content, dict) else content)]
+    return read_rows(path)
 
 
 class _Names(dict[str, Any]):
@@ -70,7 +63,16 @@ class _Names(dict[str, Any]):
 
     def __init__(self, row: Row, group: Sequence[Row]) -> None:
         variants = {other.variant: other for other in group}
-        super().__init__(**UNITS, row=row, first=group[0], of=lambda name: variants.get(name, Row()), len=len)
+        super().__init__(
+            **UNITS,
+            row=row,
+            group=group,
+            first=group[0],
+            of=lambda name: variants.get(name, Row()),
+            len=len,
+            int=int,
+            max=max,
+        )
         self.row = row
 
     def __missing__(self, name: str) -> Any:
@@ -104,7 +106,7 @@ def table(files: str, lines: str) -> str:
         files: Names of files of rows.
         lines: A line for each column, as in the module's docstring.
     """
-    rows = [row for name in files.split() for row in read_rows(name)]
+    rows = [row for name in files.split() for row in rows_of(name)]
     given = [line.partition(": ")[::2] for line in lines.splitlines()]
     settings = {name: expression for name, expression in given if name in ("each", "if")}
     columns = {heading: template for heading, template in given if heading not in settings}
@@ -124,7 +126,7 @@ def table(files: str, lines: str) -> str:
 
 def figure(file: str, variant: str | None, template: str) -> str:
     """One number: of the row of a variant, or of the first row."""
-    for group in _groups(read_rows(file)).values():
+    for group in _groups(rows_of(file)).values():
         for row in group:
             if variant is None or variant in (
                 row.variant,
@@ -152,9 +154,8 @@ def pages() -> Iterator[Path]:
 def stale() -> Iterator[str]:
     """A line for each file of rows whose code has changed since its commit, or that does not name one."""
     for path in sorted(ROWS.glob("*.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        record = content if isinstance(content, dict) else {}
-        if not record.get("commit"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if not record["commit"]:
             yield f"{path.name}: names no commit"
             continue
         command = ["git", "log", "--oneline", f"{record['commit']}..HEAD", "--", *record["files"]]

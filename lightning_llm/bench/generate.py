@@ -21,6 +21,7 @@ from lightning_llm.generation.decoding import generate
 from lightning_llm.model.transformer import Transformer
 
 NAMES = ("layers", "heads", "kv_heads", "hidden", "vocab", "prompt", "new")
+FILES = ("lightning_llm/generation", "lightning_llm/model")
 DEFAULT_SHAPES = ["4x4x4x256x4096x32x256", "8x8x4x512x8192x32x256"]
 VARIANTS = ("recomputed", "transformers", "cached")
 COLUMNS: Columns = {

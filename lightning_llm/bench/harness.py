@@ -13,10 +13,12 @@ CUDA, without parameters and inputs, gradients included.
 import contextlib
 import dataclasses
 import gc
+import json
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -50,8 +52,8 @@ FIELDS = {
 Sizes = dict[str, int]
 Found = TypeVar("Found")
 MEASURED = (  # the fields of every row
-    *("forward_s", "backward_s", "total_s", "total_p20_s", "total_p80_s", "ratio", "peak_bytes", "saved_bytes"),
-    *("resident_bytes", "tokens_per_s", "bytes_per_s", "wire_bytes"),
+    *("forward_s", "backward_s", "total_s", "total_p20_s", "total_p80_s", "ratio", "ratio_p20", "ratio_p80"),
+    *("peak_bytes", "saved_bytes", "resident_bytes", "tokens_per_s", "bytes_per_s", "wire_bytes"),
 )
 # By heading: a field of a row, or a function of it; what it is multiplied by; its format.
 Columns = dict[str, tuple[str | Callable[["Row"], float | None], float, str]]
@@ -243,7 +245,7 @@ def measure(cases: Mapping[str, Case], asked: Request, *, tokens: int) -> Iterat
             total,
             forward_s=forward,
             backward_s=total.median - forward,
-            ratio=total.ratio_to(timings[f"both {first}"]),
+            **ratios(total.samples, timings[f"both {first}"].samples),
             peak_bytes=peak,
             saved_bytes=saved,
             tokens_per_s=tokens / total.median,
@@ -259,7 +261,7 @@ def timed_rows(
     timings = interleave(functions, rounds=asked.rounds, warmup=warmup, device=asked.device, budget_s=asked.budget_s)
     first = next(iter(timings.values()))
     return [
-        asked.row(name, timing, ratio=timing.ratio_to(first), tokens_per_s=tokens and tokens / timing.median)
+        asked.row(name, timing, **ratios(timing.samples, first.samples), tokens_per_s=tokens and tokens / timing.median)
         for name, timing in timings.items()
     ]
 
@@ -324,9 +326,32 @@ def describe_machine(device: str) -> str:
     return f"{cpu_name()}, {torch.get_num_threads()} threads"
 
 
-def write_rows(rows: Iterable[Row], path: Path) -> None:
-    """One JSON array of objects."""
-    write_json(path, [{k: v for k, v in vars(row).items() if not k.startswith("_")} for row in rows], indent=1)
+def ratios(samples: Sequence[float], first: Sequence[float]) -> dict[str, float]:
+    """Median, 20th and 80th percentile of the ratios within each round, as fields of a row."""
+    found = np.quantile(np.divide(samples, first), (0.5, 0.2, 0.8))
+    return dict(zip(("ratio", "ratio_p20", "ratio_p80"), map(float, found), strict=True))
+
+
+def write_rows(rows: Iterable[Row], path: Path, command: str, files: Sequence[str] = ()) -> None:
+    """Write rows with their origin, as JSON.
+
+    Args:
+        rows: What was measured.
+        path: Of the file.
+        command: That measured it.
+        files: The code that it measured, from the root of a clone; by default all of the package.
+    """
+    root = Path(__file__).parents[2]
+    git = ["git", "-C", str(root), "log", "-1", "--format=%H"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if (root / ".git").exists() else None
+    record = {"command": command, "date": date.today().isoformat(), "commit": commit}
+    written = [{k: v for k, v in vars(row).items() if not k.startswith("_")} for row in rows]
+    write_json(path, {**record, "files": list(files) or ["lightning_llm"], "rows": written}, indent=1)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file."""
+    return [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
 
 
 def groups(rows: Iterable[Row]) -> dict[str, list[Row]]:

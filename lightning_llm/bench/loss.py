@@ -22,6 +22,7 @@ from lightning_llm.ops.losses import linear_cross_entropy
 
 NAMES = ("tokens", "hidden", "vocab")
 SHAPES = {"llama-3-8b": ["4096x4096x128256"]}
+FILES = ("lightning_llm/ops/losses.py", "lightning_llm/ops/loss_chunks.py")
 DEFAULT_SHAPES = ["4096x768x50257"]
 CHUNKS = (4, 64)
 COLUMNS = {**harness.COLUMNS, **harness.columns("resident MiB")}

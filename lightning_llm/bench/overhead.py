@@ -8,7 +8,6 @@ would be noise.
 import contextlib
 import logging
 import os
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -19,7 +18,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from lightning_llm.bench.harness import Request, Row, columns, make_store
+from lightning_llm.bench.harness import Request, Row, columns, make_store, ratios
 from lightning_llm.bench.plots import bar_plot
 from lightning_llm.data.batches import sample_batch
 from lightning_llm.data.datamodule import TokenDataModule
@@ -33,6 +32,7 @@ from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
 
 NAMES = ("steps",)
+FILES = ("lightning_llm/training", "lightning_llm/data/batches.py")
 DEFAULT_SHAPES = ["300"]
 DTYPES = ("float32",)
 _FEW = {"enable_model_summary": False, "enable_checkpointing": False}
@@ -53,9 +53,8 @@ def run(asked: Request) -> Iterator[Row]:
     """A row for each set-up: medians over interleaved runs."""
     steps, variants = asked.sizes["steps"], asked.chosen(VARIANTS)
     taken = asked.interleaved({name: partial(_overhead, name, steps, asked.device) for name in variants})
-    first = statistics.median(next(iter(taken.values())))
     for name, seconds in taken.items():
-        yield asked.row(name, seconds, shape=f"{steps} steps", ratio=statistics.median(seconds) / first)
+        yield asked.row(name, seconds, shape=f"{steps} steps", **ratios(seconds, next(iter(taken.values()))))
 
 
 def notes(rows: Sequence[Row]) -> list[str]:

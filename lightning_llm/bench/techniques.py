@@ -28,6 +28,7 @@ from lightning_llm.model.config import ModelConfig
 
 NAMES = ("layers", "heads", "hidden", "intermediate", "context", "rows", "vocab")
 SHAPES: dict[str, list[str]] = {"124m": ["12x12x768x2048x1024x8x50304"]}
+FILES = ("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim")
 DEFAULT_SHAPES = ["4x4x256x704x128x8x4096"]
 DTYPES = ("float32",)  # the techniques go from there to bf16 by themselves
 STEPS = {"cpu": 5, "cuda": 30}  # timed, of each round

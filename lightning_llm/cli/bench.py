@@ -86,11 +86,12 @@ def main(argv: Sequence[str], prog: str = PROG, benches: Mapping[str, str] = BEN
         command = shlex.join(["python", "-m", "benchmarks", MOVED[words[0]], *words[1:]])
         line = f"{prog}: error: {words[0]} has moved; from the root of a clone, type: {command}"
         return reports.mistake("bench", line)
-    act = partial(_measure, fit_options=words[end + 1 :], package=package)
+    command = f"{prog} {shlex.join(words)}"
+    act = partial(_measure, fit_options=words[end + 1 :], package=package, command=command)
     return run_tool(build_parser(prog, benches), words[:end], act, RuntimeError)
 
 
-def _measure(options: argparse.Namespace, fit_options: Sequence[str], package: str) -> None:
+def _measure(options: argparse.Namespace, fit_options: Sequence[str], package: str, command: str) -> None:
     # after the options are read: a typing mistake is answered without waiting for torch
     import torch
 
@@ -143,7 +144,7 @@ def _measure(options: argparse.Namespace, fit_options: Sequence[str], package: s
     allocator = "freed memory kept" if kept else "default allocator"
     console.print(f"{rows[0].machine}, torch {rows[0].torch}, {allocator}")
     if options.json is not None:
-        harness.write_rows(rows, options.json)
+        harness.write_rows(rows, options.json, command, getattr(bench, "FILES", ()))
         plot = options.json.with_suffix(".png")
         getattr(bench, "draw", plots.draw_points)(rows, plot, f"{options.bench}: {rows[0].machine}, {allocator}")
         console.print(f"written: {options.json}, {plot}")

@@ -17,7 +17,7 @@ def rows_of(tmp_path, *words):
     path = tmp_path / "rows.json"
     assert main(["bench", *words, "--rounds", "1", "--json", str(path)]) == 0
     assert path.with_suffix(".png").stat().st_size > 5000
-    return {row["variant"]: row for row in json.loads(path.read_text())}
+    return {row["variant"]: row for row in json.loads(path.read_text())["rows"]}
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch.compile of torch 2.13

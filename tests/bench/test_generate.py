@@ -16,7 +16,7 @@ SHAPE = "2x4x2x32x65x4x12"
 def test_rows_of_every_variant(tmp_path, capsys):
     path = tmp_path / "rows.json"
     assert main(["bench", "generate", "--shapes", SHAPE, "--rounds", "1", "--json", str(path)]) == 0
-    rows = json.loads(path.read_text())
+    rows = json.loads(path.read_text())["rows"]
     assert [row["variant"] for row in rows] == ["recomputed", "transformers", "cached"]
     for row in rows:
         assert row["tokens_per_s"] == pytest.approx(12 / row["total_s"])

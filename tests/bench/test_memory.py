@@ -30,7 +30,7 @@ def configs(text_file, tmp_path, monkeypatch):
 
 def test_the_differences_are_the_mlps(configs, tmp_path, capsys):
     assert main(["bench", "memory", *configs, "--json", "out/rows.json", "--", "--trainer.precision=32-true"]) == 0
-    rows = json.loads((tmp_path / "out/rows.json").read_text())
+    rows = json.loads((tmp_path / "out/rows.json").read_text())["rows"]
     assert (tmp_path / "out/rows.png").stat().st_size > 20_000
     assert [(row["bench"], row["variant"]) for row in rows] == [("memory", "standard.yaml"), ("memory", "ours.yaml")]
     saved = LAYERS * 2 * 4 * BATCH * SEQ * INTERMEDIATE

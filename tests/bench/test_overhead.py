@@ -13,7 +13,7 @@ def test_every_set_up_is_timed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(overhead, "WARM_UP", 2)
     path = tmp_path / "rows.json"
     assert main(["bench", "overhead", "--shapes", "5", "--rounds", "1", "--json", str(path)]) == 0
-    rows = {row["variant"]: row for row in json.loads(path.read_text())}
+    rows = {row["variant"]: row for row in json.loads(path.read_text())["rows"]}
     assert tuple(rows) == overhead.VARIANTS
     assert all(0 < row["total_s"] < 1 for row in rows.values())
     shown = capsys.readouterr().out

@@ -29,7 +29,7 @@ def in_this_process(monkeypatch):
 def run(tmp_path, *words):
     path = tmp_path / "rows.json"
     status = main(["bench", "techniques", "--shapes", SHAPE, "--rounds", "1", "--json", str(path), *words])
-    return status, {row["variant"]: row for row in json.loads(path.read_text())} if path.exists() else {}
+    return status, {row["variant"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
 
 
 @pytest.mark.usefixtures("in_this_process")

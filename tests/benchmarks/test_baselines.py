@@ -66,7 +66,7 @@ def test_rows_of_processes_of_their_own(tmp_path):
     path = tmp_path / "rows.json"
     words = ["--shapes", TINY, "--variants", "transformers", "ours", "--rounds", "2", "--json", str(path)]
     assert main(["baselines", *words]) == 0
-    theirs, mine = json.loads(path.read_text())
+    theirs, mine = json.loads(path.read_text())["rows"]
     assert (theirs["variant"], mine["variant"], mine["ratio"]) == ("transformers", "ours", 1)
     assert theirs["ratio"] == pytest.approx(theirs["total_s"] / mine["total_s"])
     for row in (theirs, mine):

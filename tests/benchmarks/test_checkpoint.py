@@ -12,7 +12,7 @@ def test_both_ways_and_the_step_beside_are_timed(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "_HIDDEN", 64)
     path = tmp_path / "rows.json"
     assert main(["checkpoint", "--shapes", "1", "--rounds", "2", "--json", str(path)]) == 0
-    rows = {row["variant"]: row for row in json.loads(path.read_text())}
+    rows = {row["variant"]: row for row in json.loads(path.read_text())["rows"]}
     assert tuple(rows) == checkpoint.VARIANTS
     for name in checkpoint.VARIANTS[:2]:  # parameters and two averages of them, float32
         assert rows[name]["saved_bytes"] == pytest.approx(12e6, rel=0.1)

@@ -12,7 +12,7 @@ def rows_of(tmp_path, *words):
     path = tmp_path / "rows.json"
     assert main(["cost", "--rounds", "1", "--json", str(path), *words]) == 0
     assert path.with_suffix(".png").stat().st_size > 5000
-    return json.loads(path.read_text())
+    return json.loads(path.read_text())["rows"]
 
 
 def test_the_slope_of_a_power_law_comes_back():

@@ -23,7 +23,7 @@ def test_rows_tell_speed_and_memory(tmp_path, capsys):
         str(path),
     ]
     assert main(["data", *words]) == 0
-    rows = {row["variant"]: row for row in json.loads(path.read_text())}
+    rows = {row["variant"]: row for row in json.loads(path.read_text())["rows"]}
     assert rows["byte"]["bytes_per_s"] == pytest.approx((1 << 20) / rows["byte"]["total_s"])
     assert rows["byte"]["tokens_per_s"] == pytest.approx(rows["byte"]["bytes_per_s"])  # a byte is a token
     assert rows["bpe"]["ratio"] == pytest.approx(rows["tokenizers"]["total_s"] / rows["bpe"]["total_s"])

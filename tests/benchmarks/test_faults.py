@@ -41,7 +41,7 @@ TokenStore._check = lambda self: None
 def rounds(tmp_path, count, *variants, seed=0):
     words = ["faults", "--rounds", str(count), "--seed", str(seed), "--json", str(tmp_path / "rows.json")]
     status = main([*words, *(["--variants", *variants] if variants else [])])
-    return status, {row["variant"]: row for row in json.loads((tmp_path / "rows.json").read_text())}
+    return status, {row["variant"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
 
 
 @pytest.fixture

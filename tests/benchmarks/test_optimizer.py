@@ -31,7 +31,7 @@ def test_every_optimizer_is_timed_and_moves_the_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(optimizer, "_ready", watched)
     words = ["--shapes", "1x64x65", "--rounds", "2", "--dtype", "float32", "bfloat16", "--json", str(path)]
     assert main(["optimizer", *words]) == 0
-    rows = json.loads(path.read_text())
+    rows = json.loads(path.read_text())["rows"]
     assert [(row["dtype"], row["variant"]) for row in rows] == [
         (dtype, name) for dtype in ("float32", "bfloat16") for name in optimizer.VARIANTS
     ]

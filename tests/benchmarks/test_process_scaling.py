@@ -76,7 +76,7 @@ def test_two_processes_exchange_the_gradients_once_a_step(tmp_path):
     path = tmp_path / "rows.json"
     words = ["--shapes", "2x64x32x1", "--variants", "1", "2", "--rounds", "1", "--json", str(path)]
     assert main(["process-scaling", *words]) == 0
-    one, two, *predicted = json.loads(path.read_text())
+    one, two, *predicted = json.loads(path.read_text())["rows"]
     assert (one["variant"], two["variant"]) == ("1", "2")
     gradients = 4 * (2 * 4096 * 64 + 2 * (4 * 64**2 + 3 * 64 * 192 + 2 * 64) + 64)
     # a ring of two sends each gradient twice; the headers of TCP and the barriers come on top

@@ -67,7 +67,7 @@ def test_a_comment_of_a_config_has_its_figure():
 
 def test_rows_older_than_their_code_are_listed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tables, "ROWS", tmp_path)
-    (tmp_path / "old.json").write_text(json.dumps([]))
+    (tmp_path / "old.json").write_text(json.dumps({"commit": None}))
     (tmp_path / "lost.json").write_text(
         json.dumps({"commit": "0" * 40, "files": ["README.md"], "date": "", "rows": []})
     )

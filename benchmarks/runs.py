@@ -1,0 +1,72 @@
+"""``python -m benchmarks runs``: the shipped configs, trained as their users train them, each in a process of its own.
+
+``--shapes shakespeare`` needs a text: ``… --shapes shakespeare -- --data.path FILE``.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_llm.bench.harness import Request, Row, columns
+from lightning_llm.bench.plots import bar_plot
+
+ROOT = Path(__file__).parents[1]
+DEFAULT_SHAPES = ["quickstart"]
+DTYPES = ("float32",)  # each config has its own
+FILES = ("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim", "lightning_llm/data", "configs")
+COLUMNS = {**columns("s", "tokens/s"), "val_loss": ("val_loss", 1, ".4f"), "training s": ("training_s", 1, ".0f")}
+_CHAR = "shakespeare-char.yaml"
+# A run: its config, its seed (None: the config's own), and further options.
+RUNS: dict[str, list[tuple[str, int | None, list[str]]]] = {
+    "quickstart": [("quickstart.yaml", None, [])],
+    "shakespeare": [
+        *((_CHAR, seed, []) for seed in (1, 2, 3)),
+        (_CHAR, None, ["--trainer.max_steps=1300", "--trainer.val_check_interval=650"]),
+    ],
+}
+draw = bar_plot("val_loss", 1, "validation loss, nats per token")
+
+
+def parse(shape: str) -> list[tuple[str, int | None, list[str]]]:
+    """The runs of that name.
+
+    Raises:
+        ValueError: There are none.
+    """
+    if shape not in RUNS:
+        raise ValueError(f"shapes {shape!r}: there are {', '.join(RUNS)}")
+    return RUNS[shape]
+
+
+def run(asked: Request) -> Iterator[Row]:
+    """A row for each run."""
+    for config, seed, words in asked.sizes:
+        seeds = [] if seed is None else [f"--seed_everything={seed}", f"--data.seed={seed}"]
+        summary, seconds = _fit([f"--config={ROOT / 'configs' / config}", *words, *seeds, *asked.options.fit_options])
+        yield asked.row(
+            config,
+            [seconds],
+            seed=seed,
+            steps=summary["steps"],
+            val_loss=summary["val_loss"],
+            training_s=summary["seconds"],
+            tokens_per_s=summary["tokens"] / summary["seconds"],
+            dtype=summary["precision"],
+        )
+
+
+def _fit(words: Sequence[str]) -> tuple[dict[str, Any], float]:
+    with tempfile.TemporaryDirectory(prefix="bench-runs-") as folder:
+        command = [sys.executable, "-m", "lightning_llm", "fit", *words]
+        begun = time.perf_counter()
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        seconds = time.perf_counter() - begun
+        if done.returncode:
+            raise RuntimeError((done.stderr.strip().splitlines() or ["no output"])[-1])
+        (found,) = Path(folder).glob("runs/*/*/summary.json")
+        return json.loads(found.read_text(encoding="utf-8")), seconds
