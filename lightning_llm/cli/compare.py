@@ -76,21 +76,17 @@ class Effect:
     verdict: str
 
 
-def build_parser() -> OneLineParser:
-    """The options."""
-    parser = OneLineParser(
-        "lightning-llm compare",
-        "Compare loss, time and peak memory across finished runs, grouped by what their configs differ in, with mean "
-        "and spread over seeds. The first run's group is the baseline. Runs that have not finished are listed.",
-    )
+def _options(parser: OneLineParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders that contain some")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the groups and effects to this file too")
-    return parser
 
 
-@tool(build_parser)
-def main(options: argparse.Namespace) -> None:
-    """Run the command."""
+@tool(_options)
+def run_compare(options: argparse.Namespace) -> None:
+    """Compare loss, time and peak memory across finished runs, grouped by what their configs differ in.
+
+    Means and spreads are over seeds. The first run's group is the baseline. Runs that have not finished are listed.
+    """
     runs = find_runs(options.runs)
     status = {run.path: unfinished(run.path) for run in runs}
     left_out = [f"{path}: {words}" for path, words in status.items() if words]

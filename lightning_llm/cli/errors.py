@@ -13,7 +13,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import dropwhile
 from typing import Any, NoReturn
 
@@ -87,8 +86,8 @@ def with_page(command: str, line: str) -> str:
     line = " ".join(line.split())
     found = [match[1] for match in _WORD.finditer(line)] if command in ABOUT else []
     # the name of a class, which is capitalized, says more than the option that it was given to
-    word = next((word for word in found if word[0].isupper()), next(iter(found), None))
-    return f"{line} ({COMMANDS.get(command, FIRST) if word is None else _PAGES[word]})"
+    word = min(found, key=lambda word: not word[0].isupper(), default="")
+    return f"{line} ({_PAGES.get(word) or COMMANDS.get(command, FIRST)})"
 
 
 # ---- one line, and the exit status
@@ -150,13 +149,14 @@ def one_line(failure: BaseException) -> str:
 
 def _rank_prefix() -> str:
     """Which process prints, where several train together; empty for the first."""
-    rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID") if name in os.environ), "0")
-    with suppress(ValueError):
-        return f"process {int(rank)}: " if int(rank) else ""
-    return ""
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+    return f"process {int(rank)}: " if rank.isdecimal() and int(rank) else ""
 
 
 # ---- tools: every command but those of the Trainer
+
+Action = Callable[[argparse.Namespace], object]
+AddOptions = Callable[["OneLineParser"], object]
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -169,8 +169,8 @@ class OneLineParser(argparse.ArgumentParser):
     """
 
     def __init__(self, prog: str, description: str | None = None, **options: Any) -> None:
-        options.setdefault("epilog", f"More: {COMMANDS.get(prog.split()[1], FIRST)}")
-        super().__init__(prog=prog, description=description, allow_abbrev=False, **options)
+        page = f"More: {COMMANDS.get(prog.split()[1], FIRST)}"
+        super().__init__(prog=prog, description=description, allow_abbrev=False, epilog=page, **options)
 
     def error(self, message: str) -> NoReturn:
         """One line, and status 2."""
@@ -178,47 +178,50 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(USER_ERROR, f"{with_page(self.prog.split()[1], line)}\n")
 
 
-def run_tool(
-    parser: argparse.ArgumentParser,
-    words: Sequence[str],
-    act: Callable[[argparse.Namespace], object],
-    *mistakes: type[Exception],
-    when_interrupted: str = "",
-) -> int:
-    """Run a tool.
+class Tool:
+    """A command of its own: call it with the words behind its name.
+
+    Calling it returns the exit status: 0; 2 after a line about what is wrong; 130 after a line about Ctrl-C. It raises
+    ``BrokenPipeError`` if nobody reads the output any more.
 
     Args:
-        parser: Of its options.
-        words: Its part of the command line.
-        act: What it does with the options.
+        act: What it does with the options. Its docstring is shown by ``--help``.
+        prog: As it is typed, such as ``lightning-llm data``.
+        add_options: Adds its options to a parser.
         mistakes: Errors that are a user's mistake, besides ``ValueError`` and ``OSError``.
         when_interrupted: Added to the line about Ctrl-C.
-
-    Returns:
-        The exit status: 0; 2 after a line about what is wrong; 130 after a line about Ctrl-C.
-
-    Raises:
-        BrokenPipeError: Nobody reads the output any more.
     """
-    command = interrupts.command = parser.prog.split()[1]
-    kinds: tuple[type[Exception], ...] = (ValueError, OSError, *mistakes)
-    try:
-        options = parser.parse_args(words)
-    except SystemExit as leaving:  # --help, or a wrong option
-        return int(leaving.code or 0)
-    try:
-        act(options)
-    except BrokenPipeError:
-        raise
-    except KeyboardInterrupt:
-        return interrupts.say(interrupts.number or signal.SIGINT, when_interrupted)
-    except kinds as error:
-        return reports.mistake(command, f"{parser.prog}: error: {one_line(error)}")
-    return 0
+
+    def __init__(
+        self, act: Action, prog: str, add_options: AddOptions, *mistakes: type[Exception], when_interrupted: str = ""
+    ) -> None:
+        self.parser = OneLineParser(prog, act.__doc__)
+        add_options(self.parser)
+        self._act, self._when_interrupted = act, when_interrupted
+        self._mistakes: tuple[type[Exception], ...] = (ValueError, OSError, *mistakes)
+
+    def __call__(self, words: Sequence[str]) -> int:
+        """Run it."""
+        command = interrupts.command = self.parser.prog.split()[1]
+        try:
+            options = self.parser.parse_args(words)
+        except SystemExit as leaving:  # --help, or a wrong option
+            return int(leaving.code or 0)
+        try:
+            self._act(options)
+        except BrokenPipeError:
+            raise
+        except KeyboardInterrupt:
+            return interrupts.say(interrupts.number or signal.SIGINT, self._when_interrupted)
+        except self._mistakes as error:
+            return reports.mistake(command, f"{self.parser.prog}: error: {one_line(error)}")
+        return 0
 
 
-def tool(
-    build_parser: Callable[[], OneLineParser], *mistakes: type[Exception], when_interrupted: str = ""
-) -> Callable[[Callable[[argparse.Namespace], object]], Callable[[Sequence[str]], int]]:
-    """Make a tool's ``main`` of what it does with its options. Arguments as for :func:`run_tool`."""
-    return lambda act: lambda words: run_tool(build_parser(), words, act, *mistakes, when_interrupted=when_interrupted)
+def tool(add_options: AddOptions, *mistakes: type[Exception], **options: str) -> Callable[[Action], Tool]:
+    """Make a tool ``lightning-llm NAME`` of a function ``run_NAME``. Arguments as for :class:`Tool`."""
+
+    def made(act: Any) -> Tool:
+        return Tool(act, f"lightning-llm {act.__name__.removeprefix('run_')}", add_options, *mistakes, **options)
+
+    return made
