@@ -10,7 +10,7 @@ from contextlib import suppress
 from importlib import import_module
 from signal import SIGINT
 
-from lightning_llm.cli.errors import ABOUT, reports
+from lightning_llm.cli.errors import COMMANDS, TRAINER_WORDS, reports
 from lightning_llm.cli.process import drop_output, interrupts, open_streams
 
 # Idle OpenMP threads sleep after this many rounds of waiting, unless the user has set how they wait. libgomp reads it
@@ -18,31 +18,9 @@ from lightning_llm.cli.process import drop_output, interrupts, open_streams
 # the idle threads of each keep the other's from working (docs/benchmarks.md, "Two runs at once").
 SPINS = "2000"
 BROKEN_PIPE = 128 + 13  # the status of a program that SIGPIPE ended
-TRAINER_WORDS = ABOUT
-TOOLS = {
-    "prepare": "turn text into a token store",
-    "tokenizer": "train a tokenizer on text",
-    "data": "inspect or verify a token store",
-    "generate": "continue a prompt with a trained model",
-    "evaluate": "loss, perplexity and bits per byte of a model on texts",
-    "export": "write a trained model as a folder that transformers loads",
-    "import": "turn a Hugging Face model into a checkpoint",
-    "consolidate": "merge the shards of a checkpoint into one file",
-    "dashboard": "show runs in TensorBoard, on this machine",
-    "compare": "compare loss, time and memory across runs",
-    "estimate": "parameters, memory, FLOPs and time of a run, from its config",
-    "plan": "find the fastest setting of a run that fits in memory, and write its config",
-    "bench": "measure memory and time on this machine",
-}
-
+TOOLS = [word for word in COMMANDS if word not in TRAINER_WORDS]
 # These build models, and import the user's own parts by their paths, such as my_parts.MyMLP.
 IMPORT_PARTS = {*TRAINER_WORDS, "generate", "evaluate", "export", "bench"}
-
-MODULES = {  # those of the tools that have no module of their name
-    **dict.fromkeys(("prepare", "tokenizer"), "data"),
-    **dict.fromkeys(("generate", "evaluate"), "inference"),
-    **dict.fromkeys(("export", "import", "consolidate"), "convert"),
-}
 
 
 def help_text() -> str:
@@ -52,9 +30,9 @@ def help_text() -> str:
             "usage: lightning-llm COMMAND [OPTION …]\n",
             "Train decoder-only language models.\n",
             "Training and evaluation (Lightning's options, YAML configs; see configs/):",
-            *(f"  {word:<11} {text}" for word, text in TRAINER_WORDS.items()),
+            *(f"  {word:<11} {COMMANDS[word].about}" for word in TRAINER_WORDS),
             "\nTools:",
-            *(f"  {word:<11} {text}" for word, text in TOOLS.items()),
+            *(f"  {word:<11} {COMMANDS[word].about}" for word in TOOLS),
             "\nWith any of them, --debug prints the traceback of an error. Exit status: 0; 1 if it failed; 2 for a",
             "mistake in an option or a file; 128 plus the number of the signal that ended it.\n",
             "lightning-llm COMMAND --help explains a command. To start:",
@@ -115,9 +93,9 @@ def _run(words: Sequence[str]) -> int:
 
         return run(words)
     if words[0] in TOOLS:
-        module = import_module(f"lightning_llm.cli.{MODULES.get(words[0], words[0])}")
+        module = import_module(f"lightning_llm.cli.{COMMANDS[words[0]].module}")
         return int(getattr(module, f"run_{words[0]}")(words[1:]))
-    known = ", ".join([*TRAINER_WORDS, *TOOLS])
+    known = ", ".join(COMMANDS)
     return reports.mistake(words[0], f"lightning-llm: error: unknown command {words[0]!r}; the commands are {known}")
 
 

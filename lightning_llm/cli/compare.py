@@ -18,10 +18,10 @@ from rich.table import Table
 
 from lightning_llm.checkpoints.run_directory import read_summary, unfinished
 from lightning_llm.cli.errors import OneLineParser, tool
-from lightning_llm.cli.runs import EVENTS, THREADS, Run, descriptions, differences, find_runs, made_different
+from lightning_llm.cli.runs import EVENTS, THREADS, Run, descriptions, find_runs, made_different, option_columns
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
-from lightning_llm.training.run_options import ABSENT, SEEDS, labels
+from lightning_llm.training.run_options import SEEDS
 from lightning_llm.training.tensorboard import MEMORY, PEAK
 
 PEAK_MEMORY = "peak_memory_gib"
@@ -133,8 +133,7 @@ def read_results(run: Path) -> dict[str, float]:
 def group_runs(results: Sequence[tuple[Run, Mapping[str, float]]]) -> list[Group]:
     """Groups in the order in which their first runs come."""
     runs = [run for run, _ in results]
-    names = [name for name in differences(runs) if name not in SEEDS]
-    columns = {name: labels([run.options.get(name, ABSENT) for run in runs]) for name in names}
+    columns = option_columns(runs, SEEDS)
     gathered: dict[Hashable, list[int]] = {}
     for number, run in enumerate(runs):
         # without a config nothing is known to be the same

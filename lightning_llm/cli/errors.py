@@ -14,7 +14,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from itertools import dropwhile
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from lightning_llm.cli.process import interrupts
 
@@ -22,38 +22,54 @@ FAILED, USER_ERROR = 1, 2
 DEBUG = "--debug"
 IN_A_WORKER = "Original Traceback (most recent call last):"  # torch puts it into the message of the error
 
-# ---- the page that explains a command or an option
+# ---- the commands, and the page that explains a command or an option
 
-FIRST = "docs/quickstart.md"
+FIRST, GENERATION, ACCOUNTING = "docs/quickstart.md", "docs/generation.md", "docs/accounting.md"
+SCORES = "loss, perplexity and bits per byte"
+
+
+class Command(NamedTuple):
+    """A word after ``lightning-llm``.
+
+    Attributes:
+        module: In ``cli``; the options of those in ``train`` are those of Lightning's Trainer.
+        page: Explains it.
+        about: What it does.
+    """
+
+    module: str
+    page: str
+    about: str
+
+
 COMMANDS = {
-    word: page
-    for page, words in {
-        FIRST: "fit",
-        "docs/accounting.md": "estimate plan",
-        "docs/benchmarks.md": "bench -m",  # the second of python -m benchmarks
-        "docs/dashboard.md": "dashboard compare",
-        "docs/data.md": "prepare data",
-        "docs/distributed.md": "consolidate",
-        "docs/generation.md": "validate test predict tokenizer generate evaluate",
-        "docs/interop.md": "export import",
-        "docs/resume.md": "check",
-    }.items()
-    for word in words.split()
+    "fit": Command("train", FIRST, "train a model, validate it, save checkpoints, and print a sample"),
+    "check": Command("train", "docs/resume.md", "run fit's pre-flight checks without training"),
+    "validate": Command("train", GENERATION, f"{SCORES} of a checkpoint on the validation text"),
+    "test": Command("train", GENERATION, f"{SCORES} of a checkpoint on the test text"),
+    "predict": Command("train", GENERATION, "continue prompts (--data.predict_prompts) greedily, as JSON lines"),
+    "prepare": Command("data", "docs/data.md", "turn text into a token store"),
+    "tokenizer": Command("data", GENERATION, "train a tokenizer on text"),
+    "data": Command("data", "docs/data.md", "inspect or verify a token store"),
+    "generate": Command("inference", GENERATION, "continue a prompt with a trained model"),
+    "evaluate": Command("inference", GENERATION, f"{SCORES} of a model on texts"),
+    "export": Command("convert", "docs/interop.md", "write a trained model as a folder that transformers loads"),
+    "import": Command("convert", "docs/interop.md", "turn a Hugging Face model into a checkpoint"),
+    "consolidate": Command("convert", "docs/distributed.md", "merge the shards of a checkpoint into one file"),
+    "dashboard": Command("dashboard", "docs/dashboard.md", "show runs in TensorBoard, on this machine"),
+    "compare": Command("compare", "docs/dashboard.md", "compare loss, time and memory across runs"),
+    "estimate": Command("estimate", ACCOUNTING, "parameters, memory, FLOPs and time of a run, from its config"),
+    "plan": Command("plan", ACCOUNTING, "find the fastest setting of a run that fits in memory, and write its config"),
+    "bench": Command("bench", "docs/benchmarks.md", "measure memory and time on this machine"),
 }
-ABOUT = {  # the commands whose options are those of Lightning's Trainer
-    "fit": "train a model, validate it, save checkpoints, and print a sample",
-    "check": "run fit's pre-flight checks without training",
-    "validate": "loss, perplexity and bits per byte of a checkpoint on the validation text",
-    "test": "loss, perplexity and bits per byte of a checkpoint on the test text",
-    "predict": "continue prompts (--data.predict_prompts) greedily, as JSON lines",
-}
+TRAINER_WORDS = [word for word, command in COMMANDS.items() if command.module == "train"]
 SYNTAX = (
     "Set any option in a YAML file (--config, repeatable; later files override earlier ones) or on the command line, "
     "which overrides the files. An option's name is its path in the file: 'trainer: {max_steps: 100}' is "
     "--trainer.max_steps 100. --print_config prints all options with their values. With --trust-code, "
     "model.init_from may name classes from outside lightning_llm."
 )
-# By page, the words of a message that lead there, for the commands in ABOUT. The first one counts.
+# By page, the words of a message that lead there, for the commands in TRAINER_WORDS. The first one counts.
 OPTIONS = {
     "docs/accounting.md": "memory_budget",
     "docs/dashboard.md": "logger, SampleText, Dashboard, JSONLinesLogger",
@@ -84,10 +100,16 @@ def with_page(command: str, line: str) -> str:
         line: What is wrong; line breaks in it become spaces.
     """
     line = " ".join(line.split())
-    found = [match[1] for match in _WORD.finditer(line)] if command in ABOUT else []
+    found = [match[1] for match in _WORD.finditer(line)] if command in TRAINER_WORDS else []
     # the name of a class, which is capitalized, says more than the option that it was given to
     word = min(found, key=lambda word: not word[0].isupper(), default="")
-    return f"{line} ({_PAGES.get(word) or COMMANDS.get(command, FIRST)})"
+    return f"{line} ({_PAGES.get(word) or page_of(command)})"
+
+
+def page_of(command: str) -> str:
+    """The page that explains a command; of ``python -m benchmarks``, that is ``-m``."""
+    command = "bench" if command == "-m" else command
+    return COMMANDS[command].page if command in COMMANDS else FIRST
 
 
 # ---- one line, and the exit status
@@ -169,8 +191,8 @@ class OneLineParser(argparse.ArgumentParser):
     """
 
     def __init__(self, prog: str, description: str | None = None, **options: Any) -> None:
-        page = f"More: {COMMANDS.get(prog.split()[1], FIRST)}"
-        super().__init__(prog=prog, description=description, allow_abbrev=False, epilog=page, **options)
+        page = page_of(prog.split()[1])
+        super().__init__(prog=prog, description=description, allow_abbrev=False, epilog=f"More: {page}", **options)
 
     def error(self, message: str) -> NoReturn:
         """One line, and status 2."""

@@ -75,16 +75,10 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
     counts = parameters_by_part(run.config)
     tokens = rows_per_step * run.context_length
     flops = step_flops(run.config, tokens=tokens, context_length=run.context_length)
+    of_run = {name: getattr(run, name) for name in ("optimizer", "state_dtype", "world_size")}
+    of_run |= {"strategy": strategy, "precision_reason": run.precision_reason}
     report: dict[str, Any] = {
-        "settings": {
-            "rows": rows,
-            "optimizer": run.optimizer,
-            "state_dtype": run.state_dtype,
-            "world_size": world_size,
-            "strategy": strategy,
-            "precision_reason": run.precision_reason,
-            **settings,
-        },
+        "settings": {"rows": rows, **of_run, **settings},
         "parameters": {**counts, "all": sum(counts.values())},
         "parameter_terms": parameter_terms(run.config),
         "memory": _memory(memory, shared),
@@ -147,16 +141,16 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     lines = [", ".join(f"{name} {value}" for name, value in settings.items() if name != "precision_reason")]
     if settings["precision_reason"]:
         lines += [f"precision auto is {settings['precision']}: {settings['precision_reason']}"]
-    lines += ["", "parameters"]
-    lines += [_line(name, f"{count:,}") for name, count in report["parameters"].items()]
+    lines += ["", "parameters", *(_line(name, f"{count:,}") for name, count in report["parameters"].items())]
     if explain:
         for part, terms in report["parameter_terms"].items():
             lines += [_line(f"{part}: {formula}", f"{count:,}") for formula, count in terms.items()]
-    lines += ["", "memory of a step on one device"]
-    lines += [_line(name, _mib(memory[name])) for name in ALWAYS if memory[name] or name != "gathered"]
-    lines += [_line(f"kept, {part}", _mib(size)) for part, size in memory["kept"].items()]
-    lines += [_line("activations and temporaries at the peak", _mib(memory["activations_and_temporaries_at_peak"]))]
-    lines += [_line("peak", _mib(memory["peak"])), _line("at", memory["peak_moment"])]
+    sizes = {name: memory[name] for name in ALWAYS if memory[name] or name != "gathered"}
+    sizes |= {f"kept, {part}": size for part, size in memory["kept"].items()}
+    sizes["activations and temporaries at the peak"] = memory["activations_and_temporaries_at_peak"]
+    sizes["peak"] = memory["peak"]
+    lines += ["", "memory of a step on one device", *(_line(name, _mib(size)) for name, size in sizes.items())]
+    lines += [_line("at", memory["peak_moment"])]
     if settings["device"] != "cpu":
         lines += ["for CUDA: tensors alone, without the allocator's rounding; not compared with a GPU yet"]
     if explain:

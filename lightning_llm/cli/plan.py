@@ -24,6 +24,7 @@ from lightning_llm.io.atomic import write_json, write_text
 PATIENCE = 1.0  # seconds before progress is shown
 VIEWS = {"gradient_as_bucket_view": True}
 WITH_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": VIEWS}
+SHARED = ("config", "context_length", "global_batch_size", "precision", "world_size", "state_per_parameter")
 TRACES = 400  # about as many as a plan with its frontier needs
 
 
@@ -108,22 +109,17 @@ def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
     strategies = STRATEGIES if options.strategy is None else (options.strategy,)
     may_change_state = options.allow_bf16_state and run.state_dtype is None
     return Task(
-        config=run.config,
         cost_model=CostModel(
             device=run.device or GENERIC["cpu"],
             kind=run.device_kind,
             matmul_share=options.product_share,
             link_bandwidth=options.link_bandwidth,
         ),
-        context_length=run.context_length,
-        global_batch_size=run.global_batch_size,
-        precision=run.precision,
-        world_size=run.world_size,
         strategies=strategies if run.world_size > 1 else ("ddp",),
         gradient_views=options.gradient_views,
         loss_chunks=tuple(dict.fromkeys((None, 0, run.loss_chunks))),
         state_dtypes=(None, "bfloat16") if may_change_state else (run.state_dtype,),
-        state_per_parameter=run.state_per_parameter,
+        **{name: getattr(run, name) for name in SHARED},
     )
 
 

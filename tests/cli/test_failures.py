@@ -10,8 +10,8 @@ import threading
 import pytest
 from lightning.pytorch.callbacks import Callback
 
-from lightning_llm.__main__ import MODULES, TOOLS, TRAINER_WORDS, main
-from lightning_llm.cli.errors import one_line, reports
+from lightning_llm.__main__ import TOOLS, TRAINER_WORDS, main
+from lightning_llm.cli.errors import COMMANDS, one_line, reports
 from lightning_llm.data.batches import TrainBatches
 
 
@@ -32,7 +32,7 @@ def the_line(capsys):
 
 
 def module_of(word):
-    return f"lightning_llm.cli.{'train' if word in TRAINER_WORDS else MODULES.get(word, word)}"
+    return f"lightning_llm.cli.{COMMANDS[word].module}"
 
 
 @pytest.mark.parametrize("word", [*TRAINER_WORDS, *TOOLS])

@@ -15,8 +15,8 @@ import shutil
 import pytest
 import yaml
 
-from lightning_llm.__main__ import MODULES, TOOLS, TRAINER_WORDS
-from lightning_llm.cli.errors import OneLineParser
+from lightning_llm.__main__ import TOOLS, TRAINER_WORDS
+from lightning_llm.cli.errors import COMMANDS, OneLineParser
 from tests.docs.markdown import PAGES, README, ROOT, blocks, outside_of_blocks
 from tests.docs.shell import Shell
 
@@ -170,7 +170,7 @@ def test_a_command_in_the_prose_has_options_that_exist(page, text, fit_options):
         assert {name.removeprefix("--") for name in given} <= fit_options
         return
     assert command in TOOLS
-    module = importlib.import_module(f"lightning_llm.cli.{MODULES.get(command, command)}")
+    module = importlib.import_module(f"lightning_llm.cli.{COMMANDS[command].module}")
     if command == "bench":
         parser = OneLineParser("lightning-llm bench")
         module.add_options(parser)
