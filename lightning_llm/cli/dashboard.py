@@ -8,6 +8,7 @@ import argparse
 import sys
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 
 from lightning_llm.cli.errors import OneLineParser, tool
@@ -28,12 +29,8 @@ def run_dashboard(options: argparse.Namespace) -> None:
     """Show runs in TensorBoard, on this machine only, until Ctrl-C."""
     if not 0 <= options.port <= 65535:
         raise ValueError(f"--port must be from 0 to 65535, got {options.port}")
-    runs = find_runs(
-        options.runs,
-        EVENTS,
-        "no TensorBoard events in it (was another logger set?)",
-        lambda line: print(f"lightning-llm dashboard: {line}", file=sys.stderr),
-    )
+    say = partial(print, "lightning-llm dashboard:", file=sys.stderr)
+    runs = find_runs(options.runs, EVENTS, "no TensorBoard events in it (was another logger set?)", say)
     with interrupts.taken("dashboard"), tempfile.TemporaryDirectory(prefix="lightning-llm-dashboard-") as folder:
         try:
             for run, name in zip(runs, run_names(runs), strict=True):

@@ -76,9 +76,8 @@ class SaveConfig(SaveConfigCallback):
             chosen = chosen_options(plan)
             for name, value in chosen.items():
                 self.config[name] = value
-            for callback in trainer.callbacks:
-                if isinstance(callback, ResumeDiff):
-                    callback.options.update(chosen)
+            if resume_diff := callback_of(trainer, ResumeDiff):
+                resume_diff.options.update(chosen)
         if not trainer.is_global_zero or run is None:
             return
         if plan is not None:
@@ -166,8 +165,7 @@ class TrainingCLI(LightningCLI):
         trainer.callbacks[:0] = [*own, StatusFile()]  # type: ignore[attr-defined]
         if trainer.run_directory.experiment is None:
             trainer.run_directory.experiment = self.experiment
-        run = None if self.checkpoint is None else run_of(self.checkpoint)
-        if self.checkpoint and run and self.subcommand == "fit":
+        if self.checkpoint and self.subcommand == "fit" and (run := run_of(self.checkpoint)):
             trainer.run_directory.take(run)
             for logger in trainer.loggers:
                 if isinstance(logger, RunLogger):
