@@ -21,7 +21,7 @@ BENCHES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one benchmark; returns the exit status, as ``lightning-llm`` does."""
-    return command.main(argv, lambda words: bench.main(words, "python -m benchmarks", BENCHES, "benchmarks"))
+    return command.main(argv, lambda words: bench.run_bench(words, "python -m benchmarks", BENCHES, "benchmarks"))
 
 
 if __name__ == "__main__":

@@ -6,34 +6,21 @@ Importing torch and Lightning takes seconds, and ``--help`` should not.
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from signal import SIGINT
 
-from lightning_llm.cli.errors import ABOUT, reports
-from lightning_llm.cli.process import drop_output, interrupts, lasting, open_closed_streams
+from lightning_llm.cli.errors import COMMANDS, TRAINER_WORDS, reports
+from lightning_llm.cli.process import drop_output, interrupts, open_streams
 
+# Idle OpenMP threads sleep after this many rounds of waiting, unless the user has set how they wait. libgomp reads it
+# once, when torch loads it. With its own default of 300,000, two runs on two cores take 4 to 7 times as long as one:
+# the idle threads of each keep the other's from working (docs/benchmarks.md, "Two runs at once").
+SPINS = "2000"
 BROKEN_PIPE = 128 + 13  # the status of a program that SIGPIPE ended
-TRAINER_WORDS = ABOUT
-TOOLS = {
-    "prepare": "turn text into a token store",
-    "tokenizer": "train a tokenizer on text",
-    "data": "inspect or verify a token store",
-    "generate": "continue a prompt with a trained model",
-    "evaluate": "loss, perplexity and bits per byte of a model on texts",
-    "export": "write a trained model as a folder that transformers loads",
-    "import": "turn a Hugging Face model into a checkpoint",
-    "consolidate": "merge the shards of a checkpoint into one file",
-    "dashboard": "show runs in TensorBoard, on this machine",
-    "compare": "compare loss, time and memory across runs",
-    "estimate": "parameters, memory, FLOPs and time of a run, from its config",
-    "plan": "find the fastest setting of a run that fits in memory, and write its config",
-    "bench": "measure memory and time on this machine",
-}
-
+TOOLS = [word for word in COMMANDS if word not in TRAINER_WORDS]
 # These build models, and import the user's own parts by their paths, such as my_parts.MyMLP.
 IMPORT_PARTS = {*TRAINER_WORDS, "generate", "evaluate", "export", "bench"}
-
-MODULES = {"import": "import_model"}  # no module can be named by a Python keyword
 
 
 def help_text() -> str:
@@ -43,9 +30,9 @@ def help_text() -> str:
             "usage: lightning-llm COMMAND [OPTION …]\n",
             "Train decoder-only language models.\n",
             "Training and evaluation (Lightning's options, YAML configs; see configs/):",
-            *(f"  {word:<11} {text}" for word, text in TRAINER_WORDS.items()),
+            *(f"  {word:<11} {COMMANDS[word].about}" for word in TRAINER_WORDS),
             "\nTools:",
-            *(f"  {word:<11} {text}" for word, text in TOOLS.items()),
+            *(f"  {word:<11} {COMMANDS[word].about}" for word in TOOLS),
             "\nWith any of them, --debug prints the traceback of an error. Exit status: 0; 1 if it failed; 2 for a",
             "mistake in an option or a file; 128 plus the number of the signal that ended it.\n",
             "lightning-llm COMMAND --help explains a command. To start:",
@@ -69,15 +56,13 @@ def main(argv: Sequence[str] | None = None, run: Callable[[Sequence[str]], int] 
     command = words[0] if words else ""
     if argv is None:  # a process of its own
         interrupts.own_process(command)
-        _bound_spinning()
+        if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+            os.environ["GOMP_SPINCOUNT"] = SPINS
         if command in IMPORT_PARTS:
             _look_in_current_folder()
     try:
         if argv is None:
-            open_closed_streams()
-            sys.stderr = lasting(sys.stderr)
-            if command in TRAINER_WORDS:  # without a reader, training continues; a command that only prints ends
-                sys.stdout = lasting(sys.stdout)
+            open_streams(outlive_reader=command in TRAINER_WORDS)
         status = (run or _run)(words)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit) as leaving:  # the reader, such as `head`, has left; rich makes it SystemExit
@@ -108,30 +93,17 @@ def _run(words: Sequence[str]) -> int:
 
         return run(words)
     if words[0] in TOOLS:
-        return int(import_module(f"lightning_llm.cli.{MODULES.get(words[0], words[0])}").main(words[1:]))
-    known = ", ".join([*TRAINER_WORDS, *TOOLS])
+        module = import_module(f"lightning_llm.cli.{COMMANDS[words[0]].module}")
+        return int(getattr(module, f"run_{words[0]}")(words[1:]))
+    known = ", ".join(COMMANDS)
     return reports.mistake(words[0], f"lightning-llm: error: unknown command {words[0]!r}; the commands are {known}")
-
-
-def _bound_spinning() -> None:
-    """Let idle OpenMP threads sleep after 2,000 rounds of waiting, unless the user has set how they wait.
-
-    libgomp reads this once, when torch loads it. With its own default of 300,000, two runs on two cores take 4 to 7
-    times as long as one: the idle threads of each keep the other's from working (docs/benchmarks.md, "Two runs at
-    once").
-    """
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "2000"
 
 
 def _look_in_current_folder() -> None:
     """Find modules in the current folder, after all others: a file there cannot replace an installed module."""
-    try:
-        folder = os.getcwd()
-    except FileNotFoundError:  # it was deleted
-        return
-    if folder not in sys.path:
-        sys.path.append(folder)
+    with suppress(FileNotFoundError):  # it was deleted
+        if (folder := os.getcwd()) not in sys.path:
+            sys.path.append(folder)
 
 
 if __name__ == "__main__":

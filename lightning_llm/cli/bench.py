@@ -9,9 +9,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 
-from lightning_llm.cli.errors import OneLineParser, reports, run_tool
+from lightning_llm.cli.errors import OneLineParser, Tool, reports
 
 PROG, PACKAGE = "lightning-llm bench", "lightning_llm.bench"
 BENCHES = {
@@ -30,45 +31,34 @@ MOVED = {
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def build_parser(prog: str = PROG, benches: Mapping[str, str] = BENCHES) -> argparse.ArgumentParser:
-    """The options."""
+def add_options(parser: OneLineParser, benches: Mapping[str, str] = BENCHES) -> None:
+    """The options.
+
+    Args:
+        parser: Gets them.
+        benches: A line about each.
+    """
     listed = "\n".join(f"  {name:<16} {text}" for name, text in benches.items())
-    parser = OneLineParser(
-        prog,
-        f"Measure one thing on this machine, and print a table. BENCH is one of:\n\n{listed}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("bench", choices=benches, metavar="BENCH", help="one of those above")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where to measure (default: cpu)")
-    parser.add_argument(
-        "--dtype", nargs="+", default=["float32"], choices=DTYPES, help="one or more (default: float32)"
-    )
-    parser.add_argument("--shapes", nargs="+", metavar="SHAPE", help="sizes, such as 8x512x1024x4096x3 for swiglu")
-    parser.add_argument(
-        "--variants", nargs="+", metavar="NAME", help="only these, such as standard 'ours 1' (default: all)"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=7, metavar="N", help="timed rounds (default: 7); for faults: the total"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="for faults: draws the first round (default: 0)"
-    )
-    parser.add_argument("--budget-s", type=float, metavar="S", help="stop timing after so many seconds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here, and a plot beside them (.png)")
-    parser.add_argument(
-        "--keep-freed-memory", action="store_true", help="glibc: measure with freed memory kept, as `fit` runs"
-    )
-    parser.add_argument(
-        "--config",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="for memory: a config for fit, given twice or more; options of fit may follow behind --",
-    )
-    return parser
+    parser.description = f"Measure one thing on this machine, and print a table. BENCH is one of:\n\n{listed}"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("bench", choices=benches, metavar="BENCH", help="one of those above")
+    add("--device", default="cpu", choices=("cpu", "cuda"), help="where to measure (default: cpu)")
+    add("--dtype", nargs="+", default=["float32"], choices=DTYPES, help="one or more (default: float32)")
+    add("--shapes", nargs="+", metavar="SHAPE", help="sizes, such as 8x512x1024x4096x3 for swiglu")
+    add("--variants", nargs="+", metavar="NAME", help="only these, such as standard 'ours 1' (default: all)")
+    add("--rounds", type=int, default=7, metavar="N", help="timed rounds (default: 7); for faults: the total")
+    add("--seed", type=int, default=0, metavar="N", help="for faults: draws the first round (default: 0)")
+    add("--budget-s", type=float, metavar="S", help="stop timing after so many seconds")
+    add("--json", type=Path, metavar="FILE", help="write the rows here, and a plot beside them (.png)")
+    add("--keep-freed-memory", action="store_true", help="glibc: measure with freed memory kept, as `fit` runs")
+    configs = "for memory: a config for fit, given twice or more; options of fit may follow behind --"
+    add("--config", action="append", default=[], metavar="FILE", help=configs)
 
 
-def main(argv: Sequence[str], prog: str = PROG, benches: Mapping[str, str] = BENCHES, package: str = PACKAGE) -> int:
+def run_bench(
+    argv: Sequence[str], prog: str = PROG, benches: Mapping[str, str] = BENCHES, package: str = PACKAGE
+) -> int:
     """Run a bench; returns the exit status.
 
     Args:
@@ -78,17 +68,17 @@ def main(argv: Sequence[str], prog: str = PROG, benches: Mapping[str, str] = BEN
         package: Of their modules.
     """
     words = list(argv)
-    if benches is BENCHES and words and words[0] in RENAMED:
-        print(f"{prog} {words[0]} is now {prog} {RENAMED[words[0]]}; the old name goes soon", file=sys.stderr)
-        words[0] = RENAMED[words[0]]
-    end = words.index("--") if "--" in words else len(words)
-    if benches is BENCHES and words and words[0] in MOVED:
-        command = shlex.join(["python", "-m", "benchmarks", MOVED[words[0]], *words[1:]])
-        line = f"{prog}: error: {words[0]} has moved; from the root of a clone, type: {command}"
+    name = words[0] if words and benches is BENCHES else ""
+    if name in RENAMED:
+        words[0] = RENAMED[name]
+        print(f"{prog} {name} is now {prog} {words[0]}; the old name goes soon", file=sys.stderr)
+    if name in MOVED:
+        command = shlex.join(["python", "-m", "benchmarks", MOVED[name], *words[1:]])
+        line = f"{prog}: error: {name} has moved; from the root of a clone, type: {command}"
         return reports.mistake("bench", line)
-    command = f"{prog} {shlex.join(words)}"
-    act = partial(_measure, fit_options=words[end + 1 :], package=package, command=command)
-    return run_tool(build_parser(prog, benches), words[:end], act, RuntimeError)
+    end = words.index("--") if "--" in words else len(words)
+    act = partial(_measure, fit_options=words[end + 1 :], package=package, command=f"{prog} {shlex.join(words)}")
+    return Tool(act, prog, partial(add_options, benches=benches), RuntimeError)(words[:end])
 
 
 def _measure(options: argparse.Namespace, fit_options: Sequence[str], package: str, command: str) -> None:
@@ -115,27 +105,15 @@ def _measure(options: argparse.Namespace, fit_options: Sequence[str], package: s
     read = partial(harness.sizes_of, names=getattr(bench, "NAMES", ()), example=example, known=known)
     named = options.shapes or bench.DEFAULT_SHAPES
     shapes = {shape: getattr(bench, "parse", read)(shape) for name in named for shape in known.get(name, [name])}
-    rows = []
     options.fit_options = fit_options
+    asked = {name: getattr(options, name) for name in ("bench", "device", "variants", "rounds", "budget_s")}
+    asked |= {"options": options, "parts": len(shapes) * len(options.dtype)}
+    rows = []
     with Console(stderr=True).status("measuring …") as status:
-        for shape, sizes in shapes.items():
-            for dtype in options.dtype:
-                asked = harness.Request(
-                    bench=options.bench,
-                    shape=shape,
-                    sizes=sizes,
-                    dtype=dtype,
-                    device=options.device,
-                    variants=options.variants,
-                    rounds=options.rounds,
-                    budget_s=options.budget_s,
-                    parts=len(shapes) * len(options.dtype),
-                    options=options,
-                    status=status,
-                )
-                for row in bench.run(asked):
-                    rows.append(row)
-                    status.update(f"measuring … {len(rows)} rows, last {row.shape} {row.dtype} {row.variant}")
+        for (shape, sizes), dtype in product(shapes.items(), options.dtype):
+            for row in bench.run(harness.Request(shape=shape, sizes=sizes, dtype=dtype, status=status, **asked)):
+                rows.append(row)
+                status.update(f"measuring … {len(rows)} rows, last {row.shape} {row.dtype} {row.variant}")
     console = Console()
     table = partial(harness.print_table, shown=getattr(bench, "COLUMNS", harness.COLUMNS))
     getattr(bench, "print_table", table)(rows, console)

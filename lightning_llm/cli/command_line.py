@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +31,8 @@ def experiment_of(words: Sequence[str]) -> str:
     given = [Path(file) for file in option_values(words, *CONFIG_OPTIONS)]
     if not given:
         return "run"
-    path = next((file for file in reversed(given) if _is_experiment(file)), given[-1])
+    with_model = (file for file in reversed(given) if file.is_file() and {"model", "data"} & read_config(file).keys())
+    path = next(with_model, given[-1])
     return file_name(path.resolve().parent.parent.name if path.name == CONFIG else path.stem)
 
 
@@ -63,11 +64,11 @@ def check_configs(words: Sequence[str]) -> list[str]:
                 raise ValueError(f"config {file}: {name!r} is unknown; at the top there may be {known}")
             if name in SECTIONS and not isinstance(value, dict):
                 raise ValueError(f"config {file}: {name} must hold options by name, got {shown(value)}")
-    lines = []
-    for path, content in config_files(words).items():
-        if found := sorted({leaf for leaf in _leaves(content) if is_foreign(leaf) and _is_import_path(leaf)}):
-            lines.append(f"{path} imports {', '.join(found)}")
-    return lines
+    foreign = {
+        path: sorted({leaf for leaf in _leaves(content) if is_foreign(leaf) and _is_import_path(leaf)})
+        for path, content in config_files(words).items()
+    }
+    return [f"{path} imports {', '.join(found)}" for path, found in foreign.items() if found]
 
 
 def check_store(data: Mapping[str, Any], words: Sequence[str]) -> None:
@@ -110,18 +111,25 @@ def _look_into(file: Path, content: dict[str, Any], found: dict[Path, Any]) -> N
 
 
 def _look_at(value: object, folder: Path, found: dict[Path, Any], *, is_read: bool = True) -> None:
-    if isinstance(value, dict | list):
+    for leaf in _leaves(value):
+        if os.path.exists(path := folder / leaf) and not path.is_dir():
+            check_regular(path)
+            if is_read and path not in found:
+                # whatever its name: the parser takes any file that holds options; one that cannot hold any, such as
+                # the checkpoint of init_from, is left to the option that names it
+                with nullcontext() if path.suffix in (".yaml", ".yml") else suppress(ValueError):
+                    _look_into(path, read_config(path), found)
+
+
+def _leaves(value: object) -> Iterator[str]:
+    """The strings in nested options."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
         if isinstance(value, dict) and not isinstance(value.get("class_path", ""), str):
             raise ValueError(f"class_path must be an import path, got {shown(value['class_path'])}")
-        for each in _each(value):
-            _look_at(each, folder, found, is_read=is_read)
-    elif isinstance(value, str) and os.path.exists(path := folder / value) and not path.is_dir():
-        check_regular(path)
-        if is_read and path not in found:
-            # whatever its name: the parser takes any file that holds options; one that cannot hold any, such as the
-            # checkpoint of init_from, is left to the option that names it
-            with nullcontext() if path.suffix in (".yaml", ".yml") else suppress(ValueError):
-                _look_into(path, read_config(path), found)
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(each)
 
 
 def resume_command(words: Sequence[str]) -> str:
@@ -149,28 +157,10 @@ def _load_strictly(text: str) -> Any:
 set_loader(STRICT_YAML, _load_strictly, (yaml.YAMLError,))
 
 
-def _each(value: Any) -> list[Any]:
-    """The values directly in a mapping or a list."""
-    return list(value.values() if isinstance(value, dict) else value)
-
-
-def _leaves(value: Any) -> list[str]:
-    """The strings in nested options."""
-    if isinstance(value, dict | list):
-        return [leaf for each in _each(value) for leaf in _leaves(each)]
-    return [value] if isinstance(value, str) else []
-
-
 def _is_import_path(leaf: str) -> bool:
     """Whether a string names something in an installed module; finding out runs no code of the module."""
     top, *rest = leaf.split(".")
-    if not rest or not all(part.isidentifier() for part in (top, *rest)):
-        return False
     try:
-        return find_spec(top) is not None
+        return bool(rest) and all(map(str.isidentifier, (top, *rest))) and find_spec(top) is not None
     except ValueError:  # a module without a specification, such as __main__
         return True
-
-
-def _is_experiment(config: Path) -> bool:
-    return config.is_file() and not {"model", "data"}.isdisjoint(read_config(config))

@@ -18,11 +18,11 @@ from rich.table import Table
 
 from lightning_llm.checkpoints.run_directory import read_summary, unfinished
 from lightning_llm.cli.errors import OneLineParser, tool
-from lightning_llm.cli.runs import EVENTS, THREADS, Run, descriptions, differences, find_runs, made_different
+from lightning_llm.cli.runs import EVENTS, THREADS, Run, descriptions, find_runs, made_different, option_columns
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
 from lightning_llm.training.callbacks.dashboard import MEMORY, PEAK
-from lightning_llm.training.run_options import ABSENT, SEEDS, labels
+from lightning_llm.training.run_options import SEEDS
 
 PEAK_MEMORY = "peak_memory_gib"
 METRICS = {  # key in summary.json: what it is, its unit, digits
@@ -76,21 +76,17 @@ class Effect:
     verdict: str
 
 
-def build_parser() -> OneLineParser:
-    """The options."""
-    parser = OneLineParser(
-        "lightning-llm compare",
-        "Compare loss, time and peak memory across finished runs, grouped by what their configs differ in, with mean "
-        "and spread over seeds. The first run's group is the baseline. Runs that have not finished are listed.",
-    )
+def _options(parser: OneLineParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders that contain some")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the groups and effects to this file too")
-    return parser
 
 
-@tool(build_parser)
-def main(options: argparse.Namespace) -> None:
-    """Run the command."""
+@tool(_options)
+def run_compare(options: argparse.Namespace) -> None:
+    """Compare loss, time and peak memory across finished runs, grouped by what their configs differ in.
+
+    Means and spreads are over seeds. The first run's group is the baseline. Runs that have not finished are listed.
+    """
     runs = find_runs(options.runs)
     status = {run.path: unfinished(run.path) for run in runs}
     left_out = [f"{path}: {words}" for path, words in status.items() if words]
@@ -137,8 +133,7 @@ def read_results(run: Path) -> dict[str, float]:
 def group_runs(results: Sequence[tuple[Run, Mapping[str, float]]]) -> list[Group]:
     """Groups in the order in which their first runs come."""
     runs = [run for run, _ in results]
-    names = [name for name in differences(runs) if name not in SEEDS]
-    columns = {name: labels([run.options.get(name, ABSENT) for run in runs]) for name in names}
+    columns = option_columns(runs, SEEDS)
     gathered: dict[Hashable, list[int]] = {}
     for number, run in enumerate(runs):
         # without a config nothing is known to be the same

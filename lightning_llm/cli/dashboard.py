@@ -8,34 +8,36 @@ import argparse
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.process import interrupts
-from lightning_llm.cli.runs import EVENTS, Run, find_runs, run_names
+from lightning_llm.cli.runs import EVENTS, find_runs, run_names
 
 HOST = "127.0.0.1"
 KEPT = {"scalars": 10_000, "text": 200, "images": 200}  # entries per curve; TensorBoard's own are 1,000, 10 and 10
 
 
-def build_parser() -> OneLineParser:
-    """The options."""
-    parser = OneLineParser("lightning-llm dashboard", "Show runs in TensorBoard, on this machine only, until Ctrl-C.")
+def _options(parser: OneLineParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders that contain some")
     parser.add_argument("--port", type=int, default=6006, help="port on 127.0.0.1; 0: any free one (default: 6006)")
-    return parser
 
 
-@tool(build_parser)
-def main(options: argparse.Namespace) -> None:
-    """Run the command."""
+@tool(_options)
+def run_dashboard(options: argparse.Namespace) -> None:
+    """Show runs in TensorBoard, on this machine only, until Ctrl-C."""
     if not 0 <= options.port <= 65535:
         raise ValueError(f"--port must be from 0 to 65535, got {options.port}")
-    runs = find_runs(options.runs, EVENTS, "no TensorBoard events in it (was another logger set?)", _say)
+    say = partial(print, "lightning-llm dashboard:", file=sys.stderr)
+    runs = find_runs(options.runs, EVENTS, "no TensorBoard events in it (was another logger set?)", say)
     with interrupts.taken("dashboard"), tempfile.TemporaryDirectory(prefix="lightning-llm-dashboard-") as folder:
         try:
-            _link(runs, Path(folder))
+            for run, name in zip(runs, run_names(runs), strict=True):
+                link = Path(folder, name)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(run.path.resolve(), target_is_directory=True)
+                print(f"{name}  {run.path}")
             _serve(Path(folder), options.port, len(runs))
         except KeyboardInterrupt:
             interrupts.hold_off()  # a second signal must not disturb the cleanup
@@ -68,20 +70,8 @@ def start(folder: Path, port: int) -> str:
         raise ValueError(f"--port {port}: {error.msg}; give another, or --port 0 for any free one") from error
 
 
-def _link(runs: Sequence[Run], folder: Path) -> None:
-    for run, name in zip(runs, run_names(runs), strict=True):
-        link = folder / name
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(run.path.resolve(), target_is_directory=True)
-        print(f"{name}  {run.path}")
-
-
 def _serve(folder: Path, port: int, count: int) -> None:
     address = start(folder, port)
     print(f"TensorBoard shows {count} run{'s' if count > 1 else ''} at {address} until Ctrl-C")
     print(f"charts by group: {address}#custom_scalars", flush=True)
     threading.Event().wait()
-
-
-def _say(line: str) -> None:
-    print(f"lightning-llm dashboard: {line}", file=sys.stderr)

@@ -1,17 +1,123 @@
-"""``lightning-llm data inspect DIR`` and ``data verify DIR``: look into a token store, or check all of it."""
+"""``lightning-llm prepare``, ``tokenizer`` and ``data``: make token stores and tokenizers from text; inspect a store.
+
+``data inspect DIR`` shows a store, ``data verify DIR`` checks all of it.
+"""
 
 import argparse
+import re
+from pathlib import Path
+from typing import Any
 
 from lightning_llm.cli.errors import OneLineParser, tool
+from lightning_llm.data.corpora import MOST_SHARES, Share, open_corpus
+from lightning_llm.data.formats import progress_bar
+from lightning_llm.data.prepare import (
+    DEFAULT_VOCAB_SIZE,
+    bytes_and_tokens,
+    default_store,
+    prepare_store,
+    train_tokenizer,
+)
 from lightning_llm.data.token_store import DTYPES, TokenStore, by_powers_of_two, document_lengths
+from lightning_llm.data.token_store_writer import merge_shards
 from lightning_llm.data.tokenizers import Tokenizer
 
 _BAR = 40  # characters of the longest bar
 
 
-def build_parser() -> OneLineParser:
-    """The options."""
-    parser = OneLineParser("lightning-llm data", "Look into a token store, or check it.")
+def _prepare_options(parser: OneLineParser) -> None:
+    add = parser.add_argument
+    inputs = "'stdlib' (source of Python's standard library), 'shakespeare' (downloaded once), a file of UTF-8 text, "
+    inputs += ".jsonl or .parquet, also .gz or .zst, a folder, a quoted glob, or - for the standard input"
+    add("inputs", nargs="*", metavar="INPUT", help=inputs)
+    add("--tokenizer", default="bpe", metavar="char|byte|bpe|FILE", help="a kind, or a tokenizer.json (default: bpe)")
+    add("--vocab-size", type=int, metavar="N", help="vocabulary size that bpe learns (default: 4096)")
+    add("--text-key", metavar="NAME", help="key or column of the text in .jsonl and .parquet (default: text)")
+    add("--test-fraction", type=float, default=0.0, metavar="F", help="fraction of the text for test (default: 0)")
+    add("--out", metavar="DIR", help="folder of the store (default: in stores/, named after the input)")
+    add("--shard", metavar="I/N", help="do part I of N, counted from 1; needs --out; combine the parts with --merge")
+    add("--merge", metavar="DIR", help="combine the shards in DIR into a store; takes no other option")
+
+
+@tool(_prepare_options, when_interrupted="; run the same command again to resume")
+def run_prepare(options: argparse.Namespace) -> None:
+    """Turn text into a token store for training."""
+    if options.merge:
+        if options != run_prepare.parser.parse_args([f"--merge={options.merge}"]):
+            raise ValueError(f"--merge {options.merge} takes no input and no other option: the shards have theirs")
+        store = merge_shards(Path(options.merge), progress=True)
+    else:
+        store = _prepare(options)
+        if options.shard is not None:
+            part, count = options.shard.split("/")
+            print(f"{store.path}: shard {int(part)} of {int(count)}")
+            print(f"when all {int(count)} are made: lightning-llm prepare --merge {options.out}")
+            return
+    for name, split in store.splits.items():
+        print(f"{name:<6}{split.tokens:>16,} tokens{split.bytes:>16,} bytes{split.documents:>10,} documents")
+    print(f"{store.path}: {store.vocab_size:,} ids, {store.dtype}")
+    print(f"next: lightning-llm fit --data.store {store.path}")
+
+
+def _prepare(options: argparse.Namespace) -> TokenStore:
+    inputs, tokenizer, out, share = options.inputs, options.tokenizer, options.out, None
+    vocab_size = DEFAULT_VOCAB_SIZE if options.vocab_size is None else options.vocab_size
+    if not inputs:
+        raise ValueError("no INPUT: give a file, a folder, a glob, - or a corpus; see lightning-llm prepare --help")
+    if options.vocab_size is not None and tokenizer != "bpe":
+        raise ValueError(
+            f"--vocab-size {vocab_size} needs --tokenizer bpe: {tokenizer!r} determines its own vocabulary"
+        )
+    if options.shard is not None:
+        found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", options.shard)
+        if found is None or not 1 <= int(found[1]) <= int(found[2]) <= MOST_SHARES:
+            raise ValueError(f"--shard {options.shard!r} is not I/N with 1 ≤ I ≤ N ≤ {MOST_SHARES}, such as 1/16")
+        if out is None:
+            raise ValueError(f"--shard {options.shard} needs --out DIR, the same for all shards")
+        share = Share(int(found[1]), int(found[2]))
+    if "-" in inputs and out is None:
+        raise ValueError("the standard input has no name: give the store one with --out DIR")
+    out = out or default_store(inputs, tokenizer, vocab_size)
+    settings: dict[str, Any] = {name: getattr(options, name) for name in ("tokenizer", "test_fraction", "text_key")}
+    return prepare_store(inputs, out, vocab_size=vocab_size, progress=True, share=share, **settings)
+
+
+def _tokenizer_options(parser: OneLineParser) -> None:
+    add = parser.add_argument
+    add("action", choices=("train",), help="train: write a tokenizer.json")
+    add("inputs", nargs="+", metavar="INPUT", help="any input of `lightning-llm prepare`: files, folders, …")
+    kinds = "bpe: byte pairs, learned from the text; char: its characters; byte: the 256 bytes (default: bpe)"
+    add("--kind", choices=("bpe", "char", "byte"), default="bpe", help=kinds)
+    add("--vocab-size", type=int, metavar="N", help="vocabulary size of a bpe tokenizer (default: 4096)")
+    add("--special-token", action="append", default=[], metavar="TEXT", help="one id, never split; can be repeated")
+    add("--text-key", metavar="NAME", help="key of the text in .jsonl and .parquet (default: text)")
+    add("--out", type=Path, default="tokenizer.json", metavar="FILE", help="the file (default: tokenizer.json)")
+
+
+@tool(_tokenizer_options, when_interrupted="; nothing was written")
+def run_tokenizer(options: argparse.Namespace) -> None:
+    """Train a tokenizer on text."""
+    if options.kind != "bpe" and (options.vocab_size is not None or options.special_token):
+        name = "--special-token" if options.vocab_size is None else "--vocab-size"
+        raise ValueError(f"{name} needs --kind bpe: {options.kind!r} takes its vocabulary from the text")
+    if options.out.exists():
+        raise ValueError(f"{options.out} exists: give another --out, or delete it")
+    if not options.out.absolute().parent.is_dir():
+        raise ValueError(f"--out {options.out}: there is no folder {options.out.parent}")
+    vocab_size = DEFAULT_VOCAB_SIZE if options.vocab_size is None else options.vocab_size
+    corpus = open_corpus(options.inputs, text_key=options.text_key)
+    with progress_bar(corpus.size, True) as phase:
+        tokenizer = train_tokenizer(options.kind, vocab_size, corpus, phase, options.special_token)
+        size, tokens = bytes_and_tokens(tokenizer, corpus, phase)
+    options.out.write_text(tokenizer.to_str(), encoding="utf-8")
+    print(f"{options.out}: {options.kind}, {tokenizer.vocab_size:,} ids")
+    if options.kind == "bpe" and tokenizer.vocab_size < vocab_size:
+        print(f"fewer than the requested {vocab_size:,}: the text has no pair left to merge")
+    print(f"{size:,} bytes as {tokens:,} tokens: {size / max(tokens, 1):.3f} bytes per token")
+    print(f"next: lightning-llm prepare {' '.join(options.inputs)} --tokenizer {options.out}")
+
+
+def _data_options(parser: OneLineParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="inspect|verify")
     inspect = actions.add_parser("inspect", help="counts, vocabulary, a window of text, lengths of documents")
     verify = actions.add_parser("verify", help="sizes, checksums and every id")
@@ -24,25 +130,24 @@ def build_parser() -> OneLineParser:
     add("--split", default="train", help="train, val or test (default: train)")
     add("--start", type=int, default=0, metavar="N", help="first token to show (default: 0)")
     add("--tokens", type=int, default=64, metavar="N", help="tokens to show (default: 64)")
-    return parser
 
 
-@tool(build_parser)
-def main(options: argparse.Namespace) -> None:
-    """Run the command."""
+@tool(_data_options)
+def run_data(options: argparse.Namespace) -> None:
+    """Look into a token store, or check it."""
     if (options.raw_dtype is None) != (options.vocab_size is None):
         raise ValueError("--raw-dtype and --vocab-size go together: both for raw .bin files, none for a token store")
     if options.raw_dtype is None:
         store = TokenStore.open(options.store)
     else:
         store = TokenStore.open_raw(options.store, vocab_size=options.vocab_size, dtype=options.raw_dtype)
-    if options.action == "verify":
-        store.verify()
-        size = sum((store.path / f"{name}.bin").stat().st_size for name in store.splits)
-        checked = "sizes, checksums and ids" if store.tokenizer_file else "sizes and ids, there are no checksums"
-        print(f"{store.path}: {', '.join(store.splits)}, {size:,} bytes: good ({checked})")
-    else:
+    if options.action == "inspect":
         _inspect(store, options.split, options.start, options.tokens)
+        return
+    store.verify()
+    size = sum((store.path / f"{name}.bin").stat().st_size for name in store.splits)
+    checked = "sizes, checksums and ids" if store.tokenizer_file else "sizes and ids, there are no checksums"
+    print(f"{store.path}: {', '.join(store.splits)}, {size:,} bytes: good ({checked})")
 
 
 def _inspect(store: TokenStore, split: str, start: int, count: int) -> None:
@@ -71,5 +176,4 @@ def _inspect(store: TokenStore, split: str, start: int, count: int) -> None:
     most = max((documents for _, _, documents in bins), default=1)
     print(f"\nlengths of documents of {split}, in tokens:")
     for first, last, count in bins:
-        bar = "█" * -(-_BAR * count // most)
-        print(f"{first:>12,} to {last:>12,}{count:>12,} {bar}".rstrip())
+        print(f"{first:>12,} to {last:>12,}{count:>12,} {'█' * -(-_BAR * count // most)}".rstrip())

@@ -13,9 +13,8 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import dropwhile
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from lightning_llm.cli.process import interrupts
 
@@ -23,38 +22,54 @@ FAILED, USER_ERROR = 1, 2
 DEBUG = "--debug"
 IN_A_WORKER = "Original Traceback (most recent call last):"  # torch puts it into the message of the error
 
-# ---- the page that explains a command or an option
+# ---- the commands, and the page that explains a command or an option
 
-FIRST = "docs/quickstart.md"
+FIRST, GENERATION, ACCOUNTING = "docs/quickstart.md", "docs/generation.md", "docs/accounting.md"
+SCORES = "loss, perplexity and bits per byte"
+
+
+class Command(NamedTuple):
+    """A word after ``lightning-llm``.
+
+    Attributes:
+        module: In ``cli``; the options of those in ``train`` are those of Lightning's Trainer.
+        page: Explains it.
+        about: What it does.
+    """
+
+    module: str
+    page: str
+    about: str
+
+
 COMMANDS = {
-    word: page
-    for page, words in {
-        FIRST: "fit",
-        "docs/accounting.md": "estimate plan",
-        "docs/benchmarks.md": "bench -m",  # the second of python -m benchmarks
-        "docs/dashboard.md": "dashboard compare",
-        "docs/data.md": "prepare data",
-        "docs/distributed.md": "consolidate",
-        "docs/generation.md": "validate test predict tokenizer generate evaluate",
-        "docs/interop.md": "export import",
-        "docs/resume.md": "check",
-    }.items()
-    for word in words.split()
+    "fit": Command("train", FIRST, "train a model, validate it, save checkpoints, and print a sample"),
+    "check": Command("train", "docs/resume.md", "run fit's pre-flight checks without training"),
+    "validate": Command("train", GENERATION, f"{SCORES} of a checkpoint on the validation text"),
+    "test": Command("train", GENERATION, f"{SCORES} of a checkpoint on the test text"),
+    "predict": Command("train", GENERATION, "continue prompts (--data.predict_prompts) greedily, as JSON lines"),
+    "prepare": Command("data", "docs/data.md", "turn text into a token store"),
+    "tokenizer": Command("data", GENERATION, "train a tokenizer on text"),
+    "data": Command("data", "docs/data.md", "inspect or verify a token store"),
+    "generate": Command("inference", GENERATION, "continue a prompt with a trained model"),
+    "evaluate": Command("inference", GENERATION, f"{SCORES} of a model on texts"),
+    "export": Command("convert", "docs/interop.md", "write a trained model as a folder that transformers loads"),
+    "import": Command("convert", "docs/interop.md", "turn a Hugging Face model into a checkpoint"),
+    "consolidate": Command("convert", "docs/distributed.md", "merge the shards of a checkpoint into one file"),
+    "dashboard": Command("dashboard", "docs/dashboard.md", "show runs in TensorBoard, on this machine"),
+    "compare": Command("compare", "docs/dashboard.md", "compare loss, time and memory across runs"),
+    "estimate": Command("estimate", ACCOUNTING, "parameters, memory, FLOPs and time of a run, from its config"),
+    "plan": Command("plan", ACCOUNTING, "find the fastest setting of a run that fits in memory, and write its config"),
+    "bench": Command("bench", "docs/benchmarks.md", "measure memory and time on this machine"),
 }
-ABOUT = {  # the commands whose options are those of Lightning's Trainer
-    "fit": "train a model, validate it, save checkpoints, and print a sample",
-    "check": "run fit's pre-flight checks without training",
-    "validate": "loss, perplexity and bits per byte of a checkpoint on the validation text",
-    "test": "loss, perplexity and bits per byte of a checkpoint on the test text",
-    "predict": "continue prompts (--data.predict_prompts) greedily, as JSON lines",
-}
+TRAINER_WORDS = [word for word, command in COMMANDS.items() if command.module == "train"]
 SYNTAX = (
     "Set any option in a YAML file (--config, repeatable; later files override earlier ones) or on the command line, "
     "which overrides the files. An option's name is its path in the file: 'trainer: {max_steps: 100}' is "
     "--trainer.max_steps 100. --print_config prints all options with their values. With --trust-code, "
     "model.init_from may name classes from outside lightning_llm."
 )
-# By page, the words of a message that lead there, for the commands in ABOUT. The first one counts.
+# By page, the words of a message that lead there, for the commands in TRAINER_WORDS. The first one counts.
 OPTIONS = {
     "docs/accounting.md": "memory_budget",
     "docs/dashboard.md": "logger, SampleText, Dashboard, JSONLinesLogger",
@@ -85,10 +100,16 @@ def with_page(command: str, line: str) -> str:
         line: What is wrong; line breaks in it become spaces.
     """
     line = " ".join(line.split())
-    found = [match[1] for match in _WORD.finditer(line)] if command in ABOUT else []
+    found = [match[1] for match in _WORD.finditer(line)] if command in TRAINER_WORDS else []
     # the name of a class, which is capitalized, says more than the option that it was given to
-    word = next((word for word in found if word[0].isupper()), next(iter(found), None))
-    return f"{line} ({COMMANDS.get(command, FIRST) if word is None else _PAGES[word]})"
+    word = min(found, key=lambda word: not word[0].isupper(), default="")
+    return f"{line} ({_PAGES.get(word) or page_of(command)})"
+
+
+def page_of(command: str) -> str:
+    """The page that explains a command; of ``python -m benchmarks``, that is ``-m``."""
+    command = "bench" if command == "-m" else command
+    return COMMANDS[command].page if command in COMMANDS else FIRST
 
 
 # ---- one line, and the exit status
@@ -150,13 +171,14 @@ def one_line(failure: BaseException) -> str:
 
 def _rank_prefix() -> str:
     """Which process prints, where several train together; empty for the first."""
-    rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID") if name in os.environ), "0")
-    with suppress(ValueError):
-        return f"process {int(rank)}: " if int(rank) else ""
-    return ""
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+    return f"process {int(rank)}: " if rank.isdecimal() and int(rank) else ""
 
 
 # ---- tools: every command but those of the Trainer
+
+Action = Callable[[argparse.Namespace], object]
+AddOptions = Callable[["OneLineParser"], object]
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -169,8 +191,8 @@ class OneLineParser(argparse.ArgumentParser):
     """
 
     def __init__(self, prog: str, description: str | None = None, **options: Any) -> None:
-        options.setdefault("epilog", f"More: {COMMANDS.get(prog.split()[1], FIRST)}")
-        super().__init__(prog=prog, description=description, allow_abbrev=False, **options)
+        page = page_of(prog.split()[1])
+        super().__init__(prog=prog, description=description, allow_abbrev=False, epilog=f"More: {page}", **options)
 
     def error(self, message: str) -> NoReturn:
         """One line, and status 2."""
@@ -178,47 +200,50 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(USER_ERROR, f"{with_page(self.prog.split()[1], line)}\n")
 
 
-def run_tool(
-    parser: argparse.ArgumentParser,
-    words: Sequence[str],
-    act: Callable[[argparse.Namespace], object],
-    *mistakes: type[Exception],
-    when_interrupted: str = "",
-) -> int:
-    """Run a tool.
+class Tool:
+    """A command of its own: call it with the words behind its name.
+
+    Calling it returns the exit status: 0; 2 after a line about what is wrong; 130 after a line about Ctrl-C. It raises
+    ``BrokenPipeError`` if nobody reads the output any more.
 
     Args:
-        parser: Of its options.
-        words: Its part of the command line.
-        act: What it does with the options.
+        act: What it does with the options. Its docstring is shown by ``--help``.
+        prog: As it is typed, such as ``lightning-llm data``.
+        add_options: Adds its options to a parser.
         mistakes: Errors that are a user's mistake, besides ``ValueError`` and ``OSError``.
         when_interrupted: Added to the line about Ctrl-C.
-
-    Returns:
-        The exit status: 0; 2 after a line about what is wrong; 130 after a line about Ctrl-C.
-
-    Raises:
-        BrokenPipeError: Nobody reads the output any more.
     """
-    command = interrupts.command = parser.prog.split()[1]
-    kinds: tuple[type[Exception], ...] = (ValueError, OSError, *mistakes)
-    try:
-        options = parser.parse_args(words)
-    except SystemExit as leaving:  # --help, or a wrong option
-        return int(leaving.code or 0)
-    try:
-        act(options)
-    except BrokenPipeError:
-        raise
-    except KeyboardInterrupt:
-        return interrupts.say(interrupts.number or signal.SIGINT, when_interrupted)
-    except kinds as error:
-        return reports.mistake(command, f"{parser.prog}: error: {one_line(error)}")
-    return 0
+
+    def __init__(
+        self, act: Action, prog: str, add_options: AddOptions, *mistakes: type[Exception], when_interrupted: str = ""
+    ) -> None:
+        self.parser = OneLineParser(prog, act.__doc__)
+        add_options(self.parser)
+        self._act, self._when_interrupted = act, when_interrupted
+        self._mistakes: tuple[type[Exception], ...] = (ValueError, OSError, *mistakes)
+
+    def __call__(self, words: Sequence[str]) -> int:
+        """Run it."""
+        command = interrupts.command = self.parser.prog.split()[1]
+        try:
+            options = self.parser.parse_args(words)
+        except SystemExit as leaving:  # --help, or a wrong option
+            return int(leaving.code or 0)
+        try:
+            self._act(options)
+        except BrokenPipeError:
+            raise
+        except KeyboardInterrupt:
+            return interrupts.say(interrupts.number or signal.SIGINT, self._when_interrupted)
+        except self._mistakes as error:
+            return reports.mistake(command, f"{self.parser.prog}: error: {one_line(error)}")
+        return 0
 
 
-def tool(
-    build_parser: Callable[[], OneLineParser], *mistakes: type[Exception], when_interrupted: str = ""
-) -> Callable[[Callable[[argparse.Namespace], object]], Callable[[Sequence[str]], int]]:
-    """Make a tool's ``main`` of what it does with its options. Arguments as for :func:`run_tool`."""
-    return lambda act: lambda words: run_tool(build_parser(), words, act, *mistakes, when_interrupted=when_interrupted)
+def tool(add_options: AddOptions, *mistakes: type[Exception], **options: str) -> Callable[[Action], Tool]:
+    """Make a tool ``lightning-llm NAME`` of a function ``run_NAME``. Arguments as for :class:`Tool`."""
+
+    def made(act: Any) -> Tool:
+        return Tool(act, f"lightning-llm {act.__name__.removeprefix('run_')}", add_options, *mistakes, **options)
+
+    return made

@@ -25,9 +25,7 @@ ASSUMED_UTILISATION = 0.4
 ALWAYS = ("parameters", "gradients", "optimizer_state", "ddp_buckets", "gathered")  # in memory during the whole step
 
 
-def build_parser() -> OneLineParser:
-    """The options."""
-    parser = OneLineParser("lightning-llm estimate", "Parameters, memory, FLOPs and time of a run, from its config.")
+def _options(parser: OneLineParser) -> None:
     add_options(parser)
     add = parser.add_argument
     add("--micro-batch-size", type=int, metavar="N", help="rows of a forward pass on one device")
@@ -35,12 +33,11 @@ def build_parser() -> OneLineParser:
     add("--utilisation", type=float, metavar="U", help="model FLOPs per second over the device's peak, 0 to 1")
     add("--memory", type=size_option, metavar="SIZE", help="find the largest batch that fits, e.g. 80GiB")
     add("--explain", action="store_true", help="print the formulas, term by term")
-    return parser
 
 
-@tool(build_parser)
-def main(options: argparse.Namespace) -> None:
-    """Run the command."""
+@tool(_options)
+def run_estimate(options: argparse.Namespace) -> None:
+    """Parameters, memory, FLOPs and time of a run, from its config."""
     report = estimate(options)
     if options.json is not None:
         write_json(options.json, report)
@@ -61,7 +58,7 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
             f"global_batch_size {rows_per_step} is not a multiple of micro-batch size {rows} times "
             f"--world-size {world_size}: change one of them"
         )
-    is_sharded = run.strategy == "fsdp2" and world_size > 1
+    strategy = run.strategy if world_size > 1 else None
     settings: dict[str, Any] = {
         "context_length": run.context_length,
         "precision": run.precision,
@@ -71,36 +68,23 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
         "state_per_parameter": run.state_per_parameter,
         "state_itemsize": STATE_BYTES[run.state_dtype],
     }
+    # the state exists during the whole step: shared_memory adds it
+    in_trace = {"precision": activation_precision(run.precision, strategy or "ddp"), "state_per_parameter": 0}
+    sharing = {name: settings[name] for name in ("precision", "state_per_parameter", "state_itemsize")}
+    sharing |= {"strategy": run.strategy, "world_size": world_size, "gradient_views": options.gradient_views}
 
     def needed(rows: int) -> tuple[StepMemory, SharedMemory]:
-        walked = {**settings, "precision": activation_precision(run.precision, "fsdp2" if is_sharded else "ddp")}
-        walked["state_per_parameter"] = 0  # the state exists during the whole step: shared_memory adds it
-        memory = step_memory(run.config, rows=rows, **walked)
-        return memory, shared_memory(
-            run.config,
-            memory,
-            precision=run.precision,
-            strategy=run.strategy,
-            world_size=world_size,
-            gradient_views=options.gradient_views,
-            state_per_parameter=run.state_per_parameter,
-            state_itemsize=STATE_BYTES[run.state_dtype],
-        )
+        memory = step_memory(run.config, rows=rows, **{**settings, **in_trace})
+        return memory, shared_memory(run.config, memory, **sharing)
 
     memory, shared = needed(rows)
     counts = parameters_by_part(run.config)
     tokens = rows_per_step * run.context_length
     flops = step_flops(run.config, tokens=tokens, context_length=run.context_length)
+    of_run = {name: getattr(run, name) for name in ("optimizer", "state_dtype", "world_size")}
+    of_run |= {"strategy": strategy, "precision_reason": run.precision_reason}
     report: dict[str, Any] = {
-        "settings": {
-            "rows": rows,
-            "optimizer": run.optimizer,
-            "state_dtype": run.state_dtype,
-            "world_size": world_size,
-            "strategy": run.strategy if world_size > 1 else None,
-            "precision_reason": run.precision_reason,
-            **settings,
-        },
+        "settings": {"rows": rows, **of_run, **settings},
         "parameters": {**counts, "all": sum(counts.values())},
         "parameter_terms": parameter_terms(run.config),
         "memory": _memory(memory, shared),
@@ -163,16 +147,16 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     lines = [", ".join(f"{name} {value}" for name, value in settings.items() if name != "precision_reason")]
     if settings["precision_reason"]:
         lines += [f"precision auto is {settings['precision']}: {settings['precision_reason']}"]
-    lines += ["", "parameters"]
-    lines += [_line(name, f"{count:,}") for name, count in report["parameters"].items()]
+    lines += ["", "parameters", *(_line(name, f"{count:,}") for name, count in report["parameters"].items())]
     if explain:
         for part, terms in report["parameter_terms"].items():
             lines += [_line(f"{part}: {formula}", f"{count:,}") for formula, count in terms.items()]
-    lines += ["", "memory of a step on one device"]
-    lines += [_line(name, _mib(memory[name])) for name in ALWAYS if memory[name] or name != "gathered"]
-    lines += [_line(f"kept, {part}", _mib(size)) for part, size in memory["kept"].items()]
-    lines += [_line("activations and temporaries at the peak", _mib(memory["activations_and_temporaries_at_peak"]))]
-    lines += [_line("peak", _mib(memory["peak"])), _line("at", memory["peak_moment"])]
+    sizes = {name: memory[name] for name in ALWAYS if memory[name] or name != "gathered"}
+    sizes |= {f"kept, {part}": size for part, size in memory["kept"].items()}
+    sizes["activations and temporaries at the peak"] = memory["activations_and_temporaries_at_peak"]
+    sizes["peak"] = memory["peak"]
+    lines += ["", "memory of a step on one device", *(_line(name, _mib(size)) for name, size in sizes.items())]
+    lines += [_line("at", memory["peak_moment"])]
     if settings["device"] != "cpu":
         lines += ["for CUDA: tensors alone, without the allocator's rounding; not compared with a GPU yet"]
     if explain:

@@ -24,14 +24,11 @@ from lightning_llm.io.atomic import write_json, write_text
 PATIENCE = 1.0  # seconds before progress is shown
 VIEWS = {"gradient_as_bucket_view": True}
 WITH_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": VIEWS}
+SHARED = ("config", "context_length", "global_batch_size", "precision", "world_size", "state_per_parameter")
 TRACES = 400  # about as many as a plan with its frontier needs
 
 
-def build_parser() -> OneLineParser:
-    """The options."""
-    parser = OneLineParser(
-        "lightning-llm plan", "Find the fastest setting of a run that fits in a device's memory, and write its config."
-    )
+def _options(parser: OneLineParser) -> None:
     add_options(parser)
     add = parser.add_argument
     add("--memory", type=size_option, required=True, metavar="SIZE", help="of each device, e.g. 80GiB")
@@ -44,12 +41,11 @@ def build_parser() -> OneLineParser:
     add("--out", type=Path, metavar="FILE", help="write a config for fit: yours with the chosen setting")
     add("--overwrite", action="store_true", help="--out may replace a file")
     add("--png", type=Path, metavar="FILE", help="plot the frontier: memory against time")
-    return parser
 
 
-@tool(build_parser)
-def main(options: argparse.Namespace) -> None:
-    """Run the command."""
+@tool(_options)
+def run_plan(options: argparse.Namespace) -> None:
+    """Find the fastest setting of a run that fits in a device's memory, and write its config."""
     if options.out is not None and options.out.exists() and not options.overwrite:
         raise ValueError(f"--out {options.out} exists: name another file, or say --overwrite")
     run = read_run(options)
@@ -59,7 +55,19 @@ def main(options: argparse.Namespace) -> None:
         chosen = _choose(planner, run, options.memory)
         others = planner.next_best(chosen, options.memory)
         frontier = planner.frontier(options.memory)
-    print("\n".join(_lines(run, task, chosen, planner, options)))
+    cost, size = task.cost_model, shown_size(options.memory)
+    print(
+        f"{planner.rows[-1] * task.world_size} rows of {task.context_length} tokens a step, {task.precision}, on "
+        f"{task.world_size} × {cost.device.name} with {size} each"
+    )
+    if run.precision_reason:
+        print(f"precision auto is {run.precision}: {run.precision_reason}")
+    if cost.device.source == "assumed":
+        print("peaks of this device are assumed: the order of settings means more than their seconds")
+    if cost.kind == "cuda":
+        print("memory is that of tensors: leave room for the allocator's rounding and the libraries' workspaces")
+    print(f"\npredicted peak {shown_size(chosen.memory.peak)}, at {chosen.memory.peak_point}")
+    print(f"predicted time {chosen.time.seconds:.4g} s a step, {chosen.accumulation} micro-batches\n")
     print("\n".join(decisions(planner, chosen, others, options.memory)))
     print("\n".join(["", "memory against time", *frontier_table(frontier, chosen)]))
     if options.json is not None:
@@ -70,17 +78,17 @@ def main(options: argparse.Namespace) -> None:
             "frontier": [described(plan) for plan in frontier],
             "assumed": {
                 "precision": run.precision if run.precision_reason else None,
-                "product_share": task.cost_model.matmul_share,
-                "link_bandwidth": task.cost_model.link_bandwidth,
-                "device": task.cost_model.device.name,
-                "device_source": task.cost_model.device.source,
+                "product_share": cost.matmul_share,
+                "link_bandwidth": cost.link_bandwidth,
+                "device": cost.device.name,
+                "device_source": cost.device.source,
             },
         }
         write_json(options.json, content)
     if options.png is not None:
         draw(frontier, chosen, options.png)
     if options.out is not None:
-        header = f"# Made by lightning-llm plan for {shown_size(options.memory)} on {task.cost_model.device.name}.\n"
+        header = f"# Made by lightning-llm plan for {size} on {cost.device.name}.\n"
         body = yaml.safe_dump(config_for(run, task, chosen), sort_keys=False, default_flow_style=None, width=120)
         write_text(options.out, header + body)
         print(f"\n  lightning-llm fit --config {options.out}")
@@ -101,22 +109,17 @@ def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
     strategies = STRATEGIES if options.strategy is None else (options.strategy,)
     may_change_state = options.allow_bf16_state and run.state_dtype is None
     return Task(
-        config=run.config,
         cost_model=CostModel(
             device=run.device or GENERIC["cpu"],
-            kind="cpu" if run.device is None else "cuda",
+            kind=run.device_kind,
             matmul_share=options.product_share,
             link_bandwidth=options.link_bandwidth,
         ),
-        context_length=run.context_length,
-        global_batch_size=run.global_batch_size,
-        precision=run.precision,
-        world_size=run.world_size,
         strategies=strategies if run.world_size > 1 else ("ddp",),
         gradient_views=options.gradient_views,
         loss_chunks=tuple(dict.fromkeys((None, 0, run.loss_chunks))),
         state_dtypes=(None, "bfloat16") if may_change_state else (run.state_dtype,),
-        state_per_parameter=run.state_per_parameter,
+        **{name: getattr(run, name) for name in SHARED},
     )
 
 
@@ -145,11 +148,9 @@ def config_for(run: RunConfig, task: Task, plan: Plan) -> Section:
 
 def draw(frontier: Sequence[Plan], chosen: Plan, path: Path) -> None:
     """Memory against time as a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.plot([plan.memory.peak / 2**30 for plan in frontier], [plan.time.seconds for plan in frontier], marker="o")
     axes.plot(chosen.memory.peak / 2**30, chosen.time.seconds, "*", markersize=16, label="chosen")
@@ -197,23 +198,3 @@ def _choose(planner: Planner, run: RunConfig, memory: int) -> Plan:
                     f"{saving.memory.peak:,} bytes do: say --allow-bf16-state"
                 ) from error
         raise
-
-
-def _lines(run: RunConfig, task: Task, chosen: Plan, planner: Planner, options: argparse.Namespace) -> list[str]:
-    lines = [
-        f"{planner.rows[-1] * task.world_size} rows of {task.context_length} tokens a step, {task.precision}, on "
-        f"{task.world_size} × {task.cost_model.device.name} with {shown_size(options.memory)} each"
-    ]
-    if run.precision_reason:
-        lines += [f"precision auto is {run.precision}: {run.precision_reason}"]
-    if task.cost_model.device.source == "assumed":
-        lines += ["peaks of this device are assumed: the order of settings means more than their seconds"]
-    if task.cost_model.kind == "cuda":
-        lines += ["memory is that of tensors: leave room for the allocator's rounding and the libraries' workspaces"]
-    return [
-        *lines,
-        "",
-        f"predicted peak {shown_size(chosen.memory.peak)}, at {chosen.memory.peak_point}",
-        f"predicted time {chosen.time.seconds:.4g} s a step, {chosen.accumulation} micro-batches",
-        "",
-    ]

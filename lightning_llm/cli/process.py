@@ -93,9 +93,7 @@ class Interrupts:
         os._exit(128 + number)
 
     def _line(self, number: int, note: str = "") -> str:
-        start = ""
-        with suppress(OSError):  # stderr is closed
-            start = "\n" if os.isatty(2) else ""  # after the terminal's ^C
+        start = "\n" if os.isatty(2) else ""  # after the terminal's ^C
         by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
         return f"{start}{' '.join(['lightning-llm', self.command]).strip()}: interrupted{by}{note}"
 
@@ -177,10 +175,13 @@ def print_data() -> None:
         sys.stdout.is_exact = not sys.stdout.isatty()
 
 
-def open_closed_streams() -> None:
-    """Make the outputs printable.
+def open_streams(*, outlive_reader: bool) -> None:
+    """Make the outputs printable, after opening the null device for each standard stream that was closed at the start.
 
-    First put the null device where a standard stream is closed from the start, or the next file would take its number.
+    The next file would take the number of a closed stream.
+
+    Args:
+        outlive_reader: Whether the command continues when the reader of its output has left.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
@@ -190,7 +191,8 @@ def open_closed_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - open as long as the process runs
     os.environ.setdefault("PYTHON_COLORS", "0")  # Python 3.14 colors the text of --help, which would be escaped
-    sys.stdout, sys.stderr = (_printable(stream, io.FileIO) for stream in (sys.stdout, sys.stderr))
+    sys.stdout = _printable(sys.stdout, _Lasting if outlive_reader else io.FileIO)
+    sys.stderr = lasting(sys.stderr)
 
 
 def lasting(stream: TextIO) -> TextIO:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ class RunReport(Callback):
         if trainer.barebones:  # no metrics and no run directory
             self.console.print(f"\n[bold]result[/]  {steps - self._first_step} steps in {seconds:.1f} s")
             return
-        checkpoints = _callback(trainer, RunCheckpoints)
+        checkpoints = callback_of(trainer, RunCheckpoints)
         known = -1 if checkpoints is None else checkpoints.validated_step  # also of a run that this one resumed
         is_validated = steps in (self._validated_step, known)
         if not self._has_trained:  # it resumed from its last step, where Lightning starts nothing
@@ -116,7 +117,7 @@ class RunReport(Callback):
             "tokens": steps * data.tokens_per_step,
             "seconds": round(seconds, 3),
             **record(trainer),
-            "peak_memory_gib": getattr(_callback(trainer, MemoryProfiler), "highest_gib", None),
+            "peak_memory_gib": getattr(callback_of(trainer, MemoryProfiler), "highest_gib", None),
             "checkpoint": None if newest is None else str(newest),
         }
         if run is not None:
@@ -162,32 +163,28 @@ def print_sample(console: Console, model: LightningModule, data: Any) -> None:
         model: With ``transformer`` or as ``generate`` takes it.
         data: The data module that the model was trained on.
     """
+    was_training = model.training
     try:
         if data.tokenizer is None:
             raise ValueError("the token files are raw, without a tokenizer to write text with")
-        text = _sample(model, data)
+        text = _sample(model.eval(), data)
     except Exception as error:
         console.print(f"\n[bold]no sample[/]  {escape(' '.join(str(error).split()) or type(error).__name__)}")
-        return
-    console.print("\n[bold]a sample[/]")
-    console.print(escape(text.strip("\n")))
+    else:
+        console.print("\n[bold]a sample[/]")
+        console.print(escape(text.strip("\n")))
+    finally:
+        model.train(was_training)  # a notebook may continue training: Lightning leaves the mode as it finds it
 
 
 def _sample(model: LightningModule, data: Any) -> str:
-    tokenizer = data.tokenizer
-    try:
+    tokenizer, prompt = data.tokenizer, []
+    with suppress(ValueError):  # the tokenizer does not have it
         prompt = tokenizer.encode("\n")
-    except ValueError:  # the tokenizer does not have it
-        prompt = []
     prompt = prompt or [int(data.store.tokens("train")[0])]
     generator = torch.Generator(model.device).manual_seed(0)
-    was_training = model.training
-    model.eval()
-    try:
-        settings: dict[str, Any] = {"max_new_tokens": SAMPLE_TOKENS, "temperature": 0.8, "top_k": 50}
-        (ids,) = generate(model, torch.tensor([prompt], device=model.device), generator=generator, **settings)
-    finally:
-        model.train(was_training)  # a notebook may continue training: Lightning leaves the mode as it finds it
+    settings: dict[str, Any] = {"max_new_tokens": SAMPLE_TOKENS, "temperature": 0.8, "top_k": 50}
+    (ids,) = generate(model, torch.tensor([prompt], device=model.device), generator=generator, **settings)
     # the model's vocabulary may be rounded up
     return str(tokenizer.decode([number for number in ids.tolist() if number < tokenizer.vocab_size]))
 
@@ -196,7 +193,8 @@ def _console() -> Console:
     return Console(markup=True, soft_wrap=True, highlight=False)
 
 
-def _callback(trainer: Trainer, kind: type[Callback]) -> Any:
+def callback_of(trainer: Trainer, kind: type[Callback]) -> Any:
+    """The first callback of this class, or ``None``."""
     return next((each for each in trainer.callbacks if isinstance(each, kind)), None)  # type: ignore[attr-defined]
 
 
@@ -236,5 +234,5 @@ def _describe_device(trainer: Trainer) -> str:
 
 
 def _describe_peak(trainer: Trainer) -> str:
-    log = _callback(trainer, TrainingLog)
+    log = callback_of(trainer, TrainingLog)
     return "not asked for" if log is None or log.utilisation is None else str(log.utilisation.note)

@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import yaml
 
@@ -166,7 +166,7 @@ class RunConfig:
     state_dtype: str | None
 
     @property
-    def device_kind(self) -> str:
+    def device_kind(self) -> Literal["cpu", "cuda"]:
         """Type of the device: ``cpu`` or ``cuda``."""
         return "cpu" if self.device is None else "cuda"
 

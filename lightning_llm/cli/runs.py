@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, turn_of
 from lightning_llm.cli.run_config import read_config
+from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.untrusted import LONGEST_NAME, file_name, read_text
 from lightning_llm.training.run_options import ABSENT, CALLBACKS, SEEDS, identity, labels, short_options
 
 if TYPE_CHECKING:
-    from lightning_llm.data.tokenizers import Tokenizer
     from lightning_llm.model.transformer import Transformer
 
 CONFIG, SUMMARY, JOB = "config.yaml", "summary.json", "job"
@@ -170,12 +170,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """The option without which no code runs that a checkpoint names."""
-    parser.add_argument(
-        "--trust-code", action="store_true", help="import and run classes outside lightning_llm that the model names"
-    )
+    text = "import and run classes outside lightning_llm that the model names"
+    parser.add_argument("--trust-code", action="store_true", help=text)
 
 
-def open_model(given: str, device: str, *, trust_code: bool = False) -> tuple["Transformer", "Tokenizer"]:
+def open_model(given: str, device: str, *, trust_code: bool = False) -> tuple["Transformer", Tokenizer]:
     """The model, in evaluation mode, and its tokenizer.
 
     Args:
@@ -188,7 +187,6 @@ def open_model(given: str, device: str, *, trust_code: bool = False) -> tuple["T
     """
     check_device(device)
     from lightning_llm.checkpoints.reading import load_transformer
-    from lightning_llm.data.tokenizers import Tokenizer
     from lightning_llm.interop.reader import is_model_folder, load_model
 
     content: str | None
@@ -301,6 +299,12 @@ def differences(runs: Sequence[Run]) -> list[str]:
     return sorted(filter(differs, names), key=section)
 
 
+def option_columns(runs: Sequence[Run], leave_out: Collection[str]) -> dict[str, list[str]]:
+    """The options that differ, with a text for the value in each run."""
+    names = [name for name in differences(runs) if name not in leave_out]
+    return {name: labels([run.options.get(name, ABSENT) for run in runs]) for name in names}
+
+
 def descriptions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[str]:
     """What distinguishes each run from the others, as ``mlp=swiglu, seed_everything=1``; its place if nothing does.
 
@@ -357,9 +361,8 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 def _distinguished(runs: Sequence[Run], leave_out: Collection[str]) -> list[str]:
-    names = [name for name in differences(runs) if name not in leave_out]
-    columns = {name: labels([run.options.get(name, ABSENT) for run in runs]) for name in names}
+    columns = option_columns(runs, leave_out).items()
     return [
-        ", ".join(f"{name}={column[number]}" for name, column in columns.items() if name in run.options)
+        ", ".join(f"{name}={column[number]}" for name, column in columns if name in run.options)
         for number, run in enumerate(runs)
     ]

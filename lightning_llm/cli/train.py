@@ -30,9 +30,9 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint
 from lightning_llm.cli import command_line, jobs
-from lightning_llm.cli.errors import ABOUT, COMMANDS, FAILED, SYNTAX, USER_ERROR, one_line, reports, with_page
+from lightning_llm.cli.errors import COMMANDS, FAILED, SYNTAX, USER_ERROR, one_line, reports, with_page
 from lightning_llm.cli.process import interrupts, is_first_process
-from lightning_llm.cli.report import RunReport, print_checks
+from lightning_llm.cli.report import RunReport, callback_of, print_checks
 from lightning_llm.cli.runs import CONFIG, JOB, checkpoint_in, find_checkpoint, newest_run, run_of, step_in
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.atomic import write_json
@@ -76,9 +76,8 @@ class SaveConfig(SaveConfigCallback):
             chosen = chosen_options(plan)
             for name, value in chosen.items():
                 self.config[name] = value
-            for callback in trainer.callbacks:
-                if isinstance(callback, ResumeDiff):
-                    callback.options.update(chosen)
+            if resume_diff := callback_of(trainer, ResumeDiff):
+                resume_diff.options.update(chosen)
         if not trainer.is_global_zero or run is None:
             return
         if plan is not None:
@@ -100,10 +99,8 @@ class TrainingCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Options that belong to neither model nor data nor trainer."""
-        text = (
-            "On Linux with glibc: keep freed memory in the process instead of returning it to the system. Training on "
-        )
-        text += "a CPU is 15 to 20 percent faster, and the process is larger."
+        text = "On Linux with glibc: keep freed memory in the process instead of returning it to the system. "
+        text += "Training on a CPU is 15 to 20 percent faster, and the process is larger."
         parser.add_argument("--keep_freed_memory", type=bool, default=True, help=text)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -174,8 +171,7 @@ class TrainingCLI(LightningCLI):
         trainer.callbacks[:0] = [*own, StatusFile()]  # type: ignore[attr-defined]
         if trainer.run_directory.experiment is None:
             trainer.run_directory.experiment = self.experiment
-        run = None if self.checkpoint is None else run_of(self.checkpoint)
-        if self.checkpoint and run and self.subcommand == "fit":
+        if self.checkpoint and self.subcommand == "fit" and (run := run_of(self.checkpoint)):
             trainer.run_directory.take(run)
             for logger in trainer.loggers:
                 if isinstance(logger, RunLogger):
@@ -218,8 +214,8 @@ class TrainingCLI(LightningCLI):
     @property
     def report(self) -> RunReport:
         """The callback that prints the summary."""
-        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-        return next(callback for callback in callbacks if isinstance(callback, RunReport))
+        report: RunReport = callback_of(self.trainer, RunReport)
+        return report
 
 
 def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
@@ -322,11 +318,12 @@ def _run_command(command: str, words: list[str]) -> TrainingCLI:
 
 
 def _help_of(word: str) -> dict[str, Any]:
+    command = COMMANDS[word]
     return {
         "exit_on_error": False,
         "usage": f"lightning-llm {word} [--config FILE …] [--SECTION.OPTION VALUE …]",
-        "description": f"{ABOUT[word][0].upper()}{ABOUT[word][1:]}. {SYNTAX}",
-        "epilog": f"More: {COMMANDS[word]}",
+        "description": f"{command.about[0].upper()}{command.about[1:]}. {SYNTAX}",
+        "epilog": f"More: {command.page}",
     }
 
 

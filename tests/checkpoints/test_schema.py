@@ -26,7 +26,7 @@ from lightning_llm.checkpoints.reading import (
 )
 from lightning_llm.checkpoints.schema import RESUME, validate
 from lightning_llm.checkpoints.sharded import MARK, PROCESSES
-from lightning_llm.cli import consolidate, evaluate, export, generate
+from lightning_llm.cli import convert, inference
 from lightning_llm.cli.train import cli_main
 from lightning_llm.optim import AdamW, Constant
 from lightning_llm.training import LanguageModel, load_checkpoint, save_checkpoint
@@ -235,10 +235,10 @@ def commands(path, options, tmp_path):
         "check": lambda: cli_main(["check", f"--ckpt_path={path}", "--trainer.max_steps=3", *trained]),
         "validate": lambda: cli_main(["validate", f"--ckpt_path={path}", *trained]),
         "init_from": lambda: cli_main(["fit", f"--model.init_from={path}", "--trainer.max_steps=1", *trained]),
-        "generate": lambda: generate.main([str(path), "--prompt", "A", "--max-new-tokens", "1"]),
-        "evaluate": lambda: evaluate.main([str(path), "--data", text]),
-        "export": lambda: export.main([str(path), str(tmp_path / "out")]),
-        "consolidate": lambda: consolidate.main([str(path), "--out", str(tmp_path / "out")]),
+        "generate": lambda: inference.run_generate([str(path), "--prompt", "A", "--max-new-tokens", "1"]),
+        "evaluate": lambda: inference.run_evaluate([str(path), "--data", text]),
+        "export": lambda: convert.run_export([str(path), str(tmp_path / "out")]),
+        "consolidate": lambda: convert.run_consolidate([str(path), "--out", str(tmp_path / "out")]),
     }
 
 

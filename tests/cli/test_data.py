@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from lightning_llm.cli.data import main
+from lightning_llm.cli.data import run_data
 from lightning_llm.data import token_store
 from lightning_llm.data.prepare import prepare_store
 from lightning_llm.data.token_store import TokenStore, by_powers_of_two, document_lengths
@@ -17,7 +17,7 @@ def store(tmp_path):
 
 
 def refused(capsys, *argv):
-    assert main(list(map(str, argv))) == 2
+    assert run_data(list(map(str, argv))) == 2
     error = capsys.readouterr().err
     assert error.startswith("lightning-llm data")
     assert error.count("\n") == 1
@@ -25,7 +25,7 @@ def refused(capsys, *argv):
 
 
 def test_inspect_shows_counts_text_and_lengths(store, capsys):
-    assert main(["inspect", str(store.path), "--tokens", "9", "--start", "3"]) == 0
+    assert run_data(["inspect", str(store.path), "--tokens", "9", "--start", "3"]) == 0
     out = capsys.readouterr().out
     for split in store.splits.values():
         assert f"{split.tokens:,} tokens" in out
@@ -57,12 +57,12 @@ def test_store_without_end_of_text(store, tmp_path, capsys):
     one = prepare_store(str(tmp_path / "text" / "59.txt"), tmp_path / "one", tokenizer="bpe", vocab_size=280)
     assert one.eos_token_id is None  # nothing ends a single document
     assert store.eos_token_id == Tokenizer.from_file(store.tokenizer_file).eos_token_id == 0
-    assert main(["inspect", str(one.path)]) == 0
+    assert run_data(["inspect", str(one.path)]) == 0
     assert "lengths of documents: unknown" in capsys.readouterr().out
 
 
 def test_verify(store, capsys):
-    assert main(["verify", str(store.path)]) == 0
+    assert run_data(["verify", str(store.path)]) == 0
     assert "good (sizes, checksums and ids)" in capsys.readouterr().out
     with (store.path / "val.bin").open("r+b") as file:
         file.write(b"\1\0")
@@ -76,9 +76,9 @@ def test_raw_files(tmp_path, capsys):
     for name in ("train", "val"):
         np.arange(100, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
     raw = [str(tmp_path), "--raw-dtype", "uint16", "--vocab-size"]
-    assert main(["inspect", *raw, "100", "--start", "5", "--tokens", "3"]) == 0
+    assert run_data(["inspect", *raw, "100", "--start", "5", "--tokens", "3"]) == 0
     assert "train, tokens 5 to 7:\n5 6 7\n" in capsys.readouterr().out
-    assert main(["verify", *raw, "100"]) == 0
+    assert run_data(["verify", *raw, "100"]) == 0
     assert "there are no checksums" in capsys.readouterr().out
     assert "token id 99 at position 99" in refused(capsys, "verify", *raw, "99")
     assert "go together" in refused(capsys, "verify", tmp_path, "--raw-dtype", "uint16")

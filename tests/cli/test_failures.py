@@ -10,8 +10,8 @@ import threading
 import pytest
 from lightning.pytorch.callbacks import Callback
 
-from lightning_llm.__main__ import MODULES, TOOLS, TRAINER_WORDS, main
-from lightning_llm.cli.errors import one_line, reports
+from lightning_llm.__main__ import TOOLS, TRAINER_WORDS, main
+from lightning_llm.cli.errors import COMMANDS, one_line, reports
 from lightning_llm.data.batches import TrainBatches
 
 
@@ -32,7 +32,7 @@ def the_line(capsys):
 
 
 def module_of(word):
-    return f"lightning_llm.cli.{'train' if word in TRAINER_WORDS else MODULES.get(word, word)}"
+    return f"lightning_llm.cli.{COMMANDS[word].module}"
 
 
 @pytest.mark.parametrize("word", [*TRAINER_WORDS, *TOOLS])
@@ -41,7 +41,7 @@ def test_every_command_fails_in_one_line_and_keeps_the_traceback(word, traces, m
         raise ZeroDivisionError("by\nnothing")
 
     module = importlib.import_module(module_of(word))
-    monkeypatch.setattr(module, "run" if word in TRAINER_WORDS else "main", broken)
+    monkeypatch.setattr(module, "run" if word in TRAINER_WORDS else f"run_{word}", broken)
     assert main([word, "--secret", "a b"]) == 1
     (file,) = traces.iterdir()
     assert the_line(capsys) == (
@@ -61,7 +61,7 @@ def test_from_the_first_import_on(word, monkeypatch, capsys):
 
 
 def test_debug_prints_the_traceback_instead(traces, monkeypatch, capsys):
-    monkeypatch.setattr("lightning_llm.cli.estimate.main", lambda words: 1 // 0)
+    monkeypatch.setattr("lightning_llm.cli.estimate.run_estimate", lambda words: 1 // 0)
     assert main(["estimate", "--debug"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("lightning-llm estimate: failed: ZeroDivisionError")
@@ -78,7 +78,7 @@ def test_debug_shows_where_a_mistake_was_found(words, capsys):
 
 
 def test_a_traceback_that_cannot_be_written(traces, monkeypatch, capsys):
-    monkeypatch.setattr("lightning_llm.cli.estimate.main", lambda words: 1 // 0)
+    monkeypatch.setattr("lightning_llm.cli.estimate.run_estimate", lambda words: 1 // 0)
     traces.rmdir()
     assert main(["estimate"]) == 1
     assert the_line(capsys).endswith("integer division or modulo by zero; --debug shows where")
@@ -123,7 +123,7 @@ def test_another_thread(capsys, flags, tmp_path, monkeypatch):
 
 def test_which_process_of_several_speaks(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "3")
-    monkeypatch.setattr("lightning_llm.cli.estimate.main", lambda words: 1 // 0)
+    monkeypatch.setattr("lightning_llm.cli.estimate.run_estimate", lambda words: 1 // 0)
     assert main(["estimate"]) == 1
     assert the_line(capsys).startswith("process 3: lightning-llm estimate: failed: ")
     assert reports.mistake("estimate", "a mistake") == 2

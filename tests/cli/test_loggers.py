@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_llm.cli import compare, generate
+from lightning_llm.cli import compare, inference
 from lightning_llm.cli.train import cli_main
 
 JSON_LINES = "lightning_llm.training.json_logger.JSONLinesLogger"
@@ -120,13 +120,13 @@ def test_each_run_has_its_own_folder_whatever_the_logger(
     assert {path.name for path in (tmp_path / "runs").iterdir()} <= {"run", "logger", "table"}
 
     capsys.readouterr()
-    assert compare.main(["runs", "--json", "found.json"]) == 0
+    assert compare.run_compare(["runs", "--json", "found.json"]) == 0
     assert [run for group in json.loads(Path("found.json").read_text()) for run in group["runs"]] == list(
         map(str, runs)
     )
     words = ["fit", "--ckpt_path=last", "--trainer.max_steps=7", "--trainer.logger=false"]
     assert cli_main(words).trainer.run_dir == runs[1]
-    assert generate.main([str(runs[0]), "--prompt", "A", "--max-new-tokens", "2"]) == 0
+    assert inference.run_generate([str(runs[0]), "--prompt", "A", "--max-new-tokens", "2"]) == 0
 
 
 def test_a_fast_dev_run_leaves_other_runs_alone(tiny, tmp_path):
@@ -149,5 +149,5 @@ def test_files_above_the_runs_do_not_hide_them(tiny, tmp_path, capsys):
     run = Path("runs/run/version_0")
     for name in ("config.yaml", "summary.json"):  # as versions before this one left them without a logger
         Path("runs", name).write_text((run / name).read_text())
-    assert compare.main(["runs", "--json", "found.json"]) == 0
+    assert compare.run_compare(["runs", "--json", "found.json"]) == 0
     assert compared("found.json") == ["runs", str(run)]

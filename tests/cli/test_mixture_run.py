@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_llm.cli.prepare import main as prepare
+from lightning_llm.cli.data import run_prepare
 
 
 def test_a_mixture_with_document_masks_trains_and_logs_the_loss_of_each_source(tiny, tmp_path, text_file, capsys):
@@ -11,8 +11,8 @@ def test_a_mixture_with_document_masks_trains_and_logs_the_loss_of_each_source(t
         (tmp_path / name).mkdir()
         for number in range(20):
             (tmp_path / name / f"{number}.txt").write_text("\n".join(part[number * 25 : number * 25 + 25]))
-    prepare(["a", "--tokenizer", "bpe", "--vocab-size", "300", "--out", "stores/a"])
-    prepare(["b", "--tokenizer", "stores/a/tokenizer.json", "--out", "stores/b"])
+    run_prepare(["a", "--tokenizer", "bpe", "--vocab-size", "300", "--out", "stores/a"])
+    run_prepare(["b", "--tokenizer", "stores/a/tokenizer.json", "--out", "stores/b"])
     changes = {"data.tokenizer": "bpe", "data.path": None, "data.document_mask": True}
     changes |= {"data.mixture": {"stores/a": 2, "stores/b": 1}, "model.architecture.recompute": "block"}
     cli = tiny("fit", **changes)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lightning_llm.checkpoints.reading import read_checkpoint
-from lightning_llm.cli import generate
+from lightning_llm.cli import inference
 from lightning_llm.cli.runs import find_checkpoint
 
 FOLDER = Path("runs/run/version_0/checkpoints")
@@ -51,7 +51,7 @@ def test_the_highest_step_is_the_newest_and_the_runs_own_comes_first(trained, ca
     assert found("best") == found("runs/run/version_0") == "epoch=0-step=6.ckpt"
     (FOLDER / "step-00000003.ckpt").unlink()
     assert found("last") == "epoch=0-step=6.ckpt"  # a run with the user's files alone is found too
-    assert generate.main(["runs/run/version_0", "--prompt", "A", "--max-new-tokens", "2"]) == 0
+    assert inference.run_generate(["runs/run/version_0", "--prompt", "A", "--max-new-tokens", "2"]) == 0
 
 
 def test_a_run_goes_on_from_the_users_file(tiny, trained, capsys):

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from lightning_llm.cli.prepare import main
+from lightning_llm.cli.data import run_prepare
 from lightning_llm.data.token_store import TokenStore
 
 TEXT = "some text to make a store from\n" * 40
@@ -19,7 +19,7 @@ def _folder(tmp_path, monkeypatch):
 
 def refused(capsys, *argv):
     before = sorted(os.listdir())
-    assert main(list(argv)) == 2
+    assert run_prepare(list(argv)) == 2
     out, error = capsys.readouterr()
     assert out == ""
     assert error.startswith("lightning-llm prepare: ")
@@ -29,7 +29,7 @@ def refused(capsys, *argv):
 
 
 def test_text_becomes_a_store(capsys):
-    assert main(["text.txt", "--tokenizer", "char", "--out", "out"]) == 0
+    assert run_prepare(["text.txt", "--tokenizer", "char", "--out", "out"]) == 0
     store = TokenStore.open("out")
     assert store.vocab_size == len(set(TEXT))
     out, error = capsys.readouterr()
@@ -40,7 +40,7 @@ def test_text_becomes_a_store(capsys):
 
 
 def test_bpe_of_a_given_size_with_a_test_split():
-    assert main(["text.txt", "--vocab-size", "270", "--test-fraction", "0.1", "--out", "out"]) == 0
+    assert run_prepare(["text.txt", "--vocab-size", "270", "--test-fraction", "0.1", "--out", "out"]) == 0
     store = TokenStore.open("out")
     assert store.vocab_size <= 270
     assert store.source["vocab_size"] == 270
@@ -52,14 +52,14 @@ def test_several_inputs_make_several_documents():
     for name in "abc":
         with open(f"folder/{name}.md", "w") as file:
             file.write(f"text {name}")
-    assert main(["text.txt", "folder/*.md", "--tokenizer", "byte", "--out", "out"]) == 0
+    assert run_prepare(["text.txt", "folder/*.md", "--tokenizer", "byte", "--out", "out"]) == 0
     assert sum(split.documents for split in TokenStore.open("out").splits.values()) == 4
 
 
 def test_store_without_a_name_lies_where_training_looks_for_it(capsys):
     from lightning_llm.data import find_or_prepare
 
-    assert main(["text.txt", "--tokenizer", "char"]) == 0
+    assert run_prepare(["text.txt", "--tokenizer", "char"]) == 0
     assert find_or_prepare(path="text.txt", tokenizer="char", say=pytest.fail).path.parent.name == "stores"
 
 
@@ -67,11 +67,11 @@ def test_shards_are_merged(capsys):
     with open("lines.jsonl", "w") as file:
         file.writelines(f'{{"body": "line {n}"}}\n' for n in range(100))
     options = ["lines.jsonl", "--text-key", "body", "--tokenizer", "byte", "--out"]
-    assert main([*options, "whole"]) == 0
+    assert run_prepare([*options, "whole"]) == 0
     for shard in ("2/2", "1/2"):
-        assert main([*options, "out", "--shard", shard]) == 0
+        assert run_prepare([*options, "out", "--shard", shard]) == 0
     assert "when all 2 are made: lightning-llm prepare --merge out" in capsys.readouterr().out
-    assert main(["--merge", "out"]) == 0
+    assert run_prepare(["--merge", "out"]) == 0
     assert "next: lightning-llm fit --data.store out" in capsys.readouterr().out
     assert TokenStore.open("out").fingerprint == TokenStore.open("whole").fingerprint
     assert not [name for name in os.listdir() if ".shard" in name]
@@ -79,15 +79,15 @@ def test_shards_are_merged(capsys):
 
 def test_standard_input(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
-    assert main(["-", "--tokenizer", "char", "--out", "out"]) == 0
-    assert main(["text.txt", "--tokenizer", "char", "--out", "same"]) == 0
+    assert run_prepare(["-", "--tokenizer", "char", "--out", "out"]) == 0
+    assert run_prepare(["text.txt", "--tokenizer", "char", "--out", "same"]) == 0
     assert TokenStore.open("out").fingerprint == TokenStore.open("same").fingerprint
     monkeypatch.undo()
 
 
 def test_interrupted(monkeypatch, capsys, default_signals):
     monkeypatch.setattr("lightning_llm.data.prepare._write", lambda *_: signal.raise_signal(signal.SIGINT))
-    assert main(["text.txt", "--tokenizer", "char", "--out", "out"]) == 130
+    assert run_prepare(["text.txt", "--tokenizer", "char", "--out", "out"]) == 130
     assert capsys.readouterr().err == "lightning-llm prepare: interrupted; run the same command again to resume\n"
 
 
@@ -110,7 +110,7 @@ def test_folder_that_may_not_be_written(monkeypatch, capsys):
 
 
 def test_help(capsys):
-    assert main(["--help"]) == 0
+    assert run_prepare(["--help"]) == 0
     out = capsys.readouterr().out
     for option in ("INPUT", "--tokenizer", "--vocab-size", "--test-fraction", "--out"):
         assert option in out

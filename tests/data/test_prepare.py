@@ -183,7 +183,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path, tokenizer, monkeypatch):
 
 def test_no_torch_is_imported():
     script = (
-        "import sys, lightning_llm.cli.prepare, lightning_llm.data.prepare;"
+        "import sys, lightning_llm.cli.data, lightning_llm.data.prepare;"
         "from lightning_llm.data import TokenStore, Tokenizer, WindowOrder, prepare_store, window_starts;"
         "assert not {'torch', 'lightning', 'rich'} & set(sys.modules)"
     )

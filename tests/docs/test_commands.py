@@ -15,7 +15,8 @@ import shutil
 import pytest
 import yaml
 
-from lightning_llm.__main__ import MODULES, TOOLS, TRAINER_WORDS
+from lightning_llm.__main__ import TOOLS, TRAINER_WORDS
+from lightning_llm.cli.errors import COMMANDS, OneLineParser
 from tests.docs.markdown import PAGES, README, ROOT, blocks, outside_of_blocks
 from tests.docs.shell import Shell
 
@@ -169,12 +170,17 @@ def test_a_command_in_the_prose_has_options_that_exist(page, text, fit_options):
         assert {name.removeprefix("--") for name in given} <= fit_options
         return
     assert command in TOOLS
-    module = importlib.import_module(f"lightning_llm.cli.{MODULES.get(command, command)}")
-    assert given <= option_names(module.build_parser)
+    module = importlib.import_module(f"lightning_llm.cli.{COMMANDS[command].module}")
+    if command == "bench":
+        parser = OneLineParser("lightning-llm bench")
+        module.add_options(parser)
+    else:
+        parser = getattr(module, f"run_{command}").parser
+    assert given <= option_names(parser)
 
 
-def option_names(build):
-    parsers = [build()]
+def option_names(parser):
+    parsers = [parser]
     for action in parsers[0]._actions:
         if isinstance(action, argparse._SubParsersAction):
             parsers += action.choices.values()

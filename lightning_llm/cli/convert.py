@@ -1,0 +1,131 @@
+"""``lightning-llm export``, ``import`` and ``consolidate``: checkpoints to and from other formats.
+
+``export`` writes a folder that ``transformers`` loads, ``import`` makes a checkpoint and a config from such a folder,
+``consolidate`` merges the shards of a checkpoint.
+"""
+
+import argparse
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from lightning_llm.checkpoints.run_directory import read_summary
+from lightning_llm.cli.errors import OneLineParser, tool
+from lightning_llm.cli.run_config import read_config, size_option
+from lightning_llm.cli.runs import CONFIG, SUMMARY, add_trust, find_checkpoint, run_of, step_in
+
+if TYPE_CHECKING:
+    from lightning_llm.interop.reader import ModelFolder
+
+CHECKPOINT = "a checkpoint, or a run directory (its best checkpoint, else its newest)"
+
+# Imports inside the functions come after the options are parsed: a typo is reported without waiting for torch.
+
+
+def _export_options(parser: OneLineParser) -> None:
+    add = parser.add_argument
+    add("checkpoint", help=CHECKPOINT)
+    add("--to", choices=("hf",), default="hf", help="the format: hf, for transformers (default)")
+    add("out", type=Path, metavar="DIR", help="the folder to write; must not exist, or be empty")
+    add("--max-shard-size", type=_size, default="5GB", metavar="SIZE", help="of a file of weights (default: 5GB)")
+    add_trust(parser)
+
+
+def _size(words: str) -> int:
+    if not (size := size_option(words)):
+        raise argparse.ArgumentTypeError(f"{words!r}: a file must hold at least a byte")
+    return size
+
+
+@tool(_export_options)
+def run_export(options: argparse.Namespace) -> None:
+    """Write a trained model as a folder that transformers loads."""
+    from lightning_llm.checkpoints.reading import load_transformer
+    from lightning_llm.interop.writer import METRICS, RunRecord, export_model
+
+    checkpoint = find_checkpoint(options.checkpoint, Path("runs"))
+    model, tokenizer = load_transformer(checkpoint, trust_code=options.trust_code)
+    record = RunRecord(checkpoint.name, step_in(checkpoint))
+    if run := run_of(checkpoint):
+        metrics = read_summary(run, METRICS) if (run / SUMMARY).is_file() else None
+        record = RunRecord(record.checkpoint, record.step, metrics, read_config(run / CONFIG))
+    name = export_model(model, tokenizer, options.out, max_shard_bytes=options.max_shard_size, record=record)
+    print(f"{checkpoint} (step {record.step}) -> {options.out}, as {name}")
+    if not tokenizer:
+        print("the checkpoint holds no tokenizer: the folder has none either")
+
+
+def _import_options(parser: OneLineParser) -> None:
+    add = parser.add_argument
+    add("folder", type=Path, metavar="DIR", help="with config.json, safetensors and tokenizer.json")
+    add("--out", type=Path, required=True, metavar="CKPT", help="the checkpoint; a config goes to the same folder")
+
+
+@tool(_import_options)
+def run_import(options: argparse.Namespace) -> None:
+    """Turn a Hugging Face model into a checkpoint."""
+    from lightning_llm.checkpoints.archives import write_atomically
+    from lightning_llm.interop.reader import read_folder
+
+    out: Path = options.out
+    config = out.with_name(f"{out.name.removesuffix('.ckpt')}.yaml")
+    if out.suffix in (".yaml", ".yml"):
+        raise ValueError(f"--out {out}: a checkpoint is not YAML: call it {out.with_suffix('.ckpt')}")
+    for path in (out, config):
+        if path.exists():
+            raise ValueError(f"{path} exists: give another --out, or delete it")
+    folder = read_folder(options.folder)
+    write_atomically(_checkpoint(folder), out)
+    architecture = {name: value for name, value in folder.config.to_dict().items() if value is not None}
+    body = yaml.safe_dump({"model": {"architecture": architecture}}, sort_keys=False)
+    config.write_text(f"# The architecture of {folder.path.name}, as it was imported.\n{body}", encoding="utf-8")
+    for note in folder.notes:
+        print(f"note: {note}")
+    print(f"{options.folder} -> {out}, {out.stat().st_size / 1e6:,.1f} MB; its architecture: {config}")
+    if folder.tokenizer is None:
+        print("the folder has no tokenizer: the checkpoint has none either")
+    else:
+        tokenizer = options.folder / "tokenizer.json"
+        print(f"to train it on: lightning-llm prepare TEXT --tokenizer {tokenizer} --out STORE")
+        context = f"--data.context_length {min(1024, folder.config.max_position_embeddings)}"
+        print(f"  lightning-llm fit --config {config} --model.init_from {out} --data.store STORE {context}")
+
+
+def _checkpoint(folder: "ModelFolder") -> dict[str, Any]:
+    """What ``fit`` would have written, without the state that only training has."""
+    from lightning_llm.checkpoints.schema import FORMAT, FORMAT_VERSION
+    from lightning_llm.model.weights import only_finite
+
+    state = {f"transformer.{name}": tensor for name, tensor in only_finite(folder.tensors(), folder.path)}
+    if folder.config.tie_word_embeddings:
+        state["transformer.lm_head.weight"] = state["transformer.embed_tokens.weight"]
+    return {
+        "epoch": 0,
+        "global_step": 0,
+        "pytorch-lightning_version": version("lightning"),
+        "state_dict": state,
+        "hyper_parameters": {"architecture": folder.config.to_dict(), "loss_chunks": None},
+        FORMAT: {"format_version": FORMAT_VERSION, "tokenizer": folder.tokenizer},
+    }
+
+
+def _consolidate_options(parser: OneLineParser) -> None:
+    parser.add_argument("checkpoint", help=CHECKPOINT)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write; must not exist")
+
+
+@tool(_consolidate_options)
+def run_consolidate(options: argparse.Namespace) -> None:
+    """Merge the shards of a checkpoint into one file."""
+    from lightning_llm.checkpoints.archives import write_atomically
+    from lightning_llm.checkpoints.reading import read_checkpoint
+
+    out: Path = options.out
+    if out.exists():
+        raise ValueError(f"--out {out} exists: give another name, or delete it")
+    checkpoint = find_checkpoint(options.checkpoint, Path("runs"))
+    content = read_checkpoint(checkpoint, needs=("state_dict",))
+    write_atomically(content, out)
+    print(f"{checkpoint} (step {content.get('global_step', '?')}) -> {out}, {out.stat().st_size / 1e6:,.1f} MB")

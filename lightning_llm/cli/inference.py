@@ -1,0 +1,193 @@
+"""``lightning-llm generate`` and ``evaluate``: what a trained model writes, and how likely it finds texts.
+
+``generate`` prints a continuation as it is generated. ``evaluate`` scores texts with a strided window.
+"""
+
+import argparse
+import dataclasses
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_llm.cli.errors import OneLineParser, one_line, tool
+from lightning_llm.cli.process import interrupts, print_data
+from lightning_llm.cli.runs import add_model_options, open_model
+from lightning_llm.data.corpora import open_corpus
+from lightning_llm.data.formats import Document, progress_bar
+from lightning_llm.data.prepare import encode_document
+from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.io.atomic import write_json
+from lightning_llm.io.untrusted import read_text
+
+if TYPE_CHECKING:
+    from lightning_llm.generation import Sampling, Score
+    from lightning_llm.model.transformer import Transformer
+
+STDIN = "-"
+LONGEST_PROMPT = 4 << 20  # ten times the longest contexts; the model could not read the rest
+INPUTS = ("prompt", "prompt_file", "stdin", "interactive")
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+# Imports inside the functions come after the options are parsed: a typo is reported without waiting for torch.
+
+
+def _generate_options(parser: OneLineParser) -> None:
+    add_model_options(parser)
+    add = parser.add_argument
+    add("stdin", nargs="?", choices=[STDIN], help="read the prompt from the standard input")
+    add("--prompt", help="the text to continue (default: a newline)")
+    add("--prompt-file", metavar="FILE", help="a UTF-8 file with the text to continue")
+    add("--interactive", action="store_true", help="continue each line that is typed, until Ctrl-D")
+    add("--num-samples", type=int, default=1, metavar="N", help="how many texts (default: 1)")
+    add("--max-new-tokens", type=int, default=200, help="how many tokens to add (default: 200)")
+    add("--temperature", type=float, default=0.8, help="divides the logits; 0: greedy decoding (default: 0.8)")
+    add("--top-k", type=int, help="sample among this many most likely tokens (default: all)")
+    add("--top-p", type=float, help="sample among the fewest tokens that reach this probability")
+    add("--min-p", type=float, help="sample among tokens this many times as likely as the most likely one")
+    add("--repetition-penalty", type=float, default=1.0, help="above 1: fewer repetitions (default: 1, off)")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; can be repeated")
+    add("--seed", type=int, default=0, help="same seed, same text (default: 0)")
+
+
+@tool(_generate_options, RuntimeError)
+def run_generate(options: argparse.Namespace) -> None:
+    """Continue a prompt with a trained model."""
+    if options.num_samples < 1:
+        raise ValueError(f"--num-samples must be at least 1, got {options.num_samples}")
+    if not 0 <= options.seed < 2**63:
+        raise ValueError(f"--seed must be at least 0 and below 2^63, got {options.seed}")
+    given = [name for name in INPUTS if getattr(options, name) not in (None, False)]
+    if len(given) > 1:
+        raise ValueError(f"one prompt at a time: {' and '.join(given)} were given")
+    prompt = None if options.interactive else _prompt(options)
+    from lightning_llm.generation import Sampling
+
+    sampling = Sampling(**{name: getattr(options, name) for name in SAMPLING})
+    model, tokenizer = open_model(options.checkpoint, options.device, trust_code=options.trust_code)
+    print_data()
+    if prompt is not None:
+        _write(model, tokenizer, prompt, sampling, options)
+        return
+    while (line := _typed()) is not None:
+        try:
+            _write(model, tokenizer, line, sampling, options)
+        except KeyboardInterrupt:  # ends this text; Ctrl-C or Ctrl-D at the next line ends the command
+            interrupts.number = 0
+            print()
+        except ValueError as error:
+            print(f"lightning-llm generate: {one_line(error)}", file=sys.stderr)
+
+
+def _prompt(options: argparse.Namespace) -> str:
+    if options.prompt_file is not None:
+        return read_text(options.prompt_file, LONGEST_PROMPT)
+    if not options.stdin:
+        return "\n" if options.prompt is None else str(options.prompt)
+    try:
+        text = sys.stdin.read(LONGEST_PROMPT + 1)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"prompt in the standard input is not UTF-8: {error}") from error
+    if len(text) > LONGEST_PROMPT:
+        raise ValueError(f"prompt in the standard input has more than {LONGEST_PROMPT} characters")
+    return text
+
+
+def _typed() -> str | None:
+    if sys.stdin.isatty():
+        print("> ", end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    return line.removesuffix("\n") if line else None
+
+
+def _write(
+    model: "Transformer", tokenizer: Tokenizer, prompt: str, sampling: "Sampling", options: argparse.Namespace
+) -> None:
+    """Print the first text as it is generated; the others, which are decoded with it, when all are complete."""
+    import torch
+
+    from lightning_llm.generation import stream_text
+
+    prompts, generator = [prompt] * options.num_samples, torch.Generator().manual_seed(options.seed)
+    settings: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "stop": options.stop, "generator": generator}
+    steps = stream_text(model, tokenizer, prompts, sampling=sampling, **settings)
+    texts = [""] * len(prompts)
+    print(f"--- 1 ---\n{prompt}" if len(texts) > 1 else prompt, end="", flush=True)
+    for pieces in steps:
+        print(pieces[0], end="", flush=bool(pieces[0]))
+        texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+    print()
+    for number, text in enumerate(texts[1:], start=2):
+        print(f"--- {number} ---\n{prompt}{text}")
+
+
+def _evaluate_options(parser: OneLineParser) -> None:
+    add_model_options(parser)
+    add = parser.add_argument
+    add("--data", nargs="+", required=True, metavar="FILE", help="any input of `prepare`: files, folders, …")
+    add("--text-key", metavar="NAME", help="key of the text in .jsonl and .parquet (default: text)")
+    add("--stride", type=int, metavar="N", help="tokens by which the window moves (default: half the context)")
+    add("--per-document", action="store_true", help="print one line per document too")
+    add("--json", type=Path, metavar="FILE", help="write the numbers to this file")
+
+
+@tool(_evaluate_options, RuntimeError)
+def run_evaluate(options: argparse.Namespace) -> None:
+    """Loss, perplexity and bits per byte of a model on texts."""
+    from lightning_llm.generation import Score
+
+    corpus = open_corpus(options.data, text_key=options.text_key)
+    model, tokenizer = open_model(options.checkpoint, options.device, trust_code=options.trust_code)
+    total, rows = Score(), []
+    with progress_bar(corpus.size, True) as phase:
+        for document in corpus.documents(phase("evaluating")):
+            found = _score(model, tokenizer, document, options.stride)
+            total += found
+            if options.per_document:
+                rows.append({"document": document.name, **_numbers(found)})
+    if not total.tokens:
+        raise ValueError(f"{', '.join(options.data)}: no token has another before it to be predicted from")
+    for row in rows:
+        print(f"{row['document']}: {_line(row)}")
+    print(_line(_numbers(total)))
+    if options.json is not None:
+        context = model.config.max_position_embeddings
+        stride = max(1, context // 2) if options.stride is None else options.stride
+        documents = {"documents": rows} if options.per_document else {}
+        write_json(options.json, {"context": context, "stride": stride, **_numbers(total), **documents})
+
+
+def _score(model: "Transformer", tokenizer: Tokenizer, document: Document, stride: int | None) -> "Score":
+    """The first token of a document is not predicted, so its bytes do not count either."""
+    from lightning_llm.generation import score
+
+    size = 0
+
+    def ids() -> Iterator[int]:
+        nonlocal size
+        for place, (numbers, text_bytes) in enumerate(encode_document(tokenizer, document)):
+            size += text_bytes
+            if place == 0 and numbers:
+                size -= tokenizer.byte_count(numbers[0])
+            yield from numbers
+
+    try:
+        found = score(model, ids(), stride=stride)
+    except IndexError as error:
+        vocabulary = f"the model's vocabulary of {model.config.vocab_size}"
+        raise ValueError(f"the tokenizer has ids beyond {vocabulary}") from error
+    return dataclasses.replace(found, bytes=size)
+
+
+def _numbers(found: "Score") -> dict[str, Any]:
+    """The results; null where they are not known, NaN or infinite, which JSON cannot express."""
+    named = {"loss": found.loss, "perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte}
+    finite = {name: value if value is not None and math.isfinite(value) else None for name, value in named.items()}
+    return {**finite, "tokens": found.tokens, "bytes": found.bytes}
+
+
+def _line(numbers: dict[str, Any]) -> str:
+    names = [name for name in ("loss", "perplexity", "bits_per_byte") if numbers[name] is not None]
+    results = [f"{name.replace('_', ' ')} {numbers[name]:,.4f}" for name in names]
+    return ", ".join([*results, f"{numbers['tokens']:,} tokens, {numbers['bytes']:,} bytes"])
