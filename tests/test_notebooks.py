@@ -24,18 +24,25 @@ ABSOLUTE_PATH = re.compile(
 # What the cell of parameters says in a run that must end within two minutes on two busy cores.
 SMALL = {
     "01_shakespeare_fast": {
-        "steps": 10,
-        "validation_batches": 2,
+        "seeds": [1, 2],
+        "first_steps": 20,
+        "first_eval_batches": 2,
         "technique_shape": "2x2x64x192x64x4x256",
         "technique_names": ["per-head loops", "all heads at once", "memory-optimised MLP"],
+        "technique_rounds": 1,
+        "fit_steps": 10,
+        "modern_steps": 8,
+        "validation_batches": 2,
         "ddp_steps": 4,
         "sample_characters": 40,
     },
     "02_memory_optimized_swiglu": {
         "shapes": ["2x16x32x64x1", "2x8x16x48x2"],
-        "rounds": 1,
+        "timed_layers": {"2x8x16x48x2": 1},
+        "seconds_per_shape": 1,
         "one_shape": "2x16x32x64x1",
         "chunk_counts": [1, 4],
+        "chunk_rounds": 1,
         "layers": 2,
         "context_length": 32,
         "rows": 2,
@@ -146,9 +153,9 @@ def test_metadata_say_nothing_of_the_machine(path):
 
 
 @each_notebook
-def test_the_first_code_cell_holds_the_parameters(path):
+def test_the_cell_after_the_installation_has_the_parameters(path):
     notebook = read(path)
-    assert parameters_cell(notebook) is code_cells(notebook)[0]
+    assert parameters_cell(notebook) is code_cells(notebook)[1]
     values = parameters(notebook)
     small = SMALL[path.stem]
     assert small.keys() <= values.keys()
@@ -161,6 +168,73 @@ def test_links_resolve(path):
         if cell.cell_type == "markdown":
             for target in re.findall(r"\]\(([^)#\s]+)", cell.source):
                 assert target.startswith("https://") or (path.parent / target).exists(), target
+
+
+@each_notebook
+def test_the_first_cell_gives_the_reading_order(path):
+    first = read(path).cells[0].source
+    others = re.findall(r"\]\((\d\d_\w+)\.ipynb\)", first.split("**Reading order:**")[1])
+    assert others == [other.stem for other in NOTEBOOKS if other != path]
+
+
+@each_notebook
+def test_writes_to_one_folder_of_runs(path):
+    values = parameters(read(path))
+    places = [value for value in values.values() if isinstance(value, str) and "/" in value]
+    assert values["folder"] == f"../runs/{path.stem}"
+    assert all(place.startswith(("../runs/", "../configs")) for place in places)
+
+
+def test_the_first_was_run_on_shakespeare_and_reproduces_the_course():
+    [first] = [path for path in NOTEBOOKS if path.stem.startswith("01")]
+    printed = "".join(texts(read(first)))
+    assert "text: Tiny Shakespeare, 1,115,394 characters" in printed
+    assert "all figures of the course are within 0.05 nats; seeds 1337, 0, 1" in printed
+
+
+def test_the_second_has_both_levels_of_the_five_shapes():
+    [second] = [path for path in NOTEBOOKS if path.stem.startswith("02")]
+    [lines] = [text.splitlines() for text in texts(read(second)) if "14.391" in text and text.startswith("| ")]
+    shapes = parameters(read(second))["shapes"]
+    assert [line.split(" | ")[0].strip("| ") for line in lines[2::3]] == shapes
+    assert [line.split(" | ")[1] for line in lines[2:]] == ["standard", "level 0", "level 1"] * 5
+
+
+def install_cell(path):
+    return code_cells(read(path))[0].source
+
+
+def test_the_same_cell_installs_in_every_notebook():
+    assert len({install_cell(path) for path in NOTEBOOKS}) == 1
+
+
+def test_nothing_is_installed_where_the_package_can_be_imported(monkeypatch):
+    monkeypatch.setattr("subprocess.run", lambda *words, **options: pytest.fail("a command was started"))
+    before = os.getcwd()
+    exec(install_cell(NOTEBOOKS[0]), {})
+    assert os.getcwd() == before
+
+
+@pytest.mark.parametrize(("start", "clone"), [("clone/notebooks", ".."), (".", "lightning-llm")])
+def test_a_clone_is_installed_where_nothing_is(start, clone, tmp_path, monkeypatch):
+    (tmp_path / start).mkdir(exist_ok=True, parents=True)
+    notebooks = (tmp_path / start / clone).resolve() / "notebooks"
+    notebooks.mkdir(exist_ok=True, parents=True)
+    (notebooks.parent / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path / start)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    started = []
+    monkeypatch.setattr("subprocess.run", lambda words, check: started.append(words))
+    exec(install_cell(NOTEBOOKS[0]), {})
+    assert started == [[sys.executable, "-m", "pip", "install", "--quiet", clone]]
+    assert Path.cwd() == notebooks
+
+
+def test_without_a_clone_the_first_cell_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="Clone the repository"):
+        exec(install_cell(NOTEBOOKS[0]), {})
 
 
 @pytest.mark.slow
