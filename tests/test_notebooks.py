@@ -28,7 +28,7 @@ SMALL = {
         "first_steps": 20,
         "first_eval_batches": 2,
         "technique_shape": "2x2x64x192x64x4x256",
-        "technique_names": ["per-head loops", "all heads at once", "memory-optimised MLP"],
+        "technique_names": ["per-head loops", "all heads at once", "memory-optimized MLP"],
         "technique_rounds": 1,
         "fit_steps": 10,
         "modern_steps": 8,

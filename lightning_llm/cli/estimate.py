@@ -21,7 +21,7 @@ from lightning_llm.cli.run_config import RunConfig, add_options, read_run, size_
 from lightning_llm.io.atomic import write_json
 
 ADAMW_FLOPS = 12  # per parameter: decay 1, first average 3, second average 4, root, sum, quotient and update 4
-ASSUMED_UTILISATION = 0.4
+ASSUMED_UTILIZATION = 0.4
 ALWAYS = ("parameters", "gradients", "optimizer_state", "ddp_buckets", "gathered")  # in memory during the whole step
 
 
@@ -30,7 +30,7 @@ def _options(parser: OneLineParser) -> None:
     add = parser.add_argument
     add("--micro-batch-size", type=int, metavar="N", help="rows of a forward pass on one device")
     add("--steps", type=int, metavar="N", help="optimizer steps (default: the config's)")
-    add("--utilisation", type=float, metavar="U", help="model FLOPs per second over the device's peak, 0 to 1")
+    add("--utilization", "--utilisation", type=float, metavar="U", help="model FLOPs per second over the device's peak, 0 to 1")
     add("--memory", type=size_option, metavar="SIZE", help="find the largest batch that fits, e.g. 80GiB")
     add("--explain", action="store_true", help="print the formulas, term by term")
 
@@ -126,15 +126,15 @@ def _time(run: RunConfig, flops: int, options: argparse.Namespace) -> dict[str, 
     dtype = "float32" if run.precision == "32-true" else "bfloat16"
     if dtype not in run.device.flops:
         raise ValueError(f"{run.device.name} has no {dtype} peak in the table: take --precision 32-true")
-    utilisation = ASSUMED_UTILISATION if options.utilisation is None else options.utilisation
-    if not 0 < utilisation <= 1:
-        raise ValueError(f"--utilisation must be above 0 and at most 1, got {utilisation}")
-    steps, seconds = options.steps or run.max_steps, flops / (run.device.flops[dtype] * run.world_size * utilisation)
+    utilization = ASSUMED_UTILIZATION if options.utilization is None else options.utilization
+    if not 0 < utilization <= 1:
+        raise ValueError(f"--utilization must be above 0 and at most 1, got {utilization}")
+    steps, seconds = options.steps or run.max_steps, flops / (run.device.flops[dtype] * run.world_size * utilization)
     return {
         "device": run.device.name,
         "dtype": dtype,
-        "utilisation": utilisation,
-        "utilisation_is_assumed": options.utilisation is None,
+        "utilization": utilization,
+        "utilization_is_assumed": options.utilization is None,
         "seconds_per_step": seconds,
         "steps": steps,
         "days": seconds * steps / 86400,
@@ -169,8 +169,8 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
         if flops[name] is not None:
             lines += [_line(name, f"{flops[name]:.4g}  {flops[name] / flops['tokens']:.4g}")]
     if time := report.get("time"):
-        how = "assumed" if time["utilisation_is_assumed"] else "as given"
-        lines += ["", f"time on {time['device']} at {time['utilisation']:.0%} of its {time['dtype']} peak ({how})"]
+        how = "assumed" if time["utilization_is_assumed"] else "as given"
+        lines += ["", f"time on {time['device']} at {time['utilization']:.0%} of its {time['dtype']} peak ({how})"]
         lines += [_line("seconds per step", f"{time['seconds_per_step']:.4g}")]
         lines += [_line(f"days for {time['steps']:,} steps", f"{time['days']:.4g}")] if time["steps"] else []
     if largest := report.get("largest_batch"):

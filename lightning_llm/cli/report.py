@@ -235,4 +235,4 @@ def _describe_device(trainer: Trainer) -> str:
 
 def _describe_peak(trainer: Trainer) -> str:
     log = callback_of(trainer, TrainingLog)
-    return "not asked for" if log is None or log.utilisation is None else str(log.utilisation.note)
+    return "not asked for" if log is None or log.utilization is None else str(log.utilization.note)

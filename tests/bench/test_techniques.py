@@ -51,15 +51,15 @@ def test_every_eager_technique_has_a_whole_row(tmp_path, capsys):
         previous = row
     assert rows["per-head loops"]["ratio_to_first"] == 1
     assert rows["chunked loss"]["peak_bytes"] < rows["own operators"]["peak_bytes"]
-    assert rows["memory-optimised MLP"]["peak_bytes"] < rows["chunked loss"]["peak_bytes"]
+    assert rows["memory-optimized MLP"]["peak_bytes"] < rows["chunked loss"]["peak_bytes"]
     assert "same losses over 6 steps" in capsys.readouterr().out
 
 
 def test_a_technique_in_a_process_of_its_own(tmp_path, capsys):
-    status, rows = run(tmp_path, "--variants", "fused optimiser")
+    status, rows = run(tmp_path, "--variants", "fused optimizer")
     assert status == 0
-    assert rows["fused optimiser"]["resident_bytes"] > 2**20
-    assert rows["fused optimiser"]["dtype"] == "bfloat16"
+    assert rows["fused optimizer"]["resident_bytes"] > 2**20
+    assert rows["fused optimizer"]["dtype"] == "bfloat16"
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_wrong_maths_is_reported(tmp_path, capsys, monkeypatch, broken):
         )
     else:
         monkeypatch.setattr(technique_process, "AdamW", lambda groups, **options: torch.optim.SGD(groups, lr=1e-3))
-    name = "fused optimiser" if broken == "optimiser" else "all heads at once"
+    name = "fused optimizer" if broken == "optimiser" else "all heads at once"
     status, rows = run(tmp_path, "--variants", "per-head loops", name)
     assert (status, rows) == (2, {})
     error = capsys.readouterr().err.strip()

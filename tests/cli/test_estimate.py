@@ -52,13 +52,13 @@ def test_figures_are_those_of_the_accounting(config, tmp_path, capsys):
     assert "B·T·i × 4" in out
 
 
-def test_days_of_a_run_at_a_given_utilisation(config, tmp_path):
+def test_days_of_a_run_at_a_given_utilization(config, tmp_path):
     words = ("--config", config(), "--device", "H200", "--steps", "1000")
-    time = run(tmp_path, *words, "--precision", "32-true", "--utilisation", "0.5")["time"]
+    time = run(tmp_path, *words, "--precision", "32-true", "--utilization", "0.5")["time"]
     flops = run(tmp_path, *words)["flops"]
     assert time["days"] == pytest.approx((flops["forward"] + flops["backward"]) * 1000 / (67e12 * 0.5) / 86400)
-    assert not time["utilisation_is_assumed"]
-    assert run(tmp_path, *words)["time"]["utilisation_is_assumed"]
+    assert not time["utilization_is_assumed"]
+    assert run(tmp_path, *words)["time"]["utilization_is_assumed"]
 
 
 def test_the_largest_batch_fits_and_one_more_row_does_not(config, tmp_path):
@@ -153,7 +153,7 @@ def test_no_torch_is_imported():
             "precision '8-bit' is not covered: choose one of 32-true, bf16-true, bf16-mixed",
         ),
         (["--world-size", "3"], {}, "global_batch_size 8 is not a multiple"),
-        (["--device", "H200", "--utilisation", "50"], {}, "--utilisation must be above 0 and at most 1, got 50.0"),
+        (["--device", "H200", "--utilization", "50"], {}, "--utilization must be above 0 and at most 1, got 50.0"),
         ([], {"model": {"architecture": {}}}, "vocab_size is null: give the number of token ids (--vocab-size)"),
         ([], {"model": {"architecture": {**ARCHITECTURE, "dropout": 0.1}}}, "dropout on a CPU is not covered"),
         ([], {"data": {"document_mask": True}}, "data.document_mask is not covered: its masks are not counted"),

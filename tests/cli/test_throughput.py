@@ -93,7 +93,7 @@ def test_saving_and_validating_count_nowhere(tiny, monkeypatch, clock):
     assert max(found["throughput/step_s"]) < 100
 
 
-def test_a_given_peak_gives_both_utilisations(tiny, tmp_path):
+def test_a_given_peak_gives_both_utilizations(tiny, tmp_path):
     log = {"class_path": "lightning_llm.training.callbacks.TrainingLog", "init_args": {"peak_tflops": 0.5}}
     changes = {"trainer.callbacks": [log], "model.architecture.checkpoint_level": 1}
     cli = tiny("fit", **changes)

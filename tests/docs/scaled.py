@@ -35,7 +35,7 @@ BENCHES = {
     "generate": ["--shapes", "2x4x2x32x65x4x12", *ONCE],
     "data": ["--shapes", "1MiB", *ONCE],
     "faults": ONCE,
-    "techniques": ["--shapes", "2x2x32x64x16x8x64", "--variants", "per-head loops", "fused optimiser", *ONCE],
+    "techniques": ["--shapes", "2x2x32x64x16x8x64", "--variants", "per-head loops", "fused optimizer", *ONCE],
     "cost": ["--shapes", "depth=1-2", "--variants", "ours", *ONCE],
     "baselines": ["--shapes", "1x2x32x64x32x2x65", "--variants", "transformers", "ours", *ONCE],
 }

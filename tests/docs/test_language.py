@@ -76,7 +76,7 @@ BRITISH = re.compile(
 
 def british(text):
     """Words in British spelling; not in code, of which some names stay, nor in addresses."""
-    return BRITISH.findall(re.sub(r"```.*?```|`[^`\n]+`|\]\([^)]*\)|fused optimiser", "", text, flags=re.S))
+    return BRITISH.findall(re.sub(r"```.*?```|`[^`\n]+`|\]\([^)]*\)|fused optimizer", "", text, flags=re.S))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -70,7 +70,7 @@ LINES = {
             "--json",
             "made.json",
         ],
-        ["--config=tiny.yaml", "--device", "H200", "--precision=bf16-mixed", "--steps", "9", "--utilisation", "0.4"],
+        ["--config=tiny.yaml", "--device", "H200", "--precision=bf16-mixed", "--steps", "9", "--utilization", "0.4"],
     ],
     "plan": [
         ["--config", "tiny.yaml", "--memory", "1GiB", "--out", "made.yaml", "--png", "made.png", "--allow-bf16-state"],

@@ -56,14 +56,14 @@ class TrainingLog(Callback):
             device that is not in it gets none.
 
     Attributes:
-        utilisation: The peak for MFU and HFU, or why there are none; known from the start of training on.
+        utilization: The peak for MFU and HFU, or why there are none; known from the start of training on.
     """
 
     def __init__(self, peak_tflops: float | None = None) -> None:
         if peak_tflops is not None and not peak_tflops > 0:
             raise ValueError(f"peak_tflops must be above 0, got {peak_tflops}")
         self.peak_tflops = peak_tflops
-        self.utilisation: Utilization | None = None
+        self.utilization: Utilization | None = None
         self._loss: torch.Tensor | None = None
         self._steps = 0  # in the sum of the loss
         self._tokens, self._timed_steps, self._waited = 0, 0, 0.0
@@ -74,7 +74,7 @@ class TrainingLog(Callback):
         """Start the clock; the loss continues from the sum in the checkpoint."""
         if self._loss is not None:
             self._loss = self._loss.to(pl_module.device)
-        self.utilisation = utilization_of(trainer, getattr(pl_module, "architecture", None), self.peak_tflops)
+        self.utilization = utilization_of(trainer, getattr(pl_module, "architecture", None), self.peak_tflops)
         self._clock = PhaseClock(pl_module.device)
         self._tokens, self._timed_steps, self._waited = 0, 0, 0.0
         self._clock.start()
@@ -145,7 +145,7 @@ class TrainingLog(Callback):
 
     def _speed(self, trainer: Trainer) -> dict[str, float]:
         """``throughput/…`` and ``time/…`` since the last entry."""
-        assert self.utilisation is not None
+        assert self.utilization is not None
         seconds = self._clock.take()
         total, steps = sum(seconds.values()), self._timed_steps
         waited = float(getattr(trainer.train_dataloader, "waited_s", 0.0))
@@ -156,7 +156,7 @@ class TrainingLog(Callback):
             names.TOKENS_PER_SECOND: self._tokens * trainer.world_size / total,
             names.STEP_SECONDS: total / steps,
             names.DATA_STALL: 100 * data / total,
-            **self.utilisation.percent(total / steps),
+            **self.utilization.percent(total / steps),
             **{f"{names.TIME_OF_PHASE}{part}_s": value / steps for part, value in parts.items()},
         }
 
