@@ -7,6 +7,7 @@ a list of faults, so that it can be shown to fail on a small tree that breaks it
 import ast
 import dataclasses
 import sys
+import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -43,6 +44,9 @@ LAZY_NAMES = "lightning_llm.lazy"  # which imports none of the modules that it n
 OUTSIDE = ("benchmarks", "tests")
 GRAB_BAGS = ("utils", "common", "helpers")
 LINE_CAP = 400
+# What the package may grow to. A new concept replaces one, or raises these with a reason in the commit.
+CODE_LINES, FILES, ALL_LINES = 15_400, 132, 26_500  # lines with code, files, and all lines with those of benchmarks/
+DOCSTRING_SHARE = 0.2  # of all lines, at least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -420,3 +424,42 @@ def test_longest_entry_decides_the_layer():
     assert _layer("data.order") == _layer("data.new") < _layer("data.prepare") < _layer("data.datamodule")
     assert _layer("accounting.hardware") < _layer("accounting.memory")
     assert _layer("modelling") is None
+
+
+# ---- size
+
+NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
+
+
+def lines_of(path: Path) -> tuple[int, int, int]:
+    """Lines that hold code (a token that is neither comment nor docstring), lines of docstrings, all lines."""
+    documented: set[int] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+            first = node.body[0]
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                documented.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    with path.open("rb") as file:
+        tokens = [token for token in tokenize.tokenize(file.readline) if token.type not in NO_CODE]
+    code = {line for token in tokens if token.string for line in range(token.start[0], token.end[0] + 1)}
+    return len(code - documented), len(documented), len(path.read_text(encoding="utf-8").splitlines())
+
+
+def test_the_house_stays_small():
+    own, others = ([lines_of(path) for path in folder.rglob("*.py")] for folder in (PACKAGE, BENCHMARKS))
+    code, documented, lines = (sum(column) for column in zip(*own, strict=True))
+    assert code <= CODE_LINES
+    assert len(own) <= FILES
+    assert lines + sum(each[2] for each in others) <= ALL_LINES
+    assert documented >= DOCSTRING_SHARE * lines
+
+
+def test_lines_of_code_are_counted(tmp_path):
+    (tmp_path / "a.py").write_text(
+        '"""One.\n\nTwo."""\n\n# a comment\nx = (\n    1,  # why\n\n    2)\n\ndef f():\n    "doc"\n'
+    )
+    assert lines_of(tmp_path / "a.py") == (4, 4, 12)

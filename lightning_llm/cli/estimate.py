@@ -30,7 +30,8 @@ def _options(parser: OneLineParser) -> None:
     add = parser.add_argument
     add("--micro-batch-size", type=int, metavar="N", help="rows of a forward pass on one device")
     add("--steps", type=int, metavar="N", help="optimizer steps (default: the config's)")
-    add("--utilization", "--utilisation", type=float, metavar="U", help="model FLOPs per second over the device's peak, 0 to 1")
+    utilization = "model FLOPs per second over the device's peak, 0 to 1"
+    add("--utilization", "--utilisation", type=float, metavar="U", help=utilization)
     add("--memory", type=size_option, metavar="SIZE", help="find the largest batch that fits, e.g. 80GiB")
     add("--explain", action="store_true", help="print the formulas, term by term")
 

@@ -26,9 +26,9 @@ def written(tree, raw):
 
 
 def read(content):
-    """What a YAML parser finds in it: options by name, or nothing that a program would go on with."""
+    """What a YAML parser finds in it: options by name, or nothing that a program could use."""
     try:
-        found = yaml.safe_load(content)
+        found = yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # as the commands do
     except (yaml.YAMLError, UnicodeError, RecursionError, ValueError):
         return None
     return found if isinstance(found, dict) else None
