@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lightning_llm.ops import sizes
-from lightning_llm.ops.conventions import opaque
+from lightning_llm.ops.conventions import differentiable_once, opaque
 
 
 def is_faster_than_builtin(query: Tensor) -> bool:
@@ -57,7 +57,7 @@ class _CausalAttention(torch.autograd.Function):
         return results[0]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, ...]:
         query, key, value, *probabilities = ctx.saved_tensors
         return tuple(_backward(d_out, query, key, value, probabilities))

@@ -104,7 +104,7 @@ def differentiable_once(backward: Backward) -> Backward:
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "this operator of lightning_llm cannot be differentiated twice (create_graph=True): "
-                "use the plain form, swiglu_reference or torch.nn.functional.cross_entropy"
+                "use the plain form, swiglu_reference or that of torch.nn.functional"
             )
         return backward(ctx, *grads)
 

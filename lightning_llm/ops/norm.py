@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_llm.ops import sizes
-from lightning_llm.ops.conventions import matmul_dtype
+from lightning_llm.ops.conventions import differentiable_once, matmul_dtype
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -58,7 +58,7 @@ class _RMSNorm(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
         scale = inverse_rms(x, ctx.eps) if scale is None else scale

@@ -90,3 +90,12 @@ def test_a_frozen_weight_gets_no_gradient():
     rms_norm(x, weight, 1e-6).sum().backward()
     assert weight.grad is None
     assert x.grad is not None
+
+
+def test_neither_loses_a_penalty_on_its_gradients():
+    """The incoming gradient of a sum is a constant, which torch's own decorator does not notice."""
+    x, weight = torch.randn(3, 8, requires_grad=True), torch.ones(8, requires_grad=True)
+    heads = torch.randn(1, 2, 5, 4, requires_grad=True)
+    for out, given in ((rms_norm(x, weight, 1e-5), x), (causal_attention(heads, heads, heads), heads)):
+        with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
+            torch.autograd.grad(out.sum(), given, create_graph=True)
