@@ -243,8 +243,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 
 def _gradients(ctx: Any, grads: list[Tensor], run: Callable[..., list[Tensor]] | None = None) -> tuple[Any, ...]:
-    tensors, saved, needed = ctx.saved_tensors[:5], ctx.saved_tensors[5:], ctx.needs_input_grad[:5]
-    found = iter((run or _opaque_backward)(grads[0], *tensors, *ctx.options, list(saved), list(needed)))
+    tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[:5]  # read once: checkpoint allows no more
+    found = iter((run or _opaque_backward)(grads[0], *tensors[:5], *ctx.options, list(tensors[5:]), list(needed)))
     return *(next(found) if need else None for need in needed), None, None, None, None
 
 

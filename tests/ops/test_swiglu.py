@@ -262,6 +262,7 @@ def test_empty_shapes(level, shape):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.usefixtures("tiles")
 def test_under_activation_checkpointing(level, reentrant):
     inputs = make_inputs((5, 12, 7), with_norm=level == 2)
     expected = torch.autograd.grad(optimised(level)(*inputs).sum(), inputs)
