@@ -27,9 +27,9 @@ from lightning.pytorch import Callback
 from lightning_llm.bench.harness import Request, Row, Sizes, columns, llama, make_store, model_config, ratios
 from lightning_llm.bench.plots import bar_plot
 from lightning_llm.data.datamodule import TokenDataModule
-from lightning_llm.measure.resident import high_water_bytes, in_fresh_processes, resident_bytes, restart_high_water
+from lightning_llm.measure.gauges import high_water_bytes, in_fresh_processes, resident_bytes, restart_high_water
 from lightning_llm.measure.timer import now, seconds_of
-from lightning_llm.training.callbacks.memory import GIB, MemoryProfiler
+from lightning_llm.training.callbacks.memory_profiler import GIB, MemoryProfiler
 from lightning_llm.training.execution import keep_freed_memory
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer

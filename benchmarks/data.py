@@ -19,7 +19,7 @@ from lightning_llm.bench.harness import Columns, Request, Row, columns
 from lightning_llm.bench.plots import bar_plot
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.tokenizers import Tokenizer, cut_at_newlines
-from lightning_llm.measure.resident import in_fresh_processes
+from lightning_llm.measure.gauges import in_fresh_processes
 
 FILES = ("lightning_llm/data",)
 DEFAULT_SHAPES = ["256MiB"]

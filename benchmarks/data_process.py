@@ -10,7 +10,7 @@ import tokenizers
 
 from lightning_llm.data.prepare import prepare_store
 from lightning_llm.data.tokenizers import PIECE_CHARACTERS, Tokenizer, cut_at_newlines
-from lightning_llm.measure.resident import high_water_bytes
+from lightning_llm.measure.gauges import high_water_bytes
 
 _ROWS, _CONTEXT, _NUM_BATCHES = 32, 1024, 5000
 _BATCH = 16  # pieces that the library gets at once, as many and as long as `prepare` gives it

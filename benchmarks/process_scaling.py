@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_llm.bench.harness import MIB, Columns, Request, Row, Sizes, columns, groups, model_config, process_group
 from lightning_llm.bench.plots import chart, lines
-from lightning_llm.measure.resident import in_fresh_processes
+from lightning_llm.measure.gauges import in_fresh_processes
 from lightning_llm.measure.timer import seconds_of
 from lightning_llm.training.module import LanguageModel
 

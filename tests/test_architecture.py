@@ -321,7 +321,7 @@ SOUND = {
     "accounting/memory.py": "from house.accounting.hardware import peak\nfrom house.model.config import ModelConfig\n",
     "accounting/hardware.py": "",
     "training/module.py": "import lightning\nfrom house.model.transformer import Transformer\n",
-    "training/callbacks/memory.py": "from house.training.module import LanguageModel\n",
+    "training/callbacks/memory_profiler.py": "from house.training.module import LanguageModel\n",
     "__main__.py": "import sys\ndef main():\n    from house import LanguageModel, __version__\n",
 }
 

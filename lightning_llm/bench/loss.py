@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from lightning_llm.bench import harness
 from lightning_llm.bench.harness import Case, Request, Row, Sizes, measure
-from lightning_llm.measure.resident import high_water_bytes, in_fresh_processes, restart_high_water
+from lightning_llm.measure.gauges import high_water_bytes, in_fresh_processes, restart_high_water
 from lightning_llm.ops.losses import linear_cross_entropy
 
 NAMES = ("tokens", "hidden", "vocab")

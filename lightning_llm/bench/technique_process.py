@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_llm.bench.harness import process_group, step_peak_bytes
-from lightning_llm.measure.resident import high_water_bytes, resident_bytes, restart_high_water
+from lightning_llm.measure.gauges import high_water_bytes, resident_bytes, restart_high_water
 from lightning_llm.measure.timer import seconds_of
 from lightning_llm.model.attention import CausalSelfAttention, Rotation, rotate
 from lightning_llm.model.config import ModelConfig

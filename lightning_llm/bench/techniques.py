@@ -23,7 +23,7 @@ from lightning_llm.accounting.hardware import find_device
 from lightning_llm.bench.harness import MIB, Columns, Request, Row, columns, describe_machine, groups, model_config
 from lightning_llm.bench.plots import bars, chart, color
 from lightning_llm.bench.technique_process import UNIT_ROUNDOFF, Settings, measure_alone, most_apart
-from lightning_llm.measure.resident import in_fresh_processes
+from lightning_llm.measure.gauges import in_fresh_processes
 from lightning_llm.model.config import ModelConfig
 
 NAMES = ("layers", "heads", "hidden", "intermediate", "context", "rows", "vocab")

@@ -18,7 +18,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lightning_llm import optim
-from lightning_llm.checkpoints.loop_state import rescale_batch_progress
 from lightning_llm.checkpoints.schema import ARCHITECTURE, RESUME, is_plain, validate
 from lightning_llm.io.untrusted import refuse, shown
 from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
@@ -61,11 +60,11 @@ def architecture_differences(
     return differences
 
 
-def prepare_loading(checkpoint: dict[str, Any], model: Any) -> None:
-    """Reject a checkpoint that does not fit a ``LanguageModel``; adapt its counters to the run that resumes.
+def check_loading(checkpoint: Mapping[str, Any], model: Any) -> None:
+    """Reject a checkpoint that does not fit a ``LanguageModel``.
 
     Args:
-        checkpoint: As Lightning is about to load it; changed in place.
+        checkpoint: As Lightning is about to load it.
         model: The LanguageModel, with its weights made.
 
     Raises:
@@ -87,8 +86,6 @@ def prepare_loading(checkpoint: dict[str, Any], model: Any) -> None:
         is_ours = type(model).configure_optimizers.__module__.startswith("lightning_llm.")  # else its order is unknown
         groups = param_groups(model) if is_fitting and is_ours else ()
         check_fits(checkpoint, model.state_dict(), trainer.ckpt_path, groups)
-    if is_fitting:
-        rescale_batch_progress(checkpoint, trainer.accumulate_grad_batches)
 
 
 def check_fits(

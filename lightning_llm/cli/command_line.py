@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,17 @@ def with_config_of_run(words: list[str]) -> list[str]:
     is_newest = given[-1] in ("last", "best")
     run = newest_run(root) if is_newest else run_of(find_checkpoint(given[-1], root, lambda line: None))
     return words if run is None else [words[0], "--config", str(run / CONFIG), *words[1:]]
+
+
+def configs_first(words: Sequence[str]) -> list[str]:
+    """The same words with the configs before all other options, which override them wherever they were typed."""
+    configs, others, rest = list[str](), list[str](), iter(words[1:])
+    for word in rest:
+        if word in CONFIG_OPTIONS:
+            configs += [word, *islice(rest, 1)]
+        else:
+            (configs if word.partition("=")[0] in CONFIG_OPTIONS else others).append(word)
+    return [*words[:1], *configs, *others]
 
 
 def check_configs(words: Sequence[str]) -> list[str]:

@@ -19,12 +19,12 @@ from lightning_llm.generation import generate
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
-from lightning_llm.training.callbacks.memory import MemoryProfiler
+from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.distributed import is_sharded
 from lightning_llm.training.execution import record
 from lightning_llm.training.preflight import Check, refuse
-from lightning_llm.training.schedule import total_steps
+from lightning_llm.training.run_length import total_steps
 
 COMPILES = "the first step and the first validation wait until the blocks are compiled (mode {})"
 SAMPLE_TOKENS = 200

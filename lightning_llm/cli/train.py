@@ -107,6 +107,7 @@ class TrainingCLI(LightningCLI):
         """Parse, and take ``ckpt_path`` aside: with it Lightning would let the checkpoint override the options."""
         self._trusts_code = TRUST_CODE in args  # on the command line only: a config could grant it to itself
         words = command_line.with_config_of_run([word for word in args if word != TRUST_CODE])
+        words = command_line.configs_first(words)
         for line in command_line.check_configs(words):  # before the parser imports what they name
             _say(f"lightning-llm {words[0]}: {line}")
         for word in ("validate", "test"):  # our report prints the metrics

@@ -156,6 +156,7 @@ def train_tokenizer(
     documents = corpus.documents(phase(f"training tokenizer {kind}"))
     if kind == "char":
         return Tokenizer.train_char(piece for document in documents for piece in document.pieces())
+    assert kind == "bpe"
     pieces = (piece for document in documents for piece in cut_at_newlines(document.pieces(), PIECE_CHARACTERS))
     return Tokenizer.train_bpe(_first_characters(pieces, BPE_TRAINING_CHARACTERS), vocab_size, special_tokens)
 

@@ -1,5 +1,7 @@
 """Normalization of the residual stream and of the query and key heads."""
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from lightning_llm.model.config import ModelConfig
@@ -17,9 +19,8 @@ class RMSNorm(nn.RMSNorm):
 
 def build_norm(config: ModelConfig) -> nn.Module:
     """The norm that the config names, over the last dimension of size ``hidden_size``."""
-    if config.norm == "rmsnorm":
-        return RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-    return nn.LayerNorm(config.hidden_size, eps=config.rms_norm_eps)
+    kinds: dict[str, Callable[..., nn.Module]] = {"rmsnorm": RMSNorm, "layernorm": nn.LayerNorm}
+    return kinds[config.norm](config.hidden_size, eps=config.rms_norm_eps)
 
 
 def build_head_norm(config: ModelConfig) -> nn.Module:

@@ -32,7 +32,7 @@ from lightning_llm.checkpoints.sharded import Rows, local_rows, split, write_fol
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import local
-from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
+from lightning_llm.training.checkpointing import AtomicCheckpointIO
 
 NAME = "fsdp2"
 DEVICES = ("cpu", "cuda")

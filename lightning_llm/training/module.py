@@ -29,13 +29,13 @@ from lightning_llm.optim.groups import param_groups
 from lightning_llm.optim.schedules import Schedule
 from lightning_llm.training.budget import MemoryBudget
 from lightning_llm.training.callbacks.throughput import TrainingLog
-from lightning_llm.training.checkpoint_io import CheckpointedModule
+from lightning_llm.training.checkpointing import CheckpointedModule
 from lightning_llm.training.distributed import build_for
 from lightning_llm.training.evaluation import Evaluation
 from lightning_llm.training.execution import seed_dropout
 from lightning_llm.training.initial_weights import start_from
 from lightning_llm.training.preflight import check_setup
-from lightning_llm.training.schedule import lambda_scheduler, start_waiting
+from lightning_llm.training.run_length import lambda_scheduler, start_waiting
 
 Batch = dict[str, Tensor]
 CompileMode = Literal["default", "max-autotune-no-cudagraphs"]  # torch's modes without CUDA graphs

@@ -22,7 +22,7 @@ from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import param_groups
 from lightning_llm.training.budget import optimizer_state_bytes
 from lightning_llm.training.initial_weights import read_initial_weights
-from lightning_llm.training.schedule import total_steps
+from lightning_llm.training.run_length import total_steps
 
 MANY_EPOCHS = 40  # Muennighoff et al. 2023, arXiv:2305.16264, section 6: further passes are worth almost nothing
 # the minimum of an option, and what that means

@@ -108,7 +108,7 @@ def test_an_operator_against_the_meter(name, dtype):
 RESIDENT_TOLERANCE = 0.02
 RESIDENT = """
 import torch
-from lightning_llm.measure.resident import high_water_bytes, resident_bytes, restart_high_water
+from lightning_llm.measure.gauges import high_water_bytes, resident_bytes, restart_high_water
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.module import LanguageModel
 module = LanguageModel(ModelConfig(**{fields}), loss_chunks=0)

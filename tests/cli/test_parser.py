@@ -83,3 +83,12 @@ def test_a_part_in_the_current_folder_is_found_by_the_script(tmp_path, monkeypat
     here = f"last on the path: {tmp_path}"
     assert here not in as_script("data", "--help")  # it imports nothing of the user's
     assert here in as_script("check", *flags(**{"model.architecture.mlp": "part_of_my_own.Part"}))
+
+
+@pytest.mark.parametrize("config", [["--config", "c.yaml"], ["--config=c.yaml"], ["-c", "c.yaml"]], ids=" ".join)
+def test_an_option_overrides_a_config_wherever_it_is_typed(config, tiny, tmp_path):
+    (tmp_path / "c.yaml").write_text("trainer: {max_steps: 3, val_check_interval: 1}")
+    (tmp_path / "d.yaml").write_text("trainer: {val_check_interval: 2}")
+    words = ["--trainer.max_steps=2", *config, "--config=d.yaml"]
+    cli = tiny("fit", *words, **{"trainer.max_steps": None, "trainer.val_check_interval": None})
+    assert (cli.trainer.max_steps, cli.trainer.val_check_interval) == (2, 2)

@@ -7,8 +7,8 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_llm import ModelConfig, Transformer
 from lightning_llm.measure.attribution import AttributedMeter, is_out_of_memory, module_label
+from lightning_llm.measure.gauges import AllocatorGauge, ResidentGauge, gauge_for
 from lightning_llm.measure.meter import MemoryMeter
-from lightning_llm.measure.resident import AllocatorGauge, ResidentGauge, gauge_for
 from lightning_llm.measure.timeline import CATEGORIES, Event, Owner, Timeline
 from lightning_llm.ops import linear_cross_entropy
 from lightning_llm.optim import AdamW

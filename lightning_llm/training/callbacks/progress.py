@@ -17,7 +17,7 @@ from lightning_llm.checkpoints.loop_state import is_log_step
 from lightning_llm.checkpoints.run_directory import FAILED, INTERRUPTED, RUNNING, run_dir_of, write_status
 from lightning_llm.io.console import Console
 from lightning_llm.training.callbacks.signals import Interrupted
-from lightning_llm.training.schedule import total_steps
+from lightning_llm.training.run_length import total_steps
 
 SHOWN = {
     "train_loss": "loss {:.3f}",

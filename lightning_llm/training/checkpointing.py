@@ -13,7 +13,8 @@ from lightning.pytorch import LightningModule
 
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.background import Background, HostCopy
-from lightning_llm.checkpoints.compatibility import prepare_loading
+from lightning_llm.checkpoints.compatibility import check_loading
+from lightning_llm.checkpoints.loop_state import rescale_batch_progress
 from lightning_llm.checkpoints.reading import EXECUTION, only_checkpoints, read_checkpoint
 from lightning_llm.checkpoints.schema import FORMAT, FORMAT_VERSION, LIGHTNING
 from lightning_llm.io.atomic import remove_path
@@ -63,10 +64,14 @@ class CheckpointedModule(LightningModule):
         checkpoint[FORMAT] = {"format_version": FORMAT_VERSION, "tokenizer": content, EXECUTION: record(self.trainer)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another architecture, naming every field that differs, or of other weights."""
-        prepare_loading(checkpoint, self)
+        """Check that the checkpoint fits this model, and put the run in its place.
+
+        Lightning counts micro-batches; the checkpoint's counts become those of the present accumulation.
+        """
+        check_loading(checkpoint, self)
         self.has_loaded = True
         if self._trainer is not None and self.trainer.state.fn == "fit":
+            rescale_batch_progress(checkpoint, self.trainer.accumulate_grad_batches)
             print_changes(checkpoint[FORMAT].get(EXECUTION, {}), self.trainer)
 
 

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from lightning_llm import LanguageModel, ModelConfig, TokenDataModule
-from lightning_llm.measure.resident import Reading
+from lightning_llm.measure.gauges import Reading
 from lightning_llm.measure.timeline import CATEGORIES
 from lightning_llm.training.callbacks import MemoryProfiler, memory, memory_report
 from lightning_llm.training.callbacks.memory_report import Estimate, Run, Saving, cheapest, estimate

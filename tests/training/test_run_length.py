@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from lightning_llm import LanguageModel, ModelConfig, TokenDataModule
 from lightning_llm.cli.report import _describe_steps
 from lightning_llm.optim import AdamW, Constant, WarmupCosine, WarmupLinear
-from lightning_llm.training.schedule import total_steps
+from lightning_llm.training.run_length import total_steps
 from lightning_llm.training.trainer import Trainer
 
 CONFIG = ModelConfig(
