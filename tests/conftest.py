@@ -1,5 +1,6 @@
 """Fixtures: a small text to train on, and guards that fail a test which leaks state into the next."""
 
+import contextlib
 import ctypes
 import os
 import random
@@ -10,6 +11,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 torch.set_num_threads(1)  # tests run side by side: two processes of two threads each on two cores take 20 times as long
 
@@ -46,6 +48,25 @@ def _no_leaks():
     assert not (torch.distributed.is_available() and torch.distributed.is_initialized()), "left a process group"
     assert not torch.are_deterministic_algorithms_enabled(), "left deterministic algorithms on"
     assert torch.is_grad_enabled(), "left gradients off"
+
+
+@pytest.fixture
+def fake_cuda():
+    """``fake_cuda(autocast=dtype)``: on any machine, CUDA tensors without numbers; they cannot require gradients."""
+
+    @contextlib.contextmanager
+    def mode(autocast=None):
+        before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+        torch.set_autocast_enabled("cuda", autocast is not None)
+        torch.set_autocast_dtype("cuda", autocast or before[1])
+        try:
+            with FakeTensorMode():
+                yield
+        finally:
+            torch.set_autocast_enabled("cuda", before[0])
+            torch.set_autocast_dtype("cuda", before[1])
+
+    return mode
 
 
 @pytest.fixture

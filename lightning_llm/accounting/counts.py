@@ -16,7 +16,7 @@ import dataclasses
 from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
 
 LETTERS = {  # of each size: its field in the config, and how it is written
-    "vocab": ("vocab_size", "V"),
+    "vocab": ("vocab_rows", "V"),
     "hidden": ("hidden_size", "h"),
     "intermediate": ("intermediate_size", "i"),
     "heads": ("num_attention_heads", "H"),

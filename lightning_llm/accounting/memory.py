@@ -110,6 +110,7 @@ def step_memory(
     state_per_parameter: int = 2,
     state_itemsize: int | None = None,
     mlp: MeasuredMLP | None = None,
+    document_mask: bool = False,
 ) -> StepMemory:
     """The memory of any step but the first, in Lightning's order.
 
@@ -125,10 +126,12 @@ def step_memory(
         state_itemsize: Bytes of each of their numbers: 2 for AdamW's ``state_dtype="bfloat16"``. ``None``: those of the
             parameter's dtype.
         mlp: What was measured of an MLP class that the formulas do not know.
+        document_mask: Attention stays inside documents; the longest fills its row.
 
     Raises:
         ValueError: The vocabulary is not known, the MLP is the user's own class, the precision is unknown, or the
-            setting is not covered: dropout on a CPU.
+            setting is not covered: dropout on a CPU or with ``document_mask``, or a ``head_dim`` for which torch has no
+            kernel that saves memory.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision {precision!r} is not covered: choose one of {', '.join(PRECISIONS)}")
@@ -136,7 +139,7 @@ def step_memory(
         raise ValueError("dropout on a CPU is not covered by the estimate: set dropout to 0, or name a GPU by --device")
     log = AllocationLog()
     ops = Operators(log, device, precision)
-    model = SymbolicModel(config, ops, rows, context_length, loss_chunks, mlp)
+    model = SymbolicModel(config, ops, rows, context_length, loss_chunks, mlp, documents=document_mask)
     state = state_per_parameter * sum(int(p.elements) * (state_itemsize or p.itemsize) for p in model.parameters)
     leaves = [p.node for p in model.parameters if isinstance(p.node, Leaf)]
     for parameter, leaf in zip(model.parameters, leaves, strict=True):  # of the step before

@@ -52,6 +52,7 @@ class Task:
         loss_chunks: Those that may be chosen.
         state_dtypes: Of the optimizer; those that may be chosen, the run's own first.
         state_per_parameter: As in ``step_memory``; a mean where parameters differ.
+        document_mask: As in ``step_memory``.
     """
 
     config: ModelConfig
@@ -65,6 +66,7 @@ class Task:
     loss_chunks: tuple[int | None, ...] = (None, 0)
     state_dtypes: tuple[str | None, ...] = (None,)
     state_per_parameter: float = 2
+    document_mask: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,7 +155,8 @@ class Planner:
 
     def _layered_memory(self, recompute: Recompute, **settings: Any) -> LayeredMemory:
         config, task = dataclasses.replace(self.task.config, recompute=recompute), self.task
-        return LayeredMemory(config, context_length=task.context_length, device=task.cost_model.kind, **settings)
+        settings |= {"context_length": task.context_length, "document_mask": task.document_mask}
+        return LayeredMemory(config, device=task.cost_model.kind, **settings)
 
     def _time(self, setting: Setting) -> StepTime:
         """Seconds of a step."""

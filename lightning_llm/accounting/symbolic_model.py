@@ -12,7 +12,7 @@ from lightning_llm.accounting.symbolic import FLOAT32, INT64
 from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
 from lightning_llm.accounting.symbolic_ops import Operators
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.ops.sizes import LONGEST_SHORT_ATTENTION
+from lightning_llm.ops.sizes import attention_form
 
 EMBEDDING, NORMS, ATTENTION, MLP, RESIDUAL, LOSS = "embeddings", "norms", "attention", "mlp", "residual stream", "loss"
 
@@ -30,13 +30,22 @@ class SymbolicModel:
         seq: Tokens per row.
         loss_chunks: As ``LanguageModel`` takes it.
         mlp: Of a class that the formulas do not know.
+        documents: Whether attention stays inside documents. Each row counts as one document, which needs the most.
 
     Raises:
-        ValueError: As in ``Sizes.of``, or the context is too long for the model.
+        ValueError: As in ``Sizes.of``, the context is too long for the model, or the attention is not covered.
     """
 
     def __init__(
-        self, config: ModelConfig, ops: Operators, rows: int, seq: int, loss_chunks: int | None, mlp: MeasuredMLP | None
+        self,
+        config: ModelConfig,
+        ops: Operators,
+        rows: int,
+        seq: int,
+        loss_chunks: int | None,
+        mlp: MeasuredMLP | None,
+        *,
+        documents: bool = False,
     ) -> None:
         self.config, self.ops, self.loss_chunks, self.measured_mlp = config, ops, loss_chunks, mlp
         s = self.s = Sizes.of(config, mlp)
@@ -45,7 +54,7 @@ class SymbolicModel:
             raise ValueError(f"{longer}: shorten one or lengthen the other")
         self.batch, self.seq = Count(rows, "B"), Count(seq, "T")
         self.tokens = self.batch * self.seq
-        self.is_short = ops.device == "cpu" and 1 < seq <= LONGEST_SHORT_ATTENTION
+        self.documents, self.form = documents, self._attention_form(documents)
         self.parameters: list[Tensor] = []
         self.causal_mask: Tensor | None = None
         self.embed_tokens = self._parameter(s.vocab * s.hidden)
@@ -60,12 +69,13 @@ class SymbolicModel:
         """One forward pass, to the scalar."""
         ops, s = self.ops, self.s
         self._enter("embeddings", EMBEDDING)
-        positions = ops.new(self.seq, INT64)
+        places = self.tokens if self.documents else self.seq
+        positions = [ops.new(places, INT64) for _ in range(2 if self.documents else 1)]  # with the spans
         x = ops.embedding(self.embed_tokens, self.tokens * s.hidden)
         if self.config.position == "learned":
-            x = ops.add(x, ops.embedding(self.embed_positions, self.seq * s.hidden))
+            x = ops.add(x, ops.embedding(self.embed_positions, places * s.hidden))
         x = ops.dropout(x, self.config.dropout)
-        cos_sin = self._cos_sin()
+        cos_sin = self._cos_sin(places)
         for layer in range(len(self.layers)):
             x = self._checkpointed("block", partial(self._block, layer, cos_sin), x)
         self._enter("final norm", NORMS)
@@ -73,7 +83,10 @@ class SymbolicModel:
         del x, cos_sin, positions
         self._enter("loss", LOSS)
         if self.loss_chunks == 0:
-            return ops.cross_entropy(ops.linear(hidden, self.lm_head, self.tokens * s.vocab))
+            logits = ops.linear(hidden, self.lm_head, self.tokens * s.vocab)
+            if self.config.vocab_size != self.config.vocab_rows:
+                logits = ops.apply(logits.view(self.tokens * (self.config.vocab_size or 0)), [logits])
+            return ops.cross_entropy(logits)
         return ops.linear_cross_entropy(hidden, self.lm_head, self.tokens, s.vocab, self.loss_chunks)
 
     # -- parameters ---------------------------------------------------------------------------------------------------
@@ -149,6 +162,19 @@ class SymbolicModel:
 
     # -- attention ----------------------------------------------------------------------------------------------------
 
+    def _attention_form(self, documents: bool) -> str:
+        config, ops, head_dim = self.config, self.ops, int(self.s.head_dim)
+        if documents and config.dropout:
+            raise ValueError("document_mask with dropout is not covered by the estimate: set one of them to 0 or false")
+        mask = "spans" if documents else "causal"
+        form = attention_form(ops.device, ops.matmul_size, head_dim, self.seq, mask=mask, dropout=config.dropout)
+        if form == "math":
+            raise ValueError(
+                f"head_dim {head_dim} is not covered by the estimate on {ops.device}: torch would compute all scores at "
+                "once; choose a multiple of 8"
+            )
+        return form
+
     def _attention(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
         ops, s, own = self.ops, self.s, self.layers[layer]
         self._enter(f"layer {layer}, attention", NORMS)
@@ -162,12 +188,17 @@ class SymbolicModel:
             key = ops.rms_norm(key, own["k_norm"][0], self.tokens * s.kv_heads)
         if cos_sin is not None:
             query, key = self._rotate(query, *cos_sin), self._rotate(key, *cos_sin)
-        if self.is_short:
+        if self.form == "short":
             mixed = self._short_attention(query, key, value, is_contiguous=cos_sin is not None)
+        elif self.form == "spans":
+            mixed = self._span_attention(query, key, value, is_contiguous=cos_sin is not None)
         else:
+            if self.form == "efficient" and s.heads > s.kv_heads:
+                whole = self.tokens * s.heads * s.head_dim
+                key, value = ops.repeat(key, whole), ops.repeat(value, whole)
             mixed = ops.flash_attention(query, key, value, self.tokens * s.heads)
         del query, key, value
-        if s.heads > 1 and (self.is_short or cos_sin is not None):
+        if s.heads > 1 and (self.form in ("short", "spans") or cos_sin is not None):
             mixed = ops.copy(mixed)  # transpose and flatten; free where the built-in attention got strided queries
         out = ops.linear(mixed, own["o_proj"], self.tokens * s.hidden)
         del x, mixed
@@ -188,10 +219,17 @@ class SymbolicModel:
         out = ops.causal_attention(query, key, value, self.batch * s.heads, self.seq, s.head_dim)
         return ops.copy_gradient(out) if is_strided else out
 
-    def _cos_sin(self) -> CosSin:
+    def _span_attention(self, query: Tensor, key: Tensor, value: Tensor, *, is_contiguous: bool) -> Tensor:
+        ops, s = self.ops, self.s
+        if not is_contiguous:
+            query, key = ops.copy(query) if s.heads > 1 else query, ops.copy(key) if s.kv_heads > 1 else key
+        value = ops.copy(value) if s.kv_heads > 1 else value
+        return ops.span_attention(query, key, value, (self.batch, s.heads, s.kv_heads, self.seq, s.head_dim))
+
+    def _cos_sin(self, places: Count) -> CosSin:
         if self.config.position != "rope":
             return None
-        half = self.seq * Count(self.s.head_dim // 2, "d/2")
+        half = places * Count(self.s.head_dim // 2, "d/2")
         _angles = self.ops.new(half, FLOAT32)
         return self.ops.new(half, self.ops.matmul_size), self.ops.new(half, self.ops.matmul_size)
 

@@ -173,11 +173,18 @@ class Operators(Graph):
 
         return self.apply(self.new(x.elements, self.matmul_size), [x, weight], [x, saved], backward)
 
+    # -- ops/conventions.py -------------------------------------------------------------------------------------------
+
+    def _scratch_of_sum(self, elements: int, *, accumulates: bool) -> None:
+        """``matmul_into`` a wider dtype: on CUDA the product is wide, and needs no buffer unless it is added."""
+        if self.device != "cuda" or accumulates:
+            self.scratch((elements, FLOAT32 if self.device == "cuda" else self.matmul_size))
+
     # -- ops/norm.py --------------------------------------------------------------------------------------------------
 
     def rms_norm(self, x: Tensor, weight: Tensor, rows: Count, *, saves_scale: bool = True) -> Tensor:
-        """On CUDA it is torch's kernel, which casts its result apart. Without ``saves_scale`` it saves ``x`` alone."""
-        if self.device != "cpu" and saves_scale:
+        """The kernel of torch, which casts its result apart, or the Function; without ``saves_scale`` it saves x."""
+        if saves_scale and self.device == "cuda" and x.itemsize == weight.itemsize:
             return self.cast(self.fused_norm(x, [weight], rows, statistics=1), self.matmul_size)
         width, weight_size = Count(weight.elements), weight.size
         out, scale = self.like(x, self.matmul_size), self.new(rows, FLOAT32)
@@ -222,6 +229,27 @@ class Operators(Graph):
             return gradients
 
         return self.apply(out, [query, key, value], [query, key, value, *probabilities], backward)
+
+    # -- ops/span_attention.py ----------------------------------------------------------------------------------------
+
+    def span_attention(self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, int, int, int, int]) -> Tensor:
+        """In blocks of queries; ``shape``: rows, heads, heads of keys, places, width of a head. For the longest span."""
+        size, shapes, (batch, heads, kv_heads, seq, head_dim) = query.itemsize, [query.size, key.size, value.size], shape
+        rows, some = sizes.span_heads(*shape[:4], size)
+        places = sizes.even(seq, sizes.ATTENTION_ROWS)
+        all_queries = rows * some * (heads // kv_heads) * places
+        tile, block, hidden = (all_queries * seq, size), (all_queries * head_dim, size), (rows * places * seq, BOOL)
+        seen = rows * some * seq * head_dim
+        out = self.like(query)
+        self.scratch(tile, block, hidden, (places * seq, BOOL))
+
+        def backward(dy: Tensor, held: Held) -> Gradients:
+            gradients: Gradients = [self.new(*each) for each in shapes]
+            partial = [] if size == FLOAT32 else [(seen, size)]
+            self.scratch(tile, tile, (seen, FLOAT32), (seen, FLOAT32), block, block, *partial)
+            return gradients
+
+        return self.apply(out, [query, key, value], [query, key, value], backward)
 
     # -- ops/swiglu.py: ops/swiglu_whole.py and ops/swiglu_tiles.py ----------------------------------------------------
 
@@ -312,7 +340,7 @@ class Operators(Graph):
                 casts = [self.new(*chunk) for _ in range(2)]  # the last chunk's live as long as the names do
                 self.scratch(chunk)
             if sum_size != size:
-                self.scratch(chunk)
+                self._scratch_of_sum(columns * hidden, accumulates=rows < tokens)
         if norm:
             self._norm_backward(FLOAT32, rows, hidden)
         del h, dh, casts
@@ -355,9 +383,9 @@ class Operators(Graph):
             buffer = [(vocab * group, FLOAT32)] if size != FLOAT32 else []
             self.scratch((rows, FLOAT32), *buffer, *([(vocab, FLOAT32)] if bias is not None else []))
         if d_hidden.itemsize != size:
-            self.scratch((rows * width, size))
+            self._scratch_of_sum(rows * width, accumulates=False)
         if size != FLOAT32:
-            self.scratch((width * min(sizes.vocab_block(self.device), vocab), size))
+            self._scratch_of_sum(width * min(sizes.vocab_block(self.device), vocab), accumulates=True)
         del h
         return [
             d_hidden,

@@ -44,7 +44,7 @@ def free_fields(architecture: ModelConfig) -> frozenset[str]:
     """What may differ between a model and the one whose weights it starts from."""
     # RoPE has no parameters and extends to any length
     length = {"max_position_embeddings"} if architecture.position == "rope" else set()
-    return EXECUTION_FIELDS | {"initializer_range"} | length
+    return EXECUTION_FIELDS | {"initializer_range", "vocab_multiple_of"} | length
 
 
 def architecture_differences(

@@ -62,6 +62,7 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
     strategy = run.strategy if world_size > 1 else None
     settings: dict[str, Any] = {
         "context_length": run.context_length,
+        "document_mask": run.document_mask,
         "precision": run.precision,
         "device": run.device_kind,
         "loss_chunks": run.loss_chunks,

@@ -24,7 +24,10 @@ from lightning_llm.io.atomic import write_json, write_text
 PATIENCE = 1.0  # seconds before progress is shown
 VIEWS = {"gradient_as_bucket_view": True}
 WITH_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": VIEWS}
-SHARED = ("config", "context_length", "global_batch_size", "precision", "world_size", "state_per_parameter")
+SHARED = (
+    *("config", "context_length", "document_mask", "global_batch_size", "precision", "world_size"),
+    "state_per_parameter",
+)
 TRACES = 400  # about as many as a plan with its frontier needs
 
 

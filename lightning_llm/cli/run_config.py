@@ -136,6 +136,7 @@ class RunConfig:
         precision: ``32-true``, ``bf16-true`` or ``bf16-mixed``.
         precision_reason: Why that one, if the config leaves it to the machine; else empty.
         context_length: Tokens per row.
+        document_mask: Attention stays inside documents.
         global_batch_size: Rows of a step.
         micro_batch_size: Rows of a forward pass; ``None``: all rows of a process.
         loss_chunks: As ``LanguageModel`` takes it.
@@ -154,6 +155,7 @@ class RunConfig:
     precision: str
     precision_reason: str
     context_length: int
+    document_mask: bool
     global_batch_size: int
     micro_batch_size: int | None
     loss_chunks: int | None
@@ -203,8 +205,6 @@ def read_run(options: argparse.Namespace) -> RunConfig:
     raw: Section = {}
     for file in options.config:
         raw = merged(raw, read_config(file))
-    if _section(raw, "data").get("document_mask"):
-        raise ValueError("data.document_mask is not covered: its masks are not counted; leave it out")
     config = _architecture(raw, options.vocab_size)
     device = None if options.device is None else find_device(options.device)
     precision, reason = options.precision or _name(raw, "trainer.precision", "auto"), ""
@@ -222,6 +222,7 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         precision=precision,
         precision_reason=reason,
         context_length=_whole(raw, "data.context_length", 256),
+        document_mask=_flag(raw, "data.document_mask"),
         global_batch_size=_whole(raw, "data.global_batch_size", 32),
         micro_batch_size=_whole(raw, "data.micro_batch_size"),
         loss_chunks=_whole(raw, "model.loss_chunks", least=0),
@@ -262,6 +263,14 @@ def _whole(raw: Section, name: str, default: Any = None, *, least: int = 1) -> A
     value = _section(raw, section).get(option, default)
     if value is not default and (type(value) is not int or not least <= value <= MOST):
         raise ValueError(f"{name} must be a whole number from {least} to {MOST}, got {value!r:.80}")
+    return value
+
+
+def _flag(raw: Section, name: str) -> bool:
+    section, _, option = name.rpartition(".")
+    value = _section(raw, section).get(option, False)
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, got {value!r:.80}")
     return value
 
 

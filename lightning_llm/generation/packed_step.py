@@ -90,7 +90,7 @@ class PackedStep:
             x = x + out(mixed)
             x = x + mlp(_normed(block.post_attention_layernorm, x))
         cache.advance(1)
-        return self._head(_normed(model.norm, x))
+        return self._head(_normed(model.norm, x))[:, : model.config.vocab_size]
 
     def _attend(
         self, layer: int, attention: CausalSelfAttention, qkv: Tensor, cos_sin: tuple[Tensor, ...], mask: Tensor | None

@@ -109,8 +109,8 @@ def _score_windows(model: Transformer, windows: list[list[int]], scored: int) ->
     """Score windows of one length, each with ``scored`` predicted tokens at its end."""
     if not scored:
         return Score()
-    if max(map(max, windows)) >= model.embed_tokens.num_embeddings:  # a GPU would report it too late
-        raise IndexError(f"a token id is beyond the vocabulary of {model.embed_tokens.num_embeddings}")
+    if max(map(max, windows)) >= (model.config.vocab_size or 0):  # a GPU would report it too late
+        raise IndexError(f"a token id is beyond the vocabulary of {model.config.vocab_size}")
     ids = torch.tensor(windows, device=model.embed_tokens.weight.device)
     hidden, targets = model(ids)[:, -scored - 1 : -1].flatten(0, 1), ids[:, -scored:].flatten()
     nats = 0.0

@@ -22,6 +22,7 @@ from lightning_llm.interop.weights import DTYPES, Outgoing, write_weights
 from lightning_llm.io.atomic import atomic_path, write_json, write_text
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
+from lightning_llm.model.weights import with_vocab_rows
 
 MAX_SHARD_BYTES = 5 * 10**9
 METRICS = {
@@ -102,7 +103,8 @@ def export_model(
 
 def outgoing(model: Transformer, mapping: HFMapping) -> list[Outgoing]:
     """The tensors of the folder, in order; each is made when it is written."""
-    state = model.state_dict()
+    vocab_size = model.config.vocab_size
+    state = {name: with_vocab_rows(name, tensor, vocab_size) for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         del state[HEAD]
     maps = mapping.tensor_maps(state)

@@ -15,8 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.norm import build_head_norm
-from lightning_llm.ops.attention import causal_attention, is_faster_than_builtin
+from lightning_llm.ops import sizes
+from lightning_llm.ops.attention import causal_attention
+from lightning_llm.ops.span_attention import Spans, span_attention
 
+Mask = Tensor | Spans
 Rotation = tuple[Tensor, Tensor]
 
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -35,7 +38,6 @@ class CausalSelfAttention(nn.Module):
         assert config.head_dim is not None
         assert config.num_key_value_heads is not None
         self.layer, self.head_dim, self.dropout = layer, config.head_dim, config.dropout
-        self.grouped = config.num_key_value_heads != config.num_attention_heads
         width, kv_width = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
         self.q_proj = nn.Linear(config.hidden_size, width, bias=config.attention_bias)
         self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=config.attention_bias)
@@ -44,7 +46,7 @@ class CausalSelfAttention(nn.Module):
         self.q_norm, self.k_norm = build_head_norm(config), build_head_norm(config)
 
     def forward(
-        self, x: Tensor, *, rotation: Rotation | None = None, cache: KVCache | None = None, mask: Tensor | None = None
+        self, x: Tensor, *, rotation: Rotation | None = None, cache: KVCache | None = None, mask: Mask | None = None
     ) -> Tensor:
         """Mix positions.
 
@@ -52,8 +54,8 @@ class CausalSelfAttention(nn.Module):
             x: (batch, seq, hidden).
             rotation: Of these positions; ``None`` leaves queries and keys as they are.
             cache: Keys and values of the positions before; the new ones are added to it.
-            mask: (batch, 1, seq, seq), added to the scores in their dtype, or true where a position may look; with a
-                cache (batch, 1, 1, its length + 1). ``None``: everything before.
+            mask: The spans that positions see; or (batch, 1, seq, seq), added to the scores in their dtype, or true
+                where a position may look; with a cache (batch, 1, 1, its length + 1). ``None``: everything before.
 
         Returns:
             (batch, seq, hidden).
@@ -73,16 +75,31 @@ class CausalSelfAttention(nn.Module):
                 mask = torch.ones(seq, key.shape[-2], dtype=torch.bool, device=x.device).tril(cache.length)
                 causal = False
         dropout = self.dropout if self.training else 0.0
-        if causal and not dropout and is_faster_than_builtin(query):
-            mixed = causal_attention(query, key, value)
+        if isinstance(mask, Spans):
+            mixed = span_attention(query, key, value, mask)
         elif seq == 1 and cache is not None and not dropout:
             mixed = _attend_once(query, key, value, mask)
         else:
-            mixed = F.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, enable_gqa=self.grouped
-            )
+            mixed = _attend(query, key, value, mask, dropout, causal=causal)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, causal: bool
+) -> Tensor:
+    """The attention of ``sizes.attention_form``: (batch, heads, seq, head_dim)."""
+    sort = "causal" if mask is None else "dense"
+    places = query.device.type, query.dtype.itemsize, query.shape[-1], query.shape[-2]
+    form = sizes.attention_form(*places, mask=sort, dropout=dropout, training=query.requires_grad)
+    if form == "short":
+        return causal_attention(query, key, value)
+    groups = query.shape[1] // key.shape[1]
+    if form == "efficient" and groups > 1:
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    return F.scaled_dot_product_attention(
+        query, key, value, mask, dropout, causal, enable_gqa=query.shape[1] != key.shape[1]
+    )
 
 
 def _attend_once(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -97,28 +114,6 @@ def _attend_once(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None)
     with sdpa_kernel(WITHOUT_CUDNN) if query.is_cuda else nullcontext():
         mixed = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask)
     return mixed.reshape(batch, heads, 1, head_dim)
-
-
-def document_mask(documents: Tensor, dtype: torch.dtype) -> Tensor:
-    """Which positions see which: those of the same document that are not after them.
-
-    Args:
-        documents: (batch, seq), the number of each token's document.
-        dtype: Of the scores. Every layer would turn a boolean mask into one of this dtype, and save its own for
-            backward.
-
-    Returns:
-        (batch, 1, seq, seq): 0 where a position may look, minus infinity elsewhere.
-    """
-    seen = (documents[:, None, :, None] == documents[:, None, None, :]).tril()
-    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, float("-inf"))
-
-
-def positions_in_documents(documents: Tensor) -> Tensor:
-    """Positions counted from the start of each document in its row: (batch, seq)."""
-    place = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    is_first = documents != documents.roll(1, dims=1)  # at position 0 it changes nothing
-    return place - torch.where(is_first, place, 0).cummax(dim=1).values
 
 
 def rotation(

@@ -47,6 +47,9 @@ class ModelConfig:
 
     Attributes:
         vocab_size: Number of token ids. ``None`` is filled from the token store by the command line.
+        vocab_multiple_of: Embedding and head have rows up to a multiple of this, 64 or 128 for fast matmuls on a GPU.
+            The rows after ``vocab_size`` are zero and stay so: they are no tokens and have no probability. Exports
+            leave them out.
         hidden_size: Width of the residual stream.
         intermediate_size: Width inside the MLP. ``None``: 8/3 of ``hidden_size`` rounded up to a multiple of 64 for
             the gated MLPs (Shazeer 2020, "GLU Variants Improve Transformer", section 3: equal parameters), else
@@ -81,6 +84,7 @@ class ModelConfig:
     """
 
     vocab_size: int | None = None
+    vocab_multiple_of: int = 1
     hidden_size: int = 256
     intermediate_size: int | None = None
     num_hidden_layers: int = 4
@@ -118,6 +122,11 @@ class ModelConfig:
     def is_gated(self) -> bool:
         """Whether the MLP is one of the built-in gated ones (three matrices)."""
         return self.mlp in GATED_MLPS
+
+    @property
+    def vocab_rows(self) -> int:
+        """Rows of the embedding and of the head; 0 where the vocabulary is not known."""
+        return self.vocab_multiple_of * math.ceil((self.vocab_size or 0) / self.vocab_multiple_of)
 
     @property
     def foreign_code(self) -> list[str]:
@@ -167,7 +176,7 @@ class ModelConfig:
         assert self.head_dim is not None
         layer = 2 * self.hidden_size * (self.num_attention_heads * self.head_dim + self.intermediate_size)
         positions = self.max_position_embeddings if self.position == "learned" else 0
-        elements = self.num_hidden_layers * layer + self.hidden_size * ((self.vocab_size or 0) + positions)
+        elements = self.num_hidden_layers * layer + self.hidden_size * (self.vocab_rows + positions)
         if elements > MOST_PARAMETERS:
             sizes = "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"
             given = ", ".join(f"{name} {getattr(self, name)}" for name in sizes)

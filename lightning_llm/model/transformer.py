@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_llm.model.attention import CausalSelfAttention, Rotation, document_mask, positions_in_documents, rotation
+from lightning_llm.model.attention import CausalSelfAttention, Mask, Rotation, rotation
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.mlp import build_mlp
 from lightning_llm.model.norm import build_norm
 from lightning_llm.model.weights import drawing, initialize
 from lightning_llm.ops.conventions import matmul_dtype
+from lightning_llm.ops.sizes import attention_form
+from lightning_llm.ops.span_attention import Spans, dense_mask, spans_of_documents, with_flex_blocks
 
 
 class Block(nn.Module):
@@ -46,7 +48,7 @@ class Block(nn.Module):
         initialize(self, config, seed, f"layers.{layer}")
 
     def forward(
-        self, x: Tensor, *, rotation: Rotation | None = None, cache: KVCache | None = None, mask: Tensor | None = None
+        self, x: Tensor, *, rotation: Rotation | None = None, cache: KVCache | None = None, mask: Mask | None = None
     ) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, hidden). The rest as for :class:`CausalSelfAttention`."""
         # a cache grows with every call, and each length would be compiled again
@@ -66,14 +68,14 @@ class Block(nn.Module):
         """Whether :meth:`compile` was called."""
         return self._compiled is not None
 
-    def _run(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None, mask: Tensor | None) -> Tensor:
+    def _run(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None, mask: Mask | None) -> Tensor:
         return self._part("block", self._parts, x, rotation, cache, mask)
 
-    def _parts(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None, mask: Tensor | None) -> Tensor:
+    def _parts(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None, mask: Mask | None) -> Tensor:
         x = x + self._part("attention", self._attention, x, rotation, cache, mask)
         return x + self._part("mlp", self._mlp, x)
 
-    def _attention(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None, mask: Tensor | None) -> Tensor:
+    def _attention(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None, mask: Mask | None) -> Tensor:
         mixed = self.self_attn(self.input_layernorm(x), rotation=rotation, cache=cache, mask=mask)
         out: Tensor = self.dropout(mixed)
         return out
@@ -112,13 +114,13 @@ class Transformer(nn.Module):
         if seed is None:
             seed = int(torch.randint(2**62, (), device="cpu"))
         with drawing(seed, ""):  # so that what torch's constructors draw leaves the global generator alone
-            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+            self.embed_tokens = nn.Embedding(config.vocab_rows, config.hidden_size)
             if config.position == "learned":
                 self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
             self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
             self.layers = nn.ModuleList()
             self.norm = build_norm(config)
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_rows, bias=config.lm_head_bias)
             initialize(self, config, seed)
             self.tie_weights()
             for layer in range(config.num_hidden_layers):
@@ -171,14 +173,16 @@ class Transformer(nn.Module):
         total = seq if cache is None else cache.length + seq
         if total > longest:
             raise ValueError(f"{total} positions are more than max_position_embeddings {longest}: shorten the input")
-        mask = None if cache is None else cache.mask(seq)
+        mask: Mask | None = None if cache is None else cache.mask(seq)
+        spans: Spans | None = None
         if documents is not None:
             if cache is not None or documents.shape != input_ids.shape:
                 raise ValueError(
                     f"documents must have the shape {tuple(input_ids.shape)} of input_ids and no cache with them, "
                     f"got {tuple(documents.shape)}{'' if cache is None else ' and a cache'}"
                 )
-            positions = positions_in_documents(documents) if positions is None else positions
+            spans = spans_of_documents(documents)
+            positions = torch.arange(seq, device=input_ids.device) - spans.first if positions is None else positions
         if positions is None:
             positions = torch.arange(seq, device=input_ids.device) if cache is None else cache.positions(seq)
         x = self.embed_tokens(input_ids)
@@ -189,8 +193,8 @@ class Transformer(nn.Module):
         if config.position == "rope":
             assert config.head_dim is not None
             cos_sin = rotation(positions, config.head_dim, config.rope_theta, dtype, config.rope_scaling)
-        if documents is not None:
-            mask = document_mask(documents, dtype)
+        if spans is not None:
+            mask = self._mask_of(spans, dtype)
         for layer in self.layers:
             x = layer(x, rotation=cos_sin, cache=cache, mask=mask)
         if cache is not None:
@@ -198,7 +202,15 @@ class Transformer(nn.Module):
         out: Tensor = self.norm(x)
         return out
 
+    def _mask_of(self, spans: Spans, dtype: torch.dtype) -> Mask:
+        """What all layers take: made once. Only the attentions that need a mask can drop weights."""
+        if self.training and self.config.dropout:
+            return dense_mask(spans, dtype)
+        device, head_dim, seq = spans.first.device.type, self.config.head_dim or 0, spans.first.shape[1]
+        form = attention_form(device, dtype.itemsize, head_dim, seq, mask="spans", dropout=0.0)
+        return with_flex_blocks(spans) if form == "flex" else spans
+
     def logits(self, hidden: Tensor) -> Tensor:
         """(…, hidden) -> (…, vocab), through the head."""
         out: Tensor = self.lm_head(hidden)
-        return out
+        return out if self.config.vocab_size == self.config.vocab_rows else out[..., : self.config.vocab_size]

@@ -12,6 +12,8 @@ q, k, v, gate, up projections, lm_head     normal, standard deviation ``initiali
 o_proj, down_proj (they write to the       normal, ``initializer_range / sqrt(2 · num_hidden_layers)``, so that the
 residual stream)                           stream's variance does not grow with depth (Radford et al. 2019, "GPT-2",
                                            section 2.3)
+rows of embed_tokens and lm_head for no    0
+token (``vocab_multiple_of``)
 biases                                     0
 weights of norms                           1
 =========================================  ==========================================================================
@@ -33,6 +35,7 @@ from torch.nn.utils import parametrize
 from lightning_llm.model.config import ModelConfig
 
 RESIDUAL_PROJECTIONS = ("o_proj", "down_proj")
+VOCAB_TABLES = ("embed_tokens", "lm_head")  # with a row for each token
 # Classes whose hooks change nothing, by name: this file imports none of them. A subclass counts as its base.
 WATCHERS = frozenset(
     {
@@ -74,7 +77,11 @@ def initialize(part: nn.Module, config: ModelConfig, seed: int, name: str = "") 
     for path, module in part.named_modules(prefix=name):
         if isinstance(module, nn.Linear | nn.Embedding):
             is_residual = path.rpartition(".")[2] in RESIDUAL_PROJECTIONS
-            _draw(module.weight, f"{path}.weight", seed, residual_std if is_residual else config.initializer_range)
+            rows = config.vocab_size if path in VOCAB_TABLES else None  # the rest is for no token
+            std = residual_std if is_residual else config.initializer_range
+            _draw(module.weight.detach()[:rows], f"{path}.weight", seed, std)
+            if rows is not None:
+                nn.init.zeros_(module.weight.detach()[rows:])
         elif isinstance(module, nn.RMSNorm | nn.LayerNorm) and module.weight is not None:
             nn.init.ones_(module.weight)
         if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
@@ -89,6 +96,21 @@ def _draw(weight: Tensor, name: str, seed: int, std: float) -> None:
     drawn = torch.empty(weight.shape, dtype=torch.float32, device="cpu").normal_(0, std, generator=generator)
     with torch.no_grad():
         weight.copy_(drawn)
+
+
+def with_vocab_rows(name: str, tensor: Tensor, rows: int | None) -> Tensor:
+    """A tensor of a transformer whose tables of tokens have so many rows: cut, or with zeros added.
+
+    Args:
+        name: Inside the transformer; a tensor that is no such table is returned as it is.
+        tensor: Its values.
+        rows: ``vocab_size``, or ``vocab_rows``.
+    """
+    if rows is None or name.rpartition(".")[0] not in VOCAB_TABLES or len(tensor) == rows:
+        return tensor
+    if len(tensor) > rows:
+        return tensor[:rows]
+    return torch.cat([tensor, tensor.new_zeros(rows - len(tensor), *tensor.shape[1:])])
 
 
 def only_finite(tensors: Iterable[tuple[str, Tensor]], source: object) -> Iterator[tuple[str, Tensor]]:

@@ -23,11 +23,6 @@ from lightning_llm.ops import sizes
 from lightning_llm.ops.conventions import differentiable_once, opaque
 
 
-def is_faster_than_builtin(query: Tensor) -> bool:
-    """Whether :func:`causal_attention` is faster: in training on a CPU, with a short context."""
-    return query.device.type == "cpu" and query.requires_grad and query.shape[-2] <= sizes.LONGEST_SHORT_ATTENTION
-
-
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Computes ``scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)``.
 

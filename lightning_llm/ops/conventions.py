@@ -65,10 +65,13 @@ def matmul_dtype(x: Tensor) -> torch.dtype:
 def matmul_into(out: Tensor, left: Tensor, right: Tensor, *, accumulate: bool) -> None:
     """Computes ``out = left @ right``, or ``out += left @ right`` to accumulate.
 
-    ``out`` has the dtype of the factors or, so that no bits of a sum are lost, a wider one.
+    ``out`` has the dtype of the factors or, so that no bits of a sum are lost, a wider one. On CUDA the matmul itself
+    gives that; elsewhere each product is rounded to the dtype of the factors first.
     """
     if out.dtype == left.dtype:
         out.addmm_(left, right) if accumulate else torch.mm(left, right, out=out)
+    elif left.is_cuda and torch.version.hip is None:
+        out.add_(torch.mm(left, right, out.dtype)) if accumulate else torch.mm(left, right, out.dtype, out=out)
     else:
         product = torch.mm(left, right)
         out.add_(product) if accumulate else out.copy_(product)

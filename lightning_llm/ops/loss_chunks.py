@@ -27,13 +27,14 @@ from lightning_llm.ops.conventions import kernels_for, matmul_into
 
 
 class LossOptions(NamedTuple):
-    """Options of ``linear_cross_entropy``, and the dtype of its matmuls."""
+    """Options of ``linear_cross_entropy``, and the dtype of its matmuls before ``vocab_size``."""
 
     ignore_index: int
     num_chunks: int | None
     z_loss: float
     reduction: str
     dtype: torch.dtype
+    vocab_size: int | None
 
 
 def loss_and_gradients(
@@ -94,6 +95,8 @@ def loss_and_gradients(
         z = logits[: h.shape[0]]
         for block in columns:
             torch.mm(h, weight[block].t(), out=z[:, block])
+        if options.vocab_size is not None and options.vocab_size < vocab:
+            z[:, options.vocab_size :] = float("-inf")  # of rows for no token: no probability, and dz is 0
         chunk_scale = dz_scale[chunk].to(wide) if any(needed) else None
         flat_losses[chunk] = _losses_of_rows(z, bias, index[chunk], chunk_scale, options.z_loss, d_bias)
         if d_hidden is not None:

@@ -54,6 +54,7 @@ def linear_cross_entropy(
     num_chunks: int | None = None,
     reduction: Reduction = "mean",
     z_loss: float = 0.0,
+    vocab_size: int | None = None,
 ) -> Tensor:
     """Cross-entropy in nats of the logits ``hidden @ weight.T + bias``, a chunk of tokens at a time.
 
@@ -70,23 +71,25 @@ def linear_cross_entropy(
         num_chunks: Into how many chunks the tokens are cut, at most. ``None`` chooses by vocabulary and dtype.
         reduction: ``mean`` over the tokens that count (0 without any), ``sum``, or ``none``.
         z_loss: Weight of log² Z, 1e-4 in PaLM.
+        vocab_size: How many of ``weight``'s rows are tokens. The rows after them, which make matmuls faster, have no
+            probability and a gradient of zero. ``None``: all.
 
     Returns:
         Scalar, or (…) for ``none``; float32 (float64 for float64 inputs).
 
     Raises:
-        ValueError: A shape, dtype, device, target, reduction or number of chunks that does not fit; the message says
-            which.
+        ValueError: A shape, dtype, device, target, reduction, number of chunks or of tokens that does not fit; the
+            message says which.
         NotImplementedError: Under a transform of ``torch.func``.
     """
     tensors = (hidden, weight, bias)
-    _check(*tensors, targets, num_chunks, ignore_index)
+    _check(*tensors, targets, num_chunks, ignore_index, vocab_size)
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
     if not z_loss >= 0:
         raise ValueError(f"z_loss must be at least 0, got {z_loss}")
     conventions.reject_transforms("linear_cross_entropy", "torch.nn.functional.cross_entropy")
-    options = LossOptions(ignore_index, num_chunks, z_loss, reduction, conventions.matmul_dtype(hidden))
+    options = LossOptions(ignore_index, num_chunks, z_loss, reduction, conventions.matmul_dtype(hidden), vocab_size)
     needed = tuple(torch.is_grad_enabled() and t is not None and t.requires_grad for t in tensors)
     if torch.compiler.is_compiling():
         loss: Tensor = _opaque(*tensors, targets, *options, list(needed), None)[0]
@@ -125,14 +128,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _check(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, num_chunks: int | None, ignore_index: int
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    num_chunks: int | None,
+    ignore_index: int,
+    vocab_size: int | None,
 ) -> None:
     if hidden.dim() == 0 or weight.dim() != 2:
         found = f"{tuple(weight.shape)} for hidden {tuple(hidden.shape)}"
         raise ValueError(f"weight must be (vocab, hidden) for hidden (…, hidden), got {found}")
-    vocab = weight.shape[0]
-    conventions.check_weight("weight", weight, (vocab, hidden.shape[-1]), hidden, "hidden")
-    conventions.check_weight("bias", bias, (vocab,), hidden, "hidden")
+    rows = weight.shape[0]
+    vocab = rows if vocab_size is None else vocab_size
+    if not 1 <= vocab <= max(1, rows):
+        raise ValueError(f"vocab_size must be from 1 to the {rows} rows of weight or None, got {vocab_size}")
+    conventions.check_weight("weight", weight, (rows, hidden.shape[-1]), hidden, "hidden")
+    conventions.check_weight("bias", bias, (rows,), hidden, "hidden")
     _check_targets(targets, "hidden", hidden, vocab, ignore_index)
     conventions.check_chunks(num_chunks, max(1, targets.numel()), "the number of tokens")
 
@@ -162,7 +174,7 @@ def _run(*inputs: Any) -> list[Tensor]:
 
 
 def _empty_results(*inputs: Any) -> list[Tensor]:
-    tensors, targets, options, (needed, d_losses) = inputs[:3], inputs[3], LossOptions(*inputs[4:9]), inputs[9:]
+    tensors, targets, options, (needed, d_losses) = inputs[:3], inputs[3], LossOptions(*inputs[4:10]), inputs[10:]
     is_single, wide = options.reduction == "none", torch.promote_types(options.dtype, torch.float32)
     loss = tensors[0].new_empty(targets.shape if is_single else (), dtype=wide)
     if is_single and d_losses is None:
@@ -173,7 +185,7 @@ def _empty_results(*inputs: Any) -> list[Tensor]:
 
 
 def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.options = LossOptions(*inputs[4:9])
+    ctx.options = LossOptions(*inputs[4:10])
     ctx.save_for_backward(*(inputs[:4] if ctx.options.reduction == "none" else output[1:]))
     ctx.dtypes = [None if t is None else t.dtype for t in inputs[:3]]
 
@@ -186,12 +198,12 @@ def _scale_gradients(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
         found = [grad * grads[0] for grad in ctx.saved_tensors]
     left = iter(found)
     scaled = (next(left).to(dtype) if need else None for need, dtype in zip(needed, ctx.dtypes, strict=True))
-    return *scaled, *[None] * 8
+    return *scaled, *[None] * 9
 
 
 _INPUTS = (
     "Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, SymInt ignore_index, SymInt? num_chunks, "
-    "float z_loss, str reduction, ScalarType dtype, bool[] needed, Tensor? d_losses"
+    "float z_loss, str reduction, ScalarType dtype, SymInt? vocab_size, bool[] needed, Tensor? d_losses"
 )
 _opaque = conventions.opaque(
     "linear_cross_entropy", _INPUTS, _run, _empty_results, save=_save_gradients, gradients=_scale_gradients

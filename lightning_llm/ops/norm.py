@@ -4,11 +4,14 @@ With r = 1 / √(mean(x²) + ε) per row, x̂ = r x and y = w ⊙ x̂, for a giv
 
     dw = Σ_rows dy ⊙ x̂,    dx = r (w ⊙ dy - x̂ · mean(w ⊙ dy ⊙ x̂))
 
-Saved for backward: x, and r, one number per row. Computed in float32 at least; the result has the dtype of autocast,
-so that the projections after it need not cast it one by one. On CUDA torch's own kernel does this. Its CPU form does
-not: at 2048 × 128 its backward took 536 µs in float32 and 1,888 in bf16, where this takes 143 and 175 (AMD Zen 5,
-2 cores, torch 2.13). The rows go through in blocks that stay in cache from one operator to the next: 16,384 × 384 with
-a result in bf16 takes 3.2 + 7.4 ms so, all rows at once 4.9 + 14.8; 2048 × 128, one block, 0.13 more for the cutting.
+Saved for backward: x in its own dtype, and r, one number per row. Computed in float32 at least, with the weight as it
+is; the result has the dtype of autocast, so that the projections after it need not cast it one by one. On CUDA torch's
+own kernel does this for x and w of one dtype. Autocast would have it run on, and save, a float32 copy of x (4 bytes per
+element of queries and keys after bf16 projections, and of the residual stream under FSDP2), so autocast is off around
+it. torch's CPU form saves more and is slower: at 2048 × 128 its backward took 536 µs in float32 and 1,888 in bf16,
+where this takes 143 and 175 (AMD Zen 5, 2 cores, torch 2.13). The rows go through in blocks that stay in cache from one
+operator to the next: 16,384 × 384 with a result in bf16 takes 3.2 + 7.4 ms so, all rows at once 4.9 + 14.8; 2048 × 128,
+one block, 0.13 more for the cutting.
 """
 
 from collections.abc import Iterator
@@ -37,8 +40,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if torch.compiler.is_compiling():  # written out, it is merged with the operators around it
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(dtype)
-    if x.device.type != "cpu":
-        normalized: Tensor = F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
+    if x.is_cuda and x.dtype == weight.dtype:
+        with torch.autocast("cuda", enabled=False):
+            normalized: Tensor = F.rms_norm(x, weight.shape, weight, eps)
         return normalized.to(dtype)
     return rms_norm_function(x, weight, eps, dtype, save_scale=True)
 
@@ -115,7 +119,8 @@ def normalize_backward(
         if d_weight is not None:
             d_weight += product.sum(dim=0)
         if d_x is not None:
-            mean = torch.mv(product, wide_weight).div_(size).unsqueeze(-1)
+            mean = torch.mv(product, wide_weight, out=scale.new_empty(len(part)))  # autocast leaves ``out=`` alone
+            mean = mean.div_(size).unsqueeze(-1)
             torch.mul(wide, wide_weight, out=product).addcmul_(normalized, mean, value=-1)
             if d_x.dtype == product.dtype:
                 torch.mul(product, r, out=d_part)

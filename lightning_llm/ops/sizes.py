@@ -1,10 +1,13 @@
-"""How large the operators' tiles and chunks are. No torch: the accounting reads the same numbers.
+"""How large the operators' tiles and chunks are, and which attention runs. No torch: the accounting reads the same.
 
 Sizes of caches and allocations are in bytes, those of matmuls in rows (tokens) or columns. ``device`` is a device's
 type; one that is not listed is treated as a CPU.
 """
 
 from collections.abc import Iterator
+from typing import Literal
+
+AttentionForm = Literal["short", "spans", "flex", "fused", "efficient", "math"]
 
 # One buffer of a tile of SwiGLU. On 2 cores of an AMD EPYC (Zen 5) at 4,096 tokens and 1024/4096, matmuls of such tiles
 # are as fast as whole ones to within 2 %; tiles of half the width are 5 to 10 % slower. A GPU wants more work at once.
@@ -131,6 +134,45 @@ def attention_blocks(seq: int) -> list[tuple[int, int]]:
 def attention_heads(heads: int, seq: int, itemsize: int) -> int:
     """Heads, of all rows of a batch, whose scores of one block exist at once."""
     return even(heads, max(1, ATTENTION_BYTES // (even(seq, ATTENTION_ROWS) * seq * itemsize)))
+
+
+def span_heads(batch: int, heads: int, kv_heads: int, seq: int, itemsize: int) -> tuple[int, int]:
+    """Rows, and heads of keys in each, whose scores of one block of queries exist at once in attention within spans."""
+    of_block = heads // kv_heads * even(seq, ATTENTION_ROWS) * seq * itemsize
+    some = max(1, ATTENTION_BYTES // of_block)
+    return (even(batch, some // kv_heads), kv_heads) if some >= kv_heads else (1, even(kv_heads, some))
+
+
+def attention_form(
+    device: str, itemsize: int, head_dim: int, seq: int, *, mask: str, dropout: float, training: bool = True
+) -> AttentionForm:
+    """Which attention runs. All but ``math`` need no memory that grows with the square of a long sequence.
+
+    Args:
+        device: Type of the device.
+        itemsize: Of queries, keys and values.
+        head_dim: Width of a head.
+        seq: Places of queries.
+        mask: ``causal`` (also for a query that sees all keys), ``spans`` or ``dense``.
+        dropout: Probability with which it drops attention weights.
+        training: Whether gradients are needed.
+
+    Returns:
+        ``short``: ``ops/attention.py``, which saves probabilities. ``spans``: ``ops/span_attention.py`` in blocks of
+        queries. ``flex``: the same by FlexAttention, for heads of 16 or more. ``fused``: a kernel of torch, flash
+        attention or cuDNN's on CUDA (Ampere or newer). It takes grouped keys as they are. ``efficient``: torch's kernel
+        for other dtypes and for masks on CUDA. Grouped keys must be expanded to all heads for it, or torch takes its
+        plain form. ``math``: torch's plain form, or what torch chooses on a device that is not known here.
+    """
+    if mask == "spans":
+        return "flex" if device == "cuda" and itemsize <= 4 and head_dim >= 16 else "spans"
+    if device == "cpu":
+        is_short = mask == "causal" and training and 1 < seq <= LONGEST_SHORT_ATTENTION
+        return "math" if dropout else "short" if is_short else "fused"
+    if device == "cuda" and itemsize == 2 and head_dim <= 256 and mask == "causal":
+        return "fused"
+    # its kernels read 16 bytes at once
+    return "efficient" if device == "cuda" and itemsize <= 4 and head_dim * itemsize % 16 == 0 else "math"
 
 
 def _tile_elements(itemsize: int, device: str) -> int:

@@ -99,8 +99,6 @@ def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
 
 def _task_of(model: Any, data: TokenDataModule, trainer: Any) -> Task:
     """What a run leaves to the planner: the same whether or not an earlier plan has set options."""
-    if data.document_mask:
-        raise ValueError("memory_budget does not count the masks of data.document_mask: leave one of them out")
     vocab_size = model.architecture.vocab_size or data.vocab_size
     architecture = dataclasses.replace(model.architecture, vocab_size=vocab_size, checkpoint_level=0, recompute="none")
     strategy, precision = trainer.strategy, str(trainer.precision)
@@ -110,6 +108,7 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any) -> Task:
         config=architecture,
         cost_model=_cost_model(strategy.root_device),
         context_length=data.context_length,
+        document_mask=data.document_mask,
         global_batch_size=data.global_batch_size,
         precision=precision,
         world_size=trainer.world_size,

@@ -20,7 +20,7 @@ from lightning_llm.checkpoints.schema import FORMAT, WEIGHTS
 from lightning_llm.checkpoints.sharded import Rows, is_folder, local_rows
 from lightning_llm.interop.reader import is_model_folder, read_folder
 from lightning_llm.model.config import ModelConfig, config_of_file
-from lightning_llm.model.weights import only_finite
+from lightning_llm.model.weights import only_finite, with_vocab_rows
 
 PREFIX = "transformer."
 # Parts of a tokenizer.json that leave the ids of a text as they are: truncation, and what is put around it.
@@ -55,6 +55,7 @@ class InitialWeights(NamedTuple):
             for name, tensor in only_finite(self.tensors(), f"init_from {self.path}"):
                 if name not in parameters:
                     raise ValueError(f"init_from {self.path}: unexpected tensor {name}")
+                tensor = with_vocab_rows(name, tensor, parameters[name].shape[0])
                 check_fits({"state_dict": {name: tensor}}, {name: parameters[name]}, f"of init_from {self.path}")
                 rows = parameters[name].detach()
                 start, rows = local_rows(rows) if hasattr(rows, "to_local") else (0, rows)

@@ -148,9 +148,11 @@ class LanguageModel(CheckpointedModule):
         hidden = self.transformer(batch["input_ids"], documents=batch.get("documents"))
         head, targets = self.transformer.lm_head, batch["targets"]
         if self.loss_chunks == 0 or not is_plain(head, torch.nn.Linear):  # an adapter on the head has to be called
-            return F.cross_entropy(head(hidden).flatten(0, -2).float(), targets.flatten())
+            return F.cross_entropy(self.transformer.logits(hidden).flatten(0, -2).float(), targets.flatten())
         chunks = self.loss_chunks and min(self.loss_chunks, targets.numel())  # the last batch of a text has fewer
-        return linear_cross_entropy(hidden, head.weight, targets, bias=head.bias, num_chunks=chunks)
+        return linear_cross_entropy(
+            hidden, head.weight, targets, bias=head.bias, num_chunks=chunks, vocab_size=self.architecture.vocab_size
+        )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of one micro-batch."""

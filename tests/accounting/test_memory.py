@@ -18,7 +18,7 @@ from lightning_llm.training.module import LanguageModel
 TOLERANCE = 0.05
 
 
-def second_step(config, *, rows, context_length, precision, loss_chunks, accumulation):
+def second_step(config, *, rows, context_length, precision, loss_chunks, accumulation, document_mask=False):
     """Peak bytes of a step without parameters, batch and optimiser state, in Lightning's order; the count of both."""
     module = LanguageModel(config, loss_chunks=loss_chunks)
     module.configure_model()
@@ -27,6 +27,7 @@ def second_step(config, *, rows, context_length, precision, loss_chunks, accumul
     shape = (rows, context_length)
     batches = [
         {name: torch.randint(config.vocab_size, shape) for name in ("input_ids", "targets")}
+        | ({"documents": torch.zeros(shape, dtype=torch.int64)} if document_mask else {})
         for _ in range(accumulation)
     ]
     optimizer, parameters = AdamW(param_groups(module)), list(module.parameters())
@@ -62,6 +63,7 @@ def configs(draw):
     level = st.lists(pick(levels), min_size=layers, max_size=layers)
     return ModelConfig(
         vocab_size=draw(st.integers(50, 3000)),
+        vocab_multiple_of=draw(pick([1, 1, 128])),
         hidden_size=draw(pick([32, 48, 64, 96])),
         intermediate_size=draw(st.integers(64, 400)),
         num_hidden_layers=layers,
@@ -90,6 +92,7 @@ steps = st.fixed_dictionaries(
         "precision": st.sampled_from(["32-true", "bf16-true", "bf16-mixed"]),
         "loss_chunks": st.sampled_from([None, 0, 3]),
         "accumulation": st.integers(1, 3),
+        "document_mask": st.sampled_from([False, False, True]),
     }
 )
 
@@ -138,6 +141,48 @@ def test_state_in_bfloat16():
     optimizer.step()
     state = sum(t.nbytes for own in optimizer.state.values() for t in own.values() if isinstance(t, torch.Tensor))
     assert step_memory(config, rows=1, context_length=16, state_itemsize=2).optimizer_state == state
+
+
+def saved_by_attention(dtype_size, head_dim, kv_heads=2, **options):
+    config = ModelConfig(
+        vocab_size=50,
+        hidden_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+    )
+    precision = {2: "bf16-true", 4: "32-true"}[dtype_size]
+    step = step_memory(config, rows=2, context_length=128, precision=precision, device="cuda", **options)
+    return step.saved["attention"] / (2 * 128 * head_dim * dtype_size)
+
+
+def test_on_cuda_the_attention_that_runs_is_counted():
+    """In sizes of one head: 4 of queries, of the output and its copy, 2 of keys and of values, and of each row a sum."""
+    sums = 4 * 4 / (32 * 2)
+    assert saved_by_attention(2, 32) == 12 + 2 * 2 + sums  # flash attention takes grouped keys as they are
+    assert saved_by_attention(4, 32) == 12 + 2 * 4 + sums / 2  # the kernel for float32 takes them expanded
+    assert saved_by_attention(4, 32, kv_heads=4) == 12 + 2 * 4 + sums / 2
+    for size in (2, 4):  # FlexAttention takes them as they are; rotation tables are of each row
+        assert saved_by_attention(size, 32, document_mask=True) == 12 + 2 * 2 + sums * 2 / size
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"head_dim": 6, "dtype_size": 4}, "head_dim 6 is not covered by the estimate on cuda: .* multiple of 8"),
+        ({"head_dim": 260, "dtype_size": 2}, "head_dim 260 is not covered"),
+    ],
+)
+def test_an_attention_with_all_scores_is_not_covered(options, says):
+    with pytest.raises(ValueError, match=says):
+        saved_by_attention(**options)
+
+
+def test_documents_with_dropout_are_not_covered():
+    config = ModelConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, dropout=0.1)
+    with pytest.raises(ValueError, match="document_mask with dropout is not covered"):
+        step_memory(config, rows=1, context_length=16, device="cuda", document_mask=True)
 
 
 def check(config, step):

@@ -14,14 +14,17 @@ from lightning_llm.accounting.symbolic import AllocationLog
 from lightning_llm.accounting.symbolic_ops import Operators
 from lightning_llm.measure import MemoryMeter
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.ops import sizes
 from lightning_llm.ops.attention import causal_attention
 from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.ops.norm import rms_norm
+from lightning_llm.ops.span_attention import Spans, span_attention
 from lightning_llm.ops.swiglu import memory_optimized_swiglu
 
 TOKENS, HIDDEN, WIDE, VOCAB, HEADS, SEQ = 600, 64, 192, 300, 4, 150
 X, GATE, DOWN, SMALL = (TOKENS, HIDDEN), (WIDE, HIDDEN), (HIDDEN, WIDE), (HIDDEN,)
 HEADED, TABLE = (HEADS, SEQ, HIDDEN), (VOCAB, HIDDEN)
+ONE_SPAN = Spans(torch.zeros(1, SEQ, dtype=torch.int64))
 TOLERANCE = {"abs": 256, "rel": 0.02}  # scalars and vectors of indices, which the engine leaves out
 count = Count
 IDS = torch.zeros(TOKENS, dtype=torch.int64)
@@ -57,6 +60,14 @@ CASES = {
         lambda q, k, v: causal_attention(q[None], k[None], v[None]),
     ),
     **{
+        f"span_attention with {kv_heads} heads of keys": (
+            (HEADED, *[(kv_heads, SEQ, HIDDEN)] * 2),
+            lambda ops, q, k, v, kv_heads=kv_heads: ops.span_attention(q, k, v, (1, HEADS, kv_heads, SEQ, HIDDEN)),
+            lambda q, k, v: span_attention(q[None], k[None], v[None], ONE_SPAN),
+        )
+        for kv_heads in (HEADS, 2)
+    },
+    **{
         f"swiglu at level {level}": (
             (X, GATE, GATE, DOWN, *([SMALL] if level == 2 else [])),
             lambda ops, x, *w, level=level: ops.swiglu(x, (*w, *[None] * (4 - len(w))), SHAPE, saves=level == 0),
@@ -81,7 +92,7 @@ def test_an_operator_against_the_meter(name, dtype):
     tensors = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in shapes]
     if name == "causal_attention":
         real(*tensors)  # its mask is cached: the model's, not the operator's
-    with MemoryMeter(exclude=[*tensors, IDS]) as meter:
+    with MemoryMeter(exclude=[*tensors, IDS, ONE_SPAN.first]) as meter:
         with meter.phase("forward") as forward:
             out = real(*tensors)
         dy = torch.ones_like(out)
@@ -102,6 +113,35 @@ def test_an_operator_against_the_meter(name, dtype):
     ops.backward(result)
     dy_bytes = 0 if out.dim() == 0 else dy.nbytes  # the engine starts from a scalar
     assert log.peak - start + dy_bytes == pytest.approx(backward.peak_bytes, **TOLERANCE)
+    del held
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_norm_of_bf16_queries_with_a_float32_weight(device, monkeypatch):
+    """The Function computes it on both devices; torch's kernel takes one dtype."""
+    monkeypatch.setattr(sizes, "NORM_BYTES", {"cpu": 2**15, "cuda": 2**15})
+    x = torch.zeros(X, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.ones(SMALL, requires_grad=True)
+    with MemoryMeter(exclude=[x, weight]) as meter:
+        with meter.phase("forward") as forward, torch.autocast("cpu", torch.bfloat16):
+            out = rms_norm(x, weight, 1e-6)
+        dy = torch.ones_like(out)
+        with meter.phase("backward") as backward:
+            gradients = torch.autograd.grad(out, (x, weight), dy)
+    del gradients
+    log = AllocationLog()
+    ops = Operators(log, device, "bf16-mixed")
+    inputs = ops.parameter(count(x.numel())), ops.parameter(count(weight.numel()))
+    inputs[0].itemsize = 2
+    start = log.total
+    log.reset_peak()
+    result = ops.rms_norm(*inputs, count(TOKENS))
+    assert log.total - start == pytest.approx(forward.end_bytes, **TOLERANCE)
+    assert log.peak - start == pytest.approx(forward.peak_bytes, **TOLERANCE)
+    log.reset_peak()
+    held = result.view()
+    ops.backward(result)
+    assert log.peak - start + dy.nbytes == pytest.approx(backward.peak_bytes, **TOLERANCE)
     del held
 
 

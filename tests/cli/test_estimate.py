@@ -52,6 +52,14 @@ def test_figures_are_those_of_the_accounting(config, tmp_path, capsys):
     assert "B·T·i × 4" in out
 
 
+def test_packed_documents_are_counted(config, tmp_path):
+    found = run(tmp_path, "--config", config(data={"document_mask": True}), "--precision", "32-true")
+    settings = {name: found["settings"][name] for name in ("rows", "context_length", "accumulation")}
+    expected = step_memory(ModelConfig(**ARCHITECTURE), document_mask=True, **settings)
+    assert found["memory"]["peak"] == expected.peak
+    assert found["settings"]["document_mask"] is True
+
+
 def test_days_of_a_run_at_a_given_utilization(config, tmp_path):
     words = ("--config", config(), "--device", "H200", "--steps", "1000")
     time = run(tmp_path, *words, "--precision", "32-true", "--utilization", "0.5")["time"]
@@ -156,7 +164,6 @@ def test_no_torch_is_imported():
         (["--device", "H200", "--utilization", "50"], {}, "--utilization must be above 0 and at most 1, got 50.0"),
         ([], {"model": {"architecture": {}}}, "vocab_size is null: give the number of token ids (--vocab-size)"),
         ([], {"model": {"architecture": {**ARCHITECTURE, "dropout": 0.1}}}, "dropout on a CPU is not covered"),
-        ([], {"data": {"document_mask": True}}, "data.document_mask is not covered: its masks are not counted"),
         ([], {"model": {"architecture": ARCHITECTURE, "optimizer": "my.Own"}}, "optimizer my.Own is not known"),
         (
             ["--state-dtype", "bfloat16"],
@@ -190,6 +197,7 @@ def test_a_missing_config_is_one_line(error_line):
         ),
         ({"model": {"architecture": {**ARCHITECTURE, "depth": 3}}}, "model.architecture.depth is unknown"),
         ({"model": {"architecture": ARCHITECTURE, "loss_chunks": "two"}}, "model.loss_chunks must be a whole number"),
+        ({"data": {"document_mask": "yes please"}}, "data.document_mask must be true or false, got 'yes please'"),
         ({"data": {"global_batch_size": 10**30}}, "data.global_batch_size must be a whole number from 1"),
         ({"trainer": {"precision": [1]}}, "trainer.precision must be a name"),
         ({"trainer": {"num_nodes": {"x": 1}}}, "trainer.num_nodes must be a whole number"),

@@ -1,5 +1,6 @@
 """``lightning-llm export`` and ``import``, and training on from what was imported."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,12 +10,13 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lightning_llm import ModelConfig
+from lightning_llm import ModelConfig, Transformer
 from lightning_llm.__main__ import main
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.reading import load_transformer, read_checkpoint
 from lightning_llm.cli.train import cli_main
 from lightning_llm.interop.hf_mapping import mapping_for
+from lightning_llm.training.initial_weights import read_initial_weights
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = {
@@ -133,6 +135,18 @@ def test_training_begins_with_the_given_weights(exported, runs, text_file, tmp_p
         Path("model.ckpt").unlink()
         again = fit(tmp_path, text_file, "--config=model.yaml", "--ckpt_path=last", steps=2, **data)
         assert again.trainer.global_step == 2
+
+
+def test_a_model_with_rows_for_no_token_begins_with_weights_without_them(exported):
+    initial = read_initial_weights("out")
+    model = Transformer(dataclasses.replace(initial.config, vocab_multiple_of=64), seed=1)
+    assert not initial.fault(model.config, None)
+    initial.fill(model)
+    expected = Transformer(initial.config)
+    initial.fill(expected)
+    ids = torch.arange(10)[None]
+    assert torch.equal(model.logits(model(ids)), expected.logits(expected(ids)))
+    assert not model.lm_head.weight[initial.config.vocab_size :].any()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lightning_llm.accounting import step_memory
 from lightning_llm.cli.train import cli_main
 
 RUN = Path("runs/run/version_0")
@@ -95,8 +96,15 @@ def test_a_mistake_is_one_line(tiny, error_line, budget, expected):
     assert expected in error_line()
 
 
-def test_document_masks_are_refused_since_they_are_not_counted(tiny, error_line):
-    changes = {"data.tokenizer": "bpe", "data.vocab_size": 300, "data.document_mask": True}
-    with pytest.raises(SystemExit, match="2"):
-        tiny("fit", **{**changes, "model.memory_budget": "1GB"})
-    assert "memory_budget does not count the masks of data.document_mask" in error_line()
+def test_a_run_with_packed_documents_is_planned_for_them(tiny, tmp_path, text_file):
+    (tmp_path / "docs").mkdir()
+    for number, text in enumerate(text_file.read_text().split("\n")[:60]):
+        (tmp_path / "docs" / f"{number}.txt").write_text(text)
+    changes = {"data.tokenizer": "bpe", "data.vocab_size": 300, "data.path": str(tmp_path / "docs")}
+    cli = tiny("fit", **{**changes, "data.document_mask": True, **BUDGET, "model.memory_budget": "2MB"})
+    assert cli.trainer.global_step == 6
+    plan = cli.model.plan
+    architecture, setting = cli.model.architecture, plan.setting
+    step = {"rows": setting.rows, "loss_chunks": setting.loss_chunks, "accumulation": plan.accumulation}
+    expected = step_memory(architecture, context_length=16, precision="32-true", document_mask=True, **step)
+    assert plan.memory.peak == expected.peak

@@ -29,10 +29,12 @@ BIASES = {"attention_bias": True, "mlp_bias": True}
 MODELS = {
     "llama": {**SIZES, "rope_theta": 500.0, "rms_norm_eps": 3e-4},
     "llama, tied, biases": {**SIZES, "tie_word_embeddings": True, "mlp": "swiglu", **BIASES},
+    "llama, rows for no token": {**SIZES, "vocab_multiple_of": 128},
     "llama, linear rope": {**SIZES, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     "llama, llama3 rope": {**SIZES, "rope_scaling": LLAMA3},
     "qwen3": {**SIZES, "qk_norm": True, "head_dim": 10, "attention_bias": True, "rms_norm_eps": 3e-4},
     "gpt2": {**GPT, "mlp": "gelu_tanh", "tie_word_embeddings": True, **BIASES, "dropout": 0.2},
+    "gpt2, rows for no token": {**GPT, "mlp": "gelu", "tie_word_embeddings": True, "vocab_multiple_of": 64, **BIASES},
     "gpt2, relu, own head": {**GPT, "mlp": "relu", **BIASES, "rms_norm_eps": 3e-4},
     "gpt2, gelu, biases": {**GPT, "mlp": "gelu", **BIASES},
 }

@@ -8,6 +8,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from lightning_llm import LanguageModel, ModelConfig, Transformer
 from lightning_llm.generation import generate
+from lightning_llm.model import transformer
+from lightning_llm.ops import span_attention
 
 pytestmark = [  # what torch.compile of torch 2.13 says of itself
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
@@ -78,6 +80,26 @@ def test_compiled_blocks_give_the_same_loss_and_gradients(kind, recompute):
     batch = a_batch()
     torch.testing.assert_close(step(compiled, compiled.loss, batch), step(eager, eager.loss, batch))
     assert compiled.state_dict().keys() == eager.state_dict().keys()
+
+
+@pytest.mark.parametrize("flex", [False, True])
+def test_compiled_blocks_keep_to_documents_without_compiling_again(monkeypatch, flex):
+    """FlexAttention as on CUDA, but forward only, on a CPU."""
+    if flex:
+        monkeypatch.setattr(transformer, "attention_form", lambda *args, **kwargs: "flex")
+        monkeypatch.setattr(span_attention, "_compiled", lambda function: function)
+    counter = CompileCounterWithBackend("aot_eager")
+    config = ModelConfig(**{**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2})
+    eager, compiled = with_compiled_blocks(config, backend=counter, fullgraph=True)
+    for length in (3, 5):
+        batch = a_batch()
+        batch["documents"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"]) // length
+        if flex:
+            with torch.no_grad():
+                torch.testing.assert_close(compiled.loss(batch), eager.loss(batch))
+        else:
+            torch.testing.assert_close(step(compiled, compiled.loss, batch), step(eager, eager.loss, batch))
+    assert counter.frame_count == 1
 
 
 def test_blocks_of_one_kind_share_their_code_whatever_their_number():

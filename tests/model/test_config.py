@@ -42,6 +42,8 @@ LLAMA3 = {
         ({"num_hidden_layers": 0}, "num_hidden_layers must be at least 1, got 0"),
         ({"hidden_size": 12.5}, "hidden_size must be a whole number, got 12.5"),
         ({"vocab_size": -1}, "vocab_size must be at least 1"),
+        ({"vocab_multiple_of": 0}, "vocab_multiple_of must be at least 1, got 0"),
+        ({"vocab_size": 50, "vocab_multiple_of": 2**39}, "parameters, more than 1e\\+13"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps must be above 0"),
         ({"rms_norm_eps": math.inf}, "rms_norm_eps must be above 0 and finite, got inf"),
         ({"rms_norm_eps": "1e-5"}, "rms_norm_eps must be above 0 and finite, got '1e-5'"),

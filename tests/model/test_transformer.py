@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lightning_llm import ModelConfig, Transformer
+from lightning_llm.measure import MemoryMeter
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.mlp import MLP
 
@@ -272,22 +273,32 @@ def test_documents_in_one_row_are_as_if_each_were_run_alone(position, recompute)
         torch.testing.assert_close(got, parameter.grad)
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_layers_keep_one_mask_of_documents_for_all(autocast):
-    model = build(num_hidden_layers=4)
-    kept = {}
+def bytes_of_a_step(seq):
+    """The peak of forward and backward of a row with three documents, by the meter."""
+    model = build(num_hidden_layers=1, max_position_embeddings=seq)
+    ids, documents = torch.zeros(1, seq, dtype=torch.long), torch.tensor([0, 0, 1, 2]).repeat_interleave(seq // 4)[None]
+    with MemoryMeter(exclude=[model, ids, documents]) as meter:
+        model(ids, documents=documents).sum().backward()
+    return meter.peak_bytes
 
-    def note(tensor):
-        if tensor.shape[-2:] == (15, 15):
-            kept[tensor.untyped_storage().data_ptr()] = tensor  # held: an address is not used twice meanwhile
-        return tensor
 
-    with (
-        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
-        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
-    ):
-        model(torch.randint(0, 31, (2, 15)), documents=torch.zeros(2, 15, dtype=torch.long))
-    assert len(kept) == 1
+def test_memory_of_packed_documents_grows_with_the_context_and_not_with_its_square():
+    peaks = [bytes_of_a_step(seq) for seq in (2048, 4096, 8192)]
+    assert peaks[1] <= 2.01 * peaks[0]
+    assert peaks[2] <= 2.01 * peaks[1]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_layers_share_what_says_which_documents_they_see(dropout):
+    """A dense mask with dropout in training, and else none."""
+    model, seen = build(num_hidden_layers=4, dropout=dropout), []
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs["mask"]), with_kwargs=True)
+    for mode in (True, False):
+        model.train(mode)(torch.randint(0, 31, (2, 15)), documents=torch.zeros(2, 15, dtype=torch.long))
+    for masks, is_dense in ((seen[:4], dropout > 0), (seen[4:], False)):
+        assert all(mask is masks[0] for mask in masks)
+        assert isinstance(masks[0], torch.Tensor) == is_dense
 
 
 def test_documents_of_another_shape_or_with_a_cache_are_refused():

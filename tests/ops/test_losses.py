@@ -134,6 +134,31 @@ def test_error_of_any_number_of_chunks(num_chunks, dtype):
     assert_as_good_as_plain(*make_inputs((40, 123, 77)), dtype, num_chunks=num_chunks)
 
 
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_for_no_token_change_nothing(reduction, dtype, rows):
+    """The loss and the other gradients to the bit in float32; theirs are zero."""
+    inputs, targets = make_inputs((5, 123, 77), dtype)
+    padded = [inputs[0], *(F.pad(x.detach(), (0, 0) * (x.dim() - 1) + (0, 19), value=3.0) for x in inputs[1:])]
+    options = {"reduction": reduction, "z_loss": 0.1}
+    expected = with_gradients(ours, inputs, targets, dtype, **options)
+    loss, *gradients = with_gradients(ours, padded, targets, dtype, vocab_size=77, **options)
+    tolerance = {"rtol": 1e-6, "atol": 1e-7} if dtype == torch.float32 else {}
+    torch.testing.assert_close(loss, expected[0], **tolerance)
+    for got, true in zip(gradients, expected[1:], strict=True):
+        torch.testing.assert_close(got[: len(true)], true, **tolerance)
+        assert not got[len(true) :].any()
+    with pytest.raises(ValueError, match="targets must be below the vocabulary 77"):
+        ours(*padded, targets.clamp(min=77), vocab_size=77)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 78])
+def test_a_vocabulary_that_is_no_part_of_the_rows_is_rejected(wrong):
+    inputs, targets = make_inputs((5, 123, 77))
+    with pytest.raises(ValueError, match=f"vocab_size must be from 1 to the 77 rows of weight or None, got {wrong}"):
+        ours(*inputs, targets, vocab_size=wrong)
+
+
 def test_many_chunks_lose_no_bits_in_bf16():
     # the gradient of the weight is a sum of 512 terms: in bf16 it would have several times the plain one's error
     assert_as_good_as_plain(*make_inputs((512, 16, 8)), torch.bfloat16, num_chunks=512)

@@ -13,3 +13,31 @@ def test_no_chunk_is_a_single_column_of_several(width):
         assert min(2, width) <= columns <= width
         assert width == 1 or width % columns != 1
         assert num_chunks is None or -(-width // columns) <= num_chunks
+
+
+@pytest.mark.parametrize(
+    ("device", "itemsize", "head_dim", "seq", "options", "expected"),
+    [
+        ("cpu", 4, 64, 512, {}, "short"),
+        ("cpu", 4, 64, 513, {}, "fused"),
+        ("cpu", 4, 64, 512, {"training": False}, "fused"),
+        ("cpu", 4, 64, 512, {"mask": "dense"}, "fused"),
+        ("cpu", 4, 64, 512, {"dropout": 0.1}, "math"),
+        ("cpu", 2, 64, 512, {"mask": "spans"}, "spans"),
+        ("cuda", 2, 64, 512, {}, "fused"),
+        ("cuda", 2, 10, 512, {"dropout": 0.1}, "fused"),  # torch pads a head of 10 to 16
+        ("cuda", 2, 64, 512, {"mask": "dense"}, "efficient"),
+        ("cuda", 2, 264, 512, {}, "efficient"),
+        ("cuda", 4, 64, 512, {}, "efficient"),
+        ("cuda", 4, 10, 512, {}, "math"),
+        ("cuda", 8, 64, 512, {}, "math"),
+        ("cuda", 4, 64, 512, {"mask": "spans"}, "flex"),
+        ("cuda", 4, 8, 512, {"mask": "spans"}, "spans"),
+        ("cuda", 8, 64, 512, {"mask": "spans"}, "spans"),
+        ("mps", 4, 64, 512, {}, "math"),
+        ("mps", 4, 64, 512, {"mask": "spans"}, "spans"),
+    ],
+)
+def test_which_attention_runs(device, itemsize, head_dim, seq, options, expected):
+    options = {"mask": "causal", "dropout": 0.0, **options}
+    assert sizes.attention_form(device, itemsize, head_dim, seq, **options) == expected

@@ -392,7 +392,7 @@ def _run_of(trainer: Trainer, pl_module: LightningModule, batch: Any) -> Run | N
         return None
     precision = str(trainer.precision)
     settings = {
-        **{"rows": ids.shape[0], "context_length": ids.shape[1], "mlp": None},
+        **{"rows": ids.shape[0], "context_length": ids.shape[1], "document_mask": "documents" in batch, "mlp": None},
         "loss_chunks": getattr(pl_module, "loss_chunks", None),
         "precision": f"bf{precision}" if precision.startswith("16") else precision,
         "device": "cuda" if trainer.strategy.root_device.type == "cuda" else "cpu",

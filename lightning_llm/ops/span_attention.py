@@ -1,0 +1,265 @@
+"""Causal attention within spans: a query sees the keys from the first of its span to its own place.
+
+Documents packed into one row are such spans: a span begins where its document does. For a sliding window it would
+begin a fixed number of places before the query. Within a row, beginnings never decrease.
+
+No tensor here grows with the square of the sequence. On CUDA, FlexAttention (Dong et al. 2024, "Flex Attention",
+arXiv:2412.05496) takes the spans as a list of blocks of keys for each block of queries. It has no backward on a CPU, so
+elsewhere the queries go through in blocks: one block is multiplied with the keys from the beginning of its first query
+to its own end, and the keys before them are skipped. The formulas are those of ``attention.py``, except that only
+queries, keys and values are saved: backward computes the probabilities of a block again, one matmul of its five. The
+sums over blocks are in float32 at least.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_llm.ops import sizes
+from lightning_llm.ops.conventions import differentiable_once, opaque
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+FLEX_BLOCK = 128  # queries and keys of a block of FlexAttention
+
+
+class Spans(NamedTuple):
+    """Which keys each query sees.
+
+    Attributes:
+        first: (batch, seq), int64: the place of the first key of each query's span.
+        blocks: The same for FlexAttention, where that computes the attention.
+    """
+
+    first: Tensor
+    blocks: "BlockMask | None" = None
+
+
+def spans_of_documents(documents: Tensor) -> Spans:
+    """The spans of packed documents.
+
+    Args:
+        documents: (batch, seq), the number of each token's document.
+    """
+    place = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    is_first = documents != documents.roll(1, dims=1)  # at place 0 it changes nothing
+    return Spans(torch.where(is_first, place, 0).cummax(dim=1).values)
+
+
+def dense_mask(spans: Spans, dtype: torch.dtype) -> Tensor:
+    """The spans as a mask for the attentions that need one.
+
+    Args:
+        spans: Of a batch.
+        dtype: Of the scores. Every layer would turn a boolean mask into one of this dtype, and save its own for
+            backward.
+
+    Returns:
+        (batch, 1, seq, seq): 0 where a query sees a key, minus infinity elsewhere.
+    """
+    batch, seq = spans.first.shape
+    mask = torch.zeros(batch, 1, seq, seq, dtype=dtype, device=spans.first.device)
+    return mask.masked_fill_(_hidden(spans.first, slice(0, seq), 0)[:, None], float("-inf"))
+
+
+def span_attention(query: Tensor, key: Tensor, value: Tensor, spans: Spans) -> Tensor:
+    """Attention of every query to the keys of its span.
+
+    Args:
+        query: (batch, heads, seq, head_dim).
+        key: (batch, kv_heads, seq, head_dim); ``heads`` is a multiple of ``kv_heads``.
+        value: As ``key``.
+        spans: Of the batch.
+
+    Returns:
+        (batch, heads, seq, head_dim).
+    """
+    if spans.blocks is not None:
+        out: Tensor = _flex()(query, key, value, block_mask=spans.blocks, enable_gqa=query.shape[1] != key.shape[1])
+        return out
+    inputs = *(x.contiguous() for x in (query, key, value)), spans.first
+    if torch.compiler.is_compiling():
+        return _opaque(*inputs)[0]
+    out = _SpanAttention.apply(*inputs)  # type: ignore[no-untyped-call]
+    return out
+
+
+# ---- FlexAttention
+
+
+def with_flex_blocks(spans: Spans) -> Spans:
+    """The same spans with the blocks that FlexAttention visits.
+
+    They are found from the first and last query of each block: ``create_block_mask`` would look at all pairs of places.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    first = spans.first
+    starts = torch.arange(0, first.shape[1], FLEX_BLOCK, device=first.device)
+    ends = (starts + FLEX_BLOCK).clamp(max=first.shape[1])
+    # (batch, blocks of queries, blocks of keys): whether a query of the block sees a key of the other; whether all do
+    some = (ends > first[:, starts, None]) & (starts <= starts[:, None])
+    every = (starts >= first[:, ends - 1, None]) & (starts < starts[:, None])
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (key >= first[batch, query])
+
+    lengths = first.shape[1], first.shape[1]
+    listed = *_listed(some & ~every), *_listed(every)
+    return spans._replace(blocks=BlockMask.from_kv_blocks(*listed, FLEX_BLOCK, sees, seq_lengths=lengths))
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """For each block of queries how many blocks of keys it has, and their numbers in front: for all heads."""
+    order = blocks.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[:, None], order.to(torch.int32)[:, None]
+
+
+def _flex() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # without a compiler it would compute all scores
+    return flex_attention if torch.compiler.is_compiling() else _compiled(flex_attention)
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False)
+
+
+# ---- blocks of queries
+
+
+class _SpanAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*inputs)
+        return _forward(*inputs)[0]
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        return *_backward(d_out, *ctx.saved_tensors), None
+
+
+class _Part(NamedTuple):
+    """Some rows and key heads, and one block of their queries with the keys that it sees."""
+
+    rows: slice
+    heads: slice
+    queries: slice
+    keys: slice
+
+
+def _forward(query: Tensor, key: Tensor, value: Tensor, first: Tensor) -> list[Tensor]:
+    """The result, in a list. All inputs are contiguous."""
+    out, tile = torch.empty_like(query), _tile(query, key)
+    with torch.autocast(query.device.type, enabled=False):
+        for part in _parts(query, key, first):
+            _, _, p = _probabilities(query, key, first, part, tile)
+            _queries(out, key, part).copy_(torch.bmm(p, _keys(value, part)).view_as(_queries(out, key, part)))
+    return [out]
+
+
+def _backward(d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, first: Tensor) -> list[Tensor]:
+    """The gradients of queries, keys and values."""
+    d_query, d_key, d_value = map(torch.empty_like, (query, key, value))
+    tile, d_tile = _tile(query, key), _tile(query, key)
+    scale = query.shape[-1] ** -0.5
+    sums: tuple[Tensor, ...] = ()  # gradients of keys and values of the rows and heads of a part
+    with torch.autocast(query.device.type, enabled=False):
+        for part in _parts(query, key, first):
+            if not part.queries.start:
+                wide = torch.promote_types(key.dtype, torch.float32)
+                sums = tuple(torch.zeros_like(key[part.rows, part.heads], dtype=wide).flatten(0, 1) for _ in range(2))
+            q, k, p = _probabilities(query, key, first, part, tile)
+            d = _queries(d_out, key, part).reshape(q.shape)
+            d_scores = torch.bmm(d, _keys(value, part).mT, out=_of(d_tile, p.shape))
+            torch.ops.aten._softmax_backward_data.out(d_scores, p, -1, d_scores.dtype, grad_input=d_scores)
+            target = _queries(d_query, key, part)
+            target.copy_(torch.bmm(d_scores, k).mul_(scale).view_as(target))
+            for total, left, right in ((sums[0], d_scores, q), (sums[1], p, d)):
+                seen = total[:, part.keys]
+                seen.baddbmm_(left.mT, right) if total.dtype == left.dtype else seen.add_(torch.bmm(left.mT, right))
+            if part.queries.stop == query.shape[2]:
+                for target, total in ((d_key, sums[0].mul_(scale)), (d_value, sums[1])):
+                    target[part.rows, part.heads] = total.view_as(target[part.rows, part.heads])
+    return [d_query, d_key, d_value]
+
+
+def _probabilities(
+    query: Tensor, key: Tensor, first: Tensor, part: _Part, tile: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries (rows × key heads, queries of a group, head_dim), keys, and the probabilities, in the tile."""
+    groups, k = query.shape[1] // key.shape[1], _keys(key, part)
+    q = _queries(query, key, part).reshape(k.shape[0], -1, k.shape[-1])
+    scores = _of(tile, torch.Size((k.shape[0], q.shape[1], k.shape[1])))
+    torch.baddbmm(scores, q, k.mT, beta=0, alpha=k.shape[-1] ** -0.5, out=scores)
+    hidden = _hidden(first[part.rows], part.queries, part.keys.start)  # (rows, queries, keys)
+    by_head = scores.view(hidden.shape[0], -1, groups, *hidden.shape[1:])
+    by_head.masked_fill_(hidden[:, None, None], float("-inf"))
+    return q, k, torch.softmax(scores, dim=-1, out=scores)
+
+
+def _parts(query: Tensor, key: Tensor, first: Tensor) -> Iterator[_Part]:
+    (batch, heads, seq, _), kv_heads = query.shape, key.shape[1]
+    rows, some = sizes.span_heads(batch, heads, kv_heads, seq, query.dtype.itemsize)
+    blocks = sizes.attention_blocks(seq)
+    for own in sizes.slices(batch, rows):
+        begins = first[own, :: blocks[0][1]].amin(dim=0).tolist()  # of the first query of each block
+        for of_heads in sizes.slices(kv_heads, some):
+            for (start, end), begin in zip(blocks, begins, strict=True):
+                yield _Part(own, of_heads, slice(start, end), slice(begin, end))
+
+
+def _queries(tensor: Tensor, key: Tensor, part: _Part) -> Tensor:
+    """A view: (rows, key heads, heads of a group, queries, head_dim)."""
+    by_group = tensor.view(tensor.shape[0], key.shape[1], -1, *tensor.shape[2:])
+    return by_group[part.rows, part.heads, :, part.queries]
+
+
+def _keys(tensor: Tensor, part: _Part) -> Tensor:
+    """(rows × key heads, keys, head_dim)."""
+    return tensor[part.rows, part.heads, part.keys].flatten(0, 1)
+
+
+def _hidden(first: Tensor, queries: slice, begin: int) -> Tensor:
+    """Which keys from ``begin`` to the last query's place a query does not see: (rows, queries, keys)."""
+    place = torch.arange(begin, queries.stop, device=first.device)
+    hidden = place < first[:, queries, None]
+    return hidden.logical_or_(place > place[queries.start - begin :, None])
+
+
+def _tile(query: Tensor, key: Tensor) -> Tensor:
+    """A buffer for the scores of a part."""
+    (batch, heads, seq, _), kv_heads = query.shape, key.shape[1]
+    rows, some = sizes.span_heads(batch, heads, kv_heads, seq, query.dtype.itemsize)
+    return query.new_empty(rows * some * (heads // kv_heads) * sizes.even(seq, sizes.ATTENTION_ROWS) * seq)
+
+
+def _of(tile: Tensor, shape: torch.Size) -> Tensor:
+    return tile[: shape.numel()].view(shape)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: list[Tensor]) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
+    return *_opaque_backward(grads[0], *ctx.saved_tensors), None
+
+
+_INPUTS = "Tensor query, Tensor key, Tensor value, Tensor first"
+_opaque = opaque(
+    "span_attention", _INPUTS, _forward, lambda query, *_: [torch.empty_like(query)], save=_save, gradients=_gradients
+)
+_opaque_backward = opaque(
+    "span_attention_backward",
+    f"Tensor d_out, {_INPUTS}",
+    _backward,
+    lambda d_out, *inputs: [torch.empty_like(x) for x in inputs[:3]],
+)
