@@ -56,8 +56,9 @@ def run(asked: Request) -> Iterator[Row]:
         save(Taken(list), Taken(list))  # the first one pays for fresh memory and a fresh file
         asked.interleaved({"": partial(save, taken, written)})
     for name in (name for name in variants if name in taken):
-        first = taken[VARIANTS[0] if name in written else VARIANTS[2]]
-        row = asked.row(name, taken[name], shape=f"{millions} M parameters", **ratios(taken[name], first))
+        first = statistics.median(taken[VARIANTS[0] if name in written else VARIANTS[2]])
+        found = ratios(taken[name], [first] * len(taken[name]))  # a round has more steps than saves
+        row = asked.row(name, taken[name], shape=f"{millions} M parameters", **found)
         if name in written:
             row.saved_bytes, row.bytes_per_s = size, size / statistics.median(written[name])
         yield row
