@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.bench.harness import Row, read_rows
+from lightning_llm.bench.harness import MEASURED, Row, read_rows
 
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "docs" / "benchmarks"
@@ -58,29 +58,12 @@ def rows_of(name: str) -> list[Row]:
     return read_rows(path)
 
 
-class _Names(dict[str, Any]):
-    """What a cell may use: the fields of a row, ``first``, ``of(variant)`` and the units."""
-
-    def __init__(self, row: Row, group: Sequence[Row]) -> None:
-        variants = {other.variant: other for other in group}
-        super().__init__(
-            **UNITS,
-            row=row,
-            group=group,
-            first=group[0],
-            of=lambda name: variants.get(name, Row()),
-            len=len,
-            int=int,
-            max=max,
-        )
-        self.row = row
-
-    def __missing__(self, name: str) -> Any:
-        return getattr(self.row, name)
-
-
 def _value(expression: str, row: Row, group: Sequence[Row]) -> Any:
-    return eval(expression, {"__builtins__": {}}, _Names(row, group))  # an expression of our own pages
+    """An expression of our own pages: over the fields of a row, ``first``, ``of(variant)`` and the units."""
+    variants = {other.variant: other for other in group}
+    names = {**dict.fromkeys(MEASURED), **UNITS, "int": int, "max": max, **vars(row), "row": row, "group": group}
+    names |= {"first": group[0], "of": lambda name: variants.get(name, Row())}
+    return eval(expression, {"__builtins__": {}, **names})
 
 
 def cell(template: str, row: Row, group: Sequence[Row]) -> str:

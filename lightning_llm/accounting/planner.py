@@ -17,7 +17,7 @@ from functools import cache, partial
 from itertools import product
 from typing import Any
 
-from lightning_llm.accounting.counts import parameters_by_part
+from lightning_llm.accounting.counts import MeasuredMLP, parameters_by_part
 from lightning_llm.accounting.memory import (
     LEVELS,
     Counts,
@@ -52,6 +52,7 @@ class Task:
         loss_chunks: Those that may be chosen.
         state_dtypes: Of the optimizer; those that may be chosen, the run's own first.
         state_per_parameter: As in ``step_memory``; a mean where parameters differ.
+        mlp: As in ``step_memory``.
     """
 
     config: ModelConfig
@@ -65,6 +66,7 @@ class Task:
     loss_chunks: tuple[int | None, ...] = (None, 0)
     state_dtypes: tuple[str | None, ...] = (None,)
     state_per_parameter: float = 2
+    mlp: MeasuredMLP | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,7 +122,7 @@ class Planner:
         if rest:
             uneven = f"global_batch_size {task.global_batch_size} cannot be divided by {task.world_size} processes"
             raise ValueError(f"{uneven}: change one of them")
-        parameters_by_part(task.config)  # reports what is not covered before anything else fails on it
+        parameters_by_part(task.config, task.mlp)  # reports what is not covered before anything else fails on it
         self.task, self._tick = task, tick
         self.rows = [rows for rows in range(1, share + 1) if share % rows == 0]
         self.deepest = 0  # the highest level that the model can have
@@ -153,7 +155,8 @@ class Planner:
 
     def _layered_memory(self, recompute: Recompute, **settings: Any) -> LayeredMemory:
         config, task = dataclasses.replace(self.task.config, recompute=recompute), self.task
-        return LayeredMemory(config, context_length=task.context_length, device=task.cost_model.kind, **settings)
+        run = {"context_length": task.context_length, "device": task.cost_model.kind, "mlp": task.mlp}
+        return LayeredMemory(config, **run, **settings)
 
     def _time(self, setting: Setting) -> StepTime:
         """Seconds of a step."""
@@ -171,6 +174,7 @@ class Planner:
         """What memory and time both depend on."""
         return {
             "precision": self.task.precision,
+            "mlp": self.task.mlp,
             "strategy": setting.strategy,
             "world_size": self.task.world_size,
             "state_per_parameter": self.task.state_per_parameter,

@@ -68,10 +68,11 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
         "accumulation": rows_per_step // (rows * world_size),
         "state_per_parameter": run.state_per_parameter,
         "state_itemsize": STATE_BYTES[run.state_dtype],
+        "mlp": run.mlp,
     }
     # the state exists during the whole step: shared_memory adds it
     in_trace = {"precision": activation_precision(run.precision, strategy or "ddp"), "state_per_parameter": 0}
-    sharing = {name: settings[name] for name in ("precision", "state_per_parameter", "state_itemsize")}
+    sharing = {name: settings[name] for name in ("precision", "state_per_parameter", "state_itemsize", "mlp")}
     sharing |= {"strategy": run.strategy, "world_size": world_size, "gradient_views": options.gradient_views}
 
     def needed(rows: int) -> tuple[StepMemory, SharedMemory]:
@@ -79,15 +80,15 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
         return memory, shared_memory(run.config, memory, **sharing)
 
     memory, shared = needed(rows)
-    counts = parameters_by_part(run.config)
+    counts = parameters_by_part(run.config, run.mlp)
     tokens = rows_per_step * run.context_length
-    flops = step_flops(run.config, tokens=tokens, context_length=run.context_length)
+    flops = step_flops(run.config, tokens=tokens, context_length=run.context_length, mlp=run.mlp)
     of_run = {name: getattr(run, name) for name in ("optimizer", "state_dtype", "world_size")}
     of_run |= {"strategy": strategy, "precision_reason": run.precision_reason}
     report: dict[str, Any] = {
-        "settings": {"rows": rows, **of_run, **settings},
+        "settings": {"rows": rows, **of_run, **settings, "mlp": run.config.mlp, "mlp_is_measured": run.mlp is not None},
         "parameters": {**counts, "all": sum(counts.values())},
-        "parameter_terms": parameter_terms(run.config),
+        "parameter_terms": parameter_terms(run.config, run.mlp),
         "memory": _memory(memory, shared),
         "flops": {
             "tokens": tokens,
@@ -146,6 +147,8 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     """The report as lines for a terminal."""
     settings, memory, flops = report["settings"], report["memory"], report["flops"]
     lines = [", ".join(f"{name} {value}" for name, value in settings.items() if name != "precision_reason")]
+    if settings["mlp_is_measured"]:
+        lines += [f"mlp {settings['mlp']} was measured with a few tokens and extended"]
     if settings["precision_reason"]:
         lines += [f"precision auto is {settings['precision']}: {settings['precision_reason']}"]
     lines += ["", "parameters", *(_line(name, f"{count:,}") for name, count in report["parameters"].items())]

@@ -14,12 +14,12 @@ from typing import Any, Literal, cast
 
 import yaml
 
-from lightning_llm.accounting.counts import hidden_matrix_parameters, parameters_by_part
+from lightning_llm.accounting.counts import MeasuredMLP, hidden_matrix_parameters, parameters_by_part
 from lightning_llm.accounting.hardware import Device, auto_precision, byte_size, cpu_features, find_device
 from lightning_llm.accounting.memory import STRATEGIES
 from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.io.untrusted import file_in, read_json, read_text, shown
-from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig, config_of_file
 
 LARGEST = 1 << 18  # bytes of a config; the largest of this project has 3,000
 MOST_NODES = 100_000  # an alias counts as what it stands for
@@ -164,6 +164,7 @@ class RunConfig:
     is_own_adamw: bool
     state_per_parameter: float
     state_dtype: str | None
+    mlp: MeasuredMLP | None
 
     @property
     def device_kind(self) -> Literal["cpu", "cuda"]:
@@ -183,6 +184,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--vocab-size", type=int, metavar="N", help="token ids, if the config leaves it to the data")
     add("--state-dtype", choices=("bfloat16",), help="of AdamW's averages (default: the config's, or the parameters')")
     add("--json", type=Path, metavar="FILE", help="write all figures to this file")
+    add("--trust-code", action="store_true", help="import and measure an MLP class outside lightning_llm")
 
 
 def size_option(words: str) -> int:
@@ -205,7 +207,7 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         raw = merged(raw, read_config(file))
     if _section(raw, "data").get("document_mask"):
         raise ValueError("data.document_mask is not covered: its masks are not counted; leave it out")
-    config = _architecture(raw, options.vocab_size)
+    config = _architecture(raw, options)
     device = None if options.device is None else find_device(options.device)
     precision, reason = options.precision or _name(raw, "trainer.precision", "auto"), ""
     if precision == "auto":
@@ -228,7 +230,8 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         world_size=world_size,
         max_steps=max(0, _whole(raw, "trainer.max_steps", 0, least=-1)),
         strategy=options.strategy or ("fsdp2" if is_sharded else "ddp"),
-        **_optimizer(raw, config, precision, options.state_dtype),
+        **_optimizer(raw, config, precision, options.state_dtype, mlp := _measured(config, precision)),
+        mlp=mlp,
     )
 
 
@@ -281,7 +284,8 @@ def _class(raw: Section, name: str, default: str) -> tuple[str, Section]:
     return _name(raw, name, default), {}
 
 
-def _architecture(raw: Section, vocab_size: int | None) -> ModelConfig:
+def _architecture(raw: Section, options: argparse.Namespace) -> ModelConfig:
+    vocab_size = options.vocab_size
     fields, data = dict(_section(raw, "model.architecture")), _section(raw, "data")
     if vocab_size is not None:
         fields["vocab_size"] = vocab_size
@@ -294,10 +298,21 @@ def _architecture(raw: Section, vocab_size: int | None) -> ModelConfig:
     known = [field.name for field in dataclasses.fields(ModelConfig)]
     if unknown := [name for name in fields if name not in known]:
         raise ValueError(f"model.architecture.{unknown[0]} is unknown: choose among {', '.join(known)}")
-    return ModelConfig(**fields)
+    return config_of_file(fields, "the config", trust_code=options.trust_code)
 
 
-def _optimizer(raw: Section, config: ModelConfig, precision: str, asked: str | None) -> dict[str, Any]:
+def _measured(config: ModelConfig, precision: str) -> MeasuredMLP | None:
+    """Of an MLP that the accounting does not know: it costs loading torch, and runs the class."""
+    if config.mlp in BUILT_IN_MLPS:
+        return None
+    from lightning_llm.training.measured_mlp import measure_mlp
+
+    return measure_mlp(config, precision)
+
+
+def _optimizer(
+    raw: Section, config: ModelConfig, precision: str, asked: str | None, mlp: MeasuredMLP | None
+) -> dict[str, Any]:
     """The four fields of a RunConfig about the optimizer and its state; ``asked`` is --state-dtype."""
     path, arguments = _class(raw, "model.optimizer", f"{OWN}AdamW")
     name = path.rpartition(".")[2]
@@ -312,7 +327,7 @@ def _optimizer(raw: Section, config: ModelConfig, precision: str, asked: str | N
         raise ValueError(f"state_dtype is an option of {OWN}AdamW, the optimizer is {name}: {instead}")
     state: float = STATE_PER_PARAMETER[name] + (1 if name == "SGD" and arguments.get("momentum") else 0)
     if is_muon:  # one tensor for Muon's matrices, two of state_dtype for the rest
-        parameters, itemsize = sum(parameters_by_part(config).values()), 2 if precision == "bf16-true" else 4
+        parameters, itemsize = sum(parameters_by_part(config, mlp).values()), 2 if precision == "bf16-true" else 4
         matrices = hidden_matrix_parameters(config)
         others = 2 * (parameters - matrices) * (STATE_BYTES[dtype] or itemsize)
         state = (matrices * itemsize + others) / (parameters * itemsize)

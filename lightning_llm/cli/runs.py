@@ -169,7 +169,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """The option without which no code runs that a checkpoint names."""
+    """The option without which no code runs that a checkpoint or a config names."""
     text = "import and run classes outside lightning_llm that the model names"
     parser.add_argument("--trust-code", action="store_true", help=text)
 

@@ -95,6 +95,12 @@ def test_a_mistake_is_one_line(tiny, error_line, budget, expected):
     assert expected in error_line()
 
 
+def test_an_mlp_of_the_users_own_is_measured(tiny, capsys):
+    tiny("fit", **{**BUDGET, "model.architecture.mlp": "tests.training.callbacks.test_memory_profiler.OwnMLP"})
+    assert json.loads((RUN / "plan.json").read_text())["memory"]["peak"] <= 720_000
+    assert "plan micro-batches of " in " ".join(capsys.readouterr().out.split())
+
+
 def test_document_masks_are_refused_since_they_are_not_counted(tiny, error_line):
     changes = {"data.tokenizer": "bpe", "data.vocab_size": 300, "data.document_mask": True}
     with pytest.raises(SystemExit, match="2"):

@@ -151,7 +151,7 @@ def test_no_torch_is_imported():
         (
             ["--memory", "1GB"],
             {"model": {"architecture": {**ARCHITECTURE, "mlp": "my.own.MLP"}}},
-            "mlp 'my.own.MLP' is a class of its own",
+            "the config names code from outside lightning_llm: my.own.MLP; nothing was imported",
         ),
         (["--memory", "1GB"], {"model": {"architecture": {}}}, "vocab_size is null: give the number of token ids"),
         (["--memory", "1GB"], {"data": {"global_batch_size": "many"}}, "data.global_batch_size must be a whole number"),

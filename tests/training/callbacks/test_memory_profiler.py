@@ -14,7 +14,7 @@ from torch import nn
 from lightning_llm import LanguageModel, ModelConfig, TokenDataModule
 from lightning_llm.measure.gauges import Reading
 from lightning_llm.measure.timeline import CATEGORIES
-from lightning_llm.training.callbacks import MemoryProfiler, memory, memory_report
+from lightning_llm.training.callbacks import MemoryProfiler, memory_profiler, memory_report
 from lightning_llm.training.callbacks.memory_report import Estimate, Run, Saving, cheapest, estimate
 from lightning_llm.training.trainer import Trainer
 
@@ -175,7 +175,7 @@ def test_an_entry_holds_the_highest_since_the_last(text_file, tmp_path, monkeypa
             self.left -= 1
             return Reading(self.left, self.left + 500)
 
-    monkeypatch.setattr(memory, "gauge_for", lambda device: Falling())
+    monkeypatch.setattr(memory_profiler, "gauge_for", lambda device: Falling())
     logger = Noted(tmp_path)
     fit(text_file, tmp_path, [MemoryProfiler()], logger=logger, limit_val_batches=0)
     # four readings a step: at its start, and after forward, backward and the optimiser
