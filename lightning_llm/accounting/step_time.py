@@ -191,7 +191,7 @@ def _passes(
     whole_attention = attention + rotated + 2 * ATTENTION_PASSES * heads
     layer = 2 * whole_norm + whole_attention + whole_mlp + 2 * RESIDUAL_PASSES * s.hidden
     loss = LOSS_PASSES["whole" if loss_chunks == 0 else "chunked"] * s.vocab
-    repeated = norm + attention if recompute in ("attention", "block") else 0
+    repeated: float = norm + attention if recompute in ("attention", "block") else 0
     repeated += norm + mlp if recompute in ("mlp", "block") else 0
     repeated += RESIDUAL_PASSES // 2 * s.hidden if recompute == "block" else 0
     in_levels = sum(mlp * (level > 0) + norm * (level == 2) for level in config.checkpoint_levels)
