@@ -79,7 +79,7 @@ OPTIONS = {
     "could not reach the others",
     "docs/extending.md": "mlp, optimizer, schedule, callbacks",
     "docs/interop.md": "init_from, rope_scaling",
-    "docs/memory-optimised.md": "checkpoint_level, recompute, loss_chunks",
+    "docs/memory-optimized.md": "checkpoint_level, recompute, loss_chunks",
     "docs/memory.md": "MemoryProfiler, out of memory",
     "docs/speed.md": "compile_mode, keep_freed_memory, precision",
     "docs/reference/model.md": "hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, "

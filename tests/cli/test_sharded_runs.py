@@ -32,7 +32,7 @@ DDP = ("--trainer.devices=2", "--trainer.strategy=ddp")
 SHARDED = ("--trainer.devices=2", "--trainer.strategy=fsdp2")
 MUON = ("--model.optimizer=lightning_llm.optim.MuonAdamW", "--model.optimizer.newton_schulz_dtype=float32")
 MODELS = {
-    "memory-optimised": ("--model.architecture.checkpoint_level=2", "--data.micro_batch_size=2"),
+    "memory-optimized": ("--model.architecture.checkpoint_level=2", "--data.micro_batch_size=2"),
     "standard, tied, all logits": (
         "--model.architecture.mlp=swiglu",
         "--model.architecture.tie_word_embeddings=true",

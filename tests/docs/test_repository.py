@@ -84,7 +84,7 @@ def test_the_picture_is_that_of_the_rows():
         for dtype in ("float32", "bfloat16")
     ]
     picture = Image.open(ROOT / "docs" / "images" / "frontier.png")
-    assert picture.text["Description"] == fingerprint(files), "draw it again, as docs/memory-optimised.md does"
+    assert picture.text["Description"] == fingerprint(files), "draw it again, as docs/memory-optimized.md does"
 
 
 def test_the_glossary_is_short_sorted_and_has_its_terms_once():
