@@ -31,7 +31,7 @@ def test_the_file_tree_names_every_file_and_no_other():
 
 def test_the_guide_to_changes_names_files_that_exist():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    guide = text.split("## Folders")[1].split("## What a change needs")[0]
+    guide = text.split("## Folders")[1].split("## Requirements for a change")[0]
     named = re.findall(r"\b((?:\w+/)+\w+\.py|__main__\.py)", guide)
     assert len(set(named)) > 25
     assert [
