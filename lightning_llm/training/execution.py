@@ -55,7 +55,7 @@ def print_changes(saved: Mapping[str, Any], trainer: Any) -> None:
     now = record(trainer)
     lines = [f"  {name}: {saved[name]} -> {now[name]}" for name in now if name in saved and saved[name] != now[name]]
     if lines and trainer.is_global_zero:
-        print("Changed since the checkpoint, so that other bits follow:", *lines, sep="\n")
+        print("Changed since the checkpoint, so the bits will differ:", *lines, sep="\n")
 
 
 def seed_dropout(trainer: Any) -> None:

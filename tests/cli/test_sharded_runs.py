@@ -146,7 +146,7 @@ def test_two_one_and_two_processes_go_on_from_each_other(folder, monkeypatch, ca
     shard.write_bytes(shard.read_bytes()[:-40])
     words = ("--config", "tiny.yaml", "--trainer.default_root_dir=run", "--trainer.max_steps=9")
     said = command(folder, "fit", *words, "--ckpt_path=last")
-    assert "step-00000009.ckpt is cut short or damaged: using" in said
+    assert "step-00000009.ckpt is truncated or damaged: using" in said
     assert "Resumed from step 8" in said
     assert Path(checkpoints / "step-00000009.aside").is_dir()
 

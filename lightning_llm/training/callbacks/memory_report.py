@@ -285,7 +285,7 @@ def estimate(run: Run) -> Estimate | None:
             remarks.append("The estimate leaves dropout out.")
         if mlp not in BUILT_IN_MLPS:
             run = run.change(mlp=measure_mlp(run.config, run.settings["precision"]))
-            remarks.append(f"The estimate extends {mlp} from a measurement at {TINY} and {2 * TINY} tokens.")
+            remarks.append(f"The estimate extrapolates {mlp} from a measurement at {TINY} and {2 * TINY} tokens.")
         memory, work = run.memory(), run.work()
     except (ValueError, RuntimeError):
         return None
