@@ -157,7 +157,7 @@ EDITS = [
     ((*SCHEDULE, "last_epoch"), 10**6, "last_epoch is 1000000"),
     ((*SCHEDULE, "base_lrs"), [float("inf")] * 4, r"base_lrs\[0\] is inf"),
     ((*SCHEDULE, "base_lrs"), [], "base_lrs is a list of 0, the optimizer has"),
-    ((*SCHEDULE, "step"), 3, r"lr_schedulers\[0\].step is no state"),
+    ((*SCHEDULE, "step"), 3, r"lr_schedulers\[0\].step is not part of"),
     (("TokenDataModule",), GONE, "lacks TokenDataModule"),
     (("TokenDataModule", "store"), 3, "store is 3, expected text"),
     (OWN, GONE, "lacks lightning_llm"),
