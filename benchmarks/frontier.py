@@ -1,4 +1,4 @@
-"""The plot of docs/memory-optimised.md: peak memory against time of the MLPs, from written rows of ``bench swiglu``."""
+"""The plot of docs/memory-optimized.md: peak memory against time of the MLPs, from written rows of ``bench swiglu``."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

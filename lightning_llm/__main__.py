@@ -33,7 +33,7 @@ def help_text() -> str:
             *(f"  {word:<11} {COMMANDS[word].about}" for word in TRAINER_WORDS),
             "\nTools:",
             *(f"  {word:<11} {COMMANDS[word].about}" for word in TOOLS),
-            "\nWith any of them, --debug prints the traceback of an error. Exit status: 0; 1 if it failed; 2 for a",
+            "\nWith any command, --debug prints the traceback of an error. Exit status: 0; 1 if it failed; 2 for a",
             "mistake in an option or a file; 128 plus the number of the signal that ended it.\n",
             "lightning-llm COMMAND --help explains a command. To start:",
             "  lightning-llm fit --config configs/quickstart.yaml",

@@ -108,7 +108,7 @@ def byte_size(words: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]*)", words.strip())
     if found is None or found[2] not in UNITS:
         units = ", ".join(filter(None, UNITS))
-        raise ValueError(f"{words!r} is no size: give a number with one of {units}, such as 80GiB")
+        raise ValueError(f"{words!r} is not a size: give a number with one of {units}, such as 80GiB")
     return int(float(found[1]) * UNITS[found[2]])
 
 

@@ -191,7 +191,7 @@ def most_rows(needed: Callable[[int], int], memory: int) -> int:
 
 def too_little(memory: int, least: int, what: str = "") -> ValueError:
     """The error where nothing fits: it says how much memory would do."""
-    smallest = f"the smallest that would do is {least:,} bytes ({shown_size(least)})"
+    smallest = f"the smallest that fits is {least:,} bytes ({shown_size(least)})"
     return ValueError(f"memory of {memory:,} bytes is too little{what}: {smallest}")
 
 

@@ -308,7 +308,7 @@ def choose(planner: Planner, memory: int) -> Plan:
     """The fastest plan.
 
     Raises:
-        ValueError: Nothing fits; the message gives the smallest memory that would do.
+        ValueError: Nothing fits; the message gives the smallest memory that fits.
     """
     found = planner.fastest(memory)
     if found is None:

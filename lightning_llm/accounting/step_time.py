@@ -73,7 +73,7 @@ class CostModel:
         """
         dtype = "float32" if precision == "32-true" else "bfloat16"
         if dtype not in self.device.flops:
-            raise ValueError(f"{self.device.name} has no {dtype} peak in the table: take --precision 32-true")
+            raise ValueError(f"{self.device.name} has no {dtype} peak in the table: use --precision 32-true")
         return float(self.device.flops[dtype])
 
 

@@ -195,7 +195,7 @@ def sizes_of(text: str, names: Sequence[str], example: str, known: Iterable[str]
     parts = text.split("x") if text else []
     if len(parts) != len(names) or not all(part.isdigit() and int(part) for part in parts):
         named = "".join(f", or {name}" for name in known)
-        wanted = f"must be {' x '.join(names)}, such as {example}{named}" if names else "are no option of this bench"
+        wanted = f"must be {' x '.join(names)}, such as {example}{named}" if names else "are not options of this bench"
         raise ValueError(f"shapes {text!r} {wanted}")
     return dict(zip(names, map(int, parts), strict=True))
 

@@ -41,7 +41,7 @@ def run(asked: Request) -> Iterator[Row]:
     """
     configs = asked.options.config
     if len(configs) < 2 or len(set(configs)) < len(configs):
-        raise ValueError("bench memory compares runs: give --config two different files or more")
+        raise ValueError("bench memory compares runs: give --config at least two different files")
     if missing := [name for name in configs if not Path(name).is_file()]:
         raise ValueError(f"--config {', '.join(missing)}: no such file")
     for name in configs:

@@ -169,7 +169,7 @@ class _Comparison:
         batches = {name: more if settings.more_rows else rows for name, settings in chosen.items()}
         if more > rows or not batches.pop(MORE_ROWS, 0):
             return batches, []
-        return batches, [f"{MORE_ROWS}: left out, the memory that the standard MLP needs has no room for one"]
+        return batches, [f"{MORE_ROWS}: left out: the memory of the standard MLP has no room for one"]
 
     def _run(self, name: str, settings: Settings, job: Found) -> Found:
         """What one technique finds, in a process of its own, or in one for each device."""

@@ -106,7 +106,7 @@ def read_archive(
     except MemoryError:
         raise
     except Exception as error:  # torch builds what the pickle says: a view beyond its storage, a dict without an item
-        problem = "is cut short or damaged, or not a checkpoint: use an earlier one"
+        problem = "is truncated or damaged, or not a checkpoint: use an earlier one"
         raise ValueError(f"checkpoint {name} {problem}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{name} is not a checkpoint: it holds a {type(content).__name__}")

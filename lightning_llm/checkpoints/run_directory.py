@@ -53,13 +53,13 @@ class RunDirectory:
         version: The wanted name in it; if that is taken, or ``None``: the next free ``version_<n>``.
 
     Raises:
-        ValueError: ``experiment`` or ``version`` leads out of ``root``.
+        ValueError: ``experiment`` or ``version`` points outside ``root``.
     """
 
     def __init__(self, root: str | Path, experiment: str | None = None, version: str | None = None) -> None:
         for name in (Path(experiment or ""), Path(version or "")):
             if name.is_absolute() or ".." in name.parts:
-                raise ValueError(f"run directory {name} leads out of {root}: give the name of a folder in it")
+                raise ValueError(f"run directory {name} points outside {root}: give the name of a folder in it")
         self.root, self.experiment, self._version = Path(root).expanduser(), experiment, version
         self._path: Path | None = None
         self._lock: RunLock | None = None
@@ -74,7 +74,7 @@ class RunDirectory:
             try:
                 self._path = claim(parent, self._version)
             except OSError as error:
-                problem = f"no run directory can be made in {parent} ({error.strerror}): give another folder"
+                problem = f"cannot create a run directory in {parent} ({error.strerror}): give another folder"
                 raise ValueError(f"trainer.default_root_dir {self.root}: {problem}") from error
         return self._path
 
@@ -206,7 +206,7 @@ class RunLock:
             if not isinstance(error, OSError) or error.errno not in NO_LOCKS:
                 raise
             words = f"{self.folder} is on a file system without locks ({error.strerror}): "
-            print(f"{words}nothing keeps a second run from writing there", file=sys.stderr)
+            print(f"{words}a second run could write there too", file=sys.stderr)
             return self
         self._descriptor = descriptor
         _held.add(self._file)

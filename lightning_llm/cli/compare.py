@@ -77,13 +77,13 @@ class Effect:
 
 
 def _options(parser: OneLineParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders that contain some")
+    parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders that contain runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the groups and effects to this file too")
 
 
 @tool(_options)
 def run_compare(options: argparse.Namespace) -> None:
-    """Compare loss, time and peak memory across finished runs, grouped by what their configs differ in.
+    """Compare loss, time and peak memory across finished runs, grouped by the options that differ.
 
     Means and spreads are over seeds. The first run's group is the baseline. Runs that have not finished are listed.
     """

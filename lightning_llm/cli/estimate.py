@@ -30,15 +30,15 @@ def _options(parser: OneLineParser) -> None:
     add = parser.add_argument
     add("--micro-batch-size", type=int, metavar="N", help="rows of a forward pass on one device")
     add("--steps", type=int, metavar="N", help="optimizer steps (default: the config's)")
-    utilization = "model FLOPs per second over the device's peak, 0 to 1"
-    add("--utilization", "--utilisation", type=float, metavar="U", help=utilization)
+    share = "share of the device's peak, 0 to 1 (default: 0.4, assumed)"
+    add("--utilization", "--utilisation", type=float, metavar="U", help=share)
     add("--memory", type=size_option, metavar="SIZE", help="find the largest batch that fits, e.g. 80GiB")
     add("--explain", action="store_true", help="print the formulas, term by term")
 
 
 @tool(_options)
 def run_estimate(options: argparse.Namespace) -> None:
-    """Parameters, memory, FLOPs and time of a run, from its config."""
+    """Estimate parameters, memory, FLOPs and time of a run from its config."""
     report = estimate(options)
     if options.json is not None:
         write_json(options.json, report)
@@ -127,7 +127,7 @@ def _time(run: RunConfig, flops: int, options: argparse.Namespace) -> dict[str, 
     assert run.device is not None
     dtype = "float32" if run.precision == "32-true" else "bfloat16"
     if dtype not in run.device.flops:
-        raise ValueError(f"{run.device.name} has no {dtype} peak in the table: take --precision 32-true")
+        raise ValueError(f"{run.device.name} has no {dtype} peak in the table: use --precision 32-true")
     utilization = ASSUMED_UTILIZATION if options.utilization is None else options.utilization
     if not 0 < utilization <= 1:
         raise ValueError(f"--utilization must be above 0 and at most 1, got {utilization}")
@@ -156,7 +156,7 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
         for part, terms in report["parameter_terms"].items():
             lines += [_line(f"{part}: {formula}", f"{count:,}") for formula, count in terms.items()]
     sizes = {name: memory[name] for name in ALWAYS if memory[name] or name != "gathered"}
-    sizes |= {f"kept, {part}": size for part, size in memory["kept"].items()}
+    sizes |= {f"saved, {part}": size for part, size in memory["kept"].items()}
     sizes["activations and temporaries at the peak"] = memory["activations_and_temporaries_at_peak"]
     sizes["peak"] = memory["peak"]
     lines += ["", "memory of a step on one device", *(_line(name, _mib(size)) for name, size in sizes.items())]
@@ -164,7 +164,7 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     if settings["device"] != "cpu":
         lines += ["for CUDA: tensors alone, without the allocator's rounding; not compared with a GPU yet"]
     if explain:
-        lines += ["", "kept for backward, each as count × elements × bytes per element (letters: docs/accounting.md)"]
+        lines += ["", "saved for backward, each as count × elements × bytes per element (letters: docs/accounting.md)"]
         for term in memory["kept_terms"]:
             formula = f"{term['part']}: {term['count']} × {term['formula']}"
             lines += [_line(formula, _mib(term["count"] * term["bytes"]))]

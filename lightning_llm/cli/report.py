@@ -96,7 +96,7 @@ class RunReport(Callback):
             self._first_step = steps
             if trainer.is_global_zero:
                 resumed = f"Resumed from step {steps}: {escape(str(trainer.ckpt_path))}; " if trainer.ckpt_path else ""
-                self.console.print(f"{resumed}no step is left to do")
+                self.console.print(f"{resumed}no steps are left")
         if not is_validated or not self._has_trained:
             loggers = trainer.loggers
             trainer.loggers = [] if is_validated else loggers  # the curve already has it
@@ -166,7 +166,7 @@ def print_sample(console: Console, model: LightningModule, data: Any) -> None:
     was_training = model.training
     try:
         if data.tokenizer is None:
-            raise ValueError("the token files are raw, without a tokenizer to write text with")
+            raise ValueError("the token files are raw: there is no tokenizer to print text")
         text = _sample(model.eval(), data)
     except Exception as error:
         console.print(f"\n[bold]no sample[/]  {escape(' '.join(str(error).split()) or type(error).__name__)}")

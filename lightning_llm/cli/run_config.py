@@ -105,7 +105,7 @@ def _size(node: yaml.Node, sizes: dict[int, tuple[int, int]]) -> tuple[int, int]
         nodes, levels = nodes + below[0], max(levels, 1 + below[1])
     if nodes > MOST_NODES or levels > DEEPEST:
         raise HostileYAMLError(
-            f"aliases stand for more than {MOST_NODES} values or {DEEPEST} levels, in line {line}: write less"
+            f"aliases expand to more than {MOST_NODES} values or {DEEPEST} levels, in line {line}: write less"
         )
     sizes[id(node)] = (nodes, levels)
     return nodes, levels
@@ -179,10 +179,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--device", metavar="NAME", help="a known GPU, such as H200 (default: a CPU)")
     add("--world-size", type=int, metavar="N", help="processes (default: the config's, or 1)")
     add("--strategy", choices=STRATEGIES, help="how processes share the model (default: the config's)")
-    add("--gradient-views", action="store_true", help="DDP's gradients are views of its buckets")
+    add("--gradient-views", action="store_true", help="gradients are views of DDP's buckets, without a copy")
     add("--precision", metavar="P", help="32-true, bf16-true or bf16-mixed (default: the config's)")
-    add("--vocab-size", type=int, metavar="N", help="token ids, if the config leaves it to the data")
-    add("--state-dtype", choices=("bfloat16",), help="of AdamW's averages (default: the config's, or the parameters')")
+    add("--vocab-size", type=int, metavar="N", help="vocabulary size, if the config has none")
+    add("--state-dtype", choices=("bfloat16",), help="dtype of AdamW's averages (default: the config's)")
     add("--json", type=Path, metavar="FILE", help="write all figures to this file")
     add("--trust-code", action="store_true", help="import and measure an MLP class outside lightning_llm")
 

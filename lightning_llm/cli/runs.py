@@ -115,10 +115,10 @@ def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefe
         if is_whole(path):
             for damaged in candidates[:number]:
                 instead = "in place of the best" if damaged == best else "the one before it"
-                say(f"checkpoint {damaged} is cut short or damaged: using {path}, {instead}")
+                say(f"checkpoint {damaged} is truncated or damaged: using {path}, {instead}")
             return path
     names = ", ".join(path.name for path in candidates)
-    raise ValueError(f"every checkpoint of {run} is cut short or damaged: {names}")
+    raise ValueError(f"every checkpoint of {run} is truncated or damaged: {names}")
 
 
 def step_in(checkpoint: Path) -> int:
@@ -214,9 +214,9 @@ def check_device(given: str) -> None:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
-            raise ValueError(f"device {given}: this machine has {count} CUDA devices for this torch: choose cpu")
+            raise ValueError(f"device {given}: this torch finds {count} CUDA devices on this machine: choose cpu")
     elif device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError(f"device {given}: this machine has none for this torch: choose cpu")
+        raise ValueError(f"device {given}: this torch finds none on this machine: choose cpu")
     elif device.type not in ("cpu", "mps"):
         raise ValueError(f"device {given!r} is not supported: choose cpu, cuda or mps")
 
@@ -270,7 +270,7 @@ def find_runs(
         runs = [path for path in (folder, *inside) if (path / CONFIG).is_file() or any(path.glob(EVENTS))]
         complete = [path for path in runs if not file or any(path.glob(file))]
         if not complete:
-            raise ValueError(f"{name}: {without if runs else 'no run in it, nor two levels below'}")
+            raise ValueError(f"{name}: {without if runs else 'no run in it or up to two levels below'}")
         for path in runs:
             if path in complete:
                 found.setdefault(path.resolve(), path)

@@ -100,7 +100,8 @@ class TrainingCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Options that belong to neither model nor data nor trainer."""
         text = "On Linux with glibc: keep freed memory in the process instead of returning it to the system. "
-        text += "Training on a CPU is 15 to 20 percent faster, and the process is larger."
+        text += "The process stays at its largest size. On two CPU cores, this changed the speed of a training step by "
+        text += "+1.5 percent in bf16 and by -6 percent in float32 (November 2026)."
         parser.add_argument("--keep_freed_memory", type=bool, default=True, help=text)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:

@@ -14,7 +14,7 @@ from lightning_llm.model.mlp import build_mlp
 from lightning_llm.model.weights import drawing
 
 TINY = 32  # tokens that an MLP is measured at, and twice as many
-EXTENDED = f"The estimate extends {{}} from a measurement at {TINY} and {2 * TINY} tokens."
+EXTENDED = f"The estimate extrapolates {{}} from a measurement at {TINY} and {2 * TINY} tokens."
 
 
 def measure_mlp(config: ModelConfig, precision: str) -> MeasuredMLP | None:

@@ -188,9 +188,7 @@ def test_the_memory_of_a_plan_is_that_of_the_accounting():
 def test_too_little_memory_says_the_least_that_does():
     planner = Planner(task())
     least = planner.smallest().memory.peak
-    with pytest.raises(
-        ValueError, match=f"memory of 1,000 bytes is too little: the smallest that would do is {least:,}"
-    ):
+    with pytest.raises(ValueError, match=f"memory of 1,000 bytes is too little: the smallest that fits is {least:,}"):
         choose(planner, 1000)
     assert choose(planner, least).memory.peak <= least
     with pytest.raises(ValueError, match="too little"):

@@ -115,7 +115,7 @@ def test_a_file_cut_short_is_named(tmp_path, kept):
     write_atomically({"weights": torch.ones(10_000)}, path)
     content = path.read_bytes()
     path.write_bytes(content[: kept if isinstance(kept, int) else int(kept * len(content))])
-    with pytest.raises(ValueError, match="cut short or damaged"):
+    with pytest.raises(ValueError, match="truncated or damaged"):
         read_checkpoint(path)
 
 

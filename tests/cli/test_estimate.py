@@ -144,9 +144,9 @@ def test_no_torch_is_imported():
     ("words", "sections", "expected"),
     [
         (["--device", "H20"], {}, "device 'H20' is not in the table: there are NVIDIA H200, "),
-        (["--memory", "80Gigs"], {}, "'80Gigs' is no size: give a number with one of B, KB, MB, GB, TB, KiB, "),
-        (["--memory", "10kB"], {}, "'10kB' is no size"),
-        (["--memory", "1KiB"], {}, "the smallest that would do is "),
+        (["--memory", "80Gigs"], {}, "'80Gigs' is not a size: give a number with one of B, KB, MB, GB, TB, KiB, "),
+        (["--memory", "10kB"], {}, "'10kB' is not a size"),
+        (["--memory", "1KiB"], {}, "the smallest that fits is "),
         (
             ["--precision", "8-bit"],
             {},

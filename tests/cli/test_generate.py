@@ -214,4 +214,4 @@ def test_a_prompt_that_cannot_be_read_is_one_line(tmp_path, error_line, obeying_
 def test_a_prompt_without_end_is_one_line(monkeypatch, error_line):
     monkeypatch.setattr("sys.stdin", io.StringIO("x" * 4194305))
     assert main(["generate", "nowhere", "-"]) == 2
-    assert "prompt in the standard input has more than 4194304 characters" in error_line()
+    assert "prompt on standard input has more than 4194304 characters" in error_line()

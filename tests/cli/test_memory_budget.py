@@ -85,8 +85,8 @@ def test_check_tells_the_plan_and_the_batch_that_follows(tiny, capsys):
 @pytest.mark.parametrize(
     ("budget", "expected"),
     [
-        ("80Gigs", "model.memory_budget '80Gigs' is no size: give a number with one of B, KB, "),
-        ("10KB", "model.memory_budget 10KB: memory of 10,000 bytes is too little: the smallest that would do is "),
+        ("80Gigs", "model.memory_budget '80Gigs' is not a size: give a number with one of B, KB, "),
+        ("10KB", "model.memory_budget 10KB: memory of 10,000 bytes is too little: the smallest that fits is "),
     ],
 )
 def test_a_mistake_is_one_line(tiny, error_line, budget, expected):

@@ -31,7 +31,7 @@ def test_the_file_tree_names_every_file_and_no_other():
 
 def test_the_guide_to_changes_names_files_that_exist():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    guide = text.split("## Folders")[1].split("## What a change needs")[0]
+    guide = text.split("## Folders")[1].split("## Requirements for a change")[0]
     named = re.findall(r"\b((?:\w+/)+\w+\.py|__main__\.py)", guide)
     assert len(set(named)) > 25
     assert [
@@ -84,7 +84,7 @@ def test_the_picture_is_that_of_the_rows():
         for dtype in ("float32", "bfloat16")
     ]
     picture = Image.open(ROOT / "docs" / "images" / "frontier.png")
-    assert picture.text["Description"] == fingerprint(files), "draw it again, as docs/memory-optimised.md does"
+    assert picture.text["Description"] == fingerprint(files), "draw it again, as docs/memory-optimized.md does"
 
 
 def test_the_glossary_is_short_sorted_and_has_its_terms_once():

@@ -60,7 +60,7 @@ class RankConsistencyCheck(Callback):
             differences = differences_of(gather(self.facts(getattr(trainer, "datamodule", None)), group))
             dist.destroy_process_group(group)
             if differences:
-                raise ValueError(f"the processes do not run the same: {'; '.join(differences)}")
+                raise ValueError(f"the processes differ: {'; '.join(differences)}")
 
     def facts(self, data: Any) -> Facts:
         """What this rank runs, by name."""
@@ -142,7 +142,7 @@ class ResumeDiff(Callback):
         if (ours := self.options.get(OPTIMIZER)) != (theirs := saved.get(OPTIMIZER)):
             raise ValueError(
                 f"{OPTIMIZER} is {theirs} in the checkpoint and {ours} here: an optimizer cannot use the state of "
-                "another one; take the same one, or start from scratch"
+                "another one; use the same one, or start from scratch"
             )
         if differences := option_differences(saved, self.options):
             self._changed = True

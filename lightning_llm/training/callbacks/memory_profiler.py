@@ -42,7 +42,7 @@ class MemoryProfiler(Callback):
     JSON then says ``"compiled": true`` and holds the counters.
 
     Args:
-        every_n_steps: Sample the steps that are a multiple of it. Null: none.
+        every_n_steps: Sample every N-th optimizer step. Null: none.
         snapshot_at: Write ``memory/step-N.pickle`` for PyTorch's memory viewer after this step; needs CUDA.
         top: How many modules the plot and the tables distinguish.
 
