@@ -194,7 +194,7 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
 
 def _draw_starts(axis: Any, rows: Sequence[Row]) -> None:
     names, ends = [f"{row.axis}: {row.variant}" for row in rows], [0.0] * len(rows)
-    for part, shade in zip(start_up.PARTS, ("#d5443a", "#e69f00", "#3b82c4", "#8c8c8c"), strict=True):
+    for part, shade in zip(start_up.PARTS, ("#d5443a", "#d08200", "#3b82c4", "#8c8c8c"), strict=True):
         seconds = [row.parts_s[part] for row in rows]
         axis.barh(names, seconds, left=ends, label=part, color=shade)
         ends = [end + more for end, more in zip(ends, seconds, strict=True)]

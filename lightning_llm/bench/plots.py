@@ -4,16 +4,18 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lightning_llm.bench.harness import MIB, Row
+if TYPE_CHECKING:  # it loads torch, which plan draws without
+    from lightning_llm.bench.harness import Row
 
+MIB = 2**20
 WIDTH, DPI = 8.3, 200  # inches; at 100 pixels per inch that of a README, twice as sharp
 INK, DARK_INK = "#24292f", "#e6edf3"  # lines and letters on a light and on a dark page
 # By the beginning of a variant's name; the longest that fits counts. All can be seen on both pages.
 COLORS = {
     **dict.fromkeys(("ours", "fit", "cached", "measured", "AdamW", "MuonAdamW"), "#d5443a"),
-    **{"ours 0": "#e69f00", "ours 2": "#b84a9c", "checkpoint": "#3b82c4", "notebook": "#a0744b", "liger": "#5a9e3d"},
+    **{"ours 0": "#d08200", "ours 2": "#b84a9c", "checkpoint": "#3b82c4", "notebook": "#a0744b", "liger": "#5a9e3d"},
     **{"transformers": "#8e6fc1", "litgpt": "#2a9d8f", "torch": "#56a4d9"},
     "": "#8c8c8c",
 }
@@ -31,7 +33,7 @@ class Measure(NamedTuple):
     field: str
     factor: float
     label: str
-    note: Callable[[Row], str] | None = None
+    note: Callable[["Row"], str] | None = None
 
 
 def color(variant: str) -> str:
@@ -45,7 +47,7 @@ def shown(variant: str) -> str:
     return f"{name} with norm" if variant == "ours 2" else name
 
 
-def spread(row: Row, field: str) -> tuple[float, float, float] | None:
+def spread(row: "Row", field: str) -> tuple[float, float, float] | None:
     """A field's median, 20th and 80th percentile; ``None`` if it was not measured."""
     middle = getattr(row, field)
     if middle is None:
@@ -57,7 +59,7 @@ def spread(row: Row, field: str) -> tuple[float, float, float] | None:
     return (middle, middle, middle) if None in ends else (middle, *ends)
 
 
-def panels(rows: Iterable[Row], by: Sequence[str] = ("shape", "dtype")) -> dict[str, list[Row]]:
+def panels(rows: Iterable["Row"], by: Sequence[str] = ("shape", "dtype")) -> dict[str, list["Row"]]:
     """Rows by their values of some fields; the titles have those in which the rows differ."""
     rows = list(rows)
     differ = [field for field in by if len({getattr(row, field) for row in rows}) > 1]
@@ -104,10 +106,10 @@ def chart(
         figure.suptitle(title, fontsize=10.5)
         yield axes
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata=metadata)
+        figure.savefig(path, format="png", metadata=metadata)
 
 
-def draw_points(rows: Sequence[Row], path: Path, title: str, *, is_relative: bool = False, **options: Any) -> None:
+def draw_points(rows: Sequence["Row"], path: Path, title: str, *, is_relative: bool = False, **options: Any) -> None:
     """Peak memory against time for each shape and dtype; both axes begin at zero.
 
     Args:
@@ -134,13 +136,10 @@ def draw_points(rows: Sequence[Row], path: Path, title: str, *, is_relative: boo
                 x, low, high = (factor * value for value in spread(row, field) or [math.nan] * 3)
                 y = row.peak_bytes / (group[0].peak_bytes if is_relative else MIB)
                 axis.errorbar(x, y, xerr=[[x - low], [high - x]], fmt="o", ms=8, color=color(row.variant), zorder=3)
-                points[axis][shown(row.variant)] = x, y
+                points[axis][row.variant] = x, y
                 most.append(high)
             axis.set(title=name, xlabel=f"time, {units[0]}{LOWER}", xlim=(0, 1.4 * max(most)))
             axis.set_ylim(0, 1.2 * max(y for _, y in points[axis].values()))
-            if is_relative:
-                axis.axhline(1, ls=":", color=color(""), zorder=0)
-                axis.axvline(1, ls=":", color=color(""), zorder=0)
             if axis.get_subplotspec().is_first_col():
                 axis.set_ylabel(f"peak memory, {units[1]}{LOWER}")
         axes[0, 0].figure.draw_without_rendering()  # the layout is known from here on
@@ -149,22 +148,23 @@ def draw_points(rows: Sequence[Row], path: Path, title: str, *, is_relative: boo
 
 
 def _label(axis: Any, points: Mapping[str, tuple[float, float]]) -> None:
-    """Write the names of points next to them, each where it covers least of points and other names."""
+    """Write the names of variants next to their points, each where it covers least of points and other names."""
     from matplotlib.transforms import Bbox
 
     around = [axis.transData.transform(point) for point in points.values()]
     taken = [Bbox([[x - 12, y - 12], [x + 12, y + 12]]) for x, y in around]
     for name, point in points.items():
-        note = axis.annotate(name, point, (0, 0), textcoords="offset points", fontsize=9)
+        note = axis.annotate(shown(name), point, (0, 0), textcoords="offset points", fontsize=9, color=color(name))
         note.set_in_layout(False)
 
-        def covers(offset: tuple[int, int], note: Any = note) -> float:
+        def covers(offset: tuple[int, int], note: Any = note) -> int:
             side, level = ((n > 0) - (n < 0) for n in offset)
             note.set(position=offset, ha=("center", "left", "right")[side], va=("center", "bottom", "top")[level])
             box = note.get_window_extent()
             shared = [both for other in taken if (both := Bbox.intersection(box, other)) is not None]
             inside = Bbox.intersection(box, axis.bbox)
-            return sum(both.width * both.height for both in shared) - (inside.width * inside.height if inside else 0)
+            outside = box.width * box.height - (inside.width * inside.height if inside else 0)
+            return round(outside + sum(both.width * both.height for both in shared))
 
         covers(min(OFFSETS, key=covers))
         taken.append(note.get_window_extent())
@@ -176,7 +176,7 @@ def bar_plot(*measures: Measure, by: Sequence[str] = ("shape", "dtype"), log: bo
     On a logarithmic axis, where the length of a bar would mean nothing, it draws points.
     """
 
-    def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
+    def draw(rows: Sequence["Row"], path: Path, title: str, **options: Any) -> None:
         groups = panels((row for row in rows if any(getattr(row, one.field) is not None for one in measures)), by)
         count = [len(group) for group in groups.values()]
         options |= {"sharex": "col", "sharey": "row", "gridspec_kw": {"height_ratios": [1 + n for n in count]}}
@@ -196,7 +196,7 @@ def bar_plot(*measures: Measure, by: Sequence[str] = ("shape", "dtype"), log: bo
     return draw
 
 
-def _bars(axis: Any, group: Sequence[Row], measure: Measure, *, log: bool) -> None:
+def _bars(axis: Any, group: Sequence["Row"], measure: Measure, *, log: bool) -> None:
     for place, row in enumerate(group):
         if (values := spread(row, measure.field)) is None:
             axis.annotate("not measured", (0, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
