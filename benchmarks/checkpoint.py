@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from lightning_llm.bench.harness import Columns, Request, Row, columns, model_config, ratios
-from lightning_llm.bench.plots import bar_plot
+from lightning_llm.bench.plots import LOWER, Measure, bar_plot
 from lightning_llm.measure.meter import tensors_in
 from lightning_llm.measure.timer import now, seconds_of
 from lightning_llm.model.transformer import Transformer
@@ -41,7 +41,7 @@ _HIDDEN, _VOCAB, _BATCH, _SEQ = 512, 4096, 1, 32
 Taken = defaultdict[str, list[float]]
 Step = Callable[[], None]
 Content = Callable[[], dict[str, Any]]
-draw = bar_plot("total_s", 1e3, "ms that training is held up, and ms per step")
+draw = bar_plot(Measure("total_s", 1e3, f"ms that training is held up, and ms per step{LOWER}"))
 
 
 def run(asked: Request) -> Iterator[Row]:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.tables            write them again
     python -m benchmarks.tables --check    exit with status 1 if that would change something
+    python -m benchmarks.tables --plots    draw the plots again
     python -m benchmarks.tables --stale    list the files of rows whose code has changed since they were measured
 
 A table stands between two comments. The first one says where its rows come from and what its columns are, each an
@@ -28,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import plots
 from lightning_llm.bench.harness import MEASURED, Row, read_rows
 
 ROOT = Path(__file__).parents[1]
@@ -154,7 +156,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with status 1 if a page would change")
     parser.add_argument("--stale", action="store_true", help="list the files of rows that are older than their code")
+    parser.add_argument("--plots", action="store_true", help="draw the plots again, instead of the tables")
     options = parser.parse_args(argv)
+    if options.plots:
+        for path in plots.draw_all():
+            print(path.relative_to(ROOT))
+        return 0
     if options.stale:
         for line in stale():
             print(line)

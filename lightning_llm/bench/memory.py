@@ -26,6 +26,7 @@ from lightning_llm.training.callbacks.memory_report import NAMES as KIND_NAMES
 from lightning_llm.training.callbacks.memory_report import Report, mib
 
 DEFAULT_SHAPES = [""]
+ALLOCATOR = "allocator as fit sets it"
 DTYPES = ("float32",)  # each config has its own
 STEPS = 3  # the optimizer's state is there from the second on
 MOST_MODULES = 20

@@ -119,7 +119,7 @@ def _measure(options: argparse.Namespace, fit_options: Sequence[str], package: s
     getattr(bench, "print_table", table)(rows, console)
     for note in getattr(bench, "notes", lambda rows: ())(rows):
         console.print(note, highlight=False)
-    allocator = "freed memory kept" if kept else "default allocator"
+    allocator = getattr(bench, "ALLOCATOR", "freed memory kept" if kept else "default allocator")
     console.print(f"{rows[0].machine}, torch {rows[0].torch}, {allocator}")
     if options.json is not None:
         harness.write_rows(rows, options.json, command, getattr(bench, "FILES", ()))

@@ -149,18 +149,24 @@ def config_for(run: RunConfig, task: Task, plan: Plan) -> Section:
 
 
 def draw(frontier: Sequence[Plan], chosen: Plan, path: Path) -> None:
-    """Memory against time as a PNG."""
-    from matplotlib.figure import Figure
+    """Memory against time as a PNG; the color of a plan says what is recomputed."""
+    from lightning_llm.bench.plots import LOWER, chart, color, legend
 
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot([plan.memory.peak / 2**30 for plan in frontier], [plan.time.seconds for plan in frontier], marker="o")
-    axes.plot(chosen.memory.peak / 2**30, chosen.time.seconds, "*", markersize=16, label="chosen")
-    axes.set(xlabel="predicted peak memory (GiB)", ylabel="predicted seconds per step", ylim=(0, None))
-    axes.grid(alpha=0.3)
-    axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, format="png")
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for plan in frontier:
+        deep, shallow, _ = plan.setting.counts
+        kind = "ours 2" if deep else "ours 1" if shallow else "ours 0"
+        kind = kind if plan.setting.recompute == "none" else f"checkpoint {plan.setting.recompute}"
+        groups.setdefault(kind, []).append((plan.memory.peak / 2**30, plan.time.seconds))
+    names = {"ours 0": "nothing recomputed", "ours 1": "some MLPs at level 1", "ours 2": "some MLPs at level 2"}
+    with chart(path, "Predicted memory and time of a step", height=3.6) as [[axis]]:
+        for kind, places in groups.items():
+            label = names.get(kind, kind.replace("checkpoint", "recompute"))
+            axis.plot(*zip(*places, strict=True), "o", color=color(kind), label=label)
+        axis.plot(chosen.memory.peak / 2**30, chosen.time.seconds, "k*", ms=16, mfc="none", label="chosen")
+        axis.set(xlabel=f"peak memory, GiB{LOWER}", ylabel=f"time, s/step{LOWER}", xlim=(0, None), ylim=(0, None))
+        axis.grid()
+        legend(axis)
 
 
 @contextmanager

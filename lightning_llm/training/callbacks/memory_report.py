@@ -122,7 +122,7 @@ def draw(reports: Mapping[str, Report], title: str) -> Any:
             _stack(axis, report, grouping, keys, colors, unit)
             _mark_phases(axis, report["timeline"], highest / unit)
             if column == 0:
-                axis.set_ylabel(f"live, {name}, {GROUPINGS[grouping]}")
+                axis.set_ylabel(f"live {GROUPINGS[grouping]}, {name} (lower is better)")
             if column == len(reports) - 1:
                 handles, labels = axis.get_legend_handles_labels()
                 axis.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
@@ -146,14 +146,14 @@ def pixels(figure: Any) -> Any:
 
 
 def _stack(axis: Any, report: Report, grouping: str, keys: Sequence[str], colors: Mapping[str, Any], unit: int) -> None:
-    samples = report["timeline"]["samples"]
-    x = [sample["operator"] for sample in samples] + [report["timeline"]["operators"]]
-    rows = [[sample[grouping].get(key, 0) / unit for sample in [*samples, samples[-1]]] for key in keys]
-    axis.stackplot(
-        x, *rows, labels=[NAMES.get(key, key) for key in keys], colors=[colors[key] for key in keys], step="post"
-    )
+    samples = sorted(report["timeline"]["samples"], key=lambda one: (one["operator"], sum(one[grouping].values())))
+    highest = {sample["operator"]: sample for sample in samples}  # of several within one operator
+    x = [*highest, report["timeline"]["operators"]]
+    rows = [[sample[grouping].get(key, 0) / unit for sample in [*highest.values(), samples[-1]]] for key in keys]
+    labels, shades = [NAMES.get(key, key) for key in keys], [colors[key] for key in keys]
+    axis.stackplot(x, *rows, labels=labels, colors=shades, step="mid")  # each is the peak of the operators around it
     operator, height = report["peak"]["operator"], report["peak"]["bytes"] / unit
-    axis.plot([operator], [height], marker="v", color="black", markersize=6, clip_on=False)
+    axis.plot([operator], [height], marker=7, color="black", markersize=7, clip_on=False)  # its tip is there
     axis.set_xlim(0, x[-1])
 
 

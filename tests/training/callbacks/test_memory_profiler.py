@@ -123,6 +123,21 @@ def test_a_sampled_step_adds_up(text_file, tmp_path):
     assert (tmp_path / RUN / "memory/step-3.png").stat().st_size > 10_000
 
 
+def test_the_mark_of_the_peak_is_on_the_curve():
+    def sizes(size):
+        return {"by_kind": {"activations": size * 2**20}, "by_module": {"layers.0.mlp": size * 2**20}}
+
+    samples = [{"operator": n, **sizes(size)} for n, size in ((0, 1), (5, 9), (5, 4), (6, 2), (12, 3))]
+    timeline = {"marks": [(0, "forward")], "operators": 20, "samples": samples}
+    peak = {"operator": 5, "bytes": 9 * 2**20, "phase": "forward"}
+    for axis in memory_report.draw({"a run": {"peak": peak, "timeline": timeline}}, "a title").axes:
+        (mark,) = [line for line in axis.lines if line.get_marker() == 7]
+        curve = [vertex for stack in axis.collections for path in stack.get_paths() for vertex in path.vertices]
+        top = [x for x, y in curve if y == mark.get_ydata()[0]]
+        assert min(top) < 5 < max(top)
+        assert max(y for _, y in curve) == mark.get_ydata()[0] == 9
+
+
 def test_the_mlps_differ_where_they_should(text_file, tmp_path):
     reports = {}
     for mlp in ("swiglu", "memory_optimized_swiglu"):
