@@ -57,7 +57,9 @@ def rows_of(name: str) -> list[Row]:
     path = ROWS / f"{name}.json"
     if not path.is_file():
         raise ValueError(f"there is no {path.relative_to(ROOT)}")
-    return read_rows(path)
+    rows = read_rows(path)
+    fields = dict.fromkeys(name for row in rows for name in vars(row))
+    return [Row(**{**fields, **vars(row)}) for row in rows]
 
 
 def _value(expression: str, row: Row, group: Sequence[Row]) -> Any:
