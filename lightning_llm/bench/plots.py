@@ -163,8 +163,8 @@ def _label(axis: Any, points: Mapping[str, tuple[float, float]]) -> None:
             box = note.get_window_extent()
             shared = [both for other in taken if (both := Bbox.intersection(box, other)) is not None]
             inside = Bbox.intersection(box, axis.bbox)
-            outside = box.width * box.height - (inside.width * inside.height if inside else 0)
-            return int(outside + sum(both.width * both.height for both in shared))
+            outside: float = box.width * box.height - (inside.width * inside.height if inside else 0)
+            return round(outside + sum(both.width * both.height for both in shared))
 
         covers(min(OFFSETS, key=covers))
         taken.append(note.get_window_extent())
