@@ -34,7 +34,7 @@ WAIT_S = 5.0  # a requeued job may start while the previous process is still end
 POLL_S = 0.1
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
-STATUS, SUMMARY = "status.json", "summary.json"
+CONFIG, STATUS, SUMMARY = "config.yaml", "status.json", "summary.json"
 RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"
 _STATUS = some(
     {"status": TEXT},

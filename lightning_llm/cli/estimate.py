@@ -7,6 +7,7 @@ import argparse
 from typing import Any
 
 from lightning_llm.accounting.counts import parameter_terms, parameters_by_part, step_flops
+from lightning_llm.accounting.hardware import shown_size
 from lightning_llm.accounting.memory import (
     SharedMemory,
     StepMemory,
@@ -30,7 +31,8 @@ def _options(parser: OneLineParser) -> None:
     add = parser.add_argument
     add("--micro-batch-size", type=int, metavar="N", help="rows of a forward pass on one device")
     add("--steps", type=int, metavar="N", help="optimizer steps (default: the config's)")
-    add("--utilization", "--utilisation", type=float, metavar="U", help="model FLOPs per second over the device's peak, 0 to 1")
+    share = "model FLOPs per second over the device's peak, 0 to 1"
+    add("--utilization", "--utilisation", type=float, metavar="U", help=share)
     add("--memory", type=size_option, metavar="SIZE", help="find the largest batch that fits, e.g. 80GiB")
     add("--explain", action="store_true", help="print the formulas, term by term")
 
@@ -144,7 +146,8 @@ def _time(run: RunConfig, flops: int, options: argparse.Namespace) -> dict[str, 
 def text(report: dict[str, Any], *, explain: bool) -> str:
     """The report as lines for a terminal."""
     settings, memory, flops = report["settings"], report["memory"], report["flops"]
-    lines = [", ".join(f"{name} {value}" for name, value in settings.items() if name != "precision_reason")]
+    lines = [in_words(report), ""]
+    lines += [", ".join(f"{name} {value}" for name, value in settings.items() if name != "precision_reason")]
     if settings["precision_reason"]:
         lines += [f"precision auto is {settings['precision']}: {settings['precision_reason']}"]
     lines += ["", "parameters", *(_line(name, f"{count:,}") for name, count in report["parameters"].items())]
@@ -176,6 +179,26 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     if largest := report.get("largest_batch"):
         lines += ["", f"largest micro-batch in {_mib(largest['memory'])}: {largest['rows']} rows"]
     return "\n".join(lines)
+
+
+def in_words(report: dict[str, Any]) -> str:
+    """Parameters, memory and time of a run in one line."""
+    parameters, memory = report["parameters"]["all"], shown_size(report["memory"]["peak"])
+    each = " on each device" if report["settings"]["world_size"] > 1 else ""
+    line = f"The model has {parameters:,} parameters, and training it needs {memory} of memory{each}"
+    if (time := report.get("time")) is None:
+        return f"{line}. Give --device to estimate the time."
+    assumed, seconds = "an assumed " if time["utilization_is_assumed"] else "", time["seconds_per_step"]
+    share = f"{assumed}{100 * time['utilization']:.3g} % of the peak of {time['device']}"
+    run = f", and {time['steps']:,} steps take {_duration(seconds * time['steps'])}" if time["steps"] else ""
+    return f"{line}. At {share}, a step takes {_duration(seconds)}{run}."
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{float(f'{1000 * seconds:.3g}'):g} ms"
 
 
 def _line(name: str, value: str) -> str:

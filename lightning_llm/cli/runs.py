@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_llm.checkpoints.run_directory import CHECKPOINTS, turn_of
+from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG, turn_of
 from lightning_llm.cli.run_config import read_config
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.untrusted import LONGEST_NAME, file_name, read_text
@@ -32,7 +32,7 @@ from lightning_llm.training.run_options import ABSENT, CALLBACKS, SEEDS, identit
 if TYPE_CHECKING:
     from lightning_llm.model.transformer import Transformer
 
-CONFIG, SUMMARY, JOB = "config.yaml", "summary.json", "job"
+SUMMARY, JOB = "summary.json", "job"
 EXAMPLE = "runs/quickstart/version_0"
 EVENTS = "events.out.tfevents*"
 THREADS = "threads"  # in the summary; older ones lack it

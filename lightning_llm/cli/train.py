@@ -29,11 +29,12 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 
 from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint
+from lightning_llm.checkpoints.run_directory import CONFIG
 from lightning_llm.cli import command_line, jobs
 from lightning_llm.cli.errors import COMMANDS, FAILED, SYNTAX, USER_ERROR, one_line, reports, with_page
 from lightning_llm.cli.process import interrupts, is_first_process
 from lightning_llm.cli.report import RunReport, callback_of, print_checks
-from lightning_llm.cli.runs import CONFIG, JOB, checkpoint_in, find_checkpoint, newest_run, run_of, step_in
+from lightning_llm.cli.runs import JOB, checkpoint_in, find_checkpoint, newest_run, run_of, step_in
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.atomic import write_json
 from lightning_llm.measure.attribution import is_out_of_memory

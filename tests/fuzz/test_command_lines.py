@@ -70,6 +70,7 @@ LINES = {
             "--json",
             "made.json",
         ],
+        ["-c", f"{RUN}/config.yaml", "--device", "rtx 4090", "--precision=bf16-true"],
         ["--config=tiny.yaml", "--device", "H200", "--precision=bf16-mixed", "--steps", "9", "--utilization", "0.4"],
     ],
     "plan": [
