@@ -142,6 +142,14 @@ def shown_size(size: float) -> str:
     return f"{size / unit:,.2f} {name}"
 
 
+def shown_duration(seconds: float) -> str:
+    """A time in the unit that suits it, from milliseconds to days."""
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{float(f'{1000 * seconds:.3g}'):g} ms"
+
+
 def auto_precision(name: str, features: Collection[str]) -> tuple[Precision, str]:
     """The precision for a processor, and the reason in words.
 

@@ -57,6 +57,9 @@ COMMANDS = {
     "import": Command("convert", "docs/interop.md", "turn a Hugging Face model into a checkpoint"),
     "consolidate": Command("convert", "docs/distributed.md", "merge the shards of a checkpoint into one file"),
     "dashboard": Command("dashboard", "docs/dashboard.md", "show runs in TensorBoard, on this machine"),
+    "runs": Command(
+        "run_list", "docs/dashboard.md", "list runs with state, loss, size and age; remove what is useless"
+    ),
     "compare": Command("compare", "docs/dashboard.md", "compare loss, time and memory across runs"),
     "estimate": Command("estimate", ACCOUNTING, "parameters, memory, FLOPs and time of a run, from its config"),
     "plan": Command("plan", ACCOUNTING, "find the fastest setting of a run that fits in memory, and write its config"),

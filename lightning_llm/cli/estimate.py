@@ -7,7 +7,7 @@ import argparse
 from typing import Any
 
 from lightning_llm.accounting.counts import parameter_terms, parameters_by_part, step_flops
-from lightning_llm.accounting.hardware import shown_size
+from lightning_llm.accounting.hardware import shown_duration, shown_size
 from lightning_llm.accounting.memory import (
     SharedMemory,
     StepMemory,
@@ -190,15 +190,8 @@ def in_words(report: dict[str, Any]) -> str:
         return f"{line}. Give --device to estimate the time."
     assumed, seconds = "an assumed " if time["utilization_is_assumed"] else "", time["seconds_per_step"]
     share = f"{assumed}{100 * time['utilization']:.3g} % of the peak of {time['device']}"
-    run = f", and {time['steps']:,} steps take {_duration(seconds * time['steps'])}" if time["steps"] else ""
-    return f"{line}. At {share}, a step takes {_duration(seconds)}{run}."
-
-
-def _duration(seconds: float) -> str:
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{float(f'{1000 * seconds:.3g}'):g} ms"
+    run = f", and {time['steps']:,} steps take {shown_duration(seconds * time['steps'])}" if time["steps"] else ""
+    return f"{line}. At {share}, a step takes {shown_duration(seconds)}{run}."
 
 
 def _line(name: str, value: str) -> str:

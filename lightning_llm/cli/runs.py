@@ -263,20 +263,32 @@ def find_runs(
     """
     found: dict[Path, Path] = {}
     for name in given:
-        folder = Path(name)
-        if not folder.is_dir():
-            raise ValueError(f"{name}: no such directory; give run directories, or a folder that contains some")
-        inside = sorted((*folder.glob("*"), *folder.glob("*/*")), key=_natural)
-        runs = [path for path in (folder, *inside) if (path / CONFIG).is_file() or any(path.glob(EVENTS))]
+        runs = run_folders(name)
         complete = [path for path in runs if not file or any(path.glob(file))]
         if not complete:
-            raise ValueError(f"{name}: {without if runs else 'no run in it, nor two levels below'}")
+            raise ValueError(f"{name}: {without}")
         for path in runs:
             if path in complete:
                 found.setdefault(path.resolve(), path)
             else:
                 say(f"left out {path}: {without}")
     return [Run(path, _options(path / CONFIG)) for path in found.values()]
+
+
+def run_folders(name: str) -> list[Path]:
+    """The run directories that a word of a command line names: itself, and those up to two levels down.
+
+    Raises:
+        ValueError: There is no such directory, or no run in it.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        raise ValueError(f"{name}: no such directory; give run directories, or a folder that contains some")
+    inside = sorted((*folder.glob("*"), *folder.glob("*/*")), key=_natural)
+    runs = [path for path in (folder, *inside) if (path / CONFIG).is_file() or any(path.glob(EVENTS))]
+    if not runs:
+        raise ValueError(f"{name}: no run in it, nor two levels below")
+    return runs
 
 
 def differences(runs: Sequence[Run]) -> list[str]:

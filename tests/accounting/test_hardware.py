@@ -5,7 +5,7 @@ import re
 import pytest
 
 from lightning_llm.accounting import DEVICES, find_device
-from lightning_llm.accounting.hardware import FAMILIES, device_from_part
+from lightning_llm.accounting.hardware import FAMILIES, device_from_part, shown_duration
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
@@ -60,3 +60,10 @@ def test_a_part_of_a_word_is_another_device(part):
 def test_a_similar_name_is_no_match(name):
     with pytest.raises(ValueError, match=rf"device '{name}' is not in the table: there are NVIDIA H200, "):
         find_device(name)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(1e-5, "0.01 ms"), (0.9999, "1000 ms"), (1.0, "1.0 s"), (7201, "2.0 hours")]
+)
+def test_durations_have_their_unit(seconds, words):
+    assert shown_duration(seconds) == words

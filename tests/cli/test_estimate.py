@@ -12,7 +12,6 @@ import yaml
 
 from lightning_llm.__main__ import main
 from lightning_llm.accounting import hardware, step_memory
-from lightning_llm.cli.estimate import _duration
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim import MuonAdamW, param_groups
@@ -71,13 +70,6 @@ def test_the_first_line_is_a_sentence(config, tmp_path, capsys):
     line = first_line(capsys)
     assert "At an assumed 40 % of the peak of NVIDIA GeForce RTX 4090, a step takes " in line
     assert re.search(r"and 100,000,000,000 steps take [\d.]+ hours\.$", line)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(1e-5, "0.01 ms"), (0.9999, "1000 ms"), (1.0, "1.0 s"), (7201, "2.0 hours")]
-)
-def test_durations_have_their_unit(seconds, words):
-    assert _duration(seconds) == words
 
 
 def test_the_config_of_a_run_knows_its_vocabulary(tiny, tmp_path, capsys):

@@ -56,6 +56,7 @@ LINES = {
     "import": [["hf", "--out", "made.ckpt"]],
     "consolidate": [[CKPT, "--out", "made.ckpt"]],
     "dashboard": [["runs", "--port", "0"]],
+    "runs": [["runs", RUN, "--json", "made.json"], ["clean", "runs", "--yes"]],
     "compare": [["runs", RUN, "--json", "made.json"]],
     "estimate": [
         ["--config", "tiny.yaml", "--config", "small.yaml", "--vocab-size=300", "--explain", "--memory", "1GiB"],
