@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.io.atomic import write_json
-from lightning_llm.io.untrusted import NUMBER, TEXT, maybe, read_json, read_text, some, validate, whole
+from lightning_llm.io.untrusted import NUMBER, TEXT, list_of, maybe, read_json, read_text, some, validate, whole
 
 EXPERIMENT = "run"  # without a name
 CHECKPOINTS, TURN, EVENTS = "checkpoints", "turn", "events.out.tfevents."
@@ -351,7 +351,7 @@ def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
         ValueError: It is damaged.
         OSError: It cannot be read.
     """
-    fields = {**dict.fromkeys(measured, maybe(NUMBER)), "threads": maybe(whole())}
+    fields = {**dict.fromkeys(measured, maybe(NUMBER)), "threads": maybe(whole()), "changed_on_resume": list_of(TEXT)}
     try:
         content = read_json(run / SUMMARY, nan_is_null=True)  # older ones contain Infinity
         validate(content, some({}, fields), run / SUMMARY)

@@ -28,8 +28,9 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_llm.accounting.plan_report import chosen_options, described
-from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint
+from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint, read_outline
 from lightning_llm.checkpoints.run_directory import CONFIG
+from lightning_llm.checkpoints.schema import LIGHTNING
 from lightning_llm.cli import command_line, jobs
 from lightning_llm.cli.errors import COMMANDS, FAILED, SYNTAX, USER_ERROR, one_line, reports, with_page
 from lightning_llm.cli.process import interrupts, is_first_process
@@ -132,6 +133,8 @@ class TrainingCLI(LightningCLI):
         elif self.subcommand != "check":
             options = "--ckpt_path best, last, a run directory or a file"
             raise ValueError(f"{self.subcommand} needs a trained model: {options}")
+        if self.checkpoint is not None and self.subcommand not in ("fit", "check"):
+            read_outline(self.checkpoint, LIGHTNING)  # a file that is no checkpoint, before data are prepared
         saved: dict[str, Any] = {}
         if self.subcommand in ("fit", "check"):
             if self.checkpoint is not None:

@@ -227,6 +227,20 @@ def test_what_is_no_checkpoint_is_named(refused, tmp_path, content):
     assert "checkpoint" in refused("fit", ckpt_path="x.ckpt")
 
 
+@pytest.mark.parametrize("command", ["validate", "test", "predict", "fit", "check"])
+def test_a_file_of_another_kind_is_named_before_anything_is_prepared(refused, tmp_path, command):
+    (tmp_path / "README.md").write_text("words " * 99)
+    (tmp_path / "empty.ckpt").touch()
+    torch.save({"model": {}}, tmp_path / "x.pt")
+    error = refused(command, ckpt_path="README.md")
+    assert "error: README.md is not a checkpoint: give one that lightning-llm fit has saved (" in error
+    assert "empty.ckpt is cut short or damaged, or not a checkpoint: use an earlier one" in refused(
+        command, ckpt_path="empty.ckpt"
+    )
+    assert "x.pt was not written by lightning-llm fit: it lacks state_dict, " in refused(command, ckpt_path="x.pt")
+    assert not (tmp_path / "stores").exists()
+
+
 def test_a_file_without_permission_is_named(flags, tmp_path, monkeypatch, capsys, obeying_permissions):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("words " * 999)
