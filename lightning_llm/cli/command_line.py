@@ -129,6 +129,9 @@ def _leaves(value: object) -> Iterator[str]:
     elif isinstance(value, dict | list):
         if isinstance(value, dict) and not isinstance(value.get("class_path", ""), str):
             raise ValueError(f"class_path must be an import path, got {shown(value['class_path'])}")
+        if isinstance(value, dict) and not isinstance(value.get("init_args"), dict | None):
+            where = f" of {value['class_path']}" if "class_path" in value else ""
+            raise ValueError(f"init_args{where} must hold options by name, got {shown(value['init_args'])}")
         for each in value.values() if isinstance(value, dict) else value:
             yield from _leaves(each)
 

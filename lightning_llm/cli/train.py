@@ -32,7 +32,7 @@ from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint, r
 from lightning_llm.checkpoints.run_directory import CONFIG
 from lightning_llm.checkpoints.schema import LIGHTNING
 from lightning_llm.cli import command_line, jobs
-from lightning_llm.cli.errors import COMMANDS, FAILED, SYNTAX, USER_ERROR, one_line, reports, with_page
+from lightning_llm.cli.errors import COMMANDS, FAILED, SYNTAX, USER_ERROR, in_plain_words, one_line, reports, with_page
 from lightning_llm.cli.process import interrupts, is_first_process
 from lightning_llm.cli.report import RunReport, callback_of, print_checks
 from lightning_llm.cli.runs import JOB, checkpoint_in, find_checkpoint, newest_run, run_of, step_in
@@ -338,6 +338,8 @@ def _of_thread(failure: threading.ExceptHookArgs) -> None:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, argparse.ArgumentError | ArgumentError):
+        return in_plain_words(str(error))
     if not isinstance(error, OSError) or not error.strerror:
         return one_line(error)
     where = error.filename
