@@ -54,10 +54,10 @@ def read_checkpoint(
     return _validated(content, where, needs)
 
 
-def read_outline(path: Path) -> dict[str, Any]:
+def read_outline(path: Path, needs: tuple[str, ...] = ()) -> dict[str, Any]:
     """As :func:`read_checkpoint`, in milliseconds; the tensors in the result must not be used."""
     path = path / sharded.MAIN if sharded.is_folder(path) else path
-    return _validated(archives.read_archive(path, mmap=True, of_tensors=False), path, of_tensors=False)
+    return _validated(archives.read_archive(path, mmap=True, of_tensors=False), path, needs, of_tensors=False)
 
 
 def _validated(

@@ -97,7 +97,7 @@ def _kind_of(annotation: Any) -> Kind:
 
 BEST = {"best_loss": number(), "best_step": STEP_OR_NONE, "validated_step": STEP_OR_NONE}
 CALLBACKS = {
-    "ResumeDiff": some({"options": mapping(TEXT, rule("a plain value", is_plain))}),
+    "ResumeDiff": some({"options": mapping(TEXT, rule("a plain value", is_plain))}, {"changes": list_of(TEXT)}),
     "RunCheckpoints": some(BEST, {"turn": COUNT}),
     "TrainingLog": some({"loss": TENSOR, "steps": COUNT}),
 }

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lightning_llm.checkpoints.run_directory import read_summary
+from lightning_llm.checkpoints.run_directory import CONFIG, read_summary
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.run_config import read_config, size_option
-from lightning_llm.cli.runs import CONFIG, SUMMARY, add_trust, find_checkpoint, run_of, step_in
+from lightning_llm.cli.runs import SUMMARY, add_trust, find_checkpoint, run_of, step_in
 
 if TYPE_CHECKING:
     from lightning_llm.interop.reader import ModelFolder

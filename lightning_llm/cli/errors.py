@@ -57,6 +57,9 @@ COMMANDS = {
     "import": Command("convert", "docs/interop.md", "turn a Hugging Face model into a checkpoint"),
     "consolidate": Command("convert", "docs/distributed.md", "merge the shards of a checkpoint into one file"),
     "dashboard": Command("dashboard", "docs/dashboard.md", "show runs in TensorBoard, on this machine"),
+    "runs": Command(
+        "run_list", "docs/dashboard.md", "list runs with state, loss, size and age; remove what is useless"
+    ),
     "compare": Command("compare", "docs/dashboard.md", "compare loss, time and memory across runs"),
     "estimate": Command("estimate", ACCOUNTING, "estimate parameters, memory, FLOPs and time of a run from its config"),
     "plan": Command("plan", ACCOUNTING, "find the fastest settings that fit in memory, and write their config"),
@@ -141,7 +144,7 @@ class Reports:
 
     def unexpected(self, command: str, failure: BaseException) -> int:
         """Report an error that no code handles. Returns the exit status."""
-        name = f"{_rank_prefix()}lightning-llm {command}".strip()
+        name = f"{_rank_prefix()}{interrupts.program} {command}".strip()
         trace = "".join(traceback.format_exception(failure))
         rest = f"\n{trace.rstrip()}" if self.with_traceback else f"; {self._written(trace)}"
         print(f"{name}: failed: {type(failure).__name__}: {one_line(failure)}{rest}", file=sys.stderr)
@@ -151,7 +154,7 @@ class Reports:
         try:
             number, name = tempfile.mkstemp(prefix="lightning-llm-", suffix=".txt")
             with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"lightning-llm {shlex.join(self.words)}\n\n{trace}")
+                file.write(f"{interrupts.program} {shlex.join(self.words)}\n\n{trace}")
         except OSError:
             return f"{DEBUG} shows where"
         return f"where: {name} ({DEBUG} shows it)"
@@ -167,6 +170,59 @@ def one_line(failure: BaseException) -> str:
         lines = text.rpartition("Traceback (most recent call last):")[2].strip("\n").splitlines()
         text = "\n".join(dropwhile(lambda line: line.startswith(" "), lines)).partition(": ")[2]
     return " ".join(text.split())
+
+
+# What the parser (jsonargparse) says, and what is said instead
+TYPES = {
+    **{"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "NoneType": "null"},
+    **{"dict": "options by name", "list": "a list", "tuple": "a list"},
+}
+_REWORDED = [
+    (r'Parser key "([^"]*)"', r"\1"),
+    (r"Problem with given class_path '(.*?)'", r"\1"),
+    (r"- Expected a path but .*? either not accessible or invalid - ", ""),
+    (r"Type typing\.Callable\[.*?\] expects a function or a callable class: ", ""),
+    (r"\. Got value: Namespace\(.*?\)(?=$| - | Given value)", ""),
+    (r"\. Got value: ", ", got "),
+    (
+        r"Not a valid subclass of \S+ Subclass types expect one of: .*?\(implicit class_path\)",
+        "expected an import path",
+    ),
+    (r"(Expected a dot import path string:|Unexpected import path format:)", "expected an import path, got"),
+    (r"Expected an import path or a subclass spec, but got", "expected an import path, got"),
+    (r"Unable to load config '(.*?)' - .*", r"expected options by name, got \1"),
+    (r"'(\w+)' object has no attribute 'keys'", r"init_args: Expected a <class 'dict'>, got <class '\1'>"),
+    (r"Expected a typing\.Literal\[(.*?)\]", r"expected one of \1"),
+]
+_LONGEST = 4000  # characters of a message, which has the value several times
+_ALTERNATIVES = re.compile(
+    r"Does not validate against any of the Union subtypes Subtypes: (?:(?!Does not validate).)*? Errors: - "
+    r"((?:(?!Does not validate).)*) Given value type: .*? Given value: (.*)"
+)
+
+
+def in_plain_words(message: str) -> str:
+    """A message of the parser in one line, with our words for types: ``expected a whole number, got all``."""
+    text = " ".join(message.split())[:_LONGEST]
+    for pattern, words in _REWORDED:
+        text = re.sub(pattern, words, text)
+    text = re.sub(r"(Expected an? )?<class '(?:\w+\.)*(\w+)'>", _type_in_words, text)
+    while (shorter := _ALTERNATIVES.sub(_alternatives_in_words, text)) != text:
+        text = shorter
+    return text
+
+
+def _type_in_words(found: re.Match[str]) -> str:
+    return ("expected " if found[1] else "") + TYPES.get(found[2], found[2])
+
+
+def _alternatives_in_words(found: re.Match[str]) -> str:
+    """What a value could have been; if an alternative has another problem than the type, that one alone."""
+    alternatives = list(dict.fromkeys(found[1].split(" - ")))
+    if problems := [each for each in alternatives if not each.startswith("expected ")]:
+        return " or ".join(problems)
+    types = dict.fromkeys(each.removeprefix("expected ").partition(", got ")[0] for each in alternatives)
+    return f"expected {' or '.join(types)}, got {found[2]}"
 
 
 def _rank_prefix() -> str:
@@ -224,7 +280,9 @@ class Tool:
 
     def __call__(self, words: Sequence[str]) -> int:
         """Run it."""
-        command = interrupts.command = self.parser.prog.split()[1]
+        command = self.parser.prog.split()[1]
+        if command != "-m":  # of python -m benchmarks
+            interrupts.command = command
         try:
             options = self.parser.parse_args(words)
         except SystemExit as leaving:  # --help, or a wrong option

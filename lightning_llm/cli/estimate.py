@@ -7,6 +7,7 @@ import argparse
 from typing import Any
 
 from lightning_llm.accounting.counts import parameter_terms, parameters_by_part, step_flops
+from lightning_llm.accounting.hardware import shown_duration, shown_size
 from lightning_llm.accounting.memory import (
     SharedMemory,
     StepMemory,
@@ -146,7 +147,8 @@ def _time(run: RunConfig, flops: int, options: argparse.Namespace) -> dict[str, 
 def text(report: dict[str, Any], *, explain: bool) -> str:
     """The report as lines for a terminal."""
     settings, memory, flops = report["settings"], report["memory"], report["flops"]
-    lines = [", ".join(f"{name} {value}" for name, value in settings.items() if name != "precision_reason")]
+    lines = [in_words(report), ""]
+    lines += [", ".join(f"{name} {value}" for name, value in settings.items() if name != "precision_reason")]
     if settings["mlp_is_measured"]:
         lines += [f"mlp {settings['mlp']} was measured with a few tokens and extended"]
     if settings["precision_reason"]:
@@ -180,6 +182,19 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     if largest := report.get("largest_batch"):
         lines += ["", f"largest micro-batch in {_mib(largest['memory'])}: {largest['rows']} rows"]
     return "\n".join(lines)
+
+
+def in_words(report: dict[str, Any]) -> str:
+    """Parameters, memory and time of a run in one line."""
+    parameters, memory = report["parameters"]["all"], shown_size(report["memory"]["peak"])
+    each = " on each device" if report["settings"]["world_size"] > 1 else ""
+    line = f"The model has {parameters:,} parameters, and training it needs {memory} of memory{each}"
+    if (time := report.get("time")) is None:
+        return f"{line}. Give --device to estimate the time."
+    assumed, seconds = "an assumed " if time["utilization_is_assumed"] else "", time["seconds_per_step"]
+    share = f"{assumed}{100 * time['utilization']:.3g} % of the peak of {time['device']}"
+    run = f", and {time['steps']:,} steps take {shown_duration(seconds * time['steps'])}" if time["steps"] else ""
+    return f"{line}. At {share}, a step takes {shown_duration(seconds)}{run}."
 
 
 def _line(name: str, value: str) -> str:

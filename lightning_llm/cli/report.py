@@ -19,6 +19,7 @@ from lightning_llm.generation import generate
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
+from lightning_llm.training.callbacks.consistency import ResumeDiff
 from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.distributed import is_sharded
@@ -117,6 +118,7 @@ class RunReport(Callback):
             "tokens": steps * data.tokens_per_step,
             "seconds": round(seconds, 3),
             **record(trainer),
+            "changed_on_resume": getattr(callback_of(trainer, ResumeDiff), "changes", []),
             "peak_memory_gib": getattr(callback_of(trainer, MemoryProfiler), "highest_gib", None),
             "checkpoint": None if newest is None else str(newest),
         }

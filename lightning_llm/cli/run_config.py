@@ -9,15 +9,17 @@ import argparse
 import dataclasses
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import yaml
 
 from lightning_llm.accounting.counts import MeasuredMLP, hidden_matrix_parameters, parameters_by_part
-from lightning_llm.accounting.hardware import Device, auto_precision, byte_size, cpu_features, find_device
+from lightning_llm.accounting.hardware import Device, auto_precision, byte_size, cpu_features, device_from_part
 from lightning_llm.accounting.memory import STRATEGIES
 from lightning_llm.accounting.planner import STATE_BYTES
+from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG
 from lightning_llm.io.untrusted import file_in, read_json, read_text, shown
 from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig, config_of_file
 
@@ -32,6 +34,7 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fas
 STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop": 1, "Adagrad": 1, "Lion": 1}
 OWN = "lightning_llm.optim."
 MOST = 2**40  # of any whole number
+VOCABULARY = {"store", "corpus", "path", "tokenizer", "vocab_size", "mixture", "raw_dtype"}  # in data: decide it
 SHARDING = ("fsdp2", "ModelParallelStrategy", "ShardedStrategy")
 
 Section = dict[str, Any]
@@ -175,13 +178,14 @@ class RunConfig:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that say which run, on which device."""
     add = parser.add_argument
-    add("--config", type=Path, required=True, action="append", metavar="FILE", help="a config for fit; repeatable")
-    add("--device", metavar="NAME", help="a known GPU, such as H200 (default: a CPU)")
+    configs = "a config for fit, or the config.yaml of a run; repeatable"
+    add("--config", "-c", type=Path, required=True, action="append", metavar="FILE", help=configs)
+    add("--device", metavar="NAME", help="a known GPU, or a part of its name, such as h100 (default: a CPU)")
     add("--world-size", type=int, metavar="N", help="processes (default: the config's, or 1)")
     add("--strategy", choices=STRATEGIES, help="how processes share the model (default: the config's)")
     add("--gradient-views", action="store_true", help="gradients are views of DDP's buckets, without a copy")
     add("--precision", metavar="P", help="32-true, bf16-true or bf16-mixed (default: the config's)")
-    add("--vocab-size", type=int, metavar="N", help="vocabulary size, if the config has none")
+    add("--vocab-size", type=int, metavar="N", help="vocabulary size, if neither config, store nor run has it")
     add("--state-dtype", choices=("bfloat16",), help="dtype of AdamW's averages (default: the config's)")
     add("--json", type=Path, metavar="FILE", help="write all figures to this file")
     add("--trust-code", action="store_true", help="import and measure an MLP class outside lightning_llm")
@@ -203,12 +207,14 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         OSError: A config cannot be read.
     """
     raw: Section = {}
+    source = Path()  # the config that decides the vocabulary
     for file in options.config:
-        raw = merged(raw, read_config(file))
+        content = read_config(file)
+        raw, source = merged(raw, content), file if VOCABULARY & _section(content, "data").keys() else source
     if _section(raw, "data").get("document_mask"):
         raise ValueError("data.document_mask is not covered: its masks are not counted; leave it out")
-    config = _architecture(raw, options)
-    device = None if options.device is None else find_device(options.device)
+    config = _architecture(raw, options, source)
+    device = None if options.device is None else device_from_part(options.device)
     precision, reason = options.precision or _name(raw, "trainer.precision", "auto"), ""
     if precision == "auto":
         known = ("the CPU", cpu_features()) if device is None else (device.name, device.flops)
@@ -284,7 +290,7 @@ def _class(raw: Section, name: str, default: str) -> tuple[str, Section]:
     return _name(raw, name, default), {}
 
 
-def _architecture(raw: Section, options: argparse.Namespace) -> ModelConfig:
+def _architecture(raw: Section, options: argparse.Namespace, source: Path) -> ModelConfig:
     vocab_size = options.vocab_size
     fields, data = dict(_section(raw, "model.architecture")), _section(raw, "data")
     if vocab_size is not None:
@@ -293,6 +299,8 @@ def _architecture(raw: Section, options: argparse.Namespace) -> ModelConfig:
         store = Path(str(data.get("store") or ""), "meta.json")
         if data.get("store") and store.is_file():
             fields["vocab_size"] = read_json(file_in(store.parent, store.name)).get("vocab_size")
+        elif (of_run := _vocab_size_of_run(source)) is not None:
+            fields["vocab_size"] = of_run
         elif data.get("tokenizer") == "bpe":
             fields["vocab_size"] = data.get("vocab_size")
     known = [field.name for field in dataclasses.fields(ModelConfig)]
@@ -308,6 +316,17 @@ def _measured(config: ModelConfig, precision: str) -> MeasuredMLP | None:
     from lightning_llm.training.measured_mlp import measure_mlp
 
     return measure_mlp(config, precision)
+
+
+def _vocab_size_of_run(config: Path) -> int | None:
+    """From a checkpoint, if the config is that of a run. This alone imports torch."""
+    for path in sorted((config.parent / CHECKPOINTS).glob("*.ckpt")) if config.name == CONFIG else ():
+        from lightning_llm.checkpoints.reading import read_outline
+
+        with suppress(ValueError, OSError):  # a damaged one: the next one has the same vocabulary
+            architecture = read_outline(path).get("hyper_parameters", {}).get("architecture", {})
+            return cast("int | None", architecture.get("vocab_size"))
+    return None
 
 
 def _optimizer(
