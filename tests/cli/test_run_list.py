@@ -236,7 +236,7 @@ def test_nothing_outside_the_folder_is_removed(make):
         ([], "runs: no such directory; give run directories, or a folder that contains some"),
         (["nowhere"], "nowhere: no such directory"),
         (["clean", "nowhere", "--yes"], "nowhere: no such directory"),
-        (["empty"], "empty: no run in it, nor two levels below"),
+        (["empty"], "empty: no run in it or up to two levels below"),
         (["--yes"], "--yes belongs to lightning-llm runs clean"),
         (["--jason", "x"], "unrecognized arguments: --jason"),
     ],
