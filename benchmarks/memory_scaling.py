@@ -15,7 +15,7 @@ from lightning_llm.bench.plots import LOWER, chart, legend, lines, panels
 
 NAMES = swiglu.NAMES
 SHAPES = {"1k-64k": [f"{n}x1024x1024x4096x1" for n in (1, 2, 4, 8, 16, 32, 64)]}
-FILES = ("lightning_llm/ops/swiglu.py", "lightning_llm/ops/swiglu_tiles.py")
+FILES = ("lightning_llm/ops/swiglu.py", "lightning_llm/ops/swiglu_tiles.py", "lightning_llm/ops/sizes.py")
 DEFAULT_SHAPES = ["1k-64k"]
 VARIANTS = ("standard", "checkpoint", "ours 0", "ours 1")
 

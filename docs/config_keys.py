@@ -58,7 +58,7 @@ LINES = {
     "trainer.accumulate_grad_batches": "Follows from `data.global_batch_size`: leave it out.",
     "trainer.barebones": "Disable callbacks, logging and checkpoints, to measure the loop alone.",
     "trainer.benchmark": "Let cuDNN time its kernels and choose. `null`: PyTorch's own setting.",
-    "trainer.callbacks": "Callbacks to add. One of a built-in class replaces the project's own.",
+    "trainer.callbacks": "Callbacks to add. A callback of a class that `fit` already uses replaces that one.",
     "trainer.check_val_every_n_epoch": "Validate every N epochs, unless `val_check_interval` counts steps.",
     "trainer.detect_anomaly": "Stop at the first NaN in backward and name its operation. Slow.",
     "trainer.deterministic": "Use only deterministic kernels of PyTorch. `warn`: warn where none exists.",

@@ -333,5 +333,5 @@ def _import(name: str, file: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ValueError(
-            f"{file} needs the package {package}: pip install {package}, or pip install 'lightning-llm[data]'"
+            f"{file} needs the package {package}: pip install {package}, or pip install -e '.[data]'"
         ) from error
