@@ -42,7 +42,7 @@ def read_checkpoint(
         needs: Required fields, see ``checkpoints.schema``.
 
     Raises:
-        ValueError: The path does not exist or is a URL, or the file is cut short, is not a checkpoint, or holds code.
+        ValueError: The path does not exist or is a URL, or the file is truncated, is not a checkpoint, or holds code.
     """
     if not isinstance(source, str | os.PathLike):
         content, where = archives.read_archive(source, map_location, mmap=mmap), "in the given file"

@@ -120,7 +120,7 @@ def test_what_never_was_a_checkpoint_has_no_earlier_one(tmp_path, name):
         read_checkpoint(file)
     write_atomically({"weights": torch.ones(10)}, path)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(ValueError, match=r"cut short or damaged, or not a checkpoint: use an earlier one$"):
+    with pytest.raises(ValueError, match=r"truncated or damaged, or not a checkpoint: use an earlier one$"):
         read_checkpoint(path)
 
 

@@ -277,7 +277,7 @@ def test_a_file_of_another_kind_is_named_before_anything_is_prepared(refused, tm
     torch.save({"model": {}}, tmp_path / "x.pt")
     error = refused(command, ckpt_path="README.md")
     assert "error: README.md is not a checkpoint: give one that lightning-llm fit has saved (" in error
-    assert "empty.ckpt is cut short or damaged, or not a checkpoint: use an earlier one" in refused(
+    assert "empty.ckpt is truncated or damaged, or not a checkpoint: use an earlier one" in refused(
         command, ckpt_path="empty.ckpt"
     )
     assert "x.pt was not written by lightning-llm fit: it lacks state_dict, " in refused(command, ckpt_path="x.pt")

@@ -139,7 +139,7 @@ def test_no_torch_is_imported():
         (["--memory", "80Gigs"], {}, "'80Gigs' is not a size: give a number with one of B, KB, MB, GB, TB, KiB, "),
         ([], {}, "the following arguments are required: --memory"),
         (["--memory", "1GB", "--device", "H20"], {}, "device 'H20' is not in the table: there are NVIDIA H200, "),
-        (["--memory", "1GB", "--device", "T4", "--precision", "bf16-mixed"], {}, "device 'T4' is not in the table"),
+        (["--memory", "1GB", "--device", "Q9", "--precision", "bf16-mixed"], {}, "device 'Q9' is not in the table"),
         (
             ["--memory", "1GB", "--device", "Tesla T4", "--precision", "bf16-mixed"],
             {},

@@ -82,6 +82,7 @@ def command(word, folder, run, path):
         "estimate": (["estimate", "--config", str(run / "config.yaml"), "--vocab-size", "50"], True),
         "plan": (["plan", "--config", str(run / "config.yaml"), "--vocab-size", "50", "--memory", "8GiB"], True),
         "compare": (["compare", str(run)], False),
+        "runs": (["runs", str(run.parent)], False),
         "dashboard": (["dashboard", str(run), "--port", "0"], False),
         "fit": (["fit", "--config", "mine.yaml", "--model.init_from", str(path)], True),
         "check": (["check", "--config", "mine.yaml", "--model.init_from", str(path)], True),
