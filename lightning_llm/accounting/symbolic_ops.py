@@ -232,9 +232,15 @@ class Operators(Graph):
 
     # -- ops/span_attention.py ----------------------------------------------------------------------------------------
 
-    def span_attention(self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, int, int, int, int]) -> Tensor:
+    def span_attention(
+        self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, int, int, int, int]
+    ) -> Tensor:
         """In blocks of queries; ``shape``: rows, heads, heads of keys, places, width of a head. For the longest span."""
-        size, shapes, (batch, heads, kv_heads, seq, head_dim) = query.itemsize, [query.size, key.size, value.size], shape
+        size, shapes, (batch, heads, kv_heads, seq, head_dim) = (
+            query.itemsize,
+            [query.size, key.size, value.size],
+            shape,
+        )
         rows, some = sizes.span_heads(*shape[:4], size)
         places = sizes.even(seq, sizes.ATTENTION_ROWS)
         all_queries = rows * some * (heads // kv_heads) * places

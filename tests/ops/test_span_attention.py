@@ -23,9 +23,7 @@ DOCUMENTS = {  # of two rows: lengths in order
 
 def numbered(lengths):
     """(rows, seq): the number of each token's document; a number may come again, but not next to itself."""
-    return torch.stack(
-        [torch.cat([torch.full((n,), place % 2) for place, n in enumerate(row)]) for row in lengths]
-    )
+    return torch.stack([torch.cat([torch.full((n,), place % 2) for place, n in enumerate(row)]) for row in lengths])
 
 
 def plain(query, key, value, mask):
