@@ -20,11 +20,11 @@ BENCHMARKS = PACKAGE.parent / "benchmarks"  # may import all of the package, whi
 # belongs to its longest entry: a folder's bare name stands for every file of the folder that has no entry of its own.
 LAYERS = (
     ("lazy", "io"),
-    ("model.config", "optim.schedules", "ops.sizes", "accounting.hardware", "measure"),
+    ("model.config", "model.parts", "optim.schedules", "ops.sizes", "accounting.hardware", "measure"),
     ("io.console",),
     ("accounting", "ops", "data"),  # data: corpora, tokenizers, token_store, order
-    ("data.prepare", "model"),  # model: norm, kv_cache, weights
-    ("model.attention", "model.mlp"),
+    ("data.prepare", "model"),  # model: norm, kv_cache, weights, position, context, build
+    ("model.attention", "model.mlp", "model.experts", "model.block", "model.objective"),
     ("model.transformer", "optim", "checkpoints.archives"),
     ("generation", "interop", "data.datamodule"),
     ("checkpoints",),
@@ -38,7 +38,7 @@ TORCH = ("torch", "torchmetrics", "transformers", "triton", *LIGHTNING)  # whoev
 # Neither themselves, wherever the import stands, nor by what they import when they are imported.
 NEVER = (
     *((room, LIGHTNING) for room in ("model", "ops", "optim", "generation", "interop", "accounting", "measure")),
-    *((room, TORCH) for room in ("model.config", "accounting", "optim.schedules", "ops.sizes")),
+    *((room, TORCH) for room in ("model.config", "model.parts", "accounting", "optim.schedules", "ops.sizes")),
 )
 LAZY_NAMES = "lightning_llm.lazy"  # which imports none of the modules that it names
 OUTSIDE = ("benchmarks", "tests")

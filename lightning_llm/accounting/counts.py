@@ -13,7 +13,7 @@ first (MFU) says how fast the run is, by the second (HFU) how busy the device is
 
 import dataclasses
 
-from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
+from lightning_llm.model.config import ModelConfig
 
 LETTERS = {  # of each size: its field in the config, and how it is written
     "vocab": ("vocab_rows", "V"),
@@ -86,7 +86,7 @@ class Sizes:
         """
         if config.vocab_size is None:
             raise ValueError("vocab_size is null: give the number of token ids (--vocab-size)")
-        if config.mlp not in BUILT_IN_MLPS and mlp is None:
+        if "mlp" in config.own_parts and mlp is None:
             raise ValueError(f"mlp {config.mlp!r} is not built in: its cost cannot be computed from the config")
         sizes = {name: Count(getattr(config, field), letter) for name, (field, letter) in LETTERS.items()}
         return cls(**sizes, is_gated=config.is_gated)

@@ -20,9 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 from lightning_llm.bench.harness import process_group, step_peak_bytes
 from lightning_llm.measure.gauges import high_water_bytes, resident_bytes, restart_high_water
 from lightning_llm.measure.timer import seconds_of
-from lightning_llm.model.attention import CausalSelfAttention, Rotation, rotate
+from lightning_llm.model.attention import CausalSelfAttention
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.context import Context
 from lightning_llm.model.norm import RMSNorm
+from lightning_llm.model.position import Rotation, rotate
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim.adamw import AdamW
@@ -78,9 +80,9 @@ class PerHeadAttention(nn.Module):
         parts = zip(*(torch.split(weight, whole.head_dim) for weight in weights), strict=True)
         self.heads, self.o_proj = nn.ModuleList(_Head(*part) for part in parts), whole.o_proj
 
-    def forward(self, x: Tensor, *, rotation: Rotation, cache: None = None, mask: None = None) -> Tensor:
+    def forward(self, x: Tensor, context: Context) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, hidden)."""
-        return cast(Tensor, self.o_proj(torch.cat([head(x, rotation) for head in self.heads], dim=-1)))
+        return cast(Tensor, self.o_proj(torch.cat([head(x, context.state) for head in self.heads], dim=-1)))
 
 
 class _Head(nn.Module):
@@ -106,11 +108,11 @@ class TorchAttention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = whole.q_proj, whole.k_proj, whole.v_proj, whole.o_proj
         self.head_dim = whole.head_dim
 
-    def forward(self, x: Tensor, *, rotation: Rotation, cache: None = None, mask: None = None) -> Tensor:
+    def forward(self, x: Tensor, context: Context) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, hidden)."""
         heads = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
         query, key, value = (each.transpose(1, 2) for each in heads)
-        query, key = rotate(query, rotation), rotate(key, rotation)
+        query, key = context.rotate(query, key)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return cast(Tensor, self.o_proj(mixed.transpose(1, 2).flatten(2)))
 

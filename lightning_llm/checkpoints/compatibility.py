@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from lightning_llm import optim
 from lightning_llm.checkpoints.schema import ARCHITECTURE, RESUME, is_plain, validate
 from lightning_llm.io.untrusted import refuse, shown
-from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
+from lightning_llm.model.config import SWIGLUS, ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import param_groups, saved_state_faults
 
@@ -36,8 +36,7 @@ OPTIMIZERS = _by_path([*_OF_TORCH, optim.AdamW, optim.MuonAdamW])
 SCHEDULES = _by_path((optim.Constant, optim.WarmupCosine, optim.WarmupLinear, optim.WarmupStableDecay))
 
 # What may differ between a checkpoint and the model that loads it: the parameters and their meaning stay the same.
-EXECUTION_FIELDS = frozenset({"checkpoint_level", "recompute", "dropout"})
-SAME_PARAMETERS = {"swiglu", "memory_optimized_swiglu"}
+EXECUTION_FIELDS = frozenset({"checkpoint_level", "recompute", "dropout", "loss"})
 
 
 def free_fields(architecture: ModelConfig) -> frozenset[str]:
@@ -55,7 +54,7 @@ def architecture_differences(
     for name, ours in wanted.to_dict().items():
         theirs = getattr(saved, name)
         is_same = ours == theirs or (name == "vocab_size" and ours is None)
-        if not (is_same or name in ignored or (name == "mlp" and {ours, theirs} <= SAME_PARAMETERS)):
+        if not (is_same or name in ignored or (name == "mlp" and ours in SWIGLUS and theirs in SWIGLUS)):
             differences.append(f"{name} is {theirs} there and {ours} here")
     return differences
 
@@ -119,10 +118,10 @@ def check_fits(
 def check_described(content: Mapping[str, Any], path: object) -> None:
     """Compare weights and optimizer state with the model that the checkpoint describes, built on the meta device.
 
-    A model with a user's own MLP is not compared. Raises as :func:`check_fits`.
+    A model with parts of the user's own is not compared. Raises as :func:`check_fits`.
     """
     config = ModelConfig(**content["hyper_parameters"]["architecture"])
-    if config.mlp not in BUILT_IN_MLPS or config.vocab_size is None:
+    if config.own_parts or config.vocab_size is None:
         return
     model = nn.Module()
     with torch.device("meta"):

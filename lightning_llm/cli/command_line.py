@@ -17,7 +17,7 @@ from lightning_llm.cli.run_config import check_yaml, read_config
 from lightning_llm.cli.runs import find_checkpoint, newest_run, run_of
 from lightning_llm.data.prepare import check_named_store
 from lightning_llm.io.untrusted import check_regular, file_name, shown
-from lightning_llm.model.config import is_foreign
+from lightning_llm.model.parts import is_foreign
 
 CONFIG_OPTIONS = ("--config", "-c")
 SECTIONS = ("model", "data", "trainer")

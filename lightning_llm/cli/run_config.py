@@ -21,7 +21,7 @@ from lightning_llm.accounting.memory import STRATEGIES
 from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG
 from lightning_llm.io.untrusted import file_in, read_json, read_text, shown
-from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig, config_of_file
+from lightning_llm.model.config import ModelConfig, config_of_file
 
 LARGEST = 1 << 18  # bytes of a config; the largest of this project has 3,000
 MOST_NODES = 100_000  # an alias counts as what it stands for
@@ -320,7 +320,7 @@ def _architecture(raw: Section, options: argparse.Namespace, source: Path) -> Mo
 
 def _measured(config: ModelConfig, precision: str) -> MeasuredMLP | None:
     """Of an MLP that the accounting does not know: it costs loading torch, and runs the class."""
-    if config.mlp in BUILT_IN_MLPS:
+    if "mlp" not in config.own_parts:
         return None
     from lightning_llm.training.measured_mlp import measure_mlp
 

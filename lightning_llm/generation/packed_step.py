@@ -16,11 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_llm.model.attention import CausalSelfAttention, rotation
+from lightning_llm.model.attention import CausalSelfAttention
+from lightning_llm.model.block import Block
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.mlp import MLP, MemoryOptimizedSwiGLU, SwiGLU
 from lightning_llm.model.norm import RMSNorm
-from lightning_llm.model.transformer import Block, Transformer
+from lightning_llm.model.position import LearnedPositions, Position, RotaryPositions, rotation
+from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import is_hooked, is_plain
 
 FEWEST_STEPS = 8  # fewer are not worth the copies
@@ -35,11 +37,15 @@ def can_pack(model: Transformer) -> bool:
     blocks = {(type(block), type(getattr(block, "self_attn", None))) for block in model.layers}
     if type(model) is not Transformer or blocks != {(Block, CausalSelfAttention)}:
         return False
+    if model.config.attention != "full" or model.config.partial_rotary_factor != 1:
+        return False
+    if type(model.embed_positions) not in (Position, LearnedPositions, RotaryPositions):
+        return False
     # a hook, or a class of the user's own, may do something else
     is_bypassed = any(is_hooked(module) or "forward" in module.__dict__ for module in model.modules())
     if is_bypassed or (model.training and model.config.dropout):
         return False
-    kinds = {"lm_head": nn.Linear, "embed_tokens": nn.Embedding, "embed_positions": nn.Embedding}
+    kinds = {"lm_head": nn.Linear, "embed_tokens": nn.Embedding, "embed_positions": type(model.embed_positions)}
     return all(
         is_plain(module, nn.Linear if name.endswith("_proj") else kinds[name])
         for name, module in model.named_modules()
@@ -81,7 +87,7 @@ class PackedStep:
         positions, mask = cache.positions(1), cache.mask(1)
         x = F.embedding(tokens, model.embed_tokens.weight)  # (batch, hidden)
         if model.config.position == "learned":
-            x = x + F.embedding(positions.reshape(-1), model.embed_positions.weight)
+            x = x + F.embedding(positions.reshape(-1), cast(nn.Embedding, model.embed_positions).weight)
         cos_sin: tuple[Tensor, ...] = ()
         if self._rotations is not None:  # (batch or 1, 1, 1, head_dim)
             cos_sin = tuple(table[positions.reshape(-1)][:, None, None] for table in self._rotations)

@@ -20,7 +20,8 @@ from typing import Any
 
 from lightning_llm.interop.config_json import Fields, read_rope
 from lightning_llm.io.untrusted import list_of, one_of, shown
-from lightning_llm.model.config import MOST_LAYERS, ModelConfig
+from lightning_llm.model.config import MOST_LAYERS, SWIGLUS, ModelConfig
+from lightning_llm.model.parts import name_of
 
 # Names that Llama's config shares with ours, and those of them whose defaults differ between Llama and Qwen3.
 SIZES = (
@@ -96,7 +97,7 @@ class LlamaMapping:
         fits = {
             f"norm {config.norm!r}: it has rmsnorm": config.norm == "rmsnorm",
             f"position {config.position!r}: it has rope": config.position == "rope",
-            f"mlp {config.mlp!r}: its MLP is SwiGLU": config.is_gated,
+            f"mlp {config.mlp!r}: its MLP is SwiGLU": config.mlp in SWIGLUS,
             f"qk_norm {config.qk_norm}: it has {'one' if self.qk_norm else 'none'}": config.qk_norm == self.qk_norm,
             "mlp_bias True: its MLP has none": not (config.mlp_bias and self.qk_norm),
             "lm_head_bias True: its head has none": not config.lm_head_bias,
@@ -183,7 +184,7 @@ class GPT2Mapping:
         return {
             **{theirs: getattr(config, ours) for theirs, ours, _ in GPT2_SIZES},
             "n_inner": config.intermediate_size,
-            "activation_function": GPT2_ACTIVATIONS[config.mlp][0],
+            "activation_function": GPT2_ACTIVATIONS[name_of(config.mlp)][0],
             **dict.fromkeys(GPT2_DROPOUTS, config.dropout),
             "layer_norm_epsilon": config.rms_norm_eps,
             "initializer_range": config.initializer_range,

@@ -1,11 +1,10 @@
-"""Causal self-attention with grouped-query heads (Vaswani et al. 2017; Ainslie et al. 2023) and rotary positions.
+"""Causal self-attention with grouped-query heads (Vaswani et al. 2017; Ainslie et al. 2023), full or in a window.
 
-The rotation is that of Su et al. 2021, "RoFormer", section 3.2.2, in the rotate-half form of Llama.
+:func:`attend` mixes queries, keys and values in the way that a forward pass asks for: training or decoding, documents
+in one row, scores with a bias. Attention of the user's own can call it too.
 """
 
-import math
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +12,13 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.kv_cache import KVCache
+from lightning_llm.model.context import Context
 from lightning_llm.model.norm import build_head_norm
 from lightning_llm.ops import sizes
 from lightning_llm.ops.attention import causal_attention
-from lightning_llm.ops.span_attention import Spans, span_attention
-
-Mask = Tensor | Spans
-Rotation = tuple[Tensor, Tensor]
+from lightning_llm.ops.conventions import matmul_dtype
+from lightning_llm.ops.scored_attention import Change, scored_attention
+from lightning_llm.ops.span_attention import Spans, span_attention, with_flex_blocks
 
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -31,13 +29,20 @@ class CausalSelfAttention(nn.Module):
     Args:
         config: Sizes, biases, QK-norm and dropout.
         layer: Index of the block, and of its part of the cache.
+        softcap: The scores are limited to this by a tanh (Gemma Team 2024, "Gemma 2", section 2).
+
+    Attributes:
+        uses_cache: Whether it adds its keys and values to a cache. A class that does not sees whole sequences.
     """
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    uses_cache = True
+    window: int | None = None
+
+    def __init__(self, config: ModelConfig, layer: int, *, softcap: float | None = None) -> None:
         super().__init__()
         assert config.head_dim is not None
         assert config.num_key_value_heads is not None
-        self.layer, self.head_dim, self.dropout = layer, config.head_dim, config.dropout
+        self.layer, self.head_dim, self.dropout, self.softcap = layer, config.head_dim, config.dropout, softcap
         width, kv_width = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
         self.q_proj = nn.Linear(config.hidden_size, width, bias=config.attention_bias)
         self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=config.attention_bias)
@@ -45,44 +50,155 @@ class CausalSelfAttention(nn.Module):
         self.o_proj = nn.Linear(width, config.hidden_size, bias=config.attention_bias)
         self.q_norm, self.k_norm = build_head_norm(config), build_head_norm(config)
 
-    def forward(
-        self, x: Tensor, *, rotation: Rotation | None = None, cache: KVCache | None = None, mask: Mask | None = None
-    ) -> Tensor:
-        """Mix positions.
+    def prepare(self, x: Tensor, context: Context) -> None:
+        """Leave what all layers share in ``context.shared``; called before the first block.
 
         Args:
-            x: (batch, seq, hidden).
-            rotation: Of these positions; ``None`` leaves queries and keys as they are.
-            cache: Keys and values of the positions before; the new ones are added to it.
-            mask: The spans that positions see; or (batch, 1, seq, seq), added to the scores in their dtype, or true
-                where a position may look; with a cache (batch, 1, 1, its length + 1). ``None``: everything before.
-
-        Returns:
-            (batch, seq, hidden).
+            x: (batch, seq, hidden), what enters the first block.
+            context: Of the forward pass.
         """
+        name = f"window {self.window}"
+        if self.window is not None and self.window < x.shape[1] and name not in context.shared:
+            spans = spans_of_window(context, self.window, len(x), x.shape[1])
+            context.shared[name] = with_blocks(spans, matmul_dtype(x), self.head_dim)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        """Mix positions: (batch, seq, hidden) -> (batch, seq, hidden)."""
+        query, key, value = self.project(x, context)
+        if context.cache is not None:
+            key, value = context.cache.append(self.layer, key, value)
+        dropout = self.dropout if self.training else 0.0
+        mixed = attend(query, key, value, context, window=self.window, softcap=self.softcap, dropout=dropout)
+        return self.output(mixed.transpose(1, 2).flatten(2), x)
+
+    def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (batch, heads, seq, head_dim), keys and values (batch, kv_heads, seq, head_dim), rotated."""
         query, key, value = (
             proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj)
         )  # (batch, seq, heads, head_dim)
         query, key = self.q_norm(query).to(value.dtype), self.k_norm(key).to(value.dtype)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # (batch, heads, seq, head_dim)
-        if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
-        seq = query.shape[-2]
-        causal = seq > 1 and mask is None
-        if cache is not None:
-            key, value = cache.append(self.layer, key, value)
-            if causal and cache.length:  # several new positions after old ones: the built-in triangle would misalign
-                mask = torch.ones(seq, key.shape[-2], dtype=torch.bool, device=x.device).tril(cache.length)
-                causal = False
-        dropout = self.dropout if self.training else 0.0
-        if isinstance(mask, Spans):
-            mixed = span_attention(query, key, value, mask)
-        elif seq == 1 and cache is not None and not dropout:
-            mixed = _attend_once(query, key, value, mask)
-        else:
-            mixed = _attend(query, key, value, mask, dropout, causal=causal)
-        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        query, key = context.rotate(query, key)
+        return query, key, value
+
+    def output(self, mixed: Tensor, x: Tensor) -> Tensor:
+        """(batch, seq, heads × head_dim) -> (batch, seq, hidden); ``x`` is what :meth:`forward` got."""
+        out: Tensor = self.o_proj(mixed)
         return out
+
+
+class SlidingWindowAttention(CausalSelfAttention):
+    """Attention of every position to itself and the nearest before it (Beltagy et al. 2020, "Longformer", section 3.1).
+
+    Args:
+        config: As for full attention.
+        layer: Index of the block.
+        window: How many positions are seen, its own among them.
+        every: Each so-manieth layer has full attention (2: Gemma 2; 6: Gemma 3).
+        softcap: As for full attention.
+    """
+
+    def __init__(
+        self, config: ModelConfig, layer: int, *, window: int, every: int | None = None, softcap: float | None = None
+    ) -> None:
+        super().__init__(config, layer, softcap=softcap)
+        self.window = window_of_layer(layer, window, every)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    context: Context,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Causal attention, within documents and with the bias of the positions where there are any.
+
+    Args:
+        query: (batch, heads, seq, head_dim), rotated.
+        key: (batch, kv_heads, keys, head_dim), rotated: with a cache all of its positions, the new ones last.
+        value: As ``key``.
+        context: Of the forward pass.
+        window: A position sees so many at most, its own among them.
+        softcap: Limits the scores.
+        dropout: Of the attention weights.
+
+    Returns:
+        (batch, heads, seq, head_dim).
+    """
+    seq, keys = query.shape[-2], key.shape[-2]
+    window = None if window is None or window >= keys else window
+    mask, has_bias = context.mask, context.position.has_score_bias
+    if context.cache is not None and keys > seq and mask is None and seq == 1 and window is not None:
+        key, value, window = key[:, :, -window:], value[:, :, -window:], None
+    elif context.cache is not None and keys > seq and (window is not None or seq > 1):
+        mask, window = _seen(context, seq, keys, window), None
+    if softcap is not None or has_bias or (window is not None and dropout):
+        change = _change(context, query.shape[1], keys - key.shape[-2], keys, softcap)
+        seen = mask if context.cache is not None and isinstance(mask, Tensor) else None
+        first = None if context.spans is None else context.spans.first
+        return scored_attention(query, key, value, change, window=window, first=first, seen=seen, dropout=dropout)
+    if window is not None:
+        found = context.shared.get(f"window {window}")
+        mask = spans_of_window(context, window, len(query), seq) if found is None else found
+    if isinstance(mask, Spans):
+        return span_attention(query, key, value, mask)
+    if seq == 1 and context.cache is not None and not dropout:
+        return _attend_once(query, key, value, mask)
+    return _attend(query, key, value, mask, dropout, causal=seq > 1 and mask is None)
+
+
+def window_of_layer(layer: int, window: int, every: int | None) -> int | None:
+    """The window of a layer's attention; ``None`` where it is full."""
+    return None if every is not None and (layer + 1) % every == 0 else window
+
+
+def spans_of_window(context: Context, window: int, batch: int, seq: int) -> Spans:
+    """The spans of a sliding window, within documents where there are any."""
+    first = (torch.arange(seq, device=context.positions.device) - (window - 1)).clamp(min=0)
+    return Spans(first.expand(batch, seq) if context.spans is None else torch.maximum(first, context.spans.first))
+
+
+def with_blocks(spans: Spans, dtype: torch.dtype, head_dim: int) -> Spans:
+    """The spans, with the blocks of FlexAttention where that computes the attention."""
+    device, seq = spans.first.device.type, spans.first.shape[1]
+    form = sizes.attention_form(device, dtype.itemsize, head_dim, seq, mask="spans", dropout=0.0)
+    return with_flex_blocks(spans) if form == "flex" else spans
+
+
+def _seen(context: Context, new: int, keys: int, window: int | None) -> Tensor:
+    """Which positions of a cache the new ones see: (new, keys), or (batch, 1, 1, keys) for rows of unequal length."""
+    assert context.cache is not None
+    own, place = context.cache.positions(new), torch.arange(keys, device=context.positions.device)
+    seen = place <= own[..., None]
+    if window is not None:
+        seen = seen & (place > own[..., None] - window)
+    return seen if seen.dim() == 2 else seen[:, None]
+
+
+def _change(context: Context, heads: int, first_key: int, keys: int, softcap: float | None) -> Change:
+    """What is done to the scores: the cap, and the bias of the positions."""
+    own, position = context.positions, context.position
+    others = own if context.cache is None else torch.arange(first_key, keys, device=own.device)
+
+    def change(scores: Tensor, queries: slice, keys: slice) -> Tensor:
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        if not position.has_score_bias:
+            return scores
+        bias = position.score_bias(own[..., queries], others[..., keys])
+        if bias is None or bias.shape[-3:] != scores.shape[1:]:
+            expected, got = tuple(scores.shape[1:]), None if bias is None else tuple(bias.shape)
+            raise ValueError(
+                f"position {type(position).__qualname__}: score_bias must return (heads, queries, keys), here "
+                f"{expected}, got {got}"
+            )
+        return scores + bias
+
+    return change
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, causal: bool) -> Tensor:
@@ -112,60 +228,3 @@ def _attend_once(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None)
     with sdpa_kernel(WITHOUT_CUDNN) if query.is_cuda else nullcontext():
         mixed = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask)
     return mixed.reshape(batch, heads, 1, head_dim)
-
-
-def rotation(
-    positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype, scaling: dict[str, Any] | None = None
-) -> Rotation:
-    """Cosines and sines for the given positions: computed once per forward pass, used by every block.
-
-    Args:
-        positions: (seq,) or (batch, seq), token positions.
-        head_dim: Width of a head; pair i (of dimensions i and i + head_dim / 2) rotates by ``theta^(-2i / head_dim)``
-            per position.
-        theta: Base of the frequencies.
-        dtype: Of the result. The angles are computed in float32: bf16 cannot tell position 257 from 258.
-        scaling: ``ModelConfig.rope_scaling``.
-
-    Returns:
-        Cosines and sines, each (seq, head_dim / 2) or (batch, 1, seq, head_dim / 2).
-    """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
-    periods = theta**exponents  # positions for one radian, (head_dim / 2)
-    if scaling is not None:
-        periods = _stretched(periods, scaling)
-    angles = positions.float().unsqueeze(-1) / periods  # (…, seq, head_dim / 2)
-    if angles.dim() == 3:
-        angles = angles.unsqueeze(1)  # one rotation for all heads
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x: Tensor, by: Rotation) -> Tensor:
-    """Rotate each pair of dimensions of every head by its position's angle.
-
-    Args:
-        x: (batch, heads, seq, head_dim).
-        by: The result of :func:`rotation`.
-
-    Returns:
-        As ``x``.
-    """
-    cos, sin = by
-    left, right = x.chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
-
-
-def _stretched(periods: Tensor, scaling: dict[str, Any]) -> Tensor:
-    """Periods of a model whose context was extended after pre-training: (head_dim / 2) -> (head_dim / 2).
-
-    ``linear`` makes all of them longer by ``factor``. ``llama3`` does so with those that the first context did not see
-    ``low_freq_factor`` times, leaves those that it saw ``high_freq_factor`` times, and blends between (the frequencies,
-    linearly in the number of times): ``apply_scaling`` in Meta's llama-models, models/llama3/model.py.
-    """
-    factor = float(scaling["factor"])
-    if scaling["rope_type"] == "linear":
-        return periods * factor
-    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
-    times_seen = float(scaling["original_max_position_embeddings"]) / (2 * math.pi * periods)
-    kept = ((times_seen - low) / (high - low)).clamp(0, 1)
-    return periods / ((1 - kept) / factor + kept)

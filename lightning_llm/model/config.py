@@ -11,28 +11,42 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args, get_origin
 
 from lightning_llm.io.untrusted import shown
+from lightning_llm.model.parts import (
+    BUILT_IN,
+    Part,
+    form_faults,
+    is_foreign,
+    is_number,
+    is_positive,
+    name_of,
+    normalized,
+    option_of,
+    part_faults,
+)
 
-Norm = Literal["rmsnorm", "layernorm"]
-Position = Literal["rope", "learned", "none"]
 Recompute = Literal["none", "mlp", "attention", "block"]
 
-GATED_MLPS = ("swiglu", "memory_optimized_swiglu")
-BUILT_IN_MLPS = (*GATED_MLPS, "gelu", "gelu_tanh", "relu")
+SWIGLUS = ("swiglu", "memory_optimized_swiglu")
+GATED_MLPS = (*SWIGLUS, "geglu", "mixture_of_experts")  # with three matrices
 CHECKPOINT_LEVELS = (0, 1, 2)
 MOST_LAYERS = 2000  # twice the deepest that were trained (Wang et al. 2022, "DeepNet", arXiv:2203.00555)
-MOST_SIZE, MOST_NUMBER = 2**40, 1e30  # beyond them torch overflows
+MOST_SIZE = 2**40  # beyond it torch overflows
 MOST_PARAMETERS = 10**13  # several times the largest that were trained
-# The options of each way to stretch the rotation, by Hugging Face's names.
-ROPE_SCALINGS = {
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+# The options of each way to stretch the rotation, by Hugging Face's names: those that it needs, those that it may have.
+ROPE_SCALINGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "linear": (("factor",), ()),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
+    "yarn": (
+        ("factor", "original_max_position_embeddings"),
+        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    ),
 }
 # What a field of a type accepts. Those of type float are checked with their range.
 KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     int: (lambda value: type(value) is int, "a whole number"),
     int | None: (lambda value: value is None or type(value) is int, "a whole number"),
     bool: (lambda value: isinstance(value, bool), "true or false"),
-    **dict.fromkeys((str, Norm, Position, Recompute), (lambda value: isinstance(value, str), "a name")),
+    Recompute: (lambda value: isinstance(value, str), "a name"),
     dict[str, Any] | None: (lambda value: isinstance(value, dict | None), "options by name"),
     int | list[int]: (lambda value: {*map(type, _as_list(value))} <= {int}, "a whole number, or one for each layer"),
 }
@@ -44,6 +58,10 @@ class ModelConfig:
 
     All errors are reported at once. Sizes left at ``None`` are derived when the config is made, so that a config read
     back (``dataclasses.asdict``) holds the numbers that were used.
+
+    A part (``attention``, ``mlp``, ``norm``, ``position``, ``block``, ``loss``) is a short name, the import path of a
+    class, or ``{class_path: name or path, init_args: {…}}``; docs/parts.md has a table of the built-in ones with their
+    options, and docs/extending.md says what a class of each kind gets and returns.
 
     Attributes:
         vocab_size: Number of token ids. ``None`` is filled from the token store by the command line.
@@ -59,16 +77,22 @@ class ModelConfig:
         num_key_value_heads: Number of key and value heads (Ainslie et al. 2023, "GQA"). ``None``: as many as queries.
         head_dim: Width of a head. ``None``: ``hidden_size / num_attention_heads``.
         max_position_embeddings: The longest context, in tokens.
-        norm: ``rmsnorm`` (Zhang and Sennrich 2019) or ``layernorm``.
+        attention: ``full``, ``sliding_window``, or a class.
+        block: How attention and MLP are joined: ``pre`` (norms before them), ``post``, ``sandwich``, or a class.
+        loss: ``cross_entropy`` or a class. The validation loss is always the plain cross-entropy.
+        norm: ``rmsnorm`` (Zhang and Sennrich 2019), ``layernorm``, or a class.
         rms_norm_eps: Added to the mean square, or to the variance for ``layernorm``.
-        position: ``rope`` (Su et al. 2021, rotate-half form), ``learned`` (an embedding per position) or ``none``.
+        position: ``rope`` (Su et al. 2021, rotate-half form), ``learned`` (an embedding per position), ``none``, or a
+            class.
         rope_theta: Base of the rotary frequencies.
+        partial_rotary_factor: The share of each head that ``rope`` rotates: its first dimensions.
         rope_scaling: How RoPE was extended beyond the context of pre-training, or ``None``:
             ``{rope_type: linear, factor: …}`` (Chen et al. 2023, "Extending Context Window of Large Language Models
-            via Positional Interpolation") or ``{rope_type: llama3, factor: …, low_freq_factor: …, high_freq_factor: …,
-            original_max_position_embeddings: …}``, which does not change the fast frequencies.
-        mlp: ``swiglu``, ``memory_optimized_swiglu``, ``gelu`` (by the error function), ``gelu_tanh`` (as in GPT-2),
-            ``relu``, or the import path of a class that is called with this config.
+            via Positional Interpolation"), ``{rope_type: llama3, factor: …, low_freq_factor: …, high_freq_factor: …,
+            original_max_position_embeddings: …}``, which does not change the fast frequencies, or ``{rope_type: yarn,
+            factor: …, original_max_position_embeddings: …}`` (Peng et al. 2023, "YaRN").
+        mlp: ``swiglu``, ``memory_optimized_swiglu``, ``geglu``, ``gelu`` (by the error function), ``gelu_tanh`` (as in
+            GPT-2), ``relu``, ``relu2``, ``mixture_of_experts``, or a class.
         checkpoint_level: Of ``memory_optimized_swiglu``: 0 saves what backward needs, 1 saves only the input and the
             weights and recomputes the rest, 2 includes the norm before it as well and saves nothing beyond the
             residual stream. A number, or a list with one for each layer.
@@ -92,12 +116,16 @@ class ModelConfig:
     num_key_value_heads: int | None = None
     head_dim: int | None = None
     max_position_embeddings: int = 1024
-    norm: Norm = "rmsnorm"
+    attention: Part = "full"
+    block: Part = "pre"
+    loss: Part = "cross_entropy"
+    norm: Part = "rmsnorm"
     rms_norm_eps: float = 1e-5
-    position: Position = "rope"
+    position: Part = "rope"
     rope_theta: float = 10000.0
+    partial_rotary_factor: float = 1.0
     rope_scaling: dict[str, Any] | None = None
-    mlp: str = "memory_optimized_swiglu"
+    mlp: Part = "memory_optimized_swiglu"
     checkpoint_level: int | list[int] = 0
     recompute: Recompute = "none"
     qk_norm: bool = False
@@ -109,6 +137,8 @@ class ModelConfig:
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
+        for kind in BUILT_IN:
+            object.__setattr__(self, kind, normalized(getattr(self, kind)))
         faults = list(self._type_faults())
         if not faults:
             faults = list(self._size_faults())
@@ -121,7 +151,18 @@ class ModelConfig:
     @property
     def is_gated(self) -> bool:
         """Whether the MLP is one of the built-in gated ones (three matrices)."""
-        return self.mlp in GATED_MLPS
+        return name_of(self.mlp) in GATED_MLPS
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many dimensions of a head ``rope`` rotates."""
+        return int((self.head_dim or 0) * self.partial_rotary_factor)
+
+    @property
+    def own_parts(self) -> dict[str, str]:
+        """The kinds of parts that are not built in, and the import paths of their classes."""
+        names = {kind: name_of(getattr(self, kind)) for kind in BUILT_IN}
+        return {kind: name for kind, name in names.items() if name not in BUILT_IN[kind]}
 
     @property
     def vocab_rows(self) -> int:
@@ -131,7 +172,7 @@ class ModelConfig:
     @property
     def foreign_code(self) -> list[str]:
         """Import paths from outside this package: building the model imports and runs them."""
-        return [self.mlp] if self.mlp not in BUILT_IN_MLPS and is_foreign(self.mlp) else []
+        return list(dict.fromkeys(path for path in self.own_parts.values() if is_foreign(path)))
 
     @property
     def checkpoint_levels(self) -> list[int]:
@@ -159,6 +200,8 @@ class ModelConfig:
             value, (fits, expected) = getattr(self, field.name), KINDS.get(field.type, (None, ""))
             if fits and not fits(value):
                 yield f"{field.name} must be {expected}, got {shown(value)}"
+        for kind in BUILT_IN:
+            yield from form_faults(kind, getattr(self, kind))
 
     def _size_faults(self) -> Iterator[str]:
         for field in dataclasses.fields(self):
@@ -174,7 +217,8 @@ class ModelConfig:
         """A typing mistake may make a model that no machine can hold: reported before counting it takes hours."""
         assert self.intermediate_size is not None
         assert self.head_dim is not None
-        layer = 2 * self.hidden_size * (self.num_attention_heads * self.head_dim + self.intermediate_size)
+        wide = self.intermediate_size * (option_of("mlp", self.mlp, "num_experts") or 1)
+        layer = 2 * self.hidden_size * (self.num_attention_heads * self.head_dim + wide)
         positions = self.max_position_embeddings if self.position == "learned" else 0
         elements = self.num_hidden_layers * layer + self.hidden_size * (self.vocab_rows + positions)
         if elements > MOST_PARAMETERS:
@@ -193,25 +237,34 @@ class ModelConfig:
             yield f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
         if self.position == "rope" and self.head_dim is not None and self.head_dim % 2:
             yield f"head_dim {self.head_dim} must be even with position 'rope': the rotation works on pairs"
+        if not is_number(self.partial_rotary_factor) or not 0 < self.partial_rotary_factor <= 1:
+            yield f"partial_rotary_factor must be above 0 and at most 1, got {shown(self.partial_rotary_factor)}"
+        elif self.partial_rotary_factor < 1 and self.position != "rope":
+            yield f"partial_rotary_factor needs position 'rope', got {name_of(self.position)!r}"
+        elif self.partial_rotary_factor < 1 and self.head_dim and (self.rotary_dim % 2 or not self.rotary_dim):
+            yield (
+                f"partial_rotary_factor {self.partial_rotary_factor} rotates {self.rotary_dim} of {self.head_dim} "
+                "dimensions of a head: it must be an even number of them, at least 2"
+            )
 
     def _option_faults(self) -> Iterator[str]:
         for field in dataclasses.fields(self):
             value, accepted = getattr(self, field.name), get_args(field.type)
             if get_origin(field.type) is Literal and value not in accepted:
                 yield f"{field.name} {value!r} is unknown: choose one of {', '.join(accepted)}"
-        if self.mlp not in BUILT_IN_MLPS and "." not in self.mlp:
-            yield (
-                f"mlp {self.mlp!r} is unknown: choose one of {', '.join(BUILT_IN_MLPS)}, "
-                "or give the import path of a class (package.module.Class)"
-            )
+        faults = {kind: list(part_faults(kind, getattr(self, kind))) for kind in BUILT_IN}
+        yield from (fault for of_kind in faults.values() for fault in of_kind)
+        experts, chosen = (option_of("mlp", self.mlp, name) for name in ("num_experts", "top_k"))
+        if experts is not None and not faults["mlp"] and chosen > experts:
+            yield f"mlp.top_k {chosen} must be at most mlp.num_experts {experts}"
         yield from self._level_faults()
         yield from self._scaling_faults()
         if self.mlp_bias and self.mlp == "memory_optimized_swiglu":
             yield "mlp_bias is not supported by mlp 'memory_optimized_swiglu': use 'swiglu'"
-        if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
+        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
             yield f"dropout must be at least 0 and below 1, got {shown(self.dropout)}"
         for name in ("rms_norm_eps", "rope_theta", "initializer_range"):
-            if not _is_positive(getattr(self, name)):
+            if not is_positive(getattr(self, name)):
                 yield f"{name} must be above 0 and finite, got {shown(getattr(self, name))}"
 
     def _scaling_faults(self) -> Iterator[str]:
@@ -223,20 +276,23 @@ class ModelConfig:
             known = f"choose one of {', '.join(ROPE_SCALINGS)}, or leave rope_scaling out"
             yield f"rope_scaling.rope_type {shown(kind)} is not supported: {known}"
             return
-        needed, given = ROPE_SCALINGS[kind], set(scaling) - {"rope_type"}
+        (needed, optional), given = ROPE_SCALINGS[kind], set(scaling) - {"rope_type"}
         faults = [f"rope_scaling of type {kind} lacks {name}" for name in needed if name not in given]
-        unknown = sorted(shown(str(name))[1:-1] for name in given - set(needed))
+        unknown = sorted(shown(str(name))[1:-1] for name in given - {*needed, *optional})
         faults += [f"rope_scaling.{name} is unknown to type {kind}" for name in unknown]
-        wrong = [name for name in sorted(given & set(needed)) if not _is_positive(scaling[name])]
+        numbers = sorted(given & {*needed, *optional} - {"truncate"})
+        wrong = [name for name in numbers if not is_positive(scaling[name])]
         faults += [f"rope_scaling.{name} must be a number above 0, got {shown(scaling[name])}" for name in wrong]
-        if not faults and kind == "llama3" and not scaling["low_freq_factor"] < scaling["high_freq_factor"]:
-            faults.append(
-                f"rope_scaling.low_freq_factor {scaling['low_freq_factor']} must be below "
-                f"high_freq_factor {scaling['high_freq_factor']}"
-            )
+        if not isinstance(truncate := scaling.get("truncate", True), bool):
+            faults.append(f"rope_scaling.truncate must be true or false, got {shown(truncate)}")
+        low, high = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow", "beta_fast")}.get(
+            kind, ("", "")
+        )
+        if not faults and {low, high} <= given and not scaling[low] < scaling[high]:
+            faults.append(f"rope_scaling.{low} {scaling[low]} must be below {high} {scaling[high]}")
         yield from faults
         if self.position != "rope":
-            yield f"rope_scaling needs position 'rope', got {self.position!r}"
+            yield f"rope_scaling needs position 'rope', got {name_of(self.position)!r}"
 
     def _level_faults(self) -> Iterator[str]:
         given = self.checkpoint_level
@@ -247,14 +303,11 @@ class ModelConfig:
         if not isinstance(given, int) and len(levels) != self.num_hidden_layers:
             yield f"checkpoint_level lists {len(levels)} layers, num_hidden_layers is {self.num_hidden_layers}"
         if any(levels) and self.mlp != "memory_optimized_swiglu":
-            yield f"checkpoint_level {given} needs mlp 'memory_optimized_swiglu', got {self.mlp!r}"
+            yield f"checkpoint_level {given} needs mlp 'memory_optimized_swiglu', got {name_of(self.mlp)!r}"
         if 2 in levels and self.norm != "rmsnorm":
-            yield f"checkpoint_level 2 takes the norm in: it needs norm 'rmsnorm', got {self.norm!r}"
-
-
-def is_foreign(path: str) -> bool:
-    """Whether an import path is outside this package."""
-    return not path.startswith("lightning_llm.")
+            yield f"checkpoint_level 2 takes the norm in: it needs norm 'rmsnorm', got {name_of(self.norm)!r}"
+        if 2 in levels and self.block == "post":
+            yield "checkpoint_level 2 takes the norm before the MLP in: block 'post' has none there"
 
 
 def config_of_file(fields: dict[str, Any], source: object, *, trust_code: bool = False) -> ModelConfig:
@@ -279,11 +332,3 @@ def config_of_file(fields: dict[str, Any], source: object, *, trust_code: bool =
 
 def _as_list(level: Any) -> list[Any]:
     return [*level] if isinstance(level, list | tuple) else [level]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_positive(value: Any) -> bool:
-    return _is_number(value) and 0 < value <= MOST_NUMBER

@@ -1,24 +1,34 @@
-"""The pluggable MLP of a block.
+"""The MLPs of a block with dense layers.
 
 ``SwiGLU`` and ``MemoryOptimizedSwiGLU`` are plain modules for anybody's model: they take sizes, not a config, and
-share one state dict. :func:`build_mlp` makes whatever ``ModelConfig.mlp`` names.
+share one state dict. The functions at the end make what ``ModelConfig.mlp`` names.
 """
 
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
+from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.norm import RMSNorm
+from lightning_llm.model.parts import name_of
 from lightning_llm.model.weights import is_plain
 from lightning_llm.ops.swiglu import memory_optimized_swiglu
 
+
+class SquaredReLU(nn.Module):
+    """``ReLU(x)²`` (So et al. 2021, "Primer: Searching for Efficient Transformers", section 4)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Elementwise."""
+        return F.relu(x).square()
+
+
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
+    "relu2": SquaredReLU,
     "gelu": nn.GELU,
     "gelu_tanh": partial(nn.GELU, approximate="tanh"),
 }
@@ -52,8 +62,22 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, hidden) -> (…, hidden)."""
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
         return out
+
+    @staticmethod
+    def activation(x: Tensor) -> Tensor:
+        """SiLU, elementwise."""
+        return F.silu(x)
+
+
+class GeGLU(SwiGLU):
+    """The same with GELU, by the error function, in place of SiLU (Shazeer 2020, equation 6)."""
+
+    @staticmethod
+    def activation(x: Tensor) -> Tensor:
+        """GELU, elementwise."""
+        return F.gelu(x)
 
 
 class MemoryOptimizedSwiGLU(SwiGLU):
@@ -112,13 +136,13 @@ class MemoryOptimizedSwiGLU(SwiGLU):
 
 
 class MLP(nn.Module):
-    """``down(f(up(x)))`` with ReLU or GELU, as in GPT-2.
+    """``down(f(up(x)))`` with ReLU, ReLU² or GELU, as in GPT-2.
 
     Args:
         hidden_size: Width of input and output.
         intermediate_size: Width between.
-        activation: ``relu``, ``gelu`` (the exact form, by the error function) or ``gelu_tanh`` (Hendrycks and Gimpel
-            2016, "Gaussian Error Linear Units", section 2: the approximation by a tanh, as in GPT-2).
+        activation: ``relu``, ``relu2``, ``gelu`` (the exact form, by the error function) or ``gelu_tanh`` (Hendrycks
+            and Gimpel 2016, "Gaussian Error Linear Units", section 2: the approximation by a tanh, as in GPT-2).
         bias: Biases in both projections.
     """
 
@@ -139,36 +163,29 @@ def _is_plain_norm(norm: nn.RMSNorm) -> bool:
     return is_plain(norm, RMSNorm, nn.RMSNorm) and norm.elementwise_affine and norm.eps is not None
 
 
-def build_mlp(config: ModelConfig, layer: int = 0) -> nn.Module:
-    """The MLP that ``config.mlp`` names.
+# ---- from a config
 
-    Args:
-        config: With ``mlp`` a short name or the import path of a class, which is called with the config.
-        layer: Index of the block, which tells the checkpoint level.
 
-    Returns:
-        A module that maps (batch, seq, hidden) to the same shape.
-
-    Raises:
-        ValueError: The import path leads to no class of modules.
-    """
+def _sizes(config: ModelConfig) -> tuple[int, int]:
     assert config.intermediate_size is not None
-    sizes = (config.hidden_size, config.intermediate_size)
-    if config.mlp == "swiglu":
-        return SwiGLU(*sizes, bias=config.mlp_bias)
-    if config.mlp == "memory_optimized_swiglu":
-        return MemoryOptimizedSwiGLU(*sizes, config.checkpoint_levels[layer])
-    if config.mlp in BUILT_IN_MLPS:
-        return MLP(*sizes, activation=config.mlp, bias=config.mlp_bias)
-    return _import_class(config.mlp)(config)
+    return config.hidden_size, config.intermediate_size
 
 
-def _import_class(path: str) -> type[nn.Module]:
-    module_name, _, name = path.rpartition(".")
-    try:
-        found = getattr(import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"mlp {path!r} cannot be imported: {error}; give package.module.Class") from error
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise ValueError(f"mlp {path!r} is {found!r}: it must be a class derived from torch.nn.Module")
-    return found
+def build_swiglu(config: ModelConfig) -> SwiGLU:
+    """:class:`SwiGLU` with the sizes of a config."""
+    return SwiGLU(*_sizes(config), bias=config.mlp_bias)
+
+
+def build_geglu(config: ModelConfig) -> GeGLU:
+    """:class:`GeGLU` with the sizes of a config."""
+    return GeGLU(*_sizes(config), bias=config.mlp_bias)
+
+
+def build_memory_optimized_swiglu(config: ModelConfig, layer: int) -> MemoryOptimizedSwiGLU:
+    """:class:`MemoryOptimizedSwiGLU` with the sizes of a config and the layer's checkpoint level."""
+    return MemoryOptimizedSwiGLU(*_sizes(config), config.checkpoint_levels[layer])
+
+
+def build_plain(config: ModelConfig) -> MLP:
+    """:class:`MLP` with the activation that the config names."""
+    return MLP(*_sizes(config), activation=name_of(config.mlp), bias=config.mlp_bias)

@@ -1,11 +1,11 @@
 """Normalization of the residual stream and of the query and key heads."""
 
-from collections.abc import Callable
-
 from torch import Tensor, nn
 
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.ops.norm import rms_norm
+
+LayerNorm = nn.LayerNorm  # Ba et al. 2016, "Layer Normalization"
 
 
 class RMSNorm(nn.RMSNorm):
@@ -15,12 +15,6 @@ class RMSNorm(nn.RMSNorm):
         """(…, size) -> (…, size)."""
         assert self.eps is not None
         return rms_norm(x, self.weight, self.eps)
-
-
-def build_norm(config: ModelConfig) -> nn.Module:
-    """The norm that the config names, over the last dimension of size ``hidden_size``."""
-    kinds: dict[str, Callable[..., nn.Module]] = {"rmsnorm": RMSNorm, "layernorm": nn.LayerNorm}
-    return kinds[config.norm](config.hidden_size, eps=config.rms_norm_eps)
 
 
 def build_head_norm(config: ModelConfig) -> nn.Module:

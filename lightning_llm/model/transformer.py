@@ -3,93 +3,27 @@
     ids ─embed_tokens─▶ x ─┬─────────────────────────────▶ + ─┬──────────────────────────────────▶ + ─ … ─norm─▶
                            └─input_layernorm─self_attn─▶───┘  └─post_attention_layernorm─mlp─▶───┘
 
-The head is not applied by ``forward``: the loss takes the hidden states and the head's weight, so that the logits of
-all tokens need never exist at once (``ops.linear_cross_entropy``). ``logits`` applies it.
+The picture is that of the usual block; ``block.py`` has others. The head is not applied by ``forward``: the loss
+(``objective``) takes the hidden states and the head, so that the logits of all tokens need never exist at once
+(``ops.linear_cross_entropy``). ``logits`` applies it.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from lightning_llm.model.attention import CausalSelfAttention, Mask, Rotation, rotation
+from lightning_llm.model.attention import with_blocks
+from lightning_llm.model.block import Block
+from lightning_llm.model.build import build
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.context import Context, Mask, Shared, checked
 from lightning_llm.model.kv_cache import KVCache
-from lightning_llm.model.mlp import build_mlp
-from lightning_llm.model.norm import build_norm
+from lightning_llm.model.position import Position
 from lightning_llm.model.weights import drawing, initialize
 from lightning_llm.ops.conventions import matmul_dtype
-from lightning_llm.ops.sizes import attention_form
-from lightning_llm.ops.span_attention import Spans, dense_mask, spans_of_documents, with_flex_blocks
-
-
-class Block(nn.Module):
-    """A pre-norm block: attention, then the MLP, each added to the residual stream (Xiong et al. 2020).
-
-    Args:
-        config: Of the transformer.
-        layer: Index of the block.
-        seed: Of the initial values.
-    """
-
-    def __init__(self, config: ModelConfig, layer: int, seed: int) -> None:
-        super().__init__()
-        self.input_layernorm = build_norm(config)
-        self.self_attn = CausalSelfAttention(config, layer)
-        self.post_attention_layernorm = build_norm(config)
-        with drawing(seed, f"layers.{layer}.mlp"):
-            self.mlp = build_mlp(config, layer)
-        self.norm_in_mlp = config.checkpoint_levels[layer] == 2
-        self.recompute = config.recompute
-        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
-        self._compiled: Callable[..., Tensor] | None = None
-        initialize(self, config, seed, f"layers.{layer}")
-
-    def forward(
-        self, x: Tensor, *, rotation: Rotation | None = None, cache: KVCache | None = None, mask: Mask | None = None
-    ) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, hidden). The rest as for :class:`CausalSelfAttention`."""
-        # a cache grows with every call, and each length would be compiled again
-        run = Block._run if self._compiled is None or cache is not None else self._compiled
-        return run(self, x, rotation, cache, mask)
-
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the forward pass without a cache, in place. Arguments as for ``torch.compile``.
-
-        Unlike that of ``nn.Module`` it excludes hooks, by which FSDP2 gathers the weights, and takes the block as an
-        argument: blocks of the same settings, and copies of one, share the code compiled for the first.
-        """
-        self._compiled = torch.compile(Block._run, *args, **kwargs)
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether :meth:`compile` was called."""
-        return self._compiled is not None
-
-    def _run(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None, mask: Mask | None) -> Tensor:
-        return self._part("block", self._parts, x, rotation, cache, mask)
-
-    def _parts(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None, mask: Mask | None) -> Tensor:
-        x = x + self._part("attention", self._attention, x, rotation, cache, mask)
-        return x + self._part("mlp", self._mlp, x)
-
-    def _attention(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None, mask: Mask | None) -> Tensor:
-        mixed = self.self_attn(self.input_layernorm(x), rotation=rotation, cache=cache, mask=mask)
-        out: Tensor = self.dropout(mixed)
-        return out
-
-    def _mlp(self, x: Tensor) -> Tensor:
-        norm = self.post_attention_layernorm
-        out: Tensor = self.dropout(self.mlp(x, norm) if self.norm_in_mlp else self.mlp(norm(x)))
-        return out
-
-    def _part(self, name: str, function: Callable[..., Tensor], *args: Any) -> Tensor:
-        if self.recompute == name and self.training and torch.is_grad_enabled():
-            out: Tensor = checkpoint(function, *args, use_reentrant=False)
-            return out
-        return function(*args)
+from lightning_llm.ops.span_attention import Spans, dense_mask, spans_of_documents
 
 
 class Transformer(nn.Module):
@@ -100,8 +34,13 @@ class Transformer(nn.Module):
         seed: Of the initial values (``model.weights``). ``None``: one draw from torch's global generator.
         place: Called with each block as soon as it has its values: to move it, to shard it.
 
+    Attributes:
+        embed_positions: The part ``position``.
+        layers: The blocks.
+        objective: The part ``loss``.
+
     Raises:
-        ValueError: ``vocab_size`` is ``None``, or the config's MLP cannot be imported.
+        ValueError: ``vocab_size`` is ``None``, or a part cannot be imported or made.
     """
 
     def __init__(
@@ -115,16 +54,18 @@ class Transformer(nn.Module):
             seed = int(torch.randint(2**62, (), device="cpu"))
         with drawing(seed, ""):  # so that what torch's constructors draw leaves the global generator alone
             self.embed_tokens = nn.Embedding(config.vocab_rows, config.hidden_size)
-            if config.position == "learned":
-                self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            self.embed_positions: Position = build("position", config, seed=seed, path="embed_positions", base=Position)
             self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
             self.layers = nn.ModuleList()
-            self.norm = build_norm(config)
+            self.norm = build("norm", config, seed=seed, path="norm", size=config.hidden_size)
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_rows, bias=config.lm_head_bias)
+            self.objective = build("loss", config, seed=seed, path="objective")
             initialize(self, config, seed)
             self.tie_weights()
             for layer in range(config.num_hidden_layers):
-                block = Block(config, layer, seed)
+                path = f"layers.{layer}"
+                block = build("block", config, seed=seed, path=path, layer=layer, base=Block)
+                initialize(block, config, seed, path)
                 place(block)
                 self.layers.append(block)
 
@@ -185,30 +126,41 @@ class Transformer(nn.Module):
             positions = torch.arange(seq, device=input_ids.device) - spans.first if positions is None else positions
         if positions is None:
             positions = torch.arange(seq, device=input_ids.device) if cache is None else cache.positions(seq)
-        x = self.embed_tokens(input_ids)
-        if self.config.position == "learned":
-            x = x + self.embed_positions(positions)
-        x = self.dropout(x)
-        cos_sin, dtype, config = None, matmul_dtype(x), self.config  # dtype: of queries, keys and values
-        if config.position == "rope":
-            assert config.head_dim is not None
-            cos_sin = rotation(positions, config.head_dim, config.rope_theta, dtype, config.rope_scaling)
+        x, position = self.embed_tokens(input_ids), self.embed_positions
+        x = self.dropout(checked("position", position, position.embed(x, positions), x))
+        dtype = matmul_dtype(x)  # of queries, keys and values
         if spans is not None:
             mask = self._mask_of(spans, dtype)
-        for layer in self.layers:
-            x = layer(x, rotation=cos_sin, cache=cache, mask=mask)
-        if cache is not None:
+        state = position.prepare(positions, dtype)
+        context = Context(positions, position, Shared(), state, cache, spans, mask)
+        blocks = cast(Sequence[Block], self.layers)
+        for layer in blocks:
+            layer.prepare(x, context)
+            if getattr(layer.mlp, "auxiliary_loss", None) is not None:
+                layer.mlp.auxiliary_loss = None  # of the forward pass before
+        for layer in blocks:
+            x = layer(x, context)
+        if cache is not None and self.uses_cache:
             cache.advance(seq)
         out: Tensor = self.norm(x)
         return out
 
+    @property
+    def uses_cache(self) -> bool:
+        """Whether every layer adds keys and values to a cache, so that decoding need not see the whole text again."""
+        return all(getattr(getattr(layer, "self_attn", None), "uses_cache", False) for layer in self.layers)
+
+    def auxiliary_loss(self) -> Tensor | None:
+        """The sum of what MLPs left as ``auxiliary_loss`` in the last forward pass; ``None`` if there is none."""
+        left = [getattr(layer.mlp, "auxiliary_loss", None) for layer in self.layers]
+        found = [loss for loss in left if loss is not None]
+        return torch.stack(found).sum() if found else None
+
     def _mask_of(self, spans: Spans, dtype: torch.dtype) -> Mask:
-        """What all layers take: made once. Only the attentions that need a mask can drop weights."""
+        """What full attention takes in all layers: made once. Only those that need a mask can drop weights."""
         if self.training and self.config.dropout:
             return dense_mask(spans, dtype)
-        device, head_dim, seq = spans.first.device.type, self.config.head_dim or 0, spans.first.shape[1]
-        form = attention_form(device, dtype.itemsize, head_dim, seq, mask="spans", dropout=0.0)
-        return with_flex_blocks(spans) if form == "flex" else spans
+        return with_blocks(spans, dtype, self.config.head_dim or 0)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(…, hidden) -> (…, vocab), through the head."""

@@ -9,9 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_llm.accounting.counts import MeasuredMLP
 from lightning_llm.measure.meter import MemoryMeter
-from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
-from lightning_llm.model.mlp import build_mlp
-from lightning_llm.model.weights import drawing
+from lightning_llm.model.build import build
+from lightning_llm.model.config import ModelConfig
 
 TINY = 32  # tokens that an MLP is measured at, and twice as many
 EXTENDED = f"The estimate extrapolates {{}} from a measurement at {TINY} and {2 * TINY} tokens."
@@ -23,10 +22,9 @@ def measure_mlp(config: ModelConfig, precision: str) -> MeasuredMLP | None:
     Raises:
         ValueError: The class cannot be imported.
     """
-    if config.mlp in BUILT_IN_MLPS:
+    if "mlp" not in config.own_parts:
         return None
-    with drawing(0, "mlp"):
-        mlp = build_mlp(config)
+    mlp = build("mlp", config, seed=0, path="mlp")
     if precision == "bf16-true":
         mlp.to(torch.bfloat16)
     once, twice = (_measured_bytes(mlp, config.hidden_size, tokens, precision) for tokens in (TINY, 2 * TINY))

@@ -8,7 +8,6 @@ from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
-from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from lightning_llm.checkpoints.compatibility import (
@@ -19,9 +18,8 @@ from lightning_llm.checkpoints.compatibility import (
 )
 from lightning_llm.generation import generate
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.objective import CrossEntropy
 from lightning_llm.model.transformer import Transformer
-from lightning_llm.model.weights import is_plain
-from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.groups import param_groups
@@ -127,19 +125,24 @@ class LanguageModel(PlannedModule, CheckpointedModule):
         return self.transformer.logits(self.transformer(input_ids))
 
     def loss(self, batch: Batch) -> Tensor:
-        """Mean cross-entropy of a batch in nats per token, float32.
+        """What a training step minimizes: the mean of ``architecture.loss`` and what MLPs add, scalar in float32.
 
         Args:
             batch: ``input_ids`` and ``targets``, both (batch, seq); ``documents``, likewise, keeps attention inside.
         """
+        loss = self._mean(self.transformer.objective, batch)
+        added = self.transformer.auxiliary_loss() if self.training else None
+        return loss if added is None else loss + added
+
+    def cross_entropy(self, batch: Batch) -> Tensor:
+        """Mean cross-entropy of a batch in nats per token, float32, whatever the model was trained for."""
+        return self._mean(CrossEntropy(self.architecture), batch)
+
+    def _mean(self, objective: torch.nn.Module, batch: Batch) -> Tensor:
         hidden = self.transformer(batch["input_ids"], documents=batch.get("documents"))
-        head, targets = self.transformer.lm_head, batch["targets"]
-        if self.loss_chunks == 0 or not is_plain(head, torch.nn.Linear):  # an adapter on the head has to be called
-            return F.cross_entropy(self.transformer.logits(hidden).flatten(0, -2).float(), targets.flatten())
-        chunks = self.loss_chunks and min(self.loss_chunks, targets.numel())  # the last batch of a text has fewer
-        return linear_cross_entropy(
-            hidden, head.weight, targets, bias=head.bias, num_chunks=chunks, vocab_size=self.architecture.vocab_size
-        )
+        total, count = objective(hidden, self.transformer.lm_head, batch["targets"], num_chunks=self.loss_chunks)
+        mean: Tensor = total / count.clamp(min=1)
+        return mean
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of one micro-batch."""
@@ -149,7 +152,7 @@ class LanguageModel(PlannedModule, CheckpointedModule):
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add a batch to the sums of its data set."""
-        self.evaluation.add(self.loss(batch), batch["targets"], dataloader_idx)
+        self.evaluation.add(self.cross_entropy(batch), batch["targets"], dataloader_idx)
 
     def on_validation_epoch_start(self) -> None:
         """Start new sums: of the validation and the training text, or of the test text."""

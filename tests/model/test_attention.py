@@ -6,6 +6,8 @@ from torch.nn import functional as F
 
 from lightning_llm import ModelConfig
 from lightning_llm.model.attention import CausalSelfAttention
+from lightning_llm.model.context import Context, Shared
+from lightning_llm.model.position import Position
 
 HEADS, KV_HEADS = 4, 2
 
@@ -13,6 +15,12 @@ HEADS, KV_HEADS = 4, 2
 def build(**options):
     config = ModelConfig(hidden_size=64, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, **options)
     return CausalSelfAttention(config, 0)
+
+
+def run(layer, x, mask=None):
+    """Without positions."""
+    positions = torch.arange(x.shape[1], device=x.device)
+    return layer(x, Context(positions, Position(ModelConfig()), Shared(), mask=mask))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +46,7 @@ def test_grouped_keys_are_expanded_where_torch_would_take_its_plain_form(
     with fake_cuda(), torch.no_grad():
         layer = build().to("cuda", dtype)
         mask = torch.zeros(2, 1, 6, 6, device="cuda", dtype=dtype) if has_mask else None
-        layer(torch.empty(2, 6, 64, device="cuda", dtype=dtype), mask=mask)
+        run(layer, torch.empty(2, 6, 64, device="cuda", dtype=dtype), mask)
     assert calls == [(heads, heads, heads == KV_HEADS, not has_mask)]
 
 
@@ -49,10 +57,10 @@ def test_memory_on_a_gpu_grows_with_the_context_and_not_with_its_square(dtype):
     layer, peaks = build(max_position_embeddings=8192).to("cuda", dtype), []
     for seq in (2048, 4096, 8192):
         x = torch.randn(1, seq, 64, device="cuda", dtype=dtype, requires_grad=True)
-        layer(x).sum().backward()  # workspaces of libraries
+        run(layer, x).sum().backward()  # workspaces of libraries
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        layer(x).sum().backward()
+        run(layer, x).sum().backward()
         peaks.append(torch.cuda.max_memory_allocated() - before)
     assert peaks[1] <= 2.2 * peaks[0]
     assert peaks[2] <= 2.2 * peaks[1]

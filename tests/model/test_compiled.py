@@ -10,6 +10,7 @@ from lightning_llm import LanguageModel, ModelConfig, Transformer
 from lightning_llm.generation import generate
 from lightning_llm.model import transformer
 from lightning_llm.ops import span_attention
+from lightning_llm.ops.span_attention import with_flex_blocks
 
 pytestmark = [  # what torch.compile of torch 2.13 says of itself
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
@@ -86,7 +87,7 @@ def test_compiled_blocks_give_the_same_loss_and_gradients(kind, recompute):
 def test_compiled_blocks_keep_to_documents_without_compiling_again(monkeypatch, flex):
     """FlexAttention as on CUDA, but forward only, on a CPU."""
     if flex:
-        monkeypatch.setattr(transformer, "attention_form", lambda *args, **kwargs: "flex")
+        monkeypatch.setattr(transformer, "with_blocks", lambda spans, *args: with_flex_blocks(spans))
         monkeypatch.setattr(span_attention, "_compiled", lambda function: function)
     counter = CompileCounterWithBackend("aot_eager")
     config = ModelConfig(**{**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2})

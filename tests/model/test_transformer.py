@@ -293,7 +293,7 @@ def test_layers_share_what_says_which_documents_they_see(dropout):
     """A dense mask with dropout in training, and else none."""
     model, seen = build(num_hidden_layers=4, dropout=dropout), []
     for layer in model.layers:
-        layer.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs["mask"]), with_kwargs=True)
+        layer.register_forward_pre_hook(lambda module, args: seen.append(args[1].mask))
     for mode in (True, False):
         model.train(mode)(torch.randint(0, 31, (2, 15)), documents=torch.zeros(2, 15, dtype=torch.long))
     for masks, is_dense in ((seen[:4], dropout > 0), (seen[4:], False)):

@@ -24,7 +24,7 @@ from lightning_llm.accounting.memory import StepMemory, step_memory
 from lightning_llm.io.console import Console
 from lightning_llm.measure.attribution import AttributedMeter
 from lightning_llm.measure.timeline import CATEGORIES, StepPoint, Timeline
-from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
+from lightning_llm.model.config import SWIGLUS, ModelConfig
 from lightning_llm.training.measured_mlp import EXTENDED, measure_mlp
 
 MIB, GIB = 2**20, 2**30
@@ -292,7 +292,7 @@ def estimate(run: Run) -> Estimate | None:
             if saved > NOT_WORTH_NAMING * memory.peak:
                 extra = HALVING_COSTS if "rows" in changes else changed.work() / work - 1
                 savings.append(Saving(setting, saved, extra, note))
-    if run.optimizer == "AdamW" and mlp in BUILT_IN_MLPS:
+    if run.optimizer == "AdamW" and "mlp" not in run.config.own_parts:
         savings.append(_muon(run.config, run.settings["rows"] * work))
     table = {(ACCOUNTED.get(name, name), part or "model"): size for (name, part), size in memory.at_peak.items()}
     saved_table = {("activations", part): size for part, size in memory.saved.items()}
@@ -324,7 +324,7 @@ def candidates(run: Run) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], 
     elif chunks is not None or tokens > 512:
         more = max(2 * (chunks or 1), tokens // 256)
         yield f"model.loss_chunks {more}", {}, {"loss_chunks": more}, exact
-    if config.is_gated:
+    if config.mlp in SWIGLUS:
         is_optimized = config.mlp == OPTIMIZED
         option = "checkpoint_level" if is_optimized else f"mlp {OPTIMIZED} with checkpoint_level"
         for level in range(min(config.checkpoint_levels) + 1 if is_optimized else 0, 3):

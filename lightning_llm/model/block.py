@@ -1,0 +1,160 @@
+"""A block: attention and MLP, each a branch beside the residual stream, and how the two are joined to it.
+
+    pre (Xiong et al. 2020)         x + attention(norm(x)),          then x + mlp(norm(x))
+    post (Vaswani et al. 2017)      norm(x + attention(x)),          then norm(x + mlp(x))
+    sandwich (Ding et al. 2021,     x + norm(attention(norm(x))),    then x + norm(mlp(norm(x)))
+    "CogView", section 2.4; Gemma 2)
+
+A block of the user's own derives from :class:`Block` and overrides ``join``, which calls ``attend`` and ``feed``. These
+apply the norms, dropout, and recompute what ``ModelConfig.recompute`` says.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lightning_llm.model.build import build
+from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.context import Context, checked
+
+BRANCHES = {"attention": "self_attn", "mlp": "mlp"}  # a kind of part, and the name of its module
+
+
+class Block(nn.Module):
+    """The usual one, ``pre``, and the base class of all others.
+
+    Args:
+        config: Of the transformer.
+        layer: Index of the block.
+        seed: Of the initial values.
+    """
+
+    # of each branch the names of the norms before and after it
+    norms: ClassVar[dict[str, tuple[str | None, str | None]]] = {
+        "attention": ("input_layernorm", None),
+        "mlp": ("post_attention_layernorm", None),
+    }
+    self_attn: Any
+    mlp: Any
+    input_layernorm: nn.Module
+    post_attention_layernorm: nn.Module
+
+    def __init__(self, config: ModelConfig, layer: int, seed: int) -> None:
+        super().__init__()
+        self._made_from = config, layer, seed
+        for kind, name in BRANCHES.items():
+            before, after = self.norms[kind]
+            self.add_norm(before)
+            self.add_module(name, build(kind, config, seed=seed, path=f"layers.{layer}.{name}", layer=layer))
+            self.add_norm(after)
+        self.norm_in_mlp = config.checkpoint_levels[layer] == 2
+        self.recompute = config.recompute
+        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+        self._compiled: Callable[..., Tensor] | None = None
+
+    def add_norm(self, name: str | None) -> None:
+        """Add a norm of the config's kind, over the residual stream."""
+        if name is not None:
+            config, layer, seed = self._made_from
+            path, size = f"layers.{layer}.{name}", config.hidden_size
+            self.add_module(name, build("norm", config, seed=seed, path=path, layer=layer, size=size))
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        """(batch, seq, hidden) -> (batch, seq, hidden)."""
+        # a cache grows with every call, and each length would be compiled again
+        run = Block._run if self._compiled is None or context.cache is not None else self._compiled
+        return run(self, x, context)
+
+    def prepare(self, x: Tensor, context: Context) -> None:
+        """Let the attention leave what layers share in the context; called before the first block."""
+        prepare = getattr(self.self_attn, "prepare", None)
+        if prepare is not None:
+            prepare(x, context)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the forward pass without a cache, in place. Arguments as for ``torch.compile``.
+
+        Unlike that of ``nn.Module`` it excludes hooks, by which FSDP2 gathers the weights, and takes the block as an
+        argument: blocks of the same settings, and copies of one, share the code compiled for the first.
+        """
+        self._compiled = torch.compile(Block._run, *args, **kwargs)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether :meth:`compile` was called."""
+        return self._compiled is not None
+
+    # -- what another block may override ------------------------------------------------------------------------------
+
+    def join(self, x: Tensor, context: Context) -> Tensor:
+        """The two branches and the residual stream: (batch, seq, hidden) -> (batch, seq, hidden)."""
+        x = x + self.attend(x, context)
+        return x + self.feed(x)
+
+    def attend(self, x: Tensor, context: Context) -> Tensor:
+        """The branch of attention, with its norms and dropout: (batch, seq, hidden) -> (batch, seq, hidden)."""
+        return self._part("attention", self._attention, x, context)
+
+    def feed(self, x: Tensor) -> Tensor:
+        """The branch of the MLP, with its norms and dropout: (batch, seq, hidden) -> (batch, seq, hidden)."""
+        return self._part("mlp", self._mlp, x)
+
+    # -- how it runs --------------------------------------------------------------------------------------------------
+
+    def _run(self, x: Tensor, context: Context) -> Tensor:
+        return self._part("block", self.join, x, context)
+
+    def _attention(self, x: Tensor, context: Context) -> Tensor:
+        before, after = self.norms["attention"]
+        mixed = checked("attention", self.self_attn, self.self_attn(self._normed(before, x), context), x)
+        out: Tensor = self.dropout(self._normed(after, mixed))
+        return out
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        before, after = self.norms["mlp"]
+        if self.norm_in_mlp and before is not None:
+            inner = self.mlp(x, getattr(self, before))
+        else:
+            inner = self.mlp(self._normed(before, x))
+        out: Tensor = self.dropout(self._normed(after, checked("mlp", self.mlp, inner, x)))
+        return out
+
+    def _normed(self, name: str | None, x: Tensor) -> Tensor:
+        if name is None:
+            return x
+        norm = getattr(self, name)
+        return checked("norm", norm, norm(x), x)
+
+    def _part(self, name: str, function: Callable[..., Tensor], *args: Any) -> Tensor:
+        if self.recompute == name and self.training and torch.is_grad_enabled():
+            out: Tensor = checkpoint(function, *args, use_reentrant=False)
+            return out
+        return function(*args)
+
+
+class PostNormBlock(Block):
+    """Norms after the sums. The last norm of the model stays, after that of the last block."""
+
+    norms: ClassVar[dict[str, tuple[str | None, str | None]]] = {"attention": (None, None), "mlp": (None, None)}
+
+    def __init__(self, config: ModelConfig, layer: int, seed: int) -> None:
+        super().__init__(config, layer, seed)
+        self.add_norm("post_attention_layernorm")
+        self.add_norm("post_feedforward_layernorm")
+
+    def join(self, x: Tensor, context: Context) -> Tensor:
+        """As in :class:`Block`."""
+        x = self._normed("post_attention_layernorm", x + self.attend(x, context))
+        return self._normed("post_feedforward_layernorm", x + self.feed(x))
+
+
+class SandwichBlock(Block):
+    """Norms before and after each branch."""
+
+    norms: ClassVar[dict[str, tuple[str | None, str | None]]] = {
+        "attention": ("input_layernorm", "post_attention_layernorm"),
+        "mlp": ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    }

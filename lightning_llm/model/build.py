@@ -1,0 +1,93 @@
+"""Makes the parts that a config names: built-in ones and those of the user, in one way.
+
+A part is called with the config and the arguments that the config gives it, and with ``layer`` and ``seed`` where it
+has parameters of these names; a norm with its size and ``eps``.
+"""
+
+import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
+from importlib import import_module
+from typing import Any
+
+from torch import nn
+
+from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.parts import BUILT_IN, PACKAGE, arguments_of, is_foreign, name_of
+from lightning_llm.model.weights import drawing
+
+CONSTRUCTORS = dict.fromkeys(BUILT_IN, "(config, **arguments)") | {"norm": "(size, *, eps, **arguments)"}
+FORWARDS = {
+    "attention": "x, context",
+    "mlp": "x",
+    "norm": "x",
+    "block": "x, context",
+    "loss": "hidden, head, targets, weights, num_chunks",
+}
+
+
+def build(
+    kind: str,
+    config: ModelConfig,
+    *,
+    seed: int,
+    path: str,
+    layer: int = 0,
+    size: int | None = None,
+    base: type[nn.Module] = nn.Module,
+) -> Any:
+    """The part of a kind that the config names.
+
+    Args:
+        kind: ``attention``, ``mlp``, ``norm``, ``position``, ``block`` or ``loss``.
+        config: Of the model.
+        seed: Of the initial values: what a foreign constructor draws is a function of seed and path.
+        path: The part's name inside ``Transformer``.
+        layer: Index of the block.
+        size: Of a norm.
+        base: What its class must derive from.
+
+    Raises:
+        ValueError: It cannot be imported, is no class of modules, or does not take the arguments of its kind.
+    """
+    part = getattr(config, kind)
+    name = name_of(part)
+    built_in = BUILT_IN[kind].get(name)
+    make = _imported(kind, name if built_in is None else f"{PACKAGE}model.{built_in.path}")
+    if built_in is None and not (isinstance(make, type) and issubclass(make, base)):
+        raise ValueError(f"{kind} {name!r} is {make!r}: it must be a class derived from {_path(base)}")
+    given: tuple[Any, ...] = (config,) if size is None else (size,)
+    options = arguments_of(part) | ({} if size is None else {"eps": config.rms_norm_eps})
+    accepted = inspect.signature(make).parameters
+    options |= {each: value for each, value in (("layer", layer), ("seed", seed)) if each in accepted}
+    _check_call(kind, name, make, CONSTRUCTORS[kind], given, options)
+    with drawing(seed, path) if is_foreign(name) and built_in is None else nullcontext():
+        made = make(*given, **options)
+    if built_in is None and kind in FORWARDS:
+        words = FORWARDS[kind].split(", ")
+        _check_call(kind, name, type(made).forward, f".forward({FORWARDS[kind]})", (made, *words), {})
+    return made
+
+
+def _imported(kind: str, path: str) -> Callable[..., Any]:
+    module_name, _, name = path.rpartition(".")
+    try:
+        found: Callable[..., Any] = getattr(import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{kind} {path!r} cannot be imported: {error}; give package.module.Class") from error
+    return found
+
+
+def _path(kind: type) -> str:
+    return f"{kind.__module__.replace('torch.nn.modules.module', 'torch.nn')}.{kind.__qualname__}"
+
+
+def _check_call(
+    kind: str, name: str, function: Callable[..., Any], call: str, given: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    """Whether a function can be called so; else a line that says how, and what it takes."""
+    try:
+        inspect.signature(function).bind(*given, **options)
+    except TypeError as error:
+        called = f"{name.rpartition('.')[2]}{call}: {error}; it takes {inspect.signature(function)}"
+        raise ValueError(f"{kind} {name!r} is called as {called}") from None

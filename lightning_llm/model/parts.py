@@ -1,0 +1,183 @@
+"""The exchangeable parts of a model: how a config names one, and the built-in ones with their options. No torch.
+
+A part is a short name, an import path, or ``{class_path: name or path, init_args: {…}}``. What a class of each kind
+gets and returns is in docs/extending.md.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from lightning_llm.io.untrusted import field_name, shown
+
+Part = str | dict[str, Any]
+
+PACKAGE = "lightning_llm."
+CLASS_PATH, INIT_ARGS = "class_path", "init_args"
+MOST_ARGUMENTS, MOST_NESTED = 1000, 4  # values among the arguments of a class, and lists or dicts inside one another
+MOST_EXPERTS = 4096
+REQUIRED = object()
+
+
+class Option(NamedTuple):
+    """An option of a built-in part.
+
+    Attributes:
+        default: Its value where it is not given, or ``REQUIRED``.
+        fits: Whether it accepts a value.
+        expected: What it accepts, in words.
+    """
+
+    default: Any
+    fits: Callable[[Any], bool]
+    expected: str
+
+
+class BuiltIn(NamedTuple):
+    """A built-in part.
+
+    Attributes:
+        path: Of what makes it, inside ``lightning_llm.model``.
+        options: Its own, by name.
+    """
+
+    path: str
+    options: Mapping[str, Option] = MappingProxyType({})
+
+
+def _whole(default: Any, least: int, most: int = 2**40) -> Option:
+    return Option(default, lambda value: type(value) is int and least <= value <= most, f"a whole number from {least}")
+
+
+def _number(default: float) -> Option:
+    return Option(default, lambda value: is_number(value) and 0 <= value <= 1e6, "a number of at least 0")
+
+
+def _or_null(option: Option) -> Option:
+    return Option(None, lambda value: value is None or option.fits(value), f"null or {option.expected}")
+
+
+_SOFTCAP = {"softcap": Option(None, lambda value: value is None or is_positive(value), "null or a number above 0")}
+_EXPERTS = {
+    "num_experts": _whole(8, 2, MOST_EXPERTS),
+    "top_k": _whole(2, 1, MOST_EXPERTS),
+    "load_balancing": _number(0.01),
+    "z_loss": _number(0.001),
+}
+BUILT_IN: dict[str, dict[str, BuiltIn]] = {
+    "attention": {
+        "full": BuiltIn("attention.CausalSelfAttention", _SOFTCAP),
+        "sliding_window": BuiltIn(
+            "attention.SlidingWindowAttention",
+            {"window": _whole(REQUIRED, 1), "every": _or_null(_whole(None, 2)), **_SOFTCAP},
+        ),
+    },
+    "mlp": {
+        **{name: BuiltIn(f"mlp.build_{name}") for name in ("swiglu", "memory_optimized_swiglu", "geglu")},
+        **dict.fromkeys(("gelu", "gelu_tanh", "relu", "relu2"), BuiltIn("mlp.build_plain")),
+        "mixture_of_experts": BuiltIn("experts.MixtureOfExperts", _EXPERTS),
+    },
+    "norm": {"rmsnorm": BuiltIn("norm.RMSNorm"), "layernorm": BuiltIn("norm.LayerNorm")},
+    "position": {
+        "rope": BuiltIn("position.RotaryPositions"),
+        "learned": BuiltIn("position.LearnedPositions"),
+        "none": BuiltIn("position.Position"),
+    },
+    "block": {
+        "pre": BuiltIn("block.Block"),
+        "post": BuiltIn("block.PostNormBlock"),
+        "sandwich": BuiltIn("block.SandwichBlock"),
+    },
+    "loss": {"cross_entropy": BuiltIn("objective.CrossEntropy")},
+}
+
+
+def name_of(part: Part) -> str:
+    """The short name or the import path of a part."""
+    return part if isinstance(part, str) else str(part[CLASS_PATH])
+
+
+def arguments_of(part: Part) -> dict[str, Any]:
+    """The arguments that a part gives."""
+    return {} if isinstance(part, str) else dict(part[INIT_ARGS])
+
+
+def option_of(kind: str, part: Part, name: str) -> Any:
+    """An option of a built-in part, or its default; ``None`` for a part that has no such option."""
+    built_in = BUILT_IN[kind].get(name_of(part))
+    if built_in is None or name not in built_in.options:
+        return None
+    return arguments_of(part).get(name, built_in.options[name].default)
+
+
+def normalized(part: Any) -> Any:
+    """A part in its shortest form: a name where it gives no arguments. A malformed one is returned as it is."""
+    if not isinstance(part, dict) or set(part) - {CLASS_PATH, INIT_ARGS} or not isinstance(part.get(CLASS_PATH), str):
+        return part
+    given = part.get(INIT_ARGS) or {}
+    return {CLASS_PATH: part[CLASS_PATH], INIT_ARGS: given} if given else part[CLASS_PATH]
+
+
+def is_foreign(path: str) -> bool:
+    """Whether an import path is outside this package."""
+    return not path.startswith(PACKAGE)
+
+
+def form_faults(kind: str, part: Any) -> Iterator[str]:
+    """Why a normalized value of a config is no part at all."""
+    form = "a name, an import path, or class_path and init_args"
+    if not isinstance(part, str | dict):
+        yield f"{kind} must be {form}, got {shown(part)}"
+    elif isinstance(part, dict):
+        unknown = [field_name(name) for name in part if name not in (CLASS_PATH, INIT_ARGS)]
+        if unknown or not isinstance(part.get(CLASS_PATH), str):
+            yield f"{kind} must be {form}, got {f'the key {unknown[0]}' if unknown else shown(part)}"
+        elif not isinstance(part.get(INIT_ARGS), dict) or not all(isinstance(name, str) for name in part[INIT_ARGS]):
+            yield f"{kind}.init_args must be options by name, got {shown(part.get(INIT_ARGS))}"
+
+
+def part_faults(kind: str, part: Part) -> Iterator[str]:
+    """An unknown name, or an argument that a built-in part does not take."""
+    name, given, known = name_of(part), arguments_of(part), BUILT_IN[kind]
+    if name in known:
+        yield from _option_faults(kind, name, known[name].options, given)
+    elif "." not in name:
+        or_path = "or give the import path of a class (package.module.Class)"
+        yield f"{kind} {shown(name)} is unknown: choose one of {', '.join(known)}, {or_path}"
+    elif _size(given, MOST_NESTED) > MOST_ARGUMENTS:
+        yield f"{kind}.init_args of {shown(name)} must be plain values, at most {MOST_ARGUMENTS}, got {shown(given)}"
+
+
+def _option_faults(kind: str, name: str, options: Mapping[str, Option], given: dict[str, Any]) -> Iterator[str]:
+    for argument, value in given.items():
+        if argument not in options:
+            takes = f"it takes {', '.join(options)}" if options else "it takes none"
+            yield f"{kind} {name!r} has no argument {shown(argument)}: {takes}"
+        elif not options[argument].fits(value):
+            yield f"{kind}.{argument} must be {options[argument].expected}, got {shown(value)}"
+    yield from (
+        f"{kind} {name!r} needs {argument}: {option.expected}"
+        for argument, option in options.items()
+        if option.default is REQUIRED and argument not in given
+    )
+
+
+def _size(value: Any, depth: int) -> float:
+    """How many values there are in nested lists and dicts; infinitely many where one is not plain, or too deep."""
+    if isinstance(value, str | int | float | bool | None):
+        return 1
+    if not isinstance(value, list | tuple | dict) or not depth:
+        return math.inf
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + sum(_size(each, depth - 1) for each in inner)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is an integer or a float, and no boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_positive(value: Any, most: float = 1e30) -> bool:
+    """Whether it is a number above 0 that torch can hold."""
+    return is_number(value) and 0 < value <= most
