@@ -54,6 +54,9 @@ _V100 = "NVIDIA V100 Tensor Core GPU data sheet (2020)"
 _ADA = "NVIDIA Ada GPU Architecture whitepaper (2023), appendix A"
 _GA102 = "NVIDIA Ampere GA102 GPU Architecture whitepaper (2021), table 3"
 
+# The bare name of a family is its SXM module with the most memory.
+FAMILIES = {"h100": "NVIDIA H100 80GB HBM3", "a100": "NVIDIA A100-SXM4-80GB", "v100": "Tesla V100-SXM2-32GB"}
+
 # name, memory in GB, bandwidth in GB/s, teraFLOPs per second in float16, bfloat16, tf32 and float32, source
 _TABLE: tuple[tuple[str, float, float, float, float | None, float | None, float, str], ...] = (
     ("NVIDIA H200", 141, 4800, 989.5, 989.5, 494.5, 67, "NVIDIA H200 data sheet (2024)"),
@@ -99,6 +102,27 @@ def find_device(name: str) -> Device:
     raise ValueError(f"device {name!r} is not in the table: there are {', '.join(DEVICES)}; or give its peak yourself")
 
 
+def device_from_part(part: str) -> Device:
+    """The device that a user means by a name of :func:`find_device`, or by a part of one, such as ``h100`` or ``4090``.
+
+    A part is one word or several words in a row. ``H20`` and ``L40`` are no parts: these are other devices than the
+    H200 and the L40S. ``FAMILIES`` has what the bare name of a family means.
+
+    Raises:
+        ValueError: No device or several devices have this part; the message names them.
+    """
+    wanted = re.sub("[^a-z0-9]", "", part.lower())
+    found = [FAMILIES[wanted]] if wanted in FAMILIES else [name for name in DEVICES if wanted in _parts_of(name)]
+    if len(found) > 1:
+        raise ValueError(f"device {part!r} may be {' or '.join(found)}: give a longer part of the name")
+    return DEVICES[found[0]] if found else find_device(part)
+
+
+def _parts_of(name: str) -> set[str]:
+    words = re.findall("[a-z0-9]+", name.lower())
+    return {"".join(words[first:last]) for last in range(1, len(words) + 1) for first in range(last)}
+
+
 def byte_size(words: str) -> int:
     """``80GiB`` as bytes.
 
@@ -108,7 +132,7 @@ def byte_size(words: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]*)", words.strip())
     if found is None or found[2] not in UNITS:
         units = ", ".join(filter(None, UNITS))
-        raise ValueError(f"{words!r} is no size: give a number with one of {units}, such as 80GiB")
+        raise ValueError(f"{words!r} is not a size: give a number with one of {units}, such as 80GiB")
     return int(float(found[1]) * UNITS[found[2]])
 
 
@@ -116,6 +140,14 @@ def shown_size(size: float) -> str:
     """Bytes in GiB, or in MiB below one; with its sign if it is a difference."""
     unit, name = (2**30, "GiB") if abs(size) >= 2**30 else (2**20, "MiB")
     return f"{size / unit:,.2f} {name}"
+
+
+def shown_duration(seconds: float) -> str:
+    """A time in the unit that suits it, from milliseconds to days."""
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{float(f'{1000 * seconds:.3g}'):g} ms"
 
 
 def auto_precision(name: str, features: Collection[str]) -> tuple[Precision, str]:

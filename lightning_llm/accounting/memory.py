@@ -194,7 +194,7 @@ def most_rows(needed: Callable[[int], int], memory: int) -> int:
 
 def too_little(memory: int, least: int, what: str = "") -> ValueError:
     """The error where nothing fits: it says how much memory would do."""
-    smallest = f"the smallest that would do is {least:,} bytes ({shown_size(least)})"
+    smallest = f"the smallest that fits is {least:,} bytes ({shown_size(least)})"
     return ValueError(f"memory of {memory:,} bytes is too little{what}: {smallest}")
 
 
@@ -302,6 +302,7 @@ def shared_memory(
     step: StepPoints,
     *,
     precision: str,
+    mlp: MeasuredMLP | None = None,
     strategy: str = "ddp",
     world_size: int = 1,
     gradient_views: bool = False,
@@ -314,6 +315,7 @@ def shared_memory(
         config: The model, with its true number of layers.
         step: Its points, in ``activation_precision``.
         precision: Of the run.
+        mlp: As in ``step_memory``.
         strategy: ``ddp`` or ``fsdp2``; with one process both are the same.
         world_size: Processes.
         gradient_views: DDP's gradients are views of its buckets.
@@ -326,14 +328,14 @@ def shared_memory(
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy {strategy!r} is not covered: choose one of {', '.join(STRATEGIES)}")
     storage, gathered_size = PRECISIONS[precision]
-    elements = sum(parameters_by_part(config).values())
+    elements = sum(parameters_by_part(config, mlp).values())
     state = round(elements * state_per_parameter * (state_itemsize or storage))
     if strategy == "ddp" or world_size == 1:
         buckets = step.gradients if world_size > 1 and not gradient_views else 0
         point = max(step.points, key=lambda name: step.points[name][0])
         peak = step.points[point][0] + state + buckets
         return SharedMemory(step.parameters, step.gradients, state, buckets, 0, peak, point)
-    root, head_and_norm = root_elements(config), _head_and_norm(config)
+    root, head_and_norm = root_elements(config, mlp), _head_and_norm(config, mlp)
     block = (elements - root) // config.num_hidden_layers
     share, state = -(-elements * storage // world_size), -(-state // world_size)
     blocks = min(GATHERED_BLOCKS, config.num_hidden_layers) * block
@@ -354,16 +356,16 @@ def shared_memory(
     return SharedMemory(share, share, state, 0, (root + blocks) * gathered_size, needed(point), point)
 
 
-def root_elements(config: ModelConfig) -> int:
+def root_elements(config: ModelConfig, mlp: MeasuredMLP | None) -> int:
     """Parameters outside the blocks: embeddings, final norm, head."""
-    counts = parameters_by_part(config)
+    counts = parameters_by_part(config, mlp)
     return counts["embeddings"] + counts["head"] + _norm_elements(config)
 
 
-def _head_and_norm(config: ModelConfig) -> int:
+def _head_and_norm(config: ModelConfig, mlp: MeasuredMLP | None) -> int:
     """Of head and final norm, whether the head is tied or not."""
     untied = dataclasses.replace(config, tie_word_embeddings=False)
-    return parameters_by_part(untied)["head"] + _norm_elements(config)
+    return parameters_by_part(untied, mlp)["head"] + _norm_elements(config)
 
 
 def _norm_elements(config: ModelConfig) -> int:

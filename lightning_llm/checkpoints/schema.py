@@ -97,7 +97,7 @@ def _kind_of(annotation: Any) -> Kind:
 
 BEST = {"best_loss": number(), "best_step": STEP_OR_NONE, "validated_step": STEP_OR_NONE}
 CALLBACKS = {
-    "ResumeDiff": some({"options": mapping(TEXT, rule("a plain value", is_plain))}),
+    "ResumeDiff": some({"options": mapping(TEXT, rule("a plain value", is_plain))}, {"changes": list_of(TEXT)}),
     "RunCheckpoints": some(BEST, {"turn": COUNT}),
     "TrainingLog": some({"loss": TENSOR, "steps": COUNT}),
 }
@@ -251,7 +251,7 @@ def _optimizer_problems(content: Mapping[str, Any]) -> Iterator[str]:
     for index, schedule in enumerate(schedulers):
         where = f"lr_schedulers[{index}]"
         if reserved := sorted(schedule.keys() & _RESERVED):
-            yield f"{where}.{reserved[0]} is no state of a scheduler"
+            yield f"{where}.{reserved[0]} is not part of a scheduler's state"
         if "lr_lambdas" in schedule and schedule.get("last_epoch") != content.get("global_step", 0):  # our own
             yield f"{where}.last_epoch is {shown(schedule.get('last_epoch'))}, expected the global_step"
         for name in ("base_lrs", "_last_lr", "lr_lambdas"):

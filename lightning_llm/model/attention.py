@@ -85,9 +85,7 @@ class CausalSelfAttention(nn.Module):
         return out
 
 
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, causal: bool
-) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, causal: bool) -> Tensor:
     """The attention of ``sizes.attention_form``: (batch, heads, seq, head_dim)."""
     sort = "causal" if mask is None else "dense"
     places = query.device.type, query.dtype.itemsize, query.shape[-1], query.shape[-2]

@@ -84,7 +84,7 @@ def span_attention(query: Tensor, key: Tensor, value: Tensor, spans: Spans) -> T
     inputs = *(x.contiguous() for x in (query, key, value)), spans.first
     if torch.compiler.is_compiling():
         return _opaque(*inputs)[0]
-    out = _SpanAttention.apply(*inputs)  # type: ignore[no-untyped-call]
+    out: Tensor = _SpanAttention.apply(*inputs)  # type: ignore[no-untyped-call]
     return out
 
 

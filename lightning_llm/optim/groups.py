@@ -224,7 +224,7 @@ def saved_state_faults(groups: Iterable[dict[str, Any]], saved: dict[str, Any]) 
             if name in AVERAGES and not is_none and found != (tuple(param.shape), True):
                 faults.append(f"{name} of parameter {number} has shape {found[0]}, expected {tuple(param.shape)}")
             elif name == "step" and not _is_step(value):
-                faults.append(f"step of parameter {number} is {value!r:.60}, no number of steps")
+                faults.append(f"step of parameter {number} is {value!r:.60}, not a number of steps")
     return faults
 
 

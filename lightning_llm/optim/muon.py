@@ -46,16 +46,16 @@ class MuonAdamW(GroupOptimizer):
 
     Args:
         params: Groups of parameters.
-        lr: Learning rate of both; tuned for AdamW it fits Muon.
-        betas: Of AdamW: decay rates of the two averages.
-        eps: Of AdamW: added to the root of the second average.
-        weight_decay: Decoupled, of both: fraction of ``lr`` by which parameters shrink.
-        momentum: Of Muon: decay rate of the momentum, at least 0 and below 1.
-        newton_schulz_steps: Of Muon: iterations of ``newton_schulz``.
-        newton_schulz_dtype: Of Muon: ``bfloat16``, which is 4 times as fast on CPUs and GPUs that multiply it in
+        lr: Learning rate of Muon and AdamW; a value tuned for AdamW fits both.
+        betas: For AdamW: decay rates of the two averages.
+        eps: For AdamW: added to the root of the second average.
+        weight_decay: Decoupled, for Muon and AdamW: fraction of ``lr`` by which parameters shrink.
+        momentum: For Muon: decay rate of the momentum, at least 0 and below 1.
+        newton_schulz_steps: For Muon: iterations of ``newton_schulz``.
+        newton_schulz_dtype: For Muon: ``bfloat16``, which is 4 times as fast on CPUs and GPUs that multiply it in
             hardware, or ``float32``.
-        fused: Of AdamW, see ``AdamW``.
-        state_dtype: Of AdamW, see ``AdamW``; Muon's momentum has the dtype of its matrix.
+        fused: For AdamW, see ``AdamW``.
+        state_dtype: For AdamW, see ``AdamW``; Muon's momentum has the dtype of its matrix.
 
     Raises:
         ValueError: For options out of range (all at once), a group without an algorithm, parameters that are

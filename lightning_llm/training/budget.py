@@ -20,6 +20,7 @@ from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import param_groups
+from lightning_llm.training.measured_mlp import measure_mlp
 
 
 class MemoryBudget:
@@ -77,6 +78,29 @@ class MemoryBudget:
         return "" if self.plan is None else summary(self.plan, self.size) + overrides
 
 
+class PlannedModule:
+    """A model that keeps to its ``budget``.
+
+    Attributes:
+        budget: Of ``memory_budget``, if there is one.
+        plan: What was chosen for it.
+    """
+
+    budget: MemoryBudget | None = None
+    plan: Plan | None = None
+
+    def keep_to_budget(self, data: Any, trainer: Any) -> None:
+        """Plan for ``memory_budget``; the data call this in their ``setup``. See :meth:`MemoryBudget.apply`."""
+        if self.budget is not None:
+            self.plan = self.budget.apply(self, data, trainer)
+            cast(Any, self).save_plain_hyperparameters()
+
+    @property
+    def plan_summary(self) -> str:
+        """``str(budget)``, by its name in 0.1, for one more version."""
+        return "" if self.budget is None else str(self.budget)
+
+
 def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
     """Bytes of the optimizer state, found by one step without storage.
 
@@ -115,6 +139,7 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any) -> Task:
         strategies=("fsdp2" if isinstance(strategy, ModelParallelStrategy) else "ddp",),
         gradient_views=isinstance(strategy, DDPStrategy) and bool(strategy._ddp_kwargs.get("gradient_as_bucket_view")),
         state_per_parameter=optimizer_state_bytes(model, transformer) / sum(p.nbytes for p in transformer.parameters()),
+        mlp=measure_mlp(architecture, precision),
     )
 
 

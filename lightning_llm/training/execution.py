@@ -55,7 +55,7 @@ def print_changes(saved: Mapping[str, Any], trainer: Any) -> None:
     now = record(trainer)
     lines = [f"  {name}: {saved[name]} -> {now[name]}" for name in now if name in saved and saved[name] != now[name]]
     if lines and trainer.is_global_zero:
-        print("Changed since the checkpoint, so that other bits follow:", *lines, sep="\n")
+        print("Changed since the checkpoint, so the bits will differ:", *lines, sep="\n")
 
 
 def seed_dropout(trainer: Any) -> None:
@@ -68,8 +68,8 @@ def keep_freed_memory() -> bool:
     """Ask glibc to keep freed blocks of every size in the process.
 
     By default glibc returns blocks above 128 KiB (a limit that moves up to 32 MiB) to the kernel, which zeroes them
-    at the next allocation. A training step allocates the same large blocks every time: keeping them saved 15 to 20 %
-    of a step on a 2-core CPU. The process stays at its largest size.
+    at the next allocation. A training step allocates the same large blocks every time. Keeping them changed the speed
+    of a step on a 2-core CPU by +1.5 % in bf16 and by -6 % in float32. The process stays at its largest size.
 
     Returns:
         Whether it was done; ``False`` if the C library is not glibc.

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lightning_llm.accounting.planner import Plan
 from lightning_llm.checkpoints.compatibility import (
     optimizer_recipe,
     restored_optimizer,
@@ -27,7 +26,7 @@ from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.groups import param_groups
 from lightning_llm.optim.schedules import Schedule
-from lightning_llm.training.budget import MemoryBudget
+from lightning_llm.training.budget import MemoryBudget, PlannedModule
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import CheckpointedModule
 from lightning_llm.training.distributed import build_for
@@ -42,7 +41,7 @@ CompileMode = Literal["default", "max-autotune-no-cudagraphs"]  # torch's modes 
 PREDICTED_TOKENS = 100
 
 
-class LanguageModel(CheckpointedModule):
+class LanguageModel(PlannedModule, CheckpointedModule):
     """A transformer and how it is trained.
 
     Args:
@@ -55,7 +54,7 @@ class LanguageModel(CheckpointedModule):
             of the run, whichever is shorter. The run ends at the first of ``trainer.max_steps`` and ``max_epochs``;
             with ``max_time`` alone, null is ``Constant`` after a warmup of 100 steps, and others need ``decay_steps``.
         loss_chunks: Number of chunks of tokens for which logits and loss are computed one after the other, so that the
-            logits of all tokens never exist at once; at most one per token. Null chooses; 0 computes them all at once.
+            logits of all tokens never exist at once; at most one per token. Null: chosen by size; 0: all at once.
         memory_budget: Such as ``80GiB``: choose micro-batch, ``checkpoint_level``, ``recompute`` and ``loss_chunks``
             before the model is built, for the fastest step whose predicted peak on a device fits. They override the
             config; the line ``plan`` of the summary and of ``check`` names each option.
@@ -63,8 +62,8 @@ class LanguageModel(CheckpointedModule):
             transformers has written, a checkpoint, or a run directory. Step, optimizer and schedule start fresh; a
             resumed run does not read it.
         compile_mode: Compile the blocks of the transformer with ``torch.compile`` in this mode: ``default``, or
-            ``max-autotune-no-cudagraphs``, which tries more kernels. The first step takes tens of seconds longer. Null:
-            do not compile. With CUDA graphs, each block would overwrite the memory of the one before.
+            ``max-autotune-no-cudagraphs``, which tries more kernels. Null: do not compile. The first step takes tens of
+            seconds longer. With CUDA graphs, each block would overwrite the memory of the one before.
 
     Attributes:
         transformer: The model; made in ``configure_model``, when the vocabulary is known.
@@ -95,7 +94,6 @@ class LanguageModel(CheckpointedModule):
         self.transformer: Transformer
         self.evaluation: Evaluation
         self.seed: int | None = None
-        self.plan: Plan | None = None
         self.grad_norm: Tensor | None = None
         given = {"optimizer": optimizer, "schedule": schedule}
         self.save_plain_hyperparameters(**{name: part for name, part in given.items() if isinstance(part, dict)})
@@ -103,17 +101,6 @@ class LanguageModel(CheckpointedModule):
     def setup(self, stage: str) -> None:
         """Check model and data against each other: a ``ValueError`` lists all errors."""
         check_setup(self.architecture, self._trainer)
-
-    def keep_to_budget(self, data: Any, trainer: Any) -> None:
-        """Plan for ``memory_budget``; the data call this in their ``setup``. See :meth:`MemoryBudget.apply`."""
-        if self.budget is not None:
-            self.plan = self.budget.apply(self, data, trainer)
-            self.save_plain_hyperparameters()
-
-    @property
-    def plan_summary(self) -> str:
-        """``str(budget)``, by its name in 0.1, for one more version."""
-        return "" if self.budget is None else str(self.budget)
 
     def configure_model(self) -> None:
         """Make the transformer, once the data know the vocabulary."""

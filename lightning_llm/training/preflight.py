@@ -94,7 +94,7 @@ def check_nodes(environment: ClusterEnvironment, num_nodes: int) -> None:
     found = {**os.environ, "NODE_RANK": os.environ.get("NODE_RANK") or os.environ.get("GROUP_RANK")}
     if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if not found.get(name)]:
         raise ValueError(
-            f"trainer.num_nodes {num_nodes}: the other nodes cannot find this process, which would wait in vain: "
+            f"trainer.num_nodes {num_nodes}: the other nodes cannot find this process, which would wait forever: "
             f"{', '.join(missing)} not set. Start the command on every node with torchrun or SLURM "
             "(docs/distributed.md), or set these variables there"
         )
@@ -203,7 +203,7 @@ def _compiler(model: Any, trainer: Any) -> Iterator[Check]:
         name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # as torch looks for it
         path = shutil.which(name)
         finding, is_there = path or f"no {name}", path is not None
-        fault = f"needs a C++ compiler and finds no {name}: install it, name another in CXX, or take null"
+        fault = f"needs a C++ compiler and finds no {name}: install it, name another in CXX, or use null"
     yield Check("compiler", finding, "" if is_there else f"model.compile_mode {mode} {fault}")
 
 
@@ -308,7 +308,7 @@ def _memory(needed: int, of_what: str, trainer: Any) -> Iterator[Check]:
     finding = f"{of_what} need {_size(needed)}, {device.type} has {_size(available)}"
     fault = (
         f"the model is too large for the memory: {finding}; choose a smaller hidden_size, num_hidden_layers or "
-        "vocab_size, or share it among more devices with --trainer.strategy fsdp2"
+        "vocab_size, or shard it over more devices with --trainer.strategy fsdp2"
     )
     yield Check("memory", finding, fault if needed > available else "")
 

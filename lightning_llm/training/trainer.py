@@ -39,10 +39,10 @@ class Trainer(pl.Trainer):
     """Lightning's Trainer, whose checkpoints are written atomically and read without running code.
 
     Args:
-        precision: ``auto`` is ``bf16-mixed`` on hardware with bf16 and ``32-true`` elsewhere, see
-            ``accounting.precision``. Others as in Lightning: ``32-true``, ``bf16-true``, ….
-        default_root_dir: Where run directories are made: ``<default_root_dir>/<experiment>/version_<n>``, one for each
-            run, whatever the logger.
+        precision: ``auto`` is ``bf16-mixed`` on hardware with bf16 and ``32-true`` elsewhere. Others as in Lightning:
+            ``32-true``, ``bf16-true``, ….
+        default_root_dir: Folder for run directories: ``<default_root_dir>/<experiment>/version_<n>``, one for each
+            run, with any logger.
         logger: Null or true: TensorBoard, in the run directory. False: none. Another logger chooses where its own files
             go; the run's other files go to the run directory.
         callbacks: Added to the project's own: checkpoints (unless ``enable_checkpointing`` is false), the progress bar,
@@ -83,7 +83,7 @@ class Trainer(pl.Trainer):
             precision, self.precision_reason = choose_precision(accelerator)
         has_gpu = accelerator != "cpu" and (CUDAAccelerator.is_available() or torch.backends.mps.is_available())
         if str(precision) in FLOAT16 and not has_gpu:
-            raise ValueError(f"trainer.precision {precision} needs a GPU: take bf16-mixed, bf16-true or 32-true")
+            raise ValueError(f"trainer.precision {precision} needs a GPU: use bf16-mixed, bf16-true or 32-true")
         own_place = (each.run for each in _listed(logger) if isinstance(each, JSONLinesLogger))
         self.run_directory = next(own_place, None) or RunDirectory(default_root_dir)
         self._has_run = self._is_agreed = False

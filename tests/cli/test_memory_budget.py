@@ -86,8 +86,8 @@ def test_check_tells_the_plan_and_the_batch_that_follows(tiny, capsys):
 @pytest.mark.parametrize(
     ("budget", "expected"),
     [
-        ("80Gigs", "model.memory_budget '80Gigs' is no size: give a number with one of B, KB, "),
-        ("10KB", "model.memory_budget 10KB: memory of 10,000 bytes is too little: the smallest that would do is "),
+        ("80Gigs", "model.memory_budget '80Gigs' is not a size: give a number with one of B, KB, "),
+        ("10KB", "model.memory_budget 10KB: memory of 10,000 bytes is too little: the smallest that fits is "),
     ],
 )
 def test_a_mistake_is_one_line(tiny, error_line, budget, expected):
@@ -108,3 +108,9 @@ def test_a_run_with_packed_documents_is_planned_for_them(tiny, tmp_path, text_fi
     step = {"rows": setting.rows, "loss_chunks": setting.loss_chunks, "accumulation": plan.accumulation}
     expected = step_memory(architecture, context_length=16, precision="32-true", document_mask=True, **step)
     assert plan.memory.peak == expected.peak
+
+
+def test_an_mlp_of_the_users_own_is_measured(tiny, capsys):
+    tiny("fit", **{**BUDGET, "model.architecture.mlp": "tests.training.callbacks.test_memory_profiler.OwnMLP"})
+    assert json.loads((RUN / "plan.json").read_text())["memory"]["peak"] <= 720_000
+    assert "plan micro-batches of " in " ".join(capsys.readouterr().out.split())

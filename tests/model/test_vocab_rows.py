@@ -64,6 +64,8 @@ def test_no_text_has_an_id_that_is_no_token(dtype):
         model = build(multiple).transformer.eval().to(dtype)
         with torch.no_grad():
             model.norm.weight.zero_()  # all logits are 0: each id is as likely
-        texts.append(generate(model, torch.tensor([[1, 2]]), max_new_tokens=40, generator=torch.Generator().manual_seed(1)))
+        texts.append(
+            generate(model, torch.tensor([[1, 2]]), max_new_tokens=40, generator=torch.Generator().manual_seed(1))
+        )
         assert model.logits(torch.zeros(3, 32, dtype=dtype)).shape == (3, VOCAB)
     assert torch.equal(*texts)

@@ -1,5 +1,7 @@
 """Attention within spans against float64, and its memory by the meter."""
 
+import itertools
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -23,9 +25,7 @@ DOCUMENTS = {  # of two rows: lengths in order
 
 def numbered(lengths):
     """(rows, seq): the number of each token's document; a number may come again, but not next to itself."""
-    return torch.stack(
-        [torch.cat([torch.full((n,), place % 2) for place, n in enumerate(row)]) for row in lengths]
-    )
+    return torch.stack([torch.cat([torch.full((n,), place % 2) for place, n in enumerate(row)]) for row in lengths])
 
 
 def plain(query, key, value, mask):
@@ -95,14 +95,13 @@ def test_gradients_by_finite_differences():
 @pytest.mark.usefixtures("blocks")
 def test_each_document_has_the_numbers_it_has_alone():
     """To the last bits of float64: blocks are cut elsewhere in a packed row."""
-    lengths = DOCUMENTS[300]
     inputs = [x.detach().requires_grad_() for x in inputs_of((4, 2, 16), 300)]
-    spans = spans_of_documents(numbered(lengths))
+    spans = spans_of_documents(numbered(DOCUMENTS[300]))
     packed = span_attention(*inputs, spans)
     dy = torch.randn_like(packed)
     together = torch.autograd.grad(packed, inputs, dy)
-    for row, sizes_of_row in enumerate(lengths):
-        for start, end in zip(torch.tensor([0, *sizes_of_row]).cumsum(0), torch.tensor(sizes_of_row).cumsum(0)):
+    for row, row_lengths in enumerate(DOCUMENTS[300]):
+        for start, end in itertools.pairwise(itertools.accumulate(row_lengths, initial=0)):
             own = [x[row : row + 1, :, start:end].detach().requires_grad_() for x in inputs]
             alone = F.scaled_dot_product_attention(*own, is_causal=True, enable_gqa=True)
             torch.testing.assert_close(packed[row : row + 1, :, start:end], alone)

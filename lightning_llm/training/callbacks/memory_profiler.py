@@ -31,7 +31,7 @@ Sizes = dict[str, int]
 class MemoryProfiler(Callback):
     """Peak and live bytes by phase in every step, by category and module in sampled steps, and a report on failure.
 
-    Every step costs a few counters (``measure.resident``), the highest of which since the last entry are logged with
+    Every step costs a few counters (``measure.gauges``), the highest of which since the last entry are logged with
     ``trainer.log_every_n_steps`` as ``memory/forward_peak_gib``, ``memory/forward_live_gib`` and so on for
     ``backward``, ``optimizer`` and ``validation``; live is what is in use at the end of the phase. With several
     processes the maximum is logged, and files of rank N are in ``memory/rank-N``.
@@ -42,7 +42,7 @@ class MemoryProfiler(Callback):
     JSON then says ``"compiled": true`` and holds the counters.
 
     Args:
-        every_n_steps: Sample the steps that are a multiple of it. Null: none.
+        every_n_steps: Sample every N-th optimizer step. Null: none.
         snapshot_at: Write ``memory/step-N.pickle`` for PyTorch's memory viewer after this step; needs CUDA.
         top: How many modules the plot and the tables distinguish.
 
