@@ -103,6 +103,7 @@ UNITS = {
     "model.architecture.max_position_embeddings": "tokens",
     "model.architecture.rms_norm_eps": "mean square",
     "model.architecture.rope_theta": "base",
+    "model.architecture.partial_rotary_factor": "fraction",
     "model.architecture.checkpoint_level": "level",
     "model.architecture.dropout": "probability",
     "model.architecture.initializer_range": "standard deviation",

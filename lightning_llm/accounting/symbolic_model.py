@@ -170,8 +170,8 @@ class SymbolicModel:
         form = attention_form(ops.device, ops.matmul_size, head_dim, self.seq, mask=mask, dropout=config.dropout)
         if form == "math":
             raise ValueError(
-                f"head_dim {head_dim} is not covered by the estimate on {ops.device}: torch would compute all scores at "
-                "once; choose a multiple of 8"
+                f"head_dim {head_dim} is not covered by the estimate on {ops.device}: torch would compute all scores "
+                "at once; choose a multiple of 8"
             )
         return form
 

@@ -232,16 +232,10 @@ class Operators(Graph):
 
     # -- ops/span_attention.py ----------------------------------------------------------------------------------------
 
-    def span_attention(
-        self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, int, int, int, int]
-    ) -> Tensor:
-        """In blocks of queries; ``shape``: rows, heads, heads of keys, places, width of a head. For the longest span."""
-        size, shapes, (batch, heads, kv_heads, seq, head_dim) = (
-            query.itemsize,
-            [query.size, key.size, value.size],
-            shape,
-        )
-        rows, some = sizes.span_heads(*shape[:4], size)
+    def span_attention(self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """In blocks of queries; ``shape``: rows, heads, key heads, positions, width of a head. For the longest span."""
+        size, shapes, (_, heads, kv_heads, seq, head_dim) = query.itemsize, [x.size for x in (query, key, value)], shape
+        rows, some = sizes.span_heads(*shape[:4], itemsize=size)
         places = sizes.even(seq, sizes.ATTENTION_ROWS)
         all_queries = rows * some * (heads // kv_heads) * places
         tile, block, hidden = (all_queries * seq, size), (all_queries * head_dim, size), (rows * places * seq, BOOL)

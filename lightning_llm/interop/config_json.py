@@ -144,6 +144,6 @@ def _rope_fields(fields: Fields, given: dict[str, Any], longest: int) -> tuple[A
         fields.problems.append(f"partial_rotary_factor {shown(partial)} is not supported: {WHOLE_HEAD}")
     if kind == "default":
         return base, None
-    if kind == "llama3":
+    if kind in ("llama3", "yarn"):
         given.setdefault("original_max_position_embeddings", longest)
     return base, {"rope_type": kind, **given}

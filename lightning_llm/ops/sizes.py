@@ -137,7 +137,7 @@ def attention_heads(heads: int, seq: int, itemsize: int) -> int:
 
 
 def span_heads(batch: int, heads: int, kv_heads: int, seq: int, itemsize: int) -> tuple[int, int]:
-    """Rows, and heads of keys in each, whose scores of one block of queries exist at once in attention within spans."""
+    """Rows, and key heads in each, whose scores of one block of queries exist at once in attention within spans."""
     of_block = heads // kv_heads * even(seq, ATTENTION_ROWS) * seq * itemsize
     some = max(1, ATTENTION_BYTES // of_block)
     return (even(batch, some // kv_heads), kv_heads) if some >= kv_heads else (1, even(kv_heads, some))
@@ -146,23 +146,23 @@ def span_heads(batch: int, heads: int, kv_heads: int, seq: int, itemsize: int) -
 def attention_form(
     device: str, itemsize: int, head_dim: int, seq: int, *, mask: str, dropout: float, training: bool = True
 ) -> AttentionForm:
-    """Which attention runs. All but ``math`` need no memory that grows with the square of a long sequence.
+    """Which attention runs. Only ``math`` needs memory that grows with the square of a long sequence.
 
     Args:
         device: Type of the device.
         itemsize: Of queries, keys and values.
         head_dim: Width of a head.
-        seq: Places of queries.
+        seq: Number of queries.
         mask: ``causal`` (also for a query that sees all keys), ``spans`` or ``dense``.
-        dropout: Probability with which it drops attention weights.
+        dropout: Probability of dropping an attention weight.
         training: Whether gradients are needed.
 
     Returns:
-        ``short``: ``ops/attention.py``, which saves probabilities. ``spans``: ``ops/span_attention.py`` in blocks of
-        queries. ``flex``: the same by FlexAttention, for heads of 16 or more. ``fused``: a kernel of torch, flash
-        attention or cuDNN's on CUDA (Ampere or newer). It takes grouped keys as they are. ``efficient``: torch's kernel
-        for other dtypes and for masks on CUDA. Grouped keys must be expanded to all heads for it, or torch takes its
-        plain form. ``math``: torch's plain form, or what torch chooses on a device that is not known here.
+        ``short``: ``ops/attention.py``, which saves probabilities. ``spans``: ``ops/span_attention.py``, in blocks of
+        queries. ``flex``: the same with FlexAttention, which needs heads of 16 or more. ``fused``: flash attention, by
+        torch or cuDNN (on CUDA: Ampere or newer). It accepts grouped keys. ``efficient``: torch's memory-efficient
+        kernel on CUDA, for float32 and for masks. It needs grouped keys expanded to all heads; otherwise torch falls
+        back to its plain form. ``math``: torch's plain form, or what torch chooses on a device that is unknown here.
     """
     if mask == "spans":
         return "flex" if device == "cuda" and itemsize <= 4 and head_dim >= 16 else "spans"

@@ -1,14 +1,14 @@
-"""Causal attention within spans: a query sees the keys from the first of its span to its own place.
+"""Causal attention within spans: a query sees the keys from the first of its span to its own position.
 
-Documents packed into one row are such spans: a span begins where its document does. For a sliding window it would
-begin a fixed number of places before the query. Within a row, beginnings never decrease.
+Packed documents are such spans: the span of a query begins where its document begins. A sliding window makes it begin
+at most ``window - 1`` positions before the query. Within a row, these beginnings never decrease.
 
 No tensor here grows with the square of the sequence. On CUDA, FlexAttention (Dong et al. 2024, "Flex Attention",
-arXiv:2412.05496) takes the spans as a list of blocks of keys for each block of queries. It has no backward on a CPU, so
-elsewhere the queries go through in blocks: one block is multiplied with the keys from the beginning of its first query
-to its own end, and the keys before them are skipped. The formulas are those of ``attention.py``, except that only
-queries, keys and values are saved: backward computes the probabilities of a block again, one matmul of its five. The
-sums over blocks are in float32 at least.
+arXiv:2412.05496) gets a list of blocks of keys for each block of queries. FlexAttention has no backward on a CPU.
+Elsewhere, one block of queries at a time is multiplied with the keys from the beginning of its first query to its own
+end, and earlier keys are skipped. The formulas are those of ``attention.py``, except that only queries, keys and values
+are saved: backward recomputes the probabilities of a block, with one matmul of its five. Sums over blocks are in
+float32 at least.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,14 +24,14 @@ from lightning_llm.ops.conventions import differentiable_once, opaque
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-FLEX_BLOCK = 128  # queries and keys of a block of FlexAttention
+FLEX_BLOCK = 128  # queries, and keys, of one block of FlexAttention
 
 
 class Spans(NamedTuple):
     """Which keys each query sees.
 
     Attributes:
-        first: (batch, seq), int64: the place of the first key of each query's span.
+        first: (batch, seq), int64: the position of the first key that each query sees.
         blocks: The same for FlexAttention, where that computes the attention.
     """
 
@@ -39,19 +39,21 @@ class Spans(NamedTuple):
     blocks: "BlockMask | None" = None
 
 
-def spans_of_documents(documents: Tensor) -> Spans:
+def spans_of_documents(documents: Tensor, *, window: int | None = None) -> Spans:
     """The spans of packed documents.
 
     Args:
-        documents: (batch, seq), the number of each token's document.
+        documents: (batch, seq), the number of each token's document; zeros if each row is one.
+        window: How many keys a query sees at most, its own among them, 1 or more. ``None``: all of its document.
     """
-    place = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    is_first = documents != documents.roll(1, dims=1)  # at place 0 it changes nothing
-    return Spans(torch.where(is_first, place, 0).cummax(dim=1).values)
+    position = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    is_first = documents != documents.roll(1, dims=1)  # at position 0 it changes nothing
+    first = torch.where(is_first, position, 0).cummax(dim=1).values
+    return Spans(first if window is None else torch.maximum(first, position - (window - 1)))
 
 
 def dense_mask(spans: Spans, dtype: torch.dtype) -> Tensor:
-    """The spans as a mask for the attentions that need one.
+    """The spans as a mask, for an attention that needs one.
 
     Args:
         spans: Of a batch.
@@ -84,7 +86,7 @@ def span_attention(query: Tensor, key: Tensor, value: Tensor, spans: Spans) -> T
     inputs = *(x.contiguous() for x in (query, key, value)), spans.first
     if torch.compiler.is_compiling():
         return _opaque(*inputs)[0]
-    out = _SpanAttention.apply(*inputs)  # type: ignore[no-untyped-call]
+    out: Tensor = _SpanAttention.apply(*inputs)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -94,7 +96,7 @@ def span_attention(query: Tensor, key: Tensor, value: Tensor, spans: Spans) -> T
 def with_flex_blocks(spans: Spans) -> Spans:
     """The same spans with the blocks that FlexAttention visits.
 
-    They are found from the first and last query of each block: ``create_block_mask`` would look at all pairs of places.
+    The first and last query of each block tell: ``create_block_mask`` would look at all pairs of positions.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -114,7 +116,7 @@ def with_flex_blocks(spans: Spans) -> Spans:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """For each block of queries how many blocks of keys it has, and their numbers in front: for all heads."""
+    """For each block of queries, how many blocks of keys it has, and their indices first: the same for all heads."""
     order = blocks.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[:, None], order.to(torch.int32)[:, None]
 
@@ -147,7 +149,7 @@ class _SpanAttention(torch.autograd.Function):
 
 
 class _Part(NamedTuple):
-    """Some rows and key heads, and one block of their queries with the keys that it sees."""
+    """Some rows and key heads, one block of their queries, and the keys that this block sees."""
 
     rows: slice
     heads: slice
@@ -228,10 +230,10 @@ def _keys(tensor: Tensor, part: _Part) -> Tensor:
 
 
 def _hidden(first: Tensor, queries: slice, begin: int) -> Tensor:
-    """Which keys from ``begin`` to the last query's place a query does not see: (rows, queries, keys)."""
-    place = torch.arange(begin, queries.stop, device=first.device)
-    hidden = place < first[:, queries, None]
-    return hidden.logical_or_(place > place[queries.start - begin :, None])
+    """Which keys from ``begin`` to the last query's position a query does not see: (rows, queries, keys)."""
+    position = torch.arange(begin, queries.stop, device=first.device)
+    hidden = position < first[:, queries, None]
+    return hidden.logical_or_(position > position[queries.start - begin :, None])
 
 
 def _tile(query: Tensor, key: Tensor) -> Tensor:

@@ -158,7 +158,7 @@ def saved_by_attention(dtype_size, head_dim, kv_heads=2, **options):
 
 
 def test_on_cuda_the_attention_that_runs_is_counted():
-    """In sizes of one head: 4 of queries, of the output and its copy, 2 of keys and of values, and of each row a sum."""
+    """In sizes of one head: 4 of queries, of the output and its copy, 2 of keys and of values; of each row a sum."""
     sums = 4 * 4 / (32 * 2)
     assert saved_by_attention(2, 32) == 12 + 2 * 2 + sums  # flash attention takes grouped keys as they are
     assert saved_by_attention(4, 32) == 12 + 2 * 4 + sums / 2  # the kernel for float32 takes them expanded

@@ -121,7 +121,7 @@ EDITS = [
     ((*SHAPE, "vocab_size"), None, "vocab_size is null"),
     ((*SHAPE, "vocab_size"), 3, "ids, the architecture's vocab_size is 3"),
     ((*SHAPE, "qk_norm"), "yes", "qk_norm is 'yes', expected True or False"),
-    ((*SHAPE, "norm"), ["rmsnorm"], r"norm is \['rmsnorm'\], expected 'rmsnorm' or"),
+    ((*SHAPE, "norm"), ["rmsnorm"], r"norm is \['rmsnorm'\], expected text"),
     ((*SHAPE, "rope_theta"), float("nan"), "rope_theta is nan, expected a number"),
     ((*SHAPE, "rope_scaling"), "x", "rope_scaling is 'x', expected a dict"),
     ((*SHAPE, "mlp"), 3, "mlp is 3, expected text"),

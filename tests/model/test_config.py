@@ -15,6 +15,11 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+def window(**options):
+    return {"class_path": "sliding_window", "init_args": options}
 
 
 @pytest.mark.parametrize(
@@ -53,9 +58,34 @@ LLAMA3 = {
         ({"hidden_size": math.inf}, "hidden_size must be a whole number, got inf"),
         (
             {"rope_scaling": {"factor": 2.0}},
-            "rope_type None is not supported: choose one of linear, llama3",
+            "rope_type None is not supported: choose one of linear, llama3, yarn",
         ),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "rope_scaling.rope_type 'yarn' is not supported"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "factor": 2}},
+            "rope_scaling.rope_type 'longrope' is not supported",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "type yarn lacks original_max_position_embeddings"),
+        ({"rope_scaling": {**YARN, "truncate": 1}}, "rope_scaling.truncate must be true or false, got 1"),
+        ({"rope_scaling": {**YARN, "beta_fast": 1, "beta_slow": 2}}, "beta_slow 2 must be below beta_fast 1"),
+        ({"partial_rotary_factor": 0}, "partial_rotary_factor must be above 0 and at most 1, got 0"),
+        ({"partial_rotary_factor": 0.3}, "partial_rotary_factor 0.3 rotates 19 of 64 dimensions"),
+        ({"partial_rotary_factor": 0.5, "position": "none"}, "partial_rotary_factor needs position 'rope', got 'none'"),
+        ({"attention": 3}, "attention must be a name, an import path, or class_path and init_args, got 3"),
+        ({"norm": {"class": "rmsnorm"}}, "norm must be a name, .* got the key class"),
+        ({"mlp": {"class_path": "gelu", "init_args": [1]}}, r"mlp.init_args must be options by name, got \[1\]"),
+        ({"mlp": {"class_path": "gelu", "init_args": {"a": 1}}}, "mlp 'gelu' has no argument 'a': it takes none"),
+        ({"attention": window(size=3)}, "'sliding_window' has no argument 'size': it takes window, every, softcap"),
+        ({"attention": "sliding_window"}, "attention 'sliding_window' needs window: a whole number from 1"),
+        ({"attention": window(window=0)}, "attention.window must be a whole number from 1, got 0"),
+        ({"attention": window(window=4, softcap=-1)}, "attention.softcap must be null or a number above 0, got -1"),
+        ({"block": "parallel"}, "block 'parallel' is unknown: choose one of pre, post, sandwich"),
+        ({"block": "post", "checkpoint_level": 2}, "checkpoint_level 2 takes the norm before the MLP in"),
+        (
+            {"mlp": {"class_path": "mixture_of_experts", "init_args": {"num_experts": 4, "top_k": 5}}},
+            "mlp.top_k 5 must be at most mlp.num_experts 4",
+        ),
+        ({"loss": {"class_path": "my.Loss", "init_args": {"a": [0] * 1001}}}, "must be plain values, at most 1000"),
+        ({"loss": {"class_path": "my.Loss", "init_args": {"a": [[[[[]]]]]}}}, "must be plain values"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling of type linear lacks factor"),
         (
             {"rope_scaling": {"rope_type": "linear", "factor": -1}},
@@ -90,6 +120,21 @@ def test_derived_sizes():
     assert ModelConfig(**gated.to_dict()) == gated
     stretched = ModelConfig(rope_scaling=LLAMA3)
     assert ModelConfig(**stretched.to_dict()) == stretched
+
+
+def test_a_part_without_arguments_is_its_name():
+    config = ModelConfig(mlp={"class_path": "gelu"}, norm={"class_path": "my.Norm", "init_args": {}})
+    assert (config.mlp, config.norm, config.foreign_code) == ("gelu", "my.Norm", ["my.Norm"])
+    own = window(window=8)
+    assert ModelConfig(attention=own).attention == own
+    assert ModelConfig(**ModelConfig(attention=own).to_dict()) == ModelConfig(attention=own)
+
+
+def test_code_from_elsewhere_is_listed_for_every_kind_of_part():
+    kinds = ("attention", "mlp", "norm", "position", "block", "loss")
+    config = ModelConfig(**{kind: {"class_path": f"my.{kind}", "init_args": {"a": [1, {"b": "c"}]}} for kind in kinds})
+    assert sorted(config.foreign_code) == sorted(f"my.{kind}" for kind in kinds)
+    assert ModelConfig(mlp="lightning_llm.mlp.Other").foreign_code == []
 
 
 def test_frozen_and_keyword_only():

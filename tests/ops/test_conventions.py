@@ -6,6 +6,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_llm.ops.conventions import matmul_into
 
+needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+
 
 class Operators(TorchDispatchMode):
     """Notes each operator and the dtypes of the tensors that it is given."""
@@ -32,15 +34,7 @@ def test_on_cuda_the_matmul_gives_float32(fake_cuda, accumulate, dtype):
     assert not any("copy" in name for name, _ in operators.seen)
 
 
-@pytest.mark.parametrize(
-    "device",
-    [
-        "cpu",
-        pytest.param(
-            "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
-        ),
-    ],
-)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_products_and_sums(device, accumulate, dtype):

@@ -1,8 +1,11 @@
 """Attention within spans against float64, and its memory by the meter."""
 
+import itertools
+
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_llm.measure import MemoryMeter
 from lightning_llm.ops import sizes
@@ -18,12 +21,26 @@ DOCUMENTS = {  # of two rows: lengths in order
     77: ([5, 1, 40, 31], [77]),
     300: ([130, 7, 163], [1, 1, 298]),
     5: ([2, 3], [1, 4]),
+    512: ([256, 256], [100, 412]),
 }
+WINDOWS = [(5, None), (77, None), (300, None), (300, 40), (77, 1)]  # lengths of sequences and windows
 
 
 def numbered(lengths):
     """(rows, seq): the number of each token's document; a number may come again, but not next to itself."""
     return torch.stack([torch.cat([torch.full((n,), place % 2) for place, n in enumerate(row)]) for row in lengths])
+
+
+def plain_mask(documents, window):
+    """(batch, 1, seq, seq), from the definition: the same document, not later, and inside the window."""
+    seq = documents.shape[1]
+    distance = torch.arange(seq)[:, None] - torch.arange(seq)
+    seen = (distance >= 0) & (distance < (window or seq))
+    # documents with equal numbers are not neighbors: no change of numbers between query and key
+    changes = (documents != documents.roll(1, dims=1))[:, 1:].cumsum(1)
+    changes = F.pad(changes, (1, 0)).cpu()
+    seen = seen & (changes[:, :, None] == changes[:, None])
+    return torch.zeros(seen.shape).masked_fill(~seen, float("-inf"))[:, None].to(documents.device)
 
 
 def plain(query, key, value, mask):
@@ -47,9 +64,9 @@ def inputs_of(shape, seq, device="cpu"):
     return [x.to(device).transpose(1, 2) for x in parts]  # strided, as a model's
 
 
-def assert_as_good_as_plain(inputs, documents, dtype):
-    spans = spans_of_documents(documents)
-    mask = dense_mask(spans, torch.float64)
+def assert_as_good_as_plain(inputs, documents, dtype, window=None):
+    spans, mask = spans_of_documents(documents, window=window), plain_mask(documents, window)
+    assert torch.equal(dense_mask(spans, torch.float32), mask)
     spans = with_flex_blocks(spans) if documents.is_cuda else spans
     inputs = [x.to(dtype).double() for x in inputs]
     truth = with_gradients(lambda *x: plain(*x, mask), inputs, torch.float64)
@@ -70,18 +87,18 @@ def blocks(request, monkeypatch):
 
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(4, 2, 32), (3, 3, 10), (2, 1, 8), (1, 1, 5)])
-@pytest.mark.parametrize("seq", DOCUMENTS)
-def test_blocks_of_queries(dtype, shape, seq):
-    assert_as_good_as_plain(inputs_of(shape, seq), numbered(DOCUMENTS[seq]), dtype)
+@pytest.mark.parametrize("shape", [(4, 2, 32), (3, 3, 10), (1, 1, 5)])
+@pytest.mark.parametrize(("seq", "window"), WINDOWS)
+def test_blocks_of_queries(dtype, shape, seq, window):
+    assert_as_good_as_plain(inputs_of(shape, seq), numbered(DOCUMENTS[seq]), dtype, window)
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=needs_cuda)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(4, 2, 32), (2, 2, 64)])
-@pytest.mark.parametrize("seq", [77, 300])
-def test_flex_attention(device, dtype, shape, seq):
-    assert_as_good_as_plain(inputs_of(shape, seq, device), numbered(DOCUMENTS[seq]).to(device), dtype)
+@pytest.mark.parametrize(("seq", "window"), WINDOWS[1:4])
+def test_flex_attention(device, dtype, shape, seq, window):
+    assert_as_good_as_plain(inputs_of(shape, seq, device), numbered(DOCUMENTS[seq]).to(device), dtype, window)
 
 
 def test_gradients_by_finite_differences():
@@ -93,14 +110,13 @@ def test_gradients_by_finite_differences():
 @pytest.mark.usefixtures("blocks")
 def test_each_document_has_the_numbers_it_has_alone():
     """To the last bits of float64: blocks are cut elsewhere in a packed row."""
-    lengths = DOCUMENTS[300]
     inputs = [x.detach().requires_grad_() for x in inputs_of((4, 2, 16), 300)]
-    spans = spans_of_documents(numbered(lengths))
+    spans = spans_of_documents(numbered(DOCUMENTS[300]))
     packed = span_attention(*inputs, spans)
     dy = torch.randn_like(packed)
     together = torch.autograd.grad(packed, inputs, dy)
-    for row, sizes_of_row in enumerate(lengths):
-        for start, end in zip(torch.tensor([0, *sizes_of_row]).cumsum(0), torch.tensor(sizes_of_row).cumsum(0)):
+    for row, row_lengths in enumerate(DOCUMENTS[300]):
+        for start, end in itertools.pairwise(itertools.accumulate(row_lengths, initial=0)):
             own = [x[row : row + 1, :, start:end].detach().requires_grad_() for x in inputs]
             alone = F.scaled_dot_product_attention(*own, is_causal=True, enable_gqa=True)
             torch.testing.assert_close(packed[row : row + 1, :, start:end], alone)
@@ -109,12 +125,12 @@ def test_each_document_has_the_numbers_it_has_alone():
                 torch.testing.assert_close(got[row : row + 1, :, start:end], true)
 
 
-@pytest.mark.parametrize("seq", [5, 300, 512])
-def test_flex_attention_visits_the_blocks_with_visible_keys(seq):
-    """Against all pairs of places: a block is listed if one of its pairs is visible, as full if all of them are."""
-    documents = numbered(DOCUMENTS.get(seq, ([256, 256], [100, 412])))
-    spans = with_flex_blocks(spans_of_documents(documents))
-    visible = dense_mask(spans, torch.float32) == 0
+@pytest.mark.parametrize(("seq", "window"), [(5, None), (300, None), (512, None), (512, 300), (512, 60)])
+def test_flex_attention_visits_the_blocks_with_visible_keys(seq, window):
+    """Against all pairs of positions: a block is listed if one of its pairs is visible, as full if all of them are."""
+    documents = numbered(DOCUMENTS[seq])
+    spans = with_flex_blocks(spans_of_documents(documents, window=window))
+    visible = plain_mask(documents, window) == 0
     count = -(-seq // 128)
     padded = F.pad(visible, (0, 128 * count - seq, 0, 128 * count - seq)).view(2, 1, count, 128, count, 128)
     whole = torch.ones(seq, seq, dtype=torch.bool)
@@ -136,7 +152,7 @@ def test_flex_attention_visits_the_blocks_with_visible_keys(seq):
 def test_flex_attention_computes_the_same(monkeypatch):
     """Forward only, in its plain form: it has no backward on a CPU."""
     monkeypatch.setattr("lightning_llm.ops.span_attention._compiled", lambda function: function)
-    spans = spans_of_documents(numbered(DOCUMENTS[300]))
+    spans = spans_of_documents(numbered(DOCUMENTS[300]), window=150)
     inputs = inputs_of((4, 2, 16), 300)
     with torch.no_grad():
         torch.testing.assert_close(span_attention(*inputs, with_flex_blocks(spans)), span_attention(*inputs, spans))
@@ -153,3 +169,19 @@ def test_memory_grows_with_the_sequence_and_not_with_its_square(lengths):
         peaks.append(meter.peak_bytes)
     assert peaks[1] <= 2.01 * peaks[0]
     assert peaks[2] <= 2.01 * peaks[1]
+
+
+@pytest.mark.parametrize("kind", ["documents", "windows"])
+def test_keys_before_a_span_cost_nothing(kind):
+    """The work grows with the sequence where spans do not, and not with its square."""
+    work = []
+    for seq in (1024, 2048):
+        inputs = [torch.randn(1, 1, seq, 4, requires_grad=True) for _ in range(3)]
+        documents = torch.arange(seq)[None] // (128 if kind == "documents" else seq)
+        spans = spans_of_documents(documents, window=128 if kind == "windows" else None)
+        with FlopCounterMode(display=False) as counter:
+            span_attention(*inputs, spans).sum().backward()
+        work.append(counter.get_total_flops())
+    matmuls, keys = 7, 128 if kind == "documents" else 256  # in a window, the block and as many keys before it
+    assert 0 < work[1] <= matmuls * 2 * 4 * 2048 * keys
+    assert work[1] <= 2.1 * work[0]
