@@ -94,6 +94,7 @@ LINES = {
 UNITS = {
     "seed_everything": "seed",
     "model.architecture.vocab_size": "token ids",
+    "model.architecture.vocab_multiple_of": "rows",
     "model.architecture.hidden_size": "features",
     "model.architecture.intermediate_size": "features",
     "model.architecture.num_hidden_layers": "blocks",

@@ -135,11 +135,12 @@ def step_memory(
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision {precision!r} is not covered: choose one of {', '.join(PRECISIONS)}")
-    if config.dropout and device == "cpu":
-        raise ValueError("dropout on a CPU is not covered by the estimate: set dropout to 0, or name a GPU by --device")
+    if config.dropout and (document_mask or device == "cpu"):
+        where, fix = ("on a CPU", "name a GPU by --device") if device == "cpu" else ("with document_mask", "unset that")
+        raise ValueError(f"dropout {where} is not covered by the estimate: set dropout to 0, or {fix}")
     log = AllocationLog()
     ops = Operators(log, device, precision)
-    model = SymbolicModel(config, ops, rows, context_length, loss_chunks, mlp, documents=document_mask)
+    model = SymbolicModel(config, ops, rows, context_length, mlp, documents=document_mask)
     state = state_per_parameter * sum(int(p.elements) * (state_itemsize or p.itemsize) for p in model.parameters)
     leaves = [p.node for p in model.parameters if isinstance(p.node, Leaf)]
     for parameter, leaf in zip(model.parameters, leaves, strict=True):  # of the step before
@@ -147,7 +148,7 @@ def step_memory(
     parameters, gradients = log.live["parameters", ""], log.live["gradients", ""]
     log.reset_peak()
     log.points = {}
-    loss = model.loss()
+    loss = model.loss(loss_chunks)
     ops.weight_casts = {}  # autocast ends
     if accumulation == 1:  # else it is a further micro-batch, which needs more than the first
         for leaf in leaves:

@@ -28,7 +28,6 @@ class SymbolicModel:
         ops: Device and precision.
         rows: Of the micro-batch.
         seq: Tokens per row.
-        loss_chunks: As ``LanguageModel`` takes it.
         mlp: Of a class that the formulas do not know.
         documents: Whether attention stays inside documents. Each row counts as one document, which needs the most.
 
@@ -37,24 +36,20 @@ class SymbolicModel:
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        ops: Operators,
-        rows: int,
-        seq: int,
-        loss_chunks: int | None,
-        mlp: MeasuredMLP | None,
-        *,
-        documents: bool = False,
+        self, config: ModelConfig, ops: Operators, rows: int, seq: int, mlp: MeasuredMLP | None, *, documents: bool
     ) -> None:
-        self.config, self.ops, self.loss_chunks, self.measured_mlp = config, ops, loss_chunks, mlp
+        self.config, self.ops, self.measured_mlp, self.documents = config, ops, mlp, documents
         s = self.s = Sizes.of(config, mlp)
         if seq > s.positions:
             longer = f"context_length {seq} is more than max_position_embeddings {s.positions}"
             raise ValueError(f"{longer}: shorten one or lengthen the other")
         self.batch, self.seq = Count(rows, "B"), Count(seq, "T")
         self.tokens = self.batch * self.seq
-        self.documents, self.form = documents, self._attention_form(documents)
+        shape, mask = (int(s.head_dim), seq), "spans" if documents else "causal"
+        self.form = attention_form(ops.device, ops.matmul_size, *shape, mask=mask, dropout=config.dropout)
+        if self.form == "math":
+            reason = "torch would compute all scores at once; choose a multiple of 8"
+            raise ValueError(f"head_dim {s.head_dim} is not covered by the estimate on {ops.device}: {reason}")
         self.parameters: list[Tensor] = []
         self.causal_mask: Tensor | None = None
         self.embed_tokens = self._parameter(s.vocab * s.hidden)
@@ -65,8 +60,8 @@ class SymbolicModel:
         head = self.embed_tokens if config.tie_word_embeddings else self._parameter(s.vocab * s.hidden)
         self.lm_head = head, self._parameter(s.vocab) if config.lm_head_bias else None
 
-    def loss(self) -> Tensor:
-        """One forward pass, to the scalar."""
+    def loss(self, loss_chunks: int | None) -> Tensor:
+        """One forward pass, to the scalar; ``loss_chunks`` as ``LanguageModel`` takes it."""
         ops, s = self.ops, self.s
         self._enter("embeddings", EMBEDDING)
         places = self.tokens if self.documents else self.seq
@@ -82,12 +77,12 @@ class SymbolicModel:
         hidden = self._normalize(x, self.norm)
         del x, cos_sin, positions
         self._enter("loss", LOSS)
-        if self.loss_chunks == 0:
+        if loss_chunks == 0:
             logits = ops.linear(hidden, self.lm_head, self.tokens * s.vocab)
             if self.config.vocab_size != self.config.vocab_rows:
                 logits = ops.apply(logits.view(self.tokens * (self.config.vocab_size or 0)), [logits])
             return ops.cross_entropy(logits)
-        return ops.linear_cross_entropy(hidden, self.lm_head, self.tokens, s.vocab, self.loss_chunks)
+        return ops.linear_cross_entropy(hidden, self.lm_head, self.tokens, s.vocab, loss_chunks)
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
@@ -162,19 +157,6 @@ class SymbolicModel:
 
     # -- attention ----------------------------------------------------------------------------------------------------
 
-    def _attention_form(self, documents: bool) -> str:
-        config, ops, head_dim = self.config, self.ops, int(self.s.head_dim)
-        if documents and config.dropout:
-            raise ValueError("document_mask with dropout is not covered by the estimate: set one of them to 0 or false")
-        mask = "spans" if documents else "causal"
-        form = attention_form(ops.device, ops.matmul_size, head_dim, self.seq, mask=mask, dropout=config.dropout)
-        if form == "math":
-            raise ValueError(
-                f"head_dim {head_dim} is not covered by the estimate on {ops.device}: torch would compute all scores "
-                "at once; choose a multiple of 8"
-            )
-        return form
-
     def _attention(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
         ops, s, own = self.ops, self.s, self.layers[layer]
         self._enter(f"layer {layer}, attention", NORMS)
@@ -224,7 +206,7 @@ class SymbolicModel:
         if not is_contiguous:
             query, key = ops.copy(query) if s.heads > 1 else query, ops.copy(key) if s.kv_heads > 1 else key
         value = ops.copy(value) if s.kv_heads > 1 else value
-        return ops.span_attention(query, key, value, (self.batch, s.heads, s.kv_heads, self.seq, s.head_dim))
+        return ops.span_attention(query, key, value, (self.batch, s.heads, self.seq, s.kv_heads, s.head_dim))
 
     def _cos_sin(self, places: Count) -> CosSin:
         if self.config.position != "rope":

@@ -233,8 +233,8 @@ class Operators(Graph):
     # -- ops/span_attention.py ----------------------------------------------------------------------------------------
 
     def span_attention(self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """In blocks of queries; ``shape``: rows, heads, key heads, positions, width of a head. For the longest span."""
-        size, shapes, (_, heads, kv_heads, seq, head_dim) = query.itemsize, [x.size for x in (query, key, value)], shape
+        """In blocks of queries; ``shape``: rows, heads, positions, key heads, width of a head. For the longest span."""
+        size, shapes, (_, heads, seq, kv_heads, head_dim) = query.itemsize, [x.size for x in (query, key, value)], shape
         rows, some = sizes.span_heads(*shape[:4], itemsize=size)
         places = sizes.even(seq, sizes.ATTENTION_ROWS)
         all_queries = rows * some * (heads // kv_heads) * places

@@ -83,13 +83,13 @@ def linear_cross_entropy(
         NotImplementedError: Under a transform of ``torch.func``.
     """
     tensors = (hidden, weight, bias)
-    _check(*tensors, targets, num_chunks, ignore_index, vocab_size)
+    options = LossOptions(ignore_index, num_chunks, z_loss, reduction, conventions.matmul_dtype(hidden), vocab_size)
+    _check(*tensors, targets, options)
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
     if not z_loss >= 0:
         raise ValueError(f"z_loss must be at least 0, got {z_loss}")
     conventions.reject_transforms("linear_cross_entropy", "torch.nn.functional.cross_entropy")
-    options = LossOptions(ignore_index, num_chunks, z_loss, reduction, conventions.matmul_dtype(hidden), vocab_size)
     needed = tuple(torch.is_grad_enabled() and t is not None and t.requires_grad for t in tensors)
     if torch.compiler.is_compiling():
         loss: Tensor = _opaque(*tensors, targets, *options, list(needed), None)[0]
@@ -127,26 +127,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return *(None if grad is None else grad.to(tensor.dtype) for grad, tensor in pairs), None, None
 
 
-def _check(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    num_chunks: int | None,
-    ignore_index: int,
-    vocab_size: int | None,
-) -> None:
+def _check(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: LossOptions) -> None:
     if hidden.dim() == 0 or weight.dim() != 2:
         found = f"{tuple(weight.shape)} for hidden {tuple(hidden.shape)}"
         raise ValueError(f"weight must be (vocab, hidden) for hidden (…, hidden), got {found}")
     rows = weight.shape[0]
-    vocab = rows if vocab_size is None else vocab_size
-    if not 1 <= vocab <= max(1, rows):
-        raise ValueError(f"vocab_size must be from 1 to the {rows} rows of weight or None, got {vocab_size}")
+    vocab = rows if options.vocab_size is None else options.vocab_size
+    if not min(1, rows) <= vocab <= rows:
+        raise ValueError(f"vocab_size must be from 1 to the {rows} rows of weight or None, got {vocab}")
     conventions.check_weight("weight", weight, (rows, hidden.shape[-1]), hidden, "hidden")
     conventions.check_weight("bias", bias, (rows,), hidden, "hidden")
-    _check_targets(targets, "hidden", hidden, vocab, ignore_index)
-    conventions.check_chunks(num_chunks, max(1, targets.numel()), "the number of tokens")
+    _check_targets(targets, "hidden", hidden, vocab, options.ignore_index)
+    conventions.check_chunks(options.num_chunks, max(1, targets.numel()), "the number of tokens")
 
 
 def _check_targets(targets: Tensor, name: str, other: Tensor, vocab: int, ignore_index: int | None) -> None:

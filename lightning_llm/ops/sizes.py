@@ -136,7 +136,7 @@ def attention_heads(heads: int, seq: int, itemsize: int) -> int:
     return even(heads, max(1, ATTENTION_BYTES // (even(seq, ATTENTION_ROWS) * seq * itemsize)))
 
 
-def span_heads(batch: int, heads: int, kv_heads: int, seq: int, itemsize: int) -> tuple[int, int]:
+def span_heads(batch: int, heads: int, seq: int, kv_heads: int, itemsize: int) -> tuple[int, int]:
     """Rows, and key heads in each, whose scores of one block of queries exist at once in attention within spans."""
     of_block = heads // kv_heads * even(seq, ATTENTION_ROWS) * seq * itemsize
     some = max(1, ATTENTION_BYTES // of_block)

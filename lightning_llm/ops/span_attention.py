@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 FLEX_BLOCK = 128  # queries, and keys, of one block of FlexAttention
+_Part = tuple[slice, slice, slice, slice]  # rows, key heads, queries, keys
 
 
 class Spans(NamedTuple):
@@ -148,15 +149,6 @@ class _SpanAttention(torch.autograd.Function):
         return *_backward(d_out, *ctx.saved_tensors), None
 
 
-class _Part(NamedTuple):
-    """Some rows and key heads, one block of their queries, and the keys that this block sees."""
-
-    rows: slice
-    heads: slice
-    queries: slice
-    keys: slice
-
-
 def _forward(query: Tensor, key: Tensor, value: Tensor, first: Tensor) -> list[Tensor]:
     """The result, in a list. All inputs are contiguous."""
     out, tile = torch.empty_like(query), _tile(query, key)
@@ -175,9 +167,10 @@ def _backward(d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, first: T
     sums: tuple[Tensor, ...] = ()  # gradients of keys and values of the rows and heads of a part
     with torch.autocast(query.device.type, enabled=False):
         for part in _parts(query, key, first):
-            if not part.queries.start:
+            rows, heads, queries, keys = part
+            if not queries.start:
                 wide = torch.promote_types(key.dtype, torch.float32)
-                sums = tuple(torch.zeros_like(key[part.rows, part.heads], dtype=wide).flatten(0, 1) for _ in range(2))
+                sums = tuple(torch.zeros_like(key[rows, heads], dtype=wide).flatten(0, 1) for _ in range(2))
             q, k, p = _probabilities(query, key, first, part, tile)
             d = _queries(d_out, key, part).reshape(q.shape)
             d_scores = torch.bmm(d, _keys(value, part).mT, out=_of(d_tile, p.shape))
@@ -185,11 +178,11 @@ def _backward(d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, first: T
             target = _queries(d_query, key, part)
             target.copy_(torch.bmm(d_scores, k).mul_(scale).view_as(target))
             for total, left, right in ((sums[0], d_scores, q), (sums[1], p, d)):
-                seen = total[:, part.keys]
+                seen = total[:, keys]
                 seen.baddbmm_(left.mT, right) if total.dtype == left.dtype else seen.add_(torch.bmm(left.mT, right))
-            if part.queries.stop == query.shape[2]:
+            if queries.stop == query.shape[2]:
                 for target, total in ((d_key, sums[0].mul_(scale)), (d_value, sums[1])):
-                    target[part.rows, part.heads] = total.view_as(target[part.rows, part.heads])
+                    target[rows, heads] = total.view_as(target[rows, heads])
     return [d_query, d_key, d_value]
 
 
@@ -201,32 +194,33 @@ def _probabilities(
     q = _queries(query, key, part).reshape(k.shape[0], -1, k.shape[-1])
     scores = _of(tile, torch.Size((k.shape[0], q.shape[1], k.shape[1])))
     torch.baddbmm(scores, q, k.mT, beta=0, alpha=k.shape[-1] ** -0.5, out=scores)
-    hidden = _hidden(first[part.rows], part.queries, part.keys.start)  # (rows, queries, keys)
+    hidden = _hidden(first[part[0]], part[2], part[3].start)  # (rows, queries, keys)
     by_head = scores.view(hidden.shape[0], -1, groups, *hidden.shape[1:])
     by_head.masked_fill_(hidden[:, None, None], float("-inf"))
     return q, k, torch.softmax(scores, dim=-1, out=scores)
 
 
 def _parts(query: Tensor, key: Tensor, first: Tensor) -> Iterator[_Part]:
-    (batch, heads, seq, _), kv_heads = query.shape, key.shape[1]
-    rows, some = sizes.span_heads(batch, heads, kv_heads, seq, query.dtype.itemsize)
-    blocks = sizes.attention_blocks(seq)
-    for own in sizes.slices(batch, rows):
+    """Some rows and key heads, one block of their queries, and the keys that this block sees."""
+    rows, some = sizes.span_heads(*query.shape[:3], key.shape[1], query.dtype.itemsize)
+    blocks = sizes.attention_blocks(query.shape[2])
+    for own in sizes.slices(query.shape[0], rows):
         begins = first[own, :: blocks[0][1]].amin(dim=0).tolist()  # of the first query of each block
-        for of_heads in sizes.slices(kv_heads, some):
+        for of_heads in sizes.slices(key.shape[1], some):
             for (start, end), begin in zip(blocks, begins, strict=True):
-                yield _Part(own, of_heads, slice(start, end), slice(begin, end))
+                yield own, of_heads, slice(start, end), slice(begin, end)
 
 
 def _queries(tensor: Tensor, key: Tensor, part: _Part) -> Tensor:
     """A view: (rows, key heads, heads of a group, queries, head_dim)."""
     by_group = tensor.view(tensor.shape[0], key.shape[1], -1, *tensor.shape[2:])
-    return by_group[part.rows, part.heads, :, part.queries]
+    return by_group[part[0], part[1], :, part[2]]
 
 
 def _keys(tensor: Tensor, part: _Part) -> Tensor:
     """(rows × key heads, keys, head_dim)."""
-    return tensor[part.rows, part.heads, part.keys].flatten(0, 1)
+    rows, heads, _, seen = part
+    return tensor[rows, heads, seen].flatten(0, 1)
 
 
 def _hidden(first: Tensor, queries: slice, begin: int) -> Tensor:
@@ -238,9 +232,9 @@ def _hidden(first: Tensor, queries: slice, begin: int) -> Tensor:
 
 def _tile(query: Tensor, key: Tensor) -> Tensor:
     """A buffer for the scores of a part."""
-    (batch, heads, seq, _), kv_heads = query.shape, key.shape[1]
-    rows, some = sizes.span_heads(batch, heads, kv_heads, seq, query.dtype.itemsize)
-    return query.new_empty(rows * some * (heads // kv_heads) * sizes.even(seq, sizes.ATTENTION_ROWS) * seq)
+    _, heads, seq, _ = query.shape
+    rows, some = sizes.span_heads(*query.shape[:3], key.shape[1], query.dtype.itemsize)
+    return query.new_empty(rows * some * heads // key.shape[1] * sizes.even(seq, sizes.ATTENTION_ROWS) * seq)
 
 
 def _of(tile: Tensor, shape: torch.Size) -> Tensor:

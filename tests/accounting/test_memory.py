@@ -181,7 +181,7 @@ def test_an_attention_with_all_scores_is_not_covered(options, says):
 
 def test_documents_with_dropout_are_not_covered():
     config = ModelConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, dropout=0.1)
-    with pytest.raises(ValueError, match="document_mask with dropout is not covered"):
+    with pytest.raises(ValueError, match="dropout with document_mask is not covered"):
         step_memory(config, rows=1, context_length=16, device="cuda", document_mask=True)
 
 

@@ -62,7 +62,7 @@ CASES = {
     **{
         f"span_attention with {kv_heads} heads of keys": (
             (HEADED, *[(kv_heads, SEQ, HIDDEN)] * 2),
-            lambda ops, q, k, v, kv_heads=kv_heads: ops.span_attention(q, k, v, (1, HEADS, kv_heads, SEQ, HIDDEN)),
+            lambda ops, q, k, v, kv_heads=kv_heads: ops.span_attention(q, k, v, (1, HEADS, SEQ, kv_heads, HIDDEN)),
             lambda q, k, v: span_attention(q[None], k[None], v[None], ONE_SPAN),
         )
         for kv_heads in (HEADS, 2)
