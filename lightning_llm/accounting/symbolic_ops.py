@@ -237,16 +237,19 @@ class Operators(Graph):
         size, shapes, (_, heads, seq, kv_heads, head_dim) = query.itemsize, [x.size for x in (query, key, value)], shape
         rows, some = sizes.span_heads(*shape[:4], itemsize=size)
         places = sizes.even(seq, sizes.ATTENTION_ROWS)
-        all_queries = rows * some * (heads // kv_heads) * places
-        tile, block, hidden = (all_queries * seq, size), (all_queries * head_dim, size), (rows * places * seq, BOOL)
-        seen = rows * some * seq * head_dim
+        all_queries, hidden = rows * some * (heads // kv_heads) * places, (rows + 1) * places * seq * BOOL
+        tile, block, seen = (all_queries * seq, size), all_queries * head_dim * size, rows * some * seq * head_dim
+        q_copy, dy_copy = (
+            block * (heads > kv_heads),
+            block * (heads > kv_heads or rows > 1),
+        )  # no views of one dimension
         out = self.like(query)
-        self.scratch(tile, block, hidden, (places * seq, BOOL))
+        self.scratch(tile, (max(block, q_copy + hidden), 1))
 
         def backward(dy: Tensor, held: Held) -> Gradients:
             gradients: Gradients = [self.new(*each) for each in shapes]
-            partial = [] if size == FLOAT32 else [(seen, size)]
-            self.scratch(tile, tile, (seen, FLOAT32), (seen, FLOAT32), block, block, *partial)
+            product = max(block, 0 if size == FLOAT32 else seen * size)
+            self.scratch(tile, tile, (2 * seen, FLOAT32), (q_copy + max(hidden, dy_copy + product), 1))
             return gradients
 
         return self.apply(out, [query, key, value], [query, key, value], backward)

@@ -177,13 +177,17 @@ def _backward(d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, first: T
             torch.ops.aten._softmax_backward_data.out(d_scores, p, -1, d_scores.dtype, grad_input=d_scores)
             target = _queries(d_query, key, part)
             target.copy_(torch.bmm(d_scores, k).mul_(scale).view_as(target))
-            for total, left, right in ((sums[0], d_scores, q), (sums[1], p, d)):
-                seen = total[:, keys]
-                seen.baddbmm_(left.mT, right) if total.dtype == left.dtype else seen.add_(torch.bmm(left.mT, right))
+            _add(sums[0][:, keys], d_scores, q)
+            _add(sums[1][:, keys], p, d)
+            del q, d
             if queries.stop == query.shape[2]:
                 for target, total in ((d_key, sums[0].mul_(scale)), (d_value, sums[1])):
                     target[rows, heads] = total.view_as(target[rows, heads])
     return [d_query, d_key, d_value]
+
+
+def _add(total: Tensor, left: Tensor, right: Tensor) -> None:
+    total.baddbmm_(left.mT, right) if total.dtype == left.dtype else total.add_(torch.bmm(left.mT, right))
 
 
 def _probabilities(

@@ -43,8 +43,8 @@ def test_grouped_keys_are_expanded_where_torch_would_take_its_plain_form(
         return query
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
-    with fake_cuda(), torch.no_grad():
-        layer = build().requires_grad_(False).to("cuda:0", dtype)
+    with fake_cuda(), torch.no_grad(), torch.device("cuda"):
+        layer = build().to(dtype)
         mask = torch.zeros(2, 1, 6, 6, device="cuda", dtype=dtype) if has_mask else None
         run(layer, torch.empty(2, 6, 64, device="cuda", dtype=dtype), mask)
     assert calls == [(heads, heads, heads == KV_HEADS, not has_mask)]
