@@ -7,9 +7,9 @@ each run, plus the same temporaries. So they are affine in the lengths of the ru
 layer: its ends and their neighbors have the largest. Traces with three layers in each run, and with four in one of
 them, give every coefficient. The result is that of ``step_memory`` to the byte (``tests/accounting/test_layered.py``).
 
-``shared_memory`` is that of one of several processes. DDP holds everything on each, and copies of all gradients in its
-buckets. FSDP2 (``fully_shard`` on every block, then on the root) holds a share of 1/W of parameters, gradients and
-optimizer state, and gathers what it needs:
+``shared_memory`` is that of one of several processes. DDP holds everything on each, and buckets of the gradients' size,
+which outlive the step; gradients are copied into them, or views of them. FSDP2 (``fully_shard`` on every block, then on
+the root) holds a share of 1/W of parameters, gradients and optimizer state, and gathers what it needs:
 
 - the root's own parameters (embedding, final norm, head) from the start of forward to the end of backward;
 - a block's while it runs, and those of the next one, which is prefetched. In forward a block's copies are freed after
@@ -111,7 +111,7 @@ def step_memory(
     state_itemsize: int | None = None,
     mlp: MeasuredMLP | None = None,
 ) -> StepMemory:
-    """The memory of any step but the first, in Lightning's order.
+    """The memory of a step of ``LanguageModel``, which frees the gradients when the optimizer has stepped.
 
     Args:
         config: ``vocab_size`` must be known.
@@ -139,16 +139,14 @@ def step_memory(
     model = SymbolicModel(config, ops, rows, context_length, loss_chunks, mlp)
     state = state_per_parameter * sum(int(p.elements) * (state_itemsize or p.itemsize) for p in model.parameters)
     leaves = [p.node for p in model.parameters if isinstance(p.node, Leaf)]
-    for parameter, leaf in zip(model.parameters, leaves, strict=True):  # of the step before
-        leaf.gradient = ops.new(*parameter.size, "gradients", "")
-    parameters, gradients = log.live["parameters", ""], log.live["gradients", ""]
+    parameters = gradients = log.live["parameters", ""]
+    if accumulation > 1:  # a further micro-batch, which needs more than the first: gradients are added to
+        for parameter, leaf in zip(model.parameters, leaves, strict=True):
+            leaf.gradient = ops.new(*parameter.size, "gradients", "")
     log.reset_peak()
     log.points = {}
     loss = model.loss()
     ops.weight_casts = {}  # autocast ends
-    if accumulation == 1:  # else it is a further micro-batch, which needs more than the first
-        for leaf in leaves:
-            leaf.gradient = None  # zero_grad comes between forward and backward
     log.save_temporaries()
     saved = {part: size for (category, part), size in log.live.items() if category == "saved" and size}
     terms = dict(log.terms("saved"))
@@ -326,9 +324,11 @@ def shared_memory(
     elements = sum(parameters_by_part(config).values())
     state = round(elements * state_per_parameter * (state_itemsize or storage))
     if strategy == "ddp" or world_size == 1:
-        buckets = step.gradients if world_size > 1 and not gradient_views else 0
-        point = max(step.points, key=lambda name: step.points[name][0])
-        peak = step.points[point][0] + state + buckets
+        in_buckets = step.gradients if world_size > 1 else 0  # as long as training lasts
+        has_views = world_size > 1 and gradient_views
+        point = max(step.points, key=lambda name: step.points[name][has_views])
+        peak = step.points[point][has_views] + state + in_buckets
+        buckets = 0 if has_views else in_buckets
         return SharedMemory(step.parameters, step.gradients, state, buckets, 0, peak, point)
     root, head_and_norm = root_elements(config), _head_and_norm(config)
     block = (elements - root) // config.num_hidden_layers

@@ -18,6 +18,7 @@ from itertools import product
 from typing import Any
 
 from lightning_llm.accounting.counts import parameters_by_part
+from lightning_llm.accounting.hardware import Reserve
 from lightning_llm.accounting.memory import (
     LEVELS,
     Counts,
@@ -52,6 +53,7 @@ class Task:
         loss_chunks: Those that may be chosen.
         state_dtypes: Of the optimizer; those that may be chosen, the run's own first.
         state_per_parameter: As in ``step_memory``; a mean where parameters differ.
+        reserve: Memory of each device that tensors do not get.
     """
 
     config: ModelConfig
@@ -65,6 +67,7 @@ class Task:
     loss_chunks: tuple[int | None, ...] = (None, 0)
     state_dtypes: tuple[str | None, ...] = (None,)
     state_per_parameter: float = 2
+    reserve: Reserve = dataclasses.field(default_factory=Reserve)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,11 +99,12 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A setting with what it takes."""
+    """A setting with what it takes; ``needed`` are the bytes of a device, with what tensors do not get."""
 
     setting: Setting
     accumulation: int
     memory: SharedMemory
+    needed: int
     time: StepTime
 
 
@@ -177,18 +181,22 @@ class Planner:
             "state_itemsize": STATE_BYTES[setting.state_dtype],
         }
 
+    def needed(self, setting: Setting) -> int:
+        """Bytes of each device, with what tensors do not get."""
+        return self.task.reserve.around(self.memory(setting).peak)
+
     def plan(self, setting: Setting) -> Plan:
-        """The setting with both."""
-        memory, time = self.memory(setting), self.time(setting)
-        return Plan(setting=setting, accumulation=self.accumulation(setting), memory=memory, time=time)
+        """The setting with all of it."""
+        taken: dict[str, Any] = {name: getattr(self, name)(setting) for name in ("memory", "needed", "time")}
+        return Plan(setting=setting, accumulation=self.accumulation(setting), **taken)
 
     # -- searching ----------------------------------------------------------------------------------------------------
 
     def fastest(self, memory: float, allowed: Callable[[Setting], bool] = lambda group: True) -> Plan | None:
-        """The setting of the least time whose peak is at most ``memory`` bytes; of equals the one that needs less.
+        """The setting of the least time that needs at most ``memory`` bytes; of equals the one that needs less.
 
         Args:
-            memory: Bytes of one process; ``inf`` for no limit.
+            memory: Bytes of a device; ``inf`` for no limit.
             allowed: Whether a choice may be taken; asked with every layer at level 0.
         """
         best: Setting | None = None
@@ -216,7 +224,7 @@ class Planner:
 
     def frontier(self, memory: int) -> list[Plan]:
         """Plans for memories from the smallest that does to twice the given: less time for more memory."""
-        low = self.smallest().memory.peak
+        low = self.smallest().needed
         ratio = max(1.0, 2 * memory / low)
         budgets = [low * ratio ** (step / (FRONTIER_POINTS - 1)) for step in range(FRONTIER_POINTS)]
         found: list[Plan] = []
@@ -239,7 +247,7 @@ class Planner:
         return self.time(setting).seconds, self.memory(setting).peak
 
     def _fits(self, setting: Setting, memory: float) -> bool:
-        return self.memory(setting).peak <= memory
+        return self.needed(setting) <= memory
 
     def _most_rows(self, rest: Setting, memory: float) -> int:
         """The most rows that fit with any levels; 0 for none."""
@@ -308,5 +316,5 @@ def choose(planner: Planner, memory: int) -> Plan:
     """
     found = planner.fastest(memory)
     if found is None:
-        raise too_little(memory, planner.smallest().memory.peak)
+        raise too_little(memory, planner.smallest().needed)
     return found

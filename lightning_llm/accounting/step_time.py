@@ -40,7 +40,7 @@ LEVEL_SHARE = 0.2
 GENERIC = {
     kind: Device(
         name=f"a generic {kind_name}",
-        flops={"float32": single * TERA, "bfloat16": half * TERA},
+        flops={"float32": single * TERA, "bfloat16": half * TERA} | ({"tf32": half / 2 * TERA} if kind == "cuda" else {}),
         memory_bytes=float("inf"),
         bandwidth=bandwidth * GIGA,
         source="assumed",
@@ -58,12 +58,14 @@ class CostModel:
         kind: ``cpu`` or ``cuda``.
         matmul_share: Of the peak that matmuls reach.
         link_bandwidth: Bytes per second between processes.
+        tf32: Matmuls of float32 run in TF32.
     """
 
     device: Device
     kind: Literal["cpu", "cuda"]
     matmul_share: float = MATMUL_SHARE
     link_bandwidth: float = LINK_BANDWIDTH
+    tf32: bool = False
 
     def peak(self, precision: str) -> float:
         """Peak FLOPs per second of matmuls in a precision.
@@ -71,10 +73,14 @@ class CostModel:
         Raises:
             ValueError: The device has none in the table.
         """
-        dtype = "float32" if precision == "32-true" else "bfloat16"
-        if dtype not in self.device.flops:
-            raise ValueError(f"{self.device.name} has no {dtype} peak in the table: take --precision 32-true")
-        return float(self.device.flops[dtype])
+        return self.device.peak(matmul_dtype(precision, tf32=self.tf32))
+
+
+def matmul_dtype(precision: str, *, tf32: bool) -> str:
+    """Of matmuls, as the table of devices has it."""
+    if precision != "32-true":
+        return "bfloat16"
+    return "tf32" if tf32 else "float32"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

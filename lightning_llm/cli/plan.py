@@ -24,7 +24,7 @@ from lightning_llm.io.atomic import write_json, write_text
 PATIENCE = 1.0  # seconds before progress is shown
 VIEWS = {"gradient_as_bucket_view": True}
 WITH_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": VIEWS}
-SHARED = ("config", "context_length", "global_batch_size", "precision", "world_size", "state_per_parameter")
+SHARED = ("config", "context_length", "global_batch_size", "precision", "world_size", "state_per_parameter", "reserve")
 TRACES = 400  # about as many as a plan with its frontier needs
 
 
@@ -50,12 +50,14 @@ def run_plan(options: argparse.Namespace) -> None:
         raise ValueError(f"--out {options.out} exists: name another file, or say --overwrite")
     run = read_run(options)
     task = task_of(run, options)
+    cost = task.cost_model
+    memory = cost.device.memory_within(options.memory)
     with progress() as tick:
         planner = Planner(task, tick)
-        chosen = _choose(planner, run, options.memory)
-        others = planner.next_best(chosen, options.memory)
-        frontier = planner.frontier(options.memory)
-    cost, size = task.cost_model, shown_size(options.memory)
+        chosen = _choose(planner, run, memory)
+        others = planner.next_best(chosen, memory)
+        frontier = planner.frontier(memory)
+    size = shown_size(memory)
     print(
         f"{planner.rows[-1] * task.world_size} rows of {task.context_length} tokens a step, {task.precision}, on "
         f"{task.world_size} × {cost.device.name} with {size} each"
@@ -64,15 +66,17 @@ def run_plan(options: argparse.Namespace) -> None:
         print(f"precision auto is {run.precision}: {run.precision_reason}")
     if cost.device.source == "assumed":
         print("peaks of this device are assumed: the order of settings means more than their seconds")
-    if cost.kind == "cuda":
-        print("memory is that of tensors: leave room for the allocator's rounding and the libraries' workspaces")
+    if memory < options.memory:
+        print(f"{shown_size(options.memory)} is more than {cost.device.name} reports, which is {size}")
+    if reserve := chosen.needed - chosen.memory.peak:
+        print(f"{shown_size(reserve)} of it stay free: {run.reserve} (--reserve SIZE changes it)")
     print(f"\npredicted peak {shown_size(chosen.memory.peak)}, at {chosen.memory.peak_point}")
     print(f"predicted time {chosen.time.seconds:.4g} s a step, {chosen.accumulation} micro-batches\n")
-    print("\n".join(decisions(planner, chosen, others, options.memory)))
+    print("\n".join(decisions(planner, chosen, others, memory)))
     print("\n".join(["", "memory against time", *frontier_table(frontier, chosen)]))
     if options.json is not None:
         content = {
-            "memory": options.memory,
+            "memory": memory,
             "chosen": described(chosen),
             "next_best": {name: None if plan is None else described(plan) for name, plan in others.items()},
             "frontier": [described(plan) for plan in frontier],
@@ -82,6 +86,7 @@ def run_plan(options: argparse.Namespace) -> None:
                 "link_bandwidth": cost.link_bandwidth,
                 "device": cost.device.name,
                 "device_source": cost.device.source,
+                "reserve": dataclasses.asdict(run.reserve),
             },
         }
         write_json(options.json, content)
@@ -114,6 +119,7 @@ def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
             kind=run.device_kind,
             matmul_share=options.product_share,
             link_bandwidth=options.link_bandwidth,
+            tf32=run.tf32,
         ),
         strategies=strategies if run.world_size > 1 else ("ddp",),
         gradient_views=options.gradient_views,
@@ -128,7 +134,8 @@ def config_for(run: RunConfig, task: Task, plan: Plan) -> Section:
     setting = plan.setting
     trainer, model = (dict(run.raw.get(section) or {}) for section in ("trainer", "model"))
     trainer.pop("accumulate_grad_batches", None)  # follows from the micro-batch
-    model.pop("memory_budget", None)  # the chosen setting keeps to it
+    for name in ("memory_budget", "memory_reserve"):  # the chosen setting keeps to it
+        model.pop(name, None)
     levels = {"checkpoint_level": setting.checkpoint_level, "recompute": setting.recompute}
     chosen_model: Section = {"architecture": levels, "loss_chunks": setting.loss_chunks}
     if setting.state_dtype is not None:
@@ -152,9 +159,9 @@ def draw(frontier: Sequence[Plan], chosen: Plan, path: Path) -> None:
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    axes.plot([plan.memory.peak / 2**30 for plan in frontier], [plan.time.seconds for plan in frontier], marker="o")
-    axes.plot(chosen.memory.peak / 2**30, chosen.time.seconds, "*", markersize=16, label="chosen")
-    axes.set(xlabel="predicted peak memory (GiB)", ylabel="predicted seconds per step", ylim=(0, None))
+    axes.plot([plan.needed / 2**30 for plan in frontier], [plan.time.seconds for plan in frontier], marker="o")
+    axes.plot(chosen.needed / 2**30, chosen.time.seconds, "*", markersize=16, label="chosen")
+    axes.set(xlabel="memory of a device (GiB)", ylabel="predicted seconds per step", ylim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,6 +202,6 @@ def _choose(planner: Planner, run: RunConfig, memory: int) -> Plan:
             if saving is not None:
                 raise ValueError(
                     f"{error}; with AdamW's state in bfloat16, which changes results slightly, "
-                    f"{saving.memory.peak:,} bytes do: say --allow-bf16-state"
+                    f"{saving.needed:,} bytes do: say --allow-bf16-state"
                 ) from error
         raise

@@ -15,7 +15,15 @@ from typing import Any, Literal, cast
 import yaml
 
 from lightning_llm.accounting.counts import hidden_matrix_parameters, parameters_by_part
-from lightning_llm.accounting.hardware import Device, auto_precision, byte_size, cpu_features, find_device
+from lightning_llm.accounting.hardware import (
+    Device,
+    Reserve,
+    auto_precision,
+    byte_size,
+    cpu_features,
+    find_device,
+    reserve_for,
+)
 from lightning_llm.accounting.memory import STRATEGIES
 from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.io.untrusted import file_in, read_json, read_text, shown
@@ -135,6 +143,7 @@ class RunConfig:
         device: From the table of devices; ``None`` for a CPU.
         precision: ``32-true``, ``bf16-true`` or ``bf16-mixed``.
         precision_reason: Why that one, if the config leaves it to the machine; else empty.
+        tf32: Matmuls of float32 run in TF32.
         context_length: Tokens per row.
         global_batch_size: Rows of a step.
         micro_batch_size: Rows of a forward pass; ``None``: all rows of a process.
@@ -146,6 +155,7 @@ class RunConfig:
         is_own_adamw: Whether it is this project's, whose state may be bfloat16.
         state_per_parameter: Tensors of state for each parameter, in its dtype; for MuonAdamW the mean over all.
         state_dtype: Of the state; ``None``: the parameter's, or ``state_per_parameter`` already accounts for another.
+        reserve: Memory of each device that tensors do not get.
     """
 
     raw: Section
@@ -153,6 +163,7 @@ class RunConfig:
     device: Device | None
     precision: str
     precision_reason: str
+    tf32: bool
     context_length: int
     global_batch_size: int
     micro_batch_size: int | None
@@ -164,6 +175,7 @@ class RunConfig:
     is_own_adamw: bool
     state_per_parameter: float
     state_dtype: str | None
+    reserve: Reserve
 
     @property
     def device_kind(self) -> Literal["cpu", "cuda"]:
@@ -182,6 +194,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--precision", metavar="P", help="32-true, bf16-true or bf16-mixed (default: the config's)")
     add("--vocab-size", type=int, metavar="N", help="token ids, if the config leaves it to the data")
     add("--state-dtype", choices=("bfloat16",), help="of AdamW's averages (default: the config's, or the parameters')")
+    free = "memory of each device that tensors do not get (default: the config's; on a GPU some for context, libraries"
+    add("--reserve", type=size_option, metavar="SIZE", help=f"{free} and gaps)")
     add("--json", type=Path, metavar="FILE", help="write all figures to this file")
 
 
@@ -221,6 +235,7 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         device=device,
         precision=precision,
         precision_reason=reason,
+        tf32=_section(raw, "model").get("tf32") is True,
         context_length=_whole(raw, "data.context_length", 256),
         global_batch_size=_whole(raw, "data.global_batch_size", 32),
         micro_batch_size=_whole(raw, "data.micro_batch_size"),
@@ -228,6 +243,7 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         world_size=world_size,
         max_steps=max(0, _whole(raw, "trainer.max_steps", 0, least=-1)),
         strategy=options.strategy or ("fsdp2" if is_sharded else "ddp"),
+        reserve=_reserve(raw, options.reserve, "cpu" if device is None else "cuda", world_size),
         **_optimizer(raw, config, precision, options.state_dtype),
     )
 
@@ -318,6 +334,15 @@ def _optimizer(raw: Section, config: ModelConfig, precision: str, asked: str | N
         state = (matrices * itemsize + others) / (parameters * itemsize)
     own_dtype = dtype if is_own else None
     return {"optimizer": name, "is_own_adamw": is_own, "state_per_parameter": state, "state_dtype": own_dtype}
+
+
+def _reserve(raw: Section, asked: int | None, kind: str, world_size: int) -> Reserve:
+    """What tensors do not get; ``asked`` is --reserve."""
+    size = _name(raw, "model.memory_reserve")
+    try:
+        return reserve_for(kind, world_size, byte_size(size) if asked is None and size is not None else asked)
+    except ValueError as error:
+        raise ValueError(f"model.memory_reserve {error}") from error
 
 
 def _world_size(raw: Section) -> int:

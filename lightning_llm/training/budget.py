@@ -6,13 +6,14 @@ and in a resumed run.
 """
 
 import dataclasses
+import math
 from contextlib import suppress
 from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
-from lightning_llm.accounting.hardware import byte_size, find_device
+from lightning_llm.accounting.hardware import byte_size, find_device, reserve_for
 from lightning_llm.accounting.plan_report import chosen_options, summary
 from lightning_llm.accounting.planner import Plan, Planner, Task, choose, configured
 from lightning_llm.accounting.step_time import GENERIC, CostModel
@@ -27,19 +28,18 @@ class MemoryBudget:
 
     Args:
         size: Of a device, such as ``80GiB``.
+        reserve: Of it, what tensors do not get. ``None``: nothing on a CPU, else ``accounting.hardware.reserve_for``.
 
     Attributes:
         plan: The fastest setting whose predicted peak fits; ``None`` before :meth:`apply`.
 
     Raises:
-        ValueError: ``size`` is not a size.
+        ValueError: ``size`` or ``reserve`` is not a size.
     """
 
-    def __init__(self, size: str) -> None:
-        try:
-            self.bytes = byte_size(size)
-        except ValueError as error:
-            raise ValueError(f"model.memory_budget {error}") from error
+    def __init__(self, size: str, reserve: str | None = None) -> None:
+        self.bytes = _size_of("memory_budget", size)
+        self.reserve = None if reserve is None else _size_of("memory_reserve", reserve)
         self.size = size
         self.plan: Plan | None = None
         self._task: Task | None = None
@@ -56,10 +56,10 @@ class MemoryBudget:
         Raises:
             ValueError: Nothing fits the budget, or the accounting does not cover the run.
         """
-        task = _task_of(model, data, trainer)
+        task = _task_of(model, data, trainer, self.reserve)
         if task != self._task and not hasattr(model, "transformer"):
             try:
-                plan = choose(Planner(task), self.bytes)
+                plan = choose(Planner(task), int(min(self.bytes, _memory_of(trainer.strategy.root_device))))
             except ValueError as error:
                 raise ValueError(f"model.memory_budget {self.size}: {error}") from error
             if self.plan is None:  # later, the options are those of an earlier plan
@@ -97,7 +97,19 @@ def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
         return 8 * sum(p.numel() for p in parameters)
 
 
-def _task_of(model: Any, data: TokenDataModule, trainer: Any) -> Task:
+def _size_of(option: str, words: str) -> int:
+    try:
+        return byte_size(words)
+    except ValueError as error:
+        raise ValueError(f"model.{option} {error}") from error
+
+
+def _memory_of(device: torch.device) -> float:
+    """What a GPU has, which is less than what it is sold as; a CPU's processes share theirs."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
+
+
+def _task_of(model: Any, data: TokenDataModule, trainer: Any, reserve: int | None) -> Task:
     """What a run leaves to the planner: the same whether or not an earlier plan has set options."""
     if data.document_mask:
         raise ValueError("memory_budget does not count the masks of data.document_mask: leave one of them out")
@@ -108,7 +120,7 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any) -> Task:
         transformer = Transformer(architecture).to(torch.bfloat16 if precision == "bf16-true" else torch.float32)
     return Task(
         config=architecture,
-        cost_model=_cost_model(strategy.root_device),
+        cost_model=_cost_model(strategy.root_device, model.tf32),
         context_length=data.context_length,
         global_batch_size=data.global_batch_size,
         precision=precision,
@@ -116,6 +128,7 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any) -> Task:
         strategies=("fsdp2" if isinstance(strategy, ModelParallelStrategy) else "ddp",),
         gradient_views=isinstance(strategy, DDPStrategy) and bool(strategy._ddp_kwargs.get("gradient_as_bucket_view")),
         state_per_parameter=optimizer_state_bytes(model, transformer) / sum(p.nbytes for p in transformer.parameters()),
+        reserve=reserve_for(strategy.root_device.type, trainer.world_size, reserve),
     )
 
 
@@ -132,11 +145,13 @@ def _overridden(model: Any, data: TokenDataModule, plan: Plan) -> list[str]:
     return [f"{name} {value}" for name, value in given.items() if value is not None and value != chosen[name]]
 
 
-def _cost_model(device: torch.device) -> CostModel:
+def _cost_model(device: torch.device, tf32: bool | None) -> CostModel:
     if device.type not in GENERIC:
         raise ValueError(f"memory_budget knows CPUs and CUDA devices, not {device.type}: set the sizes yourself")
     known = GENERIC[device.type]
     if device.type == "cuda":
         with suppress(ValueError):  # no peak is printed from it, and the order of settings is nearly that of any GPU
             known = find_device(torch.cuda.get_device_name(device))
-    return CostModel(device=known, kind=cast(Literal["cpu", "cuda"], device.type))
+    if tf32 is None:  # torch's setting, which a CPU ignores
+        tf32 = device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    return CostModel(device=known, kind=cast(Literal["cpu", "cuda"], device.type), tf32=tf32)

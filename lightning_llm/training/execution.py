@@ -42,12 +42,13 @@ def choose_precision(accelerator: Any) -> tuple[Precision, str]:
 
 def record(trainer: Any) -> dict[str, Any]:
     """Precision, threads and device of a run, as plain values."""
-    device = trainer.strategy.root_device
-    return {
-        "precision": str(trainer.precision),
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
-    }
+    device, found = trainer.strategy.root_device, {"precision": str(trainer.precision)}
+    found |= {"threads": torch.get_num_threads(), "device": cpu_name()}
+    if device.type == "cuda":
+        asked = getattr(trainer.lightning_module, "tf32", None)
+        found["tf32"] = torch.get_float32_matmul_precision() != "highest" if asked is None else asked
+        found["device"] = torch.cuda.get_device_name(device)
+    return found
 
 
 def print_changes(saved: Mapping[str, Any], trainer: Any) -> None:

@@ -1,6 +1,7 @@
 """LanguageModel, the LightningModule: how a model is built, its loss, its steps, its optimizer."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -58,13 +59,23 @@ class LanguageModel(CheckpointedModule):
             logits of all tokens never exist at once; at most one per token. Null chooses; 0 computes them all at once.
         memory_budget: Such as ``80GiB``: choose micro-batch, ``checkpoint_level``, ``recompute`` and ``loss_chunks``
             before the model is built, for the fastest step whose predicted peak on a device fits. They override the
-            config; the line ``plan`` of the summary and of ``check`` names each option.
+            config; the line ``plan`` of the summary and of ``check`` names each option. A GPU's memory is what CUDA
+            reports, if that is less.
         init_from: Start from these weights instead of random ones: a folder that ``lightning-llm export`` or
             transformers has written, a checkpoint, or a run directory. Step, optimizer and schedule start fresh; a
             resumed run does not read it.
-        compile_mode: Compile the blocks of the transformer with ``torch.compile`` in this mode: ``default``, or
+        compile_mode: Compile the model with ``torch.compile`` in this mode: ``default``, or
             ``max-autotune-no-cudagraphs``, which tries more kernels. The first step takes tens of seconds longer. Null:
             do not compile. With CUDA graphs, each block would overwrite the memory of the one before.
+        compile_scope: What is compiled as one. ``blocks``, or null: a block of the transformer, once for all of the same
+            settings. ``model``: the whole model with its loss, which takes longer with every layer; not with FSDP2,
+            which gathers the weights of one block after the other.
+        memory_reserve: Memory within ``memory_budget`` that tensors do not get, such as ``2GiB``. Null: on a GPU about
+            0.7 GiB for context and libraries, 1 GiB more for NCCL with several processes, and 5 % of the predicted peak
+            for the allocator's rounding and gaps; on a CPU nothing.
+        tf32: Whether matmuls of float32 may round their factors to TF32, which has bf16's 8 significant bits and 3 more:
+            several times as fast, on NVIDIA GPUs of compute capability 8.0 and later. Null: torch's setting, which is
+            false unless a script changes it.
 
     Attributes:
         transformer: The model; made in ``configure_model``, when the vocabulary is known.
@@ -82,16 +93,24 @@ class LanguageModel(CheckpointedModule):
         memory_budget: str | None = None,
         init_from: str | None = None,
         compile_mode: CompileMode | None = None,
+        compile_scope: Literal["blocks", "model"] | None = None,
+        memory_reserve: str | None = None,
+        tf32: bool | None = None,
     ) -> None:
         super().__init__()
         if loss_chunks is not None and loss_chunks < 0:
             raise ValueError(f"loss_chunks must be at least 0 or null, got {loss_chunks}")
+        if memory_reserve is not None and memory_budget is None:
+            raise ValueError(f"memory_reserve {memory_reserve} is a part of memory_budget, which is null: give both")
+        if compile_scope is not None and compile_mode is None:
+            raise ValueError(f"compile_scope {compile_scope}: nothing is compiled while compile_mode is null: give both")
         # a checkpoint has plain values for architecture, optimizer and schedule
         self.architecture = ModelConfig(**architecture) if isinstance(architecture, dict) else architecture
         self.make_optimizer, self.schedule = restored_optimizer(optimizer, AdamW), restored_schedule(schedule)
-        self.loss_chunks, self.compile_mode = loss_chunks, compile_mode
-        self.memory_budget, self.init_from = memory_budget, init_from
-        self.budget = None if memory_budget is None else MemoryBudget(memory_budget)
+        self.loss_chunks, self.compile_mode, self.compile_scope = loss_chunks, compile_mode, compile_scope
+        self._compiled_loss: Callable[[Any, Batch], Tensor] | None = None
+        self.memory_budget, self.init_from, self.tf32 = memory_budget, init_from, tf32
+        self.budget = None if memory_budget is None else MemoryBudget(memory_budget, memory_reserve)
         self.transformer: Transformer
         self.evaluation: Evaluation
         self.seed: int | None = None
@@ -101,8 +120,16 @@ class LanguageModel(CheckpointedModule):
         self.save_plain_hyperparameters(**{name: part for name, part in given.items() if isinstance(part, dict)})
 
     def setup(self, stage: str) -> None:
-        """Check model and data against each other: a ``ValueError`` lists all errors."""
-        check_setup(self.architecture, self._trainer)
+        """Check model and data against each other: a ``ValueError`` lists all errors. Switch TF32."""
+        check_setup(self, self._trainer)
+        if self.tf32 is not None:
+            self._float32_matmuls = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
+
+    def teardown(self, stage: str) -> None:
+        """Leave torch's setting for TF32 as it was."""
+        if self.tf32 is not None:
+            torch.set_float32_matmul_precision(self._float32_matmuls)
 
     def keep_to_budget(self, data: Any, trainer: Any) -> None:
         """Plan for ``memory_budget``; the data call this in their ``setup``. See :meth:`MemoryBudget.apply`."""
@@ -114,6 +141,11 @@ class LanguageModel(CheckpointedModule):
     def plan_summary(self) -> str:
         """``str(budget)``, by its name in 0.1, for one more version."""
         return "" if self.budget is None else str(self.budget)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the model and its loss are compiled as one."""
+        return self._compiled_loss is not None
 
     def configure_model(self) -> None:
         """Make the transformer, once the data know the vocabulary."""
@@ -127,7 +159,10 @@ class LanguageModel(CheckpointedModule):
             self.save_plain_hyperparameters()
         self.transformer = build_for(self)
         if self.compile_mode is not None:
-            self.transformer.compile_blocks(self.compile_mode)
+            if self.compile_scope == "model":
+                self._compiled_loss = torch.compile(type(self).loss, mode=self.compile_mode)
+            else:
+                self.transformer.compile_blocks(self.compile_mode)
 
     def on_fit_start(self) -> None:
         """Copy the weights of ``init_from``, unless a checkpoint has been loaded."""
@@ -156,11 +191,14 @@ class LanguageModel(CheckpointedModule):
         """The loss of one micro-batch."""
         if self.architecture.dropout:
             seed_dropout(self.trainer)
-        return self.loss(batch)
+        return self._run_loss(batch)
+
+    def _run_loss(self, batch: Batch) -> Tensor:
+        return self.loss(batch) if self._compiled_loss is None else self._compiled_loss(self, batch)
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add a batch to the sums of its data set."""
-        self.evaluation.add(self.loss(batch), batch["targets"], dataloader_idx)
+        self.evaluation.add(self._run_loss(batch), batch["targets"], dataloader_idx)
 
     def on_validation_epoch_start(self) -> None:
         """Start new sums: of the validation and the training text, or of the test text."""
@@ -197,6 +235,14 @@ class LanguageModel(CheckpointedModule):
     def on_train_start(self) -> None:
         """Start a schedule that had to wait for the user's own data loader."""
         start_waiting(self.schedule, self.trainer)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """Step, then free the gradients: Lightning frees them between the next forward and backward.
+
+        A peak in the loss would hold all of them. Callbacks read ``.grad`` in ``on_before_optimizer_step``.
+        """
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        self.optimizer_zero_grad(epoch, batch_idx, optimizer)
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: str | None = None

@@ -100,16 +100,22 @@ def check_nodes(environment: ClusterEnvironment, num_nodes: int) -> None:
         )
 
 
-def check_setup(architecture: ModelConfig, trainer: Any) -> None:
-    """Refuse a model and token data that do not fit together.
+def check_setup(model: Any, trainer: Any) -> None:
+    """Refuse a model that cannot be compiled as asked for, and token data that do not fit it.
 
     Raises:
         ValueError: With every error.
     """
-    data = getattr(trainer, "datamodule", None)
+    data, errors = getattr(trainer, "datamodule", None), [*_compile_errors(model, trainer), *_tf32_errors(model, trainer)]
     if isinstance(data, TokenDataModule):
-        errors = [check.fault for check in _fit_together(architecture, data) if check.fault]
-        refuse([*errors, *_accumulation_errors(trainer.callbacks)])
+        errors += [check.fault for check in _fit_together(model.architecture, data) if check.fault]
+        errors += _accumulation_errors(trainer.callbacks)
+    refuse(errors)
+
+
+def _compile_errors(model: Any, trainer: Any) -> Iterator[str]:
+    if model.compile_scope == "model" and isinstance(trainer.strategy, ModelParallelStrategy):
+        yield "model.compile_scope model: FSDP2 gathers the weights of one block after the other: take blocks"
 
 
 def _accumulation_errors(callbacks: Sequence[Any]) -> Iterator[str]:
@@ -138,7 +144,7 @@ def check_run(model: Any, data: TokenDataModule, trainer: Any, folder: Path) -> 
     try:
         store = data.store
     except ValueError as error:
-        return [Check("data", "cannot be used", str(error)), _batch(data, trainer), _precision(trainer)]
+        return [Check("data", "cannot be used", str(error)), _batch(data, trainer), _precision(model, trainer)]
     is_small = torch.iinfo(getattr(torch, store.dtype)).max < store.vocab_size - 1
     fault = f"token store {store.path}: dtype {store.dtype} cannot hold the {store.vocab_size} ids of its vocabulary"
     found = Check("data", f"{store.path}, {store.dtype}", fault if is_small else "")
@@ -158,7 +164,7 @@ def check_run(model: Any, data: TokenDataModule, trainer: Any, folder: Path) -> 
         *(_length(store, split, data.context_length) for split in ("train", "val")),
         *first,
         _batch(data, trainer),
-        _precision(trainer),
+        _precision(model, trainer),
         *_steps(data, trainer),
         *_memory_and_disk(model, transformer, weights, trainer, folder),
     ]
@@ -196,6 +202,7 @@ def _compiler(model: Any, trainer: Any) -> Iterator[Check]:
     mode = getattr(model, "compile_mode", None)
     if mode is None:
         return
+    yield Check("compiled", f"as one: {model.compile_scope or 'blocks'}", "; ".join(_compile_errors(model, trainer)))
     if trainer.strategy.root_device.type == "cuda":
         finding, is_there = "triton", importlib.util.find_spec("triton") is not None
         fault = "needs the package triton: python -m pip install triton, or leave the option at null"
@@ -256,12 +263,19 @@ def _batch(data: TokenDataModule, trainer: Any) -> Check:
     return Check("batch", finding, "" if given in (1, accumulation) else fault)
 
 
-def _precision(trainer: Any) -> Check:
+def _precision(model: Any, trainer: Any) -> Check:
     device, precision = trainer.strategy.root_device, str(trainer.precision)
     lacks_bf16 = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=True)
-    fault = f"trainer.precision {precision}: this GPU lacks bf16"
-    is_wrong = lacks_bf16 and precision.startswith("bf16")
-    return Check("precision", f"{precision} on {device.type}", fault if is_wrong else "")
+    errors = [f"trainer.precision {precision}: this GPU lacks bf16"] if lacks_bf16 and precision[:4] == "bf16" else []
+    finding = f"{precision}{', TF32' if model.tf32 else ''} on {device.type}"
+    return Check("precision", finding, "; ".join([*errors, *_tf32_errors(model, trainer)]))
+
+
+def _tf32_errors(model: Any, trainer: Any) -> Iterator[str]:
+    device = trainer.strategy.root_device
+    if model.tf32 and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        yield f"model.tf32 true needs an NVIDIA GPU of compute capability 8.0 or later, got {name}: leave it out"
 
 
 def _steps(data: TokenDataModule, trainer: Any) -> Iterator[Check]:

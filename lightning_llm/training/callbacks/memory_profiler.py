@@ -253,7 +253,7 @@ def is_compiled(module: nn.Module) -> bool:
     return any(
         part._compiled_call_impl is not None
         or type(part).__name__ == "OptimizedModule"
-        or getattr(part, "is_compiled", False)  # a block
+        or getattr(part, "is_compiled", False)  # a block, or a LanguageModel with its loss
         for part in module.modules()
     )
 
