@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from lightning_llm import __main__ as command
 from lightning_llm.cli import bench
 
+PROGRAM = "python -m benchmarks"
 BENCHES = {
     "runs": "the shipped configs, trained as their users train them (options of fit may follow behind --)",
     "baselines": "whole training steps, compared with transformers and litgpt",
@@ -21,7 +22,7 @@ BENCHES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one benchmark; returns the exit status, as ``lightning-llm`` does."""
-    return command.main(argv, lambda words: bench.run_bench(words, "python -m benchmarks", BENCHES, "benchmarks"))
+    return command.main(argv, lambda words: bench.run_bench(words, PROGRAM, BENCHES, "benchmarks"), PROGRAM)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import torch
 from lightning.pytorch import Callback
 
 from lightning_llm.bench.harness import Request, Row, Sizes, columns, llama, make_store, model_config, ratios
-from lightning_llm.bench.plots import bar_plot
+from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.measure.gauges import high_water_bytes, in_fresh_processes, resident_bytes, restart_high_water
 from lightning_llm.measure.timer import now, seconds_of
@@ -42,6 +42,7 @@ SHAPES = {
 }
 FILES = ("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim")
 DEFAULT_SHAPES = ["shakespeare"]
+ALLOCATOR = "freed memory kept by ours"
 DTYPES = ("float32", "bfloat16")  # the second by autocast
 STEPS = {"cpu": 3, "cuda": 30}  # of each round, after the warm-up
 WARM_UP = 2  # steps
@@ -51,7 +52,9 @@ LITGPT = {  # the sizes in its config
     **{"intermediate_size": "intermediate", "vocab_size": "vocab", "padded_vocab_size": "vocab"},
 }
 COLUMNS = columns("total ms", "tokens/s", "ratio", "peak MiB")  # the ratio is of time, over ours
-draw = bar_plot("tokens_per_s", 1, "tokens per second of whole training steps")
+draw = bar_plot(
+    Measure("tokens_per_s", 1, f"tokens/s{HIGHER}"), Measure("peak_bytes", 1 / GIB, f"peak memory, GiB{LOWER}")
+)
 
 Found = tuple[list[float], int | None]  # seconds of each step; the peak by CUDA's allocator, on CUDA
 LossOf = Callable[[Any, torch.Tensor, torch.Tensor], Any]  # of a model, inputs and targets

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from lightning_llm.bench.harness import Columns, Request, Row, columns, model_config, ratios
-from lightning_llm.bench.plots import bar_plot
+from lightning_llm.bench.plots import LOWER, Measure, bar_plot
 from lightning_llm.measure.meter import tensors_in
 from lightning_llm.measure.timer import now, seconds_of
 from lightning_llm.model.transformer import Transformer
@@ -41,7 +41,7 @@ _HIDDEN, _VOCAB, _BATCH, _SEQ = 512, 4096, 1, 32
 Taken = defaultdict[str, list[float]]
 Step = Callable[[], None]
 Content = Callable[[], dict[str, Any]]
-draw = bar_plot("total_s", 1e3, "ms that training is held up, and ms per step")
+draw = bar_plot(Measure("total_s", 1e3, f"ms that training is held up, and ms per step{LOWER}"))
 
 
 def run(asked: Request) -> Iterator[Row]:
@@ -56,8 +56,9 @@ def run(asked: Request) -> Iterator[Row]:
         save(Taken(list), Taken(list))  # the first one pays for fresh memory and a fresh file
         asked.interleaved({"": partial(save, taken, written)})
     for name in (name for name in variants if name in taken):
-        first = taken[VARIANTS[0] if name in written else VARIANTS[2]]
-        row = asked.row(name, taken[name], shape=f"{millions} M parameters", **ratios(taken[name], first))
+        first = statistics.median(taken[VARIANTS[0] if name in written else VARIANTS[2]])
+        found = ratios(taken[name], [first] * len(taken[name]))  # a round has more steps than saves
+        row = asked.row(name, taken[name], shape=f"{millions} M parameters", **found)
         if name in written:
             row.saved_bytes, row.bytes_per_s = size, size / statistics.median(written[name])
         yield row

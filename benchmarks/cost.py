@@ -22,8 +22,8 @@ from torch import Tensor
 
 from benchmarks import start_up
 from lightning_llm.bench import harness
-from lightning_llm.bench.harness import HEAD_DIM, MIB, Columns, Request, Row, groups, llama, model_config
-from lightning_llm.bench.plots import bars, chart, lines
+from lightning_llm.bench.harness import HEAD_DIM, MIB, Columns, Request, Row, llama, model_config
+from lightning_llm.bench.plots import LOWER, chart, legend, lines, panels
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.module import LanguageModel
 
@@ -170,26 +170,35 @@ def notes(rows: Sequence[Row]) -> list[str]:
     return ["what is not varied: " + ", ".join(f"{name} {value}" for name, value in BASE.items())]
 
 
-def draw(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Time and memory per token along each axis, of both sides; the parts of a start as bars."""
-    plots = groups(rows)
-    with chart(path, title, rows=2, columns=len(plots), size=(4, 3.25)) as axes:
-        for (upper, lower), group in zip(axes.T, plots.values(), strict=True):
-            axis = group[0].axis
-            if group[0].parts_s:
-                parts = {part: [row.parts_s[part] for row in group] for part in start_up.PARTS}
-                bars(upper, [row.variant for row in group], parts, f"s until the first step, {axis}", stacked=True)
-                if axis == STARTUP:
-                    upper.axvline(start_up.BAR_S, color="black", linestyle=":")
-                lower.axis("off")
-                continue
-            for place, which, cost, scale, label in (
-                (upper, "time_slope", time_per_token, 1e6, "µs/token"),
-                (lower, "memory_slope", memory_per_token, 2**-10, "peak KiB/token"),
-            ):
+def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
+    """Time and memory per token along each size, of both sides; below them the parts of each start as bars."""
+    starts = [row for row in rows if row.parts_s]
+    sizes = panels((row for row in rows if not row.parts_s), ["axis", "dtype"])
+    costs = {f"time, µs/token{LOWER}": (1e6, time_per_token), f"peak, KiB/token{LOWER}": (2**-10, memory_per_token)}
+    grid: dict[str, Any] = {"rows": 2 * bool(sizes) + bool(starts), "columns": len(sizes) or 1}
+    with chart(path, title, height=2.3 * grid["rows"], sharey="row", **grid, **options) as axes:
+        for place, group in enumerate(sizes.values()):
+            for line, (label, (scale, cost)) in zip(axes, costs.items(), strict=False):
                 series = defaultdict(list)
                 for row in group:
-                    name = f"{row.variant}, slope {getattr(row, which):.2f}"
-                    series[name].append((row.value, scale * cost(row)))
-                lines(place, series, axis, label)
-            upper.set_title(f"{axis}, {group[0].dtype}")
+                    series[row.variant].append((row.value, scale * cost(row)))
+                lines(line[place], series, group[0].axis, "" if place else label)
+        if sizes:
+            legend(axes[0, 0])
+        if starts:
+            whole_row, figure = axes[-1, 0].get_gridspec()[-1, :], axes[-1, 0].figure
+            for unused in axes[-1]:
+                unused.remove()
+            _draw_starts(figure.add_subplot(whole_row), starts)
+
+
+def _draw_starts(axis: Any, rows: Sequence[Row]) -> None:
+    names, ends = [f"{row.axis}: {row.variant}" for row in rows], [0.0] * len(rows)
+    for part, shade in zip(start_up.PARTS, ("#d5443a", "#d08200", "#3b82c4", "#8c8c8c"), strict=True):
+        seconds = [row.parts_s[part] for row in rows]
+        axis.barh(names, seconds, left=ends, label=part, color=shade)
+        ends = [end + more for end, more in zip(ends, seconds, strict=True)]
+    axis.axvline(start_up.BAR_S, color="black", linestyle=":", label="most that startup may take")
+    axis.invert_yaxis()
+    axis.set_xlabel(f"seconds until the first step is done{LOWER}")
+    axis.legend(fontsize=8)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.data_process import Measured, measured
 from lightning_llm.bench.harness import Columns, Request, Row, columns
-from lightning_llm.bench.plots import bar_plot
+from lightning_llm.bench.plots import HIGHER, Measure, bar_plot
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.tokenizers import Tokenizer, cut_at_newlines
 from lightning_llm.measure.gauges import in_fresh_processes
@@ -31,7 +31,7 @@ COLUMNS: Columns = {
     "Mtokens/s": ("tokens_per_s", 1e-6, ".2f"),
     "speed over the library's": ("ratio", 1, ".2f"),
 }
-draw = bar_plot("bytes_per_s", 1e-6, "MB/s of text", log=True)
+draw = bar_plot(Measure("bytes_per_s", 1e-6, f"MB/s of text{HIGHER}"), log=True)
 
 _UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
 _BPE_PART = 8

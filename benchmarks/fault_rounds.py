@@ -100,7 +100,7 @@ def damaged_checkpoint(stage: Stage, rng: random.Random, damage: Damage, word: s
     if ran.resumed_step is None:
         if good:
             stage.problems.append(f"{good[-1].name} is whole and was not taken: {last_line(ran.error)}")
-        stage.expect_refusal(ran, "cut short or damaged")
+        stage.expect_refusal(ran, "truncated or damaged")
         for path in chosen:
             path.write_bytes(whole[path])
         return
@@ -108,7 +108,7 @@ def damaged_checkpoint(stage: Stage, rng: random.Random, damage: Damage, word: s
     if good and used == good[-1].name:
         # what was saved behind the file that was taken is damaged, not lost; the message is what must not be missing
         stage.lost_steps = 0
-        if f"{chosen[-1].name} is cut short or damaged" not in ran.error:
+        if f"{chosen[-1].name} is truncated or damaged" not in ran.error:
             stage.problems.append(f"{used} was taken instead of {chosen[-1].name} without a message")
         stage.refused += 1
     elif word == "cut":

@@ -19,7 +19,7 @@ from benchmarks.fault_rounds import ROUNDS
 from benchmarks.fault_stage import Stage, Truth
 from lightning_llm.bench import harness
 from lightning_llm.bench.harness import Columns, Request, Row
-from lightning_llm.bench.plots import bar_plot
+from lightning_llm.bench.plots import LOWER, Measure, bar_plot
 from lightning_llm.io.console import Console
 
 DEFAULT_SHAPES = [""]
@@ -35,7 +35,7 @@ FIELDS = {  # the numbers of rounds, or the most steps of one
 }
 COLUMNS: Columns = {heading: (field, 1, "d") for field, heading in FIELDS.items()}
 _WORDS = 20  # of made-up text in a line
-draw = bar_plot("repeated_steps", 1, "steps repeated, at most")
+draw = bar_plot(Measure("repeated_steps", 1, f"steps repeated, at most{LOWER}"))
 
 
 def run(asked: Request) -> Iterator[Row]:

@@ -5,16 +5,17 @@ The tiled op's buffers have a fixed size, so its peak may grow only by input, ou
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from lightning_llm.bench import swiglu
 from lightning_llm.bench.harness import MIB, Request, Row, measure_memory
-from lightning_llm.bench.plots import chart, lines
+from lightning_llm.bench.plots import LOWER, chart, legend, lines, panels
 
 NAMES = swiglu.NAMES
 SHAPES = {"1k-64k": [f"{n}x1024x1024x4096x1" for n in (1, 2, 4, 8, 16, 32, 64)]}
-FILES = ("lightning_llm/ops/swiglu.py", "lightning_llm/ops/swiglu_tiles.py")
+FILES = ("lightning_llm/ops/swiglu.py", "lightning_llm/ops/swiglu_tiles.py", "lightning_llm/ops/sizes.py")
 DEFAULT_SHAPES = ["1k-64k"]
 VARIANTS = ("standard", "checkpoint", "ours 0", "ours 1")
 
@@ -22,20 +23,21 @@ VARIANTS = ("standard", "checkpoint", "ours 0", "ours 1")
 def run(asked: Request) -> Iterator[Row]:
     """A row for each variant. Nothing is timed."""
     cases = swiglu.cases(asked.sizes, getattr(torch, asked.dtype), asked.device)
-    batch, seq, *_ = asked.sizes.values()
     for variant in asked.chosen(cases) if asked.variants else VARIANTS:
         saved, peak = measure_memory(cases[variant], asked.device)
         cases[variant].clear()
-        yield asked.row(variant, peak_bytes=peak, saved_bytes=saved, _tokens=batch * seq)
+        yield asked.row(variant, peak_bytes=peak, saved_bytes=saved)
 
 
-def draw(rows: Sequence[Row], path: Path, title: str) -> None:
+def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
     """Peak memory against tokens: a line for each variant, axes for each dtype."""
-    dtypes = list(dict.fromkeys(row.dtype for row in rows))
-    with chart(path, title, columns=len(dtypes)) as [axes]:
-        for axis, dtype in zip(axes, dtypes, strict=True):
-            series: dict[str, list[tuple[float, float]]] = {}
-            for row in (row for row in rows if row.dtype == dtype and row.peak_bytes is not None):
-                series.setdefault(row.variant, []).append((row._tokens, row.peak_bytes / MIB))
-            lines(axis, series, "tokens", "peak memory, MiB")
+    dtypes = panels((row for row in rows if row.peak_bytes is not None), ["dtype"])
+    with chart(path, title, height=3.2, columns=len(dtypes), sharey=True, **options) as [axes]:
+        for axis, (dtype, group) in zip(axes, dtypes.items(), strict=True):
+            series: dict[str, list[tuple[int, float]]] = {}
+            for row in group:
+                batch, seq, *_ = map(int, row.shape.split("x"))
+                series.setdefault(row.variant, []).append((batch * seq, row.peak_bytes / MIB))
+            lines(axis, series, "tokens", f"peak memory, MiB{LOWER}" if axis is axes[0] else "")
             axis.set_title(dtype)
+        legend(axes[0])

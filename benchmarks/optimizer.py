@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lightning_llm.bench.harness import HEAD_DIM, Request, Row, columns, model_config, timed_rows
-from lightning_llm.bench.plots import bar_plot
+from lightning_llm.bench.plots import LOWER, Measure, bar_plot
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.adamw import AdamW
@@ -25,7 +25,7 @@ FILES = ("lightning_llm/optim",)
 DEFAULT_SHAPES = ["4x128x65", "6x256x65", "6x384x65"]
 COLUMNS = columns("ms", "p20", "p80", "ratio")
 LR = 1e-3
-draw = bar_plot("total_s", 1e3, "ms per optimizer step", log=True)
+draw = bar_plot(Measure("total_s", 1e3, f"ms per optimizer step{LOWER}"), log=True)
 
 
 class _TorchMuonAdamW:

@@ -27,8 +27,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_llm.bench.harness import MIB, Columns, Request, Row, Sizes, columns, groups, model_config, process_group
-from lightning_llm.bench.plots import chart, lines
+from lightning_llm.bench.harness import MIB, Columns, Request, Row, Sizes, columns, model_config, process_group
+from lightning_llm.bench.plots import HIGHER, chart, legend, lines, panels
 from lightning_llm.measure.gauges import in_fresh_processes
 from lightning_llm.measure.timer import seconds_of
 from lightning_llm.training.module import LanguageModel
@@ -216,14 +216,13 @@ def _rows(found: Found, counts: list[int], asked: Request) -> Iterator[Row]:
         yield row(count, alone + open_s, f"{count} (predicted)", sent)
 
 
-def draw(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Tokens per second against processes: measured, predicted, and in proportion."""
-    shapes = groups(rows)
-    with chart(path, title, columns=len(shapes)) as [axes]:
+def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
+    """Tokens per second against processes, as measured, and in proportion to one process. Predictions are no points."""
+    shapes = panels(row for row in rows if row.variant.isdigit())
+    with chart(path, title, height=3.2, columns=len(shapes), **options) as [axes]:
         for axis, (name, group) in zip(axes, shapes.items(), strict=True):
-            points = [(int(row.variant.split()[0]), row.tokens_per_s) for row in group]
-            measured = [point for point, row in zip(points, group, strict=True) if row.variant.isdigit()]
-            proportion = [(count, points[0][1] * count) for count, _ in points]
-            series = {"in proportion": proportion, "predicted": points, "measured": measured}
-            lines(axis, series, "processes", "tokens per second")
+            measured = [(int(row.variant), row.tokens_per_s) for row in group]
+            series = {"proportional": [(n, n * measured[0][1]) for n, _ in measured], "measured": measured}
+            lines(axis, series, "processes", f"tokens/s{HIGHER}" if axis is axes[0] else "")
             axis.set_title(name)
+        legend(axes[0])

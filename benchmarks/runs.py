@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.bench.harness import Request, Row, columns
-from lightning_llm.bench.plots import bar_plot
+from lightning_llm.bench.plots import LOWER, Measure, bar_plot
 
 ROOT = Path(__file__).parents[1]
 DEFAULT_SHAPES = ["quickstart"]
+ALLOCATOR = "allocator as fit sets it"
 DTYPES = ("float32",)  # each config has its own
 FILES = ("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim", "lightning_llm/data", "configs")
 COLUMNS = {**columns("s", "tokens/s"), "val_loss": ("val_loss", 1, ".4f"), "training s": ("training_s", 1, ".0f")}
@@ -29,7 +30,7 @@ RUNS: dict[str, list[tuple[str, int | None, list[str]]]] = {
         (_CHAR, None, ["--trainer.max_steps=1300", "--trainer.val_check_interval=650"]),
     ],
 }
-draw = bar_plot("val_loss", 1, "validation loss, nats per token")
+draw = bar_plot(Measure("val_loss", 1, f"validation loss, nats/token{LOWER}"))
 
 
 def parse(shape: str) -> list[tuple[str, int | None, list[str]]]:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.tables            write them again
     python -m benchmarks.tables --check    exit with status 1 if that would change something
+    python -m benchmarks.tables --plots    draw the plots again
     python -m benchmarks.tables --stale    list the files of rows whose code has changed since they were measured
 
 A table stands between two comments. The first one says where its rows come from and what its columns are, each an
@@ -28,7 +29,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.bench.harness import Row, read_rows
+from benchmarks import plots
+from lightning_llm.bench.harness import MEASURED, Row, read_rows
 
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "docs" / "benchmarks"
@@ -55,32 +57,17 @@ def rows_of(name: str) -> list[Row]:
     path = ROWS / f"{name}.json"
     if not path.is_file():
         raise ValueError(f"there is no {path.relative_to(ROOT)}")
-    return read_rows(path)
-
-
-class _Names(dict[str, Any]):
-    """What a cell may use: the fields of a row, ``first``, ``of(variant)`` and the units."""
-
-    def __init__(self, row: Row, group: Sequence[Row]) -> None:
-        variants = {other.variant: other for other in group}
-        super().__init__(
-            **UNITS,
-            row=row,
-            group=group,
-            first=group[0],
-            of=lambda name: variants.get(name, Row()),
-            len=len,
-            int=int,
-            max=max,
-        )
-        self.row = row
-
-    def __missing__(self, name: str) -> Any:
-        return getattr(self.row, name)
+    rows = read_rows(path)
+    fields = dict.fromkeys(name for row in rows for name in vars(row))
+    return [Row(**{**fields, **vars(row)}) for row in rows]
 
 
 def _value(expression: str, row: Row, group: Sequence[Row]) -> Any:
-    return eval(expression, {"__builtins__": {}}, _Names(row, group))  # an expression of our own pages
+    """An expression of our own pages: over the fields of a row, ``first``, ``of(variant)`` and the units."""
+    variants = {other.variant: other for other in group}
+    names = {**dict.fromkeys(MEASURED), **UNITS, "int": int, "max": max, **vars(row), "row": row, "group": group}
+    names |= {"first": group[0], "of": lambda name: variants.get(name, Row())}
+    return eval(expression, {"__builtins__": {}, **names})
 
 
 def cell(template: str, row: Row, group: Sequence[Row]) -> str:
@@ -171,7 +158,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with status 1 if a page would change")
     parser.add_argument("--stale", action="store_true", help="list the files of rows that are older than their code")
+    parser.add_argument("--plots", action="store_true", help="draw the plots again, instead of the tables")
     options = parser.parse_args(argv)
+    if options.plots:
+        for path in plots.draw_all():
+            print(path.relative_to(ROOT))
+        return 0
     if options.stale:
         for line in stale():
             print(line)

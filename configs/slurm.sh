@@ -1,7 +1,7 @@
 #!/bin/bash
-# A job on several hosts. When its time is up, it saves, SLURM queues it again, and it resumes from that checkpoint:
+# A job on several hosts. When its time is up, it saves a checkpoint, SLURM requeues it, and it resumes from there:
 #   sbatch --nodes=4 --gpus-per-node=8 --ntasks-per-node=8 configs/slurm.sh --config configs/llama-125m.yaml --config configs/ddp.yaml
-# One task for each GPU; the run directory and the token store must lie on a file system that all hosts share.
+# Use one task per GPU. The run directory and the token store must be on a file system that all hosts share.
 #SBATCH --job-name=lightning-llm
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -12,8 +12,8 @@
 #SBATCH --output=%x-%j.log
 set -euo pipefail
 
-# USR1 comes 120 s before the end: each process finishes its step, the first saves and queues the job again.
-# --kill-on-bad-exit: a process that is lost ends the others at once, instead of when they have waited long enough.
+# USR1 arrives 120 s before the end: each process finishes its step, and the first one saves and requeues the job.
+# --kill-on-bad-exit: a lost process ends the others at once, instead of after their timeout.
 exec srun --kill-on-bad-exit=1 lightning-llm fit "$@" \
   --trainer.num_nodes "$SLURM_JOB_NUM_NODES" --trainer.devices "${SLURM_NTASKS_PER_NODE:-1}" \
   --trainer.enable_progress_bar false

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 SHOWN = "files/"  # where the files outside lie on the site
 LANGUAGES = {".py": "python", ".sh": "sh", ".yaml": "yaml", ".toml": "toml", ".json": "json"}
-_LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)\s#]+)")
+_LINK = re.compile(r"(?:(?<=\]\()|(?<=src=\")|(?<=srcset=\"))(?![a-z]+:)([^)\s#\"]+)")
 _ROLE = re.compile(r":(?:func|class|meth|mod):<code>~?([^<]*?)(?: &lt;[^<]*&gt;)?</code>")
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\w\\$])\$(?!\s)([^$\n]+?)(?<!\s)\$(?!\w)", re.S)
 

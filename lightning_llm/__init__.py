@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lightning_llm.model.mlp import SwiGLU as SwiGLU
     from lightning_llm.model.transformer import Transformer as Transformer
     from lightning_llm.training.module import LanguageModel as LanguageModel
+    from lightning_llm.training.trainer import Trainer as Trainer
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
@@ -24,4 +25,5 @@ else:
         model__mlp="MemoryOptimizedSwiGLU SwiGLU",
         model__transformer="Transformer",
         training__module="LanguageModel",
+        training__trainer="Trainer",
     )

@@ -11,7 +11,7 @@ from importlib import import_module
 from signal import SIGINT
 
 from lightning_llm.cli.errors import COMMANDS, TRAINER_WORDS, reports
-from lightning_llm.cli.process import drop_output, interrupts, open_streams
+from lightning_llm.cli.process import PROGRAM, drop_output, interrupts, open_streams
 
 # Idle OpenMP threads sleep after this many rounds of waiting, unless the user has set how they wait. libgomp reads it
 # once, when torch loads it. With its own default of 300,000, two runs on two cores take 4 to 7 times as long as one:
@@ -33,7 +33,7 @@ def help_text() -> str:
             *(f"  {word:<11} {COMMANDS[word].about}" for word in TRAINER_WORDS),
             "\nTools:",
             *(f"  {word:<11} {COMMANDS[word].about}" for word in TOOLS),
-            "\nWith any of them, --debug prints the traceback of an error. Exit status: 0; 1 if it failed; 2 for a",
+            "\nWith any command, --debug prints the traceback of an error. Exit status: 0; 1 if it failed; 2 for a",
             "mistake in an option or a file; 128 plus the number of the signal that ended it.\n",
             "lightning-llm COMMAND --help explains a command. To start:",
             "  lightning-llm fit --config configs/quickstart.yaml",
@@ -41,12 +41,15 @@ def help_text() -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None, run: Callable[[Sequence[str]], int] | None = None) -> int:
+def main(
+    argv: Sequence[str] | None = None, run: Callable[[Sequence[str]], int] | None = None, program: str = PROGRAM
+) -> int:
     """Run one command.
 
     Args:
         argv: The words after ``lightning-llm``; ``None``: they come from the shell, and the process is the command's.
         run: What runs the words; ``None``: the commands of ``lightning-llm``.
+        program: As it is typed, for the lines about errors and signals.
 
     Returns:
         The exit status: 0; 1 if it failed; 2 for a mistake of the user or in a file; 128 plus the signal's number for
@@ -54,6 +57,7 @@ def main(argv: Sequence[str] | None = None, run: Callable[[Sequence[str]], int] 
     """
     words = reports.begin(sys.argv[1:] if argv is None else argv)
     command = words[0] if words else ""
+    interrupts.program, interrupts.command = program, command
     if argv is None:  # a process of its own
         interrupts.own_process(command)
         if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():

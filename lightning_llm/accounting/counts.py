@@ -87,7 +87,7 @@ class Sizes:
         if config.vocab_size is None:
             raise ValueError("vocab_size is null: give the number of token ids (--vocab-size)")
         if config.mlp not in BUILT_IN_MLPS and mlp is None:
-            raise ValueError(f"mlp {config.mlp!r} is a class of its own: its cost cannot be computed from the config")
+            raise ValueError(f"mlp {config.mlp!r} is not built in: its cost cannot be computed from the config")
         sizes = {name: Count(getattr(config, field), letter) for name, (field, letter) in LETTERS.items()}
         return cls(**sizes, is_gated=config.is_gated)
 

@@ -1,11 +1,11 @@
 """What hardware can do: peaks of known devices, and the precision that ``trainer.precision: auto`` means on one.
 
 Peaks are dense matmul FLOPs per second by dtype and bandwidth, each from its maker's data sheet. A device that is not
-listed has no peak here: no guess is made from a similar name. Figures with sparsity, which sheets print first, are twice
-the dense ones; these are the dense ones.
+listed has no peak here: no guess is made from a similar name. Figures with sparsity, which sheets print first, are
+twice the dense ones; these are the dense ones.
 
-Memory is what CUDA reports as the total, which is less than what the card is sold as: an "80 GB" H100 has 79.1 GiB. A
-process that trains does not get all of that for its tensors, see ``Reserve``.
+Memory is what CUDA reports as the total: an "80 GB" H100 has 79.1 GiB. A process that trains does not get all of it for
+its tensors, see ``Reserve``.
 
 The precision follows from the hardware's features, never from a measurement, so that the same command takes the same
 precision every time, on every rank, in ``fit`` as in ``estimate`` and ``plan``. Matmuls in bf16 run 2 to 4 times as
@@ -58,12 +58,12 @@ class Device:
             ValueError: The device has none in the table.
         """
         if dtype not in self.flops:
-            instead = "leave model.tf32 out" if dtype == "tf32" else "take --precision 32-true"
+            instead = "leave trainer.tf32 out" if dtype == "tf32" else "use --precision 32-true"
             raise ValueError(f"{self.name} has no {dtype} peak in the table: {instead}")
         return float(self.flops[dtype])
 
     def memory_within(self, asked: int) -> int:
-        """So many bytes, or all that the device has."""
+        """``asked`` bytes, or all of the device's memory if that is less."""
         return int(min(asked, self.memory_bytes))
 
 
@@ -73,8 +73,11 @@ _V100 = "NVIDIA V100 Tensor Core GPU data sheet (2020)"
 _ADA = "NVIDIA Ada GPU Architecture whitepaper (2023), appendix A"
 _GA102 = "NVIDIA Ampere GA102 GPU Architecture whitepaper (2021), table 3"
 
-# name, memory in GiB, bandwidth in GB/s, teraFLOPs per second in float16, bfloat16, tf32 and float32, source. The memory
-# is that of PyTorch's out-of-memory messages, the least that was seen, rounded down; drivers and ECC change it a little.
+# The bare name of a family is its SXM module with the most memory.
+FAMILIES = {"h100": "NVIDIA H100 80GB HBM3", "a100": "NVIDIA A100-SXM4-80GB", "v100": "Tesla V100-SXM2-32GB"}
+
+# name, memory in GiB, bandwidth in GB/s, teraFLOPs per second in float16, bfloat16, tf32 and float32, source. Memory is
+# the total in PyTorch's out-of-memory messages, rounded down; drivers and ECC change it a little.
 _TABLE: tuple[tuple[str, float, float, float, float | None, float | None, float, str], ...] = (
     ("NVIDIA H200", 139.7, 4800, 989.5, 989.5, 494.5, 67, "NVIDIA H200 data sheet (2024)"),
     ("NVIDIA H100 80GB HBM3", 79.1, 3350, 989.5, 989.5, 494.5, 67, _H100),
@@ -106,9 +109,9 @@ DEVICES: dict[str, Device] = {
 }
 
 
-# Assumed until they are measured; those of the context are what out-of-memory messages on an A100, L40S and RTX 4090 name
-CUDA_CONTEXT = 600 * 2**20  # 0.4 to 0.6 GiB: the context, and the kernels that were loaded
-CUDA_WORKSPACES = 128 * 2**20  # cuBLAS: 32 MiB on Hopper for each of forward's and backward's thread, twice with cuBLASLt
+# Assumed, not measured yet
+CUDA_CONTEXT = 600 * 2**20  # the context, and the kernels that were loaded
+CUDA_WORKSPACES = 128 * 2**20  # cuBLAS and cuBLASLt: 32 MiB each on Hopper, for the threads of forward and backward
 NCCL_BUFFERS = 2**30  # of several processes
 FRAGMENTS = 0.05  # of the tensors: the allocator rounds up, and its gaps fit no tensor
 
@@ -163,6 +166,27 @@ def find_device(name: str) -> Device:
     raise ValueError(f"device {name!r} is not in the table: there are {', '.join(DEVICES)}; or give its peak yourself")
 
 
+def device_from_part(part: str) -> Device:
+    """The device that a user means by a name of :func:`find_device`, or by a part of one, such as ``h100`` or ``4090``.
+
+    A part is one word or several words in a row. ``H20`` and ``L40`` are no parts: these are other devices than the
+    H200 and the L40S. ``FAMILIES`` has what the bare name of a family means.
+
+    Raises:
+        ValueError: No device or several devices have this part; the message names them.
+    """
+    wanted = re.sub("[^a-z0-9]", "", part.lower())
+    found = [FAMILIES[wanted]] if wanted in FAMILIES else [name for name in DEVICES if wanted in _parts_of(name)]
+    if len(found) > 1:
+        raise ValueError(f"device {part!r} may be {' or '.join(found)}: give a longer part of the name")
+    return DEVICES[found[0]] if found else find_device(part)
+
+
+def _parts_of(name: str) -> set[str]:
+    words = re.findall("[a-z0-9]+", name.lower())
+    return {"".join(words[first:last]) for last in range(1, len(words) + 1) for first in range(last)}
+
+
 def byte_size(words: str) -> int:
     """``80GiB`` as bytes.
 
@@ -172,7 +196,7 @@ def byte_size(words: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]*)", words.strip())
     if found is None or found[2] not in UNITS:
         units = ", ".join(filter(None, UNITS))
-        raise ValueError(f"{words!r} is no size: give a number with one of {units}, such as 80GiB")
+        raise ValueError(f"{words!r} is not a size: give a number with one of {units}, such as 80GiB")
     return int(float(found[1]) * UNITS[found[2]])
 
 
@@ -180,6 +204,14 @@ def shown_size(size: float) -> str:
     """Bytes in GiB, or in MiB below one; with its sign if it is a difference."""
     unit, name = (2**30, "GiB") if abs(size) >= 2**30 else (2**20, "MiB")
     return f"{size / unit:,.2f} {name}"
+
+
+def shown_duration(seconds: float) -> str:
+    """A time in the unit that suits it, from milliseconds to days."""
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{float(f'{1000 * seconds:.3g}'):g} ms"
 
 
 def auto_precision(name: str, features: Collection[str]) -> tuple[Precision, str]:

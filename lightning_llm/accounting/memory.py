@@ -38,7 +38,7 @@ from lightning_llm.model.config import ModelConfig
 LEVELS = (2, 1, 0)  # the order of the runs: what early layers save lives the longest, so they save the least
 LONG = 3  # layers that show all there is to a run: its first, its last, and one between
 MOST_ROWS = 2**24
-STRATEGIES = ("ddp", "fsdp2")
+STRATEGIES = ("ddp", "fsdp2", "fsdp2_deferred")
 GATHERED_BLOCKS = 2  # the one that runs, and the one that is prefetched
 
 Term = tuple[str, str, int]  # part, formula, bytes
@@ -189,7 +189,7 @@ def most_rows(needed: Callable[[int], int], memory: int) -> int:
 
 def too_little(memory: int, least: int, what: str = "") -> ValueError:
     """The error where nothing fits: it says how much memory would do."""
-    smallest = f"the smallest that would do is {least:,} bytes ({shown_size(least)})"
+    smallest = f"the smallest that fits is {least:,} bytes ({shown_size(least)})"
     return ValueError(f"memory of {memory:,} bytes is too little{what}: {smallest}")
 
 
@@ -289,7 +289,7 @@ class SharedMemory:
 
 def activation_precision(precision: str, strategy: str) -> str:
     """The precision of a step's activations: FSDP2 gathers in bf16; float32 stays in the share."""
-    return "bf16-true" if (precision, strategy) == ("bf16-mixed", "fsdp2") else precision
+    return "bf16-true" if precision == "bf16-mixed" and strategy != "ddp" else precision
 
 
 def shared_memory(
@@ -297,8 +297,10 @@ def shared_memory(
     step: StepPoints,
     *,
     precision: str,
+    mlp: MeasuredMLP | None = None,
     strategy: str = "ddp",
     world_size: int = 1,
+    accumulation: int = 1,
     gradient_views: bool = False,
     state_per_parameter: float = 2,
     state_itemsize: int | None = None,
@@ -309,8 +311,10 @@ def shared_memory(
         config: The model, with its true number of layers.
         step: Its points, in ``activation_precision``.
         precision: Of the run.
-        strategy: ``ddp`` or ``fsdp2``; with one process both are the same.
+        mlp: As in ``step_memory``.
+        strategy: ``ddp``, ``fsdp2`` or ``fsdp2_deferred``; with one process all are the same.
         world_size: Processes.
+        accumulation: Micro-batches per step.
         gradient_views: DDP's gradients are views of its buckets.
         state_per_parameter: As in ``step_memory``; a mean where parameters differ.
         state_itemsize: As in ``step_memory``.
@@ -321,7 +325,7 @@ def shared_memory(
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy {strategy!r} is not covered: choose one of {', '.join(STRATEGIES)}")
     storage, gathered_size = PRECISIONS[precision]
-    elements = sum(parameters_by_part(config).values())
+    elements = sum(parameters_by_part(config, mlp).values())
     state = round(elements * state_per_parameter * (state_itemsize or storage))
     if strategy == "ddp" or world_size == 1:
         in_buckets = step.gradients if world_size > 1 else 0  # as long as training lasts
@@ -330,10 +334,12 @@ def shared_memory(
         peak = step.points[point][has_views] + state + in_buckets
         buckets = 0 if has_views else in_buckets
         return SharedMemory(step.parameters, step.gradients, state, buckets, 0, peak, point)
-    root, head_and_norm = root_elements(config), _head_and_norm(config)
+    root, head_and_norm = root_elements(config, mlp), _head_and_norm(config, mlp)
     block = (elements - root) // config.num_hidden_layers
     share, state = -(-elements * storage // world_size), -(-state // world_size)
     blocks = min(GATHERED_BLOCKS, config.num_hidden_layers) * block
+    is_deferred = strategy == "fsdp2_deferred" and accumulation > 1
+    gradients = elements * storage if is_deferred else share
 
     def needed(point: str) -> int:
         total, rest = step.points[point]
@@ -344,23 +350,23 @@ def shared_memory(
         if in_backward and point != "backward, loss":  # likewise
             gathered += head_and_norm
         reduced = block * storage if in_block and in_backward else 0  # of the block before
-        held = share + state + (total - rest) // world_size
+        held = share + state + (gradients if is_deferred else (total - rest) // world_size)
         return rest - step.parameters + held + gathered * gathered_size + reduced
 
     point = max(step.points, key=needed)
-    return SharedMemory(share, share, state, 0, (root + blocks) * gathered_size, needed(point), point)
+    return SharedMemory(share, gradients, state, 0, (root + blocks) * gathered_size, needed(point), point)
 
 
-def root_elements(config: ModelConfig) -> int:
+def root_elements(config: ModelConfig, mlp: MeasuredMLP | None) -> int:
     """Parameters outside the blocks: embeddings, final norm, head."""
-    counts = parameters_by_part(config)
+    counts = parameters_by_part(config, mlp)
     return counts["embeddings"] + counts["head"] + _norm_elements(config)
 
 
-def _head_and_norm(config: ModelConfig) -> int:
+def _head_and_norm(config: ModelConfig, mlp: MeasuredMLP | None) -> int:
     """Of head and final norm, whether the head is tied or not."""
     untied = dataclasses.replace(config, tie_word_embeddings=False)
-    return parameters_by_part(untied)["head"] + _norm_elements(config)
+    return parameters_by_part(untied, mlp)["head"] + _norm_elements(config)
 
 
 def _norm_elements(config: ModelConfig) -> int:

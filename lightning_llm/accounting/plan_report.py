@@ -90,7 +90,7 @@ def _levels_line(planner: Planner, chosen: Plan, memory: int) -> str:
     counts = (deep, shallow - 1, rest + 1) if shallow else (deep - 1, shallow, rest + 1)
     fewer = planner.needed(dataclasses.replace(setting, counts=counts))
     return (
-        f"{line}: saves {shown_size(saved)}, costs {cost:.1%} of the time; one layer less would need "
+        f"{line}: saves {shown_size(saved)}, costs {cost:.1%} of the time; one layer fewer would need "
         f"{shown_size(fewer)} of {shown_size(memory)}"
     )
 

@@ -17,7 +17,7 @@ from functools import cache, partial
 from itertools import product
 from typing import Any
 
-from lightning_llm.accounting.counts import parameters_by_part
+from lightning_llm.accounting.counts import MeasuredMLP, parameters_by_part
 from lightning_llm.accounting.hardware import Reserve
 from lightning_llm.accounting.memory import (
     LEVELS,
@@ -54,6 +54,7 @@ class Task:
         state_dtypes: Of the optimizer; those that may be chosen, the run's own first.
         state_per_parameter: As in ``step_memory``; a mean where parameters differ.
         reserve: Memory of each device that tensors do not get.
+        mlp: As in ``step_memory``.
     """
 
     config: ModelConfig
@@ -68,6 +69,7 @@ class Task:
     state_dtypes: tuple[str | None, ...] = (None,)
     state_per_parameter: float = 2
     reserve: Reserve = dataclasses.field(default_factory=Reserve)
+    mlp: MeasuredMLP | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,7 @@ class Setting:
         recompute: As in ``ModelConfig``.
         loss_chunks: As ``LanguageModel`` takes it.
         state_dtype: As AdamW takes it.
-        strategy: ``ddp`` or ``fsdp2``.
+        strategy: One of ``STRATEGIES``.
     """
 
     rows: int
@@ -124,7 +126,7 @@ class Planner:
         if rest:
             uneven = f"global_batch_size {task.global_batch_size} cannot be divided by {task.world_size} processes"
             raise ValueError(f"{uneven}: change one of them")
-        parameters_by_part(task.config)  # reports what is not covered before anything else fails on it
+        parameters_by_part(task.config, task.mlp)  # reports what is not covered before anything else fails on it
         self.task, self._tick = task, tick
         self.rows = [rows for rows in range(1, share + 1) if share % rows == 0]
         self.deepest = 0  # the highest level that the model can have
@@ -157,7 +159,8 @@ class Planner:
 
     def _layered_memory(self, recompute: Recompute, **settings: Any) -> LayeredMemory:
         config, task = dataclasses.replace(self.task.config, recompute=recompute), self.task
-        return LayeredMemory(config, context_length=task.context_length, device=task.cost_model.kind, **settings)
+        run = {"context_length": task.context_length, "device": task.cost_model.kind, "mlp": task.mlp}
+        return LayeredMemory(config, **run, **settings)
 
     def _time(self, setting: Setting) -> StepTime:
         """Seconds of a step."""
@@ -165,7 +168,6 @@ class Planner:
             configured(self.task.config, setting),
             self.task.cost_model,
             rows=setting.rows,
-            accumulation=self.accumulation(setting),
             context_length=self.task.context_length,
             loss_chunks=setting.loss_chunks,
             **self._options(setting),
@@ -175,8 +177,10 @@ class Planner:
         """What memory and time both depend on."""
         return {
             "precision": self.task.precision,
+            "mlp": self.task.mlp,
             "strategy": setting.strategy,
             "world_size": self.task.world_size,
+            "accumulation": self.accumulation(setting),
             "state_per_parameter": self.task.state_per_parameter,
             "state_itemsize": STATE_BYTES[setting.state_dtype],
         }
@@ -312,7 +316,7 @@ def choose(planner: Planner, memory: int) -> Plan:
     """The fastest plan.
 
     Raises:
-        ValueError: Nothing fits; the message gives the smallest memory that would do.
+        ValueError: Nothing fits; the message gives the smallest memory that fits.
     """
     found = planner.fastest(memory)
     if found is None:

@@ -9,7 +9,7 @@ seconds themselves are worth no more than the assumptions, which docs/accounting
 import dataclasses
 from typing import Literal
 
-from lightning_llm.accounting.counts import Sizes, parameters_by_part, step_flops
+from lightning_llm.accounting.counts import MeasuredMLP, Sizes, parameters_by_part, step_flops
 from lightning_llm.accounting.hardware import GIGA, TERA, Device
 from lightning_llm.accounting.memory import root_elements
 from lightning_llm.accounting.symbolic_ops import PRECISIONS
@@ -40,7 +40,8 @@ LEVEL_SHARE = 0.2
 GENERIC = {
     kind: Device(
         name=f"a generic {kind_name}",
-        flops={"float32": single * TERA, "bfloat16": half * TERA} | ({"tf32": half / 2 * TERA} if kind == "cuda" else {}),
+        flops={"float32": single * TERA, "bfloat16": half * TERA}
+        | ({"tf32": half / 2 * TERA} if kind == "cuda" else {}),
         memory_bytes=float("inf"),
         bandwidth=bandwidth * GIGA,
         source="assumed",
@@ -124,6 +125,7 @@ def step_time(
     world_size: int = 1,
     state_per_parameter: float = 2,
     state_itemsize: int | None = None,
+    mlp: MeasuredMLP | None = None,
 ) -> StepTime:
     """The time of one optimizer step on one of equally fast processes.
 
@@ -135,10 +137,11 @@ def step_time(
         context_length: Tokens per row.
         precision: ``32-true``, ``bf16-true`` or ``bf16-mixed``.
         loss_chunks: As ``LanguageModel`` takes it.
-        strategy: ``ddp`` or ``fsdp2``.
+        strategy: ``ddp``, ``fsdp2`` or ``fsdp2_deferred``.
         world_size: Processes.
         state_per_parameter: As in ``step_memory``; a mean where parameters differ.
         state_itemsize: As in ``step_memory``.
+        mlp: As in ``step_memory``.
 
     Raises:
         ValueError: As in ``step_flops``, or the device has no peak for the precision.
@@ -146,18 +149,18 @@ def step_time(
     tokens = rows * accumulation * context_length
     storage, factor = PRECISIONS[precision]  # bytes of a number in a parameter, and in a factor of a matmul
     peak, bandwidth = cost_model.peak(precision), cost_model.device.bandwidth * BANDWIDTH_SHARE
-    flops = step_flops(config, tokens=tokens, context_length=context_length)
+    flops = step_flops(config, tokens=tokens, context_length=context_length, mlp=mlp)
     scores = flops.by_part["attention_scores"]
     repeated_scores = scores if config.recompute in ("attention", "block") else 0
-    parameters, layers = sum(parameters_by_part(config).values()), config.num_hidden_layers
+    parameters, layers = sum(parameters_by_part(config, mlp).values()), config.num_hidden_layers
 
     def matmul_seconds(total: int, scores: int) -> float:
         return ((total - scores) / cost_model.matmul_share + scores / ATTENTION_SHARE) / peak
 
-    passes, repeated_passes = _passes(config, loss_chunks)
+    passes, repeated_passes = _passes(config, loss_chunks, mlp, factor)
     reading_weights = accumulation * WEIGHT_PASSES * factor * parameters / bandwidth
     casts = (storage + factor) * parameters if storage != factor else 0
-    share = world_size if strategy == "fsdp2" else 1
+    share = 1 if strategy == "ddp" else world_size
     state = 2 * state_per_parameter * (state_itemsize or storage)  # read and written
     update = parameters // share * ((3 + CLIP_PASSES) * storage + state)  # parameters read and written, gradients read
     leveled = sum(map(bool, config.checkpoint_levels)) / layers
@@ -166,8 +169,9 @@ def step_time(
     if strategy == "ddp":
         sent = 2 * ring * storage * parameters  # once per step: micro-batches before the last do not synchronize
     else:  # blocks are gathered again in backward
-        twice = 2 * parameters - root_elements(config)
-        sent = accumulation * ring * (factor * twice + storage * parameters)
+        twice = 2 * parameters - root_elements(config, mlp)
+        reductions = 1 if strategy == "fsdp2_deferred" else accumulation
+        sent = ring * (accumulation * factor * twice + reductions * storage * parameters)
     return StepTime(
         matmuls=max(matmul_seconds(flops.model, 3 * scores), reading_weights),
         recomputed=matmul_seconds(flops.recomputed, repeated_scores) + tokens * repeated_passes * factor / bandwidth,
@@ -179,18 +183,23 @@ def step_time(
     )
 
 
-def _passes(config: ModelConfig, loss_chunks: int | None) -> tuple[int, int]:
+def _passes(
+    config: ModelConfig, loss_chunks: int | None, measured: MeasuredMLP | None, itemsize: int
+) -> tuple[float, float]:
     """Elements per token that a step reads and writes besides its matmuls: once, and again where it recomputes."""
-    s, recompute, layers = Sizes.of(config), config.recompute, config.num_hidden_layers
+    s, recompute, layers = Sizes.of(config, measured), config.recompute, config.num_hidden_layers
     heads = int(s.queries) + int(s.keys)
     rotated = ROTATION_PASSES * heads // 2 if config.position == "rope" else 0
+    norm, attention, whole_norm = NORM[0] * s.hidden, rotated + ATTENTION_PASSES * heads, sum(NORM) * s.hidden
     activation = GATED_ACTIVATION if config.is_gated else PLAIN_ACTIVATION
-    norm, mlp, attention = NORM[0] * s.hidden, activation[0] * s.intermediate, rotated + ATTENTION_PASSES * heads
-    whole_norm, whole_mlp = sum(NORM) * s.hidden, sum(activation) * s.intermediate
+    mlp, whole_mlp = (float(passes * s.intermediate) for passes in (activation[0], sum(activation)))
+    if measured is not None:  # each byte that it allocates is written and read
+        mlp = 2 * (measured.saved[1] + measured.forward[1]) / itemsize
+        whole_mlp = mlp + 2 * measured.backward[1] / itemsize
     whole_attention = attention + rotated + 2 * ATTENTION_PASSES * heads
     layer = 2 * whole_norm + whole_attention + whole_mlp + 2 * RESIDUAL_PASSES * s.hidden
     loss = LOSS_PASSES["whole" if loss_chunks == 0 else "chunked"] * s.vocab
-    repeated = norm + attention if recompute in ("attention", "block") else 0
+    repeated: float = norm + attention if recompute in ("attention", "block") else 0
     repeated += norm + mlp if recompute in ("mlp", "block") else 0
     repeated += RESIDUAL_PASSES // 2 * s.hidden if recompute == "block" else 0
     in_levels = sum(mlp * (level > 0) + norm * (level == 2) for level in config.checkpoint_levels)

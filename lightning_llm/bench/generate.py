@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_llm.bench.harness import Columns, Request, Row, columns, llama, model_config, timed_rows
-from lightning_llm.bench.plots import bar_plot
+from lightning_llm.bench.plots import HIGHER, Measure, bar_plot
 from lightning_llm.generation.decoding import generate
 from lightning_llm.model.transformer import Transformer
 
@@ -30,7 +30,7 @@ COLUMNS: Columns = {
     **columns("total ms", "p20", "p80"),
     "speed over the first": (lambda row: 1 / row.ratio if row.ratio else None, 1, ".2f"),
 }
-draw = bar_plot("tokens_per_s", 1, "tokens per second, one sequence")
+draw = bar_plot(Measure("tokens_per_s", 1, f"tokens/s, one sequence{HIGHER}"))
 
 
 def run(asked: Request) -> Iterator[Row]:

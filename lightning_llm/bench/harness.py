@@ -3,7 +3,8 @@
 A bench is a module with ``run(asked)``, which yields the rows of one shape and dtype. ``NAMES`` are the sizes in a
 shape (or ``parse`` reads it), ``DEFAULT_SHAPES`` those that are measured by default. It may have ``SHAPES``, named sets
 of them; ``DTYPES`` and ``DEVICES``, if it does not take all; ``COLUMNS`` of its table, or ``print_table``; ``notes``
-below the table; ``draw``; and ``verdict``, which raises an error after the rows are written.
+below the table; ``draw``; ``ALLOCATOR``, if its variants set their own; and ``verdict``, which raises an error after
+the rows are written.
 
 A *case* builds a workload once and says how to run it: ``forward()`` gives something with ``backward()``. Time is the
 median of interleaved rounds. Memory is what the operator-level meter counts on a CPU and what the allocator reports on
@@ -195,7 +196,7 @@ def sizes_of(text: str, names: Sequence[str], example: str, known: Iterable[str]
     parts = text.split("x") if text else []
     if len(parts) != len(names) or not all(part.isdigit() and int(part) for part in parts):
         named = "".join(f", or {name}" for name in known)
-        wanted = f"must be {' x '.join(names)}, such as {example}{named}" if names else "are no option of this bench"
+        wanted = f"must be {' x '.join(names)}, such as {example}{named}" if names else "are not options of this bench"
         raise ValueError(f"shapes {text!r} {wanted}")
     return dict(zip(names, map(int, parts), strict=True))
 

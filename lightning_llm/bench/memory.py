@@ -26,6 +26,7 @@ from lightning_llm.training.callbacks.memory_report import NAMES as KIND_NAMES
 from lightning_llm.training.callbacks.memory_report import Report, mib
 
 DEFAULT_SHAPES = [""]
+ALLOCATOR = "allocator as fit sets it"
 DTYPES = ("float32",)  # each config has its own
 STEPS = 3  # the optimizer's state is there from the second on
 MOST_MODULES = 20
@@ -41,7 +42,7 @@ def run(asked: Request) -> Iterator[Row]:
     """
     configs = asked.options.config
     if len(configs) < 2 or len(set(configs)) < len(configs):
-        raise ValueError("bench memory compares runs: give --config two different files or more")
+        raise ValueError("bench memory compares runs: give --config at least two different files")
     if missing := [name for name in configs if not Path(name).is_file()]:
         raise ValueError(f"--config {', '.join(missing)}: no such file")
     for name in configs:

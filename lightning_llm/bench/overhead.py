@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_llm.bench.harness import Request, Row, columns, make_store, ratios
-from lightning_llm.bench.plots import bar_plot
+from lightning_llm.bench.plots import LOWER, Measure, bar_plot
 from lightning_llm.data.batches import sample_batch
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.token_store import TokenStore
@@ -46,7 +46,7 @@ WARM_UP = 50  # steps
 COLUMNS = columns("ms", "least", "most")
 _CONTEXT, _ROWS = 32, 8
 _CONFIG = ModelConfig(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=2)
-draw = bar_plot("total_s", 1e3, "ms per step outside forward, backward, clipping and optimizer")
+draw = bar_plot(Measure("total_s", 1e3, f"ms per step outside forward, backward, clipping and optimizer{LOWER}"))
 
 
 def run(asked: Request) -> Iterator[Row]:

@@ -1,19 +1,39 @@
-"""The plots of all benches: points with their frontier, bars and lines, in one style."""
+"""The plots of all benches, in one style and as wide as a README: points, bars with their spread, and lines."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lightning_llm.bench.harness import MIB, Row, groups
+if TYPE_CHECKING:  # it loads torch, which plan draws without
+    from lightning_llm.bench.harness import Row
 
-# By the beginning of a variant's name; the longest that fits counts.
+MIB = 2**20
+WIDTH, DPI = 8.3, 200  # inches; at 100 pixels per inch that of a README, twice as sharp
+INK, DARK_INK = "#24292f", "#e6edf3"  # lines and letters on a light and on a dark page
+# By the beginning of a variant's name; the longest that fits counts. All can be seen on both pages.
 COLORS = {
-    **dict.fromkeys(("ours", "fit", "cached", "measured"), "tab:red"),
-    **{"ours 0": "tab:orange", "checkpoint": "tab:blue", "transformers": "tab:purple", "litgpt": "tab:olive"},
-    "": "tab:gray",
+    **dict.fromkeys(("ours", "fit", "cached", "measured", "AdamW", "MuonAdamW"), "#d5443a"),
+    **{"ours 0": "#d08200", "ours 2": "#b84a9c", "checkpoint": "#3b82c4", "notebook": "#a0744b", "liger": "#5a9e3d"},
+    **{"transformers": "#8e6fc1", "litgpt": "#2a9d8f", "torch": "#56a4d9"},
+    "": "#8c8c8c",
 }
-STYLES = {"checkpoint": "o--", "predicted": "--", "in proportion": ":"}  # of lines; it may lie on another
+STYLES: dict[str, dict[str, Any]] = {  # of lines; that of checkpoint may lie on another
+    **{"checkpoint": {"ls": (0, (4, 4)), "marker": "x"}, "proportional": {"ls": ":", "marker": ""}},
+}
+SPREADS = {"total_s": "total_p{}_s", "ratio": "ratio_p{}"}  # the fields of the quantiles
+OFFSETS = [(8, 0), (0, 8), (0, -8), (-8, 0), (6, 6), (6, -6), (-6, 6), (-6, -6), (0, 20), (0, -20)]  # of a label
+LOWER, HIGHER = " (lower is better)", " (higher is better)"
+
+
+class Measure(NamedTuple):
+    """A field of a row, what it is multiplied by, its axis, and what is written behind a bar (else its value)."""
+
+    field: str
+    factor: float
+    label: str
+    note: Callable[["Row"], str] | None = None
 
 
 def color(variant: str) -> str:
@@ -21,101 +41,198 @@ def color(variant: str) -> str:
     return COLORS[max((name for name in COLORS if variant.startswith(name)), key=len)]
 
 
+def shown(variant: str) -> str:
+    """Its name in a plot: a number of ours is its level, and level 2 has the norm in it."""
+    name = variant.replace("ours ", "ours, level ") if variant[5:6].isdigit() else variant
+    return f"{name} with norm" if variant == "ours 2" else name
+
+
+def spread(row: "Row", field: str) -> tuple[float, float, float] | None:
+    """A field's median, 20th and 80th percentile; ``None`` if it was not measured."""
+    middle = getattr(row, field)
+    if middle is None:
+        return None
+    if field == "tokens_per_s":
+        times = spread(row, "total_s") or (1, 1, 1)
+        return middle, middle * times[0] / times[2], middle * times[0] / times[1]
+    ends = [getattr(row, SPREADS[field].format(part)) for part in (20, 80)] if field in SPREADS else [None]
+    return (middle, middle, middle) if None in ends else (middle, *ends)
+
+
+def panels(rows: Iterable["Row"], by: Sequence[str] = ("shape", "dtype")) -> dict[str, list["Row"]]:
+    """Rows by their values of some fields; the titles have those in which the rows differ."""
+    rows = list(rows)
+    differ = [field for field in by if len({getattr(row, field) for row in rows}) > 1]
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(", ".join(str(getattr(row, field)) for field in differ), []).append(row)
+    return found
+
+
 @contextlib.contextmanager
 def chart(
-    path: Path, title: str, *, rows: int = 1, columns: int = 1, size: tuple[float, float] = (6.5, 4.5), **options: Any
+    path: Path,
+    title: str,
+    *,
+    height: float,
+    rows: int = 1,
+    columns: int = 1,
+    dark: bool = False,
+    metadata: dict[str, str] | None = None,
+    **options: Any,
 ) -> Iterator[Any]:
     """Axes, in ``rows`` and ``columns``, of a plot that is written as PNG at the end.
 
     Args:
         path: Where it is written.
         title: Above the plot.
+        height: Of all rows, in inches.
         rows: Of axes.
         columns: Of axes.
-        size: Of one axis, in inches.
-        options: ``metadata`` of the PNG; the rest is for ``Figure.subplots``.
+        dark: For a dark page, which shows through.
+        metadata: Of the PNG.
+        options: Of ``Figure.subplots``.
     """
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    metadata = options.pop("metadata", None)
-    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
-    yield figure.subplots(rows, columns, squeeze=False, **options)
-    figure.suptitle(title, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata=metadata)
+    ink, names = DARK_INK if dark else INK, ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color")
+    style: Any = dict.fromkeys((*names, "ytick.color"), ink) | {"font.size": 9.5, "axes.titlesize": 10}
+    with rc_context(style | {"axes.facecolor": "none", "legend.frameon": False, "grid.alpha": 0.3}):
+        figure = Figure((WIDTH, height + 0.5), DPI, layout="constrained", facecolor="none" if dark else "white")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(rows, columns, squeeze=False, **options)
+        figure.suptitle(title, fontsize=10.5)
+        yield axes
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format="png", metadata=metadata)
 
 
-def draw_points(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Peak memory against time for each shape and dtype, with the frontier: what nothing else beats in both."""
-    shapes = groups(rows)
-    with chart(path, title, columns=len(shapes)) as [axes]:
-        for axis, (name, group) in zip(axes, shapes.items(), strict=True):
-            measured = [(row.total_s, row.peak_bytes, row.variant) for row in group]
-            found = [(1e3 * s, peak / MIB, of) for s, peak, of in measured if s is not None and peak is not None]
-            for time, memory, variant in found:
-                axis.scatter(time, memory, s=55, color=color(variant), zorder=3)
-                axis.annotate(variant, (time, memory), textcoords="offset points", xytext=(6, 4), fontsize=8)
-            edge = frontier([(time, memory) for time, memory, _ in found])
-            axis.plot(*zip(*edge, strict=True), color=color("ours"), alpha=0.4, zorder=2, label="frontier")
-            axis.set(xlabel="forward and backward, ms (median)", ylabel="peak memory, MiB", title=name)
-            axis.set_ylim(bottom=0)
-            axis.margins(x=0.2)
-            axis.legend()
+def draw_points(rows: Sequence["Row"], path: Path, title: str, *, is_relative: bool = False, **options: Any) -> None:
+    """Peak memory against time for each shape and dtype; both axes begin at zero.
+
+    Args:
+        rows: Measured; the first of a shape and dtype is what the others are compared with.
+        path: Where the plot is written.
+        title: Above it.
+        is_relative: Ratios to the first row instead of milliseconds and MiB.
+        options: Of :func:`chart`.
+    """
+    shapes = panels(row for row in rows if row.peak_bytes is not None)
+    size: dict[str, Any] = {"rows": math.ceil(len(shapes) / 2), "columns": min(2, len(shapes))}
+    field, factor = ("ratio", 1.0) if is_relative else ("total_s", 1e3)
+    options |= {"sharex": is_relative, "sharey": is_relative}
+    with chart(path, title, height=3.2 * size["rows"], **size, **options) as axes:
+        for axis in axes.flat[len(shapes) :]:
+            axis.remove()
+        drawn = list(zip(axes.flat, shapes.items(), strict=False))
+        points: dict[Any, dict[str, tuple[float, float]]] = {axis: {} for axis, _ in drawn}
+        most = [0.0]
+        for axis, (name, group) in drawn:
+            units = [f"× {group[0].variant}"] * 2 if is_relative else ["ms", "MiB"]
+            most = most if is_relative else [0.0]
+            for row in group:
+                x, low, high = (factor * value for value in spread(row, field) or [math.nan] * 3)
+                y = row.peak_bytes / (group[0].peak_bytes if is_relative else MIB)
+                axis.errorbar(x, y, xerr=[[x - low], [high - x]], fmt="o", ms=8, color=color(row.variant), zorder=3)
+                points[axis][row.variant] = x, y
+                most.append(high)
+            axis.set(title=name, xlabel=f"time, {units[0]}{LOWER}", xlim=(0, 1.4 * max(most)))
+            axis.set_ylim(0, 1.2 * max(y for _, y in points[axis].values()))
+            if axis.get_subplotspec().is_first_col():
+                axis.set_ylabel(f"peak memory, {units[1]}{LOWER}")
+        axes[0, 0].figure.draw_without_rendering()  # the layout is known from here on
+        for axis in points:
+            _label(axis, points[axis])
 
 
-def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that no other point beats in both coordinates, by the first one."""
-    edge: list[tuple[float, float]] = []
-    for time, memory in sorted(points):
-        if not edge or memory < edge[-1][1]:
-            edge.append((time, memory))
-    return edge
+def _label(axis: Any, points: Mapping[str, tuple[float, float]]) -> None:
+    """Write the names of variants next to their points, each where it covers least of points and other names."""
+    from matplotlib.transforms import Bbox
+
+    around = [axis.transData.transform(point) for point in points.values()]
+    taken = [Bbox([[x - 12, y - 12], [x + 12, y + 12]]) for x, y in around]
+    for name, point in points.items():
+        note = axis.annotate(shown(name), point, (0, 0), textcoords="offset points", fontsize=9, color=color(name))
+        note.set_in_layout(False)
+
+        def covers(offset: tuple[int, int], note: Any = note) -> int:
+            side, level = ((n > 0) - (n < 0) for n in offset)
+            note.set(position=offset, ha=("center", "left", "right")[side], va=("center", "bottom", "top")[level])
+            box = note.get_window_extent()
+            shared = [both for other in taken if (both := Bbox.intersection(box, other)) is not None]
+            inside = Bbox.intersection(box, axis.bbox)
+            outside: float = box.width * box.height - (inside.width * inside.height if inside else 0)
+            return round(outside + sum(both.width * both.height for both in shared))
+
+        covers(min(OFFSETS, key=covers))
+        taken.append(note.get_window_extent())
 
 
-def bar_plot(field: str, factor: float, unit: str, *, log: bool = False) -> Callable[[Sequence[Row], Path, str], None]:
-    """What draws a bar of one field of every row that has it."""
+def bar_plot(*measures: Measure, by: Sequence[str] = ("shape", "dtype"), log: bool = False) -> Callable[..., None]:
+    """What draws bars of each measure: a row of axes for each group of rows, which differ in the fields ``by``.
 
-    def draw(rows: Sequence[Row], path: Path, title: str) -> None:
-        shown = {f"{row.variant}, {row.shape} {row.dtype}": row for row in rows if getattr(row, field) is not None}
-        with chart(path, title, size=(8, 1.5 + 0.3 * len(shown))) as [[axis]]:
-            values = [factor * getattr(row, field) for row in shown.values()]
-            bars(axis, list(shown), {unit: values}, unit, colors=[color(row.variant) for row in shown.values()])
-            axis.set(xscale="log" if log else "linear")
+    On a logarithmic axis, where the length of a bar would mean nothing, it draws points.
+    """
+
+    def draw(rows: Sequence["Row"], path: Path, title: str, **options: Any) -> None:
+        groups = panels((row for row in rows if any(getattr(row, one.field) is not None for one in measures)), by)
+        count = [len(group) for group in groups.values()]
+        options |= {"sharex": "col", "sharey": "row", "gridspec_kw": {"height_ratios": [1 + n for n in count]}}
+        height = 0.6 * len(count) + 0.25 * sum(count)
+        with chart(path, title, height=height, rows=len(count), columns=len(measures), **options) as axes:
+            for line, (name, group) in zip(axes, groups.items(), strict=True):
+                line[0].set(title=name, ylim=(len(group) - 0.4, -0.6))
+                line[0].set_yticks(range(len(group)), [row.variant for row in group])
+                for axis, measure in zip(line, measures, strict=True):
+                    _bars(axis, group, measure, log=log)
+            for axis, measure in zip(axes[-1], measures, strict=True):
+                axis.set(xlabel=measure.label, xscale="log" if log else "linear")
+                axis.xaxis.set_major_formatter(number)
+                low, high = axis.get_xlim()
+                axis.set_xlim((low, high**1.25 / low**0.25) if log else (0, 1.2 * high))
 
     return draw
 
 
-def bars(
-    axis: Any,
-    names: Sequence[str],
-    series: Mapping[str, Sequence[float]],
-    unit: str,
-    *,
-    labels: Sequence[str] = (),
-    colors: Sequence[str] | None = None,
-    stacked: bool = False,
-) -> None:
-    """Horizontal bars for each name, one for each of the series; ``labels`` are written behind the first."""
-    height, left = 0.8 / (1 if stacked else len(series)), [0.0] * len(names)
-    for place, (label, values) in enumerate(series.items()):
-        shift = 0 if stacked else height * (place - (len(series) - 1) / 2)
-        places = [at + shift for at in range(len(names))]
-        drawn = axis.barh(places, values, height=height, left=left, label=label, color=colors)
-        left = [at + value if stacked else 0.0 for at, value in zip(left, values, strict=True)]
-        if labels and not place:
-            axis.bar_label(drawn, labels, padding=4)
-            axis.margins(x=0.6)
-    axis.set_yticks(range(len(names)), names)
-    axis.set(xlabel=unit, ylim=(len(names) - 0.5, -0.5))
-    if len(series) > 1:
-        axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(series), fontsize=8, frameon=False)
+def _bars(axis: Any, group: Sequence["Row"], measure: Measure, *, log: bool) -> None:
+    for place, row in enumerate(group):
+        if (values := spread(row, measure.field)) is None:
+            axis.annotate("not measured", (0, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+            continue
+        middle, low, high = (measure.factor * value for value in values)
+        if not log:
+            axis.barh(place, middle, height=0.7, color=color(row.variant))
+        look = {"fmt": "o", "color": color(row.variant)} if log else {"fmt": "none", "ecolor": "#4c566a"}
+        axis.errorbar(middle, place, xerr=[[middle - low], [high - middle]], **look)
+        note = measure.note(row) if measure.note else number(middle)
+        axis.annotate(note, (high, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+
+
+def number(value: float, _: object = None) -> str:
+    """Three digits, or all of those in front of the point: ``0.0123``, ``1.5``, ``12,345``."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def lines(axis: Any, series: Mapping[str, Iterable[tuple[float, float]]], x: str, y: str) -> None:
-    """A line through the points of each of the series, both axes logarithmic."""
-    for label, points in series.items():
-        axis.plot(*zip(*sorted(points), strict=True), STYLES.get(label, "o-"), color=color(label), label=label)
-    axis.set(xlabel=x, ylabel=y, yscale="log")
-    axis.set_xscale("log", base=2)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    """A line through the points of each of the series, both axes logarithmic, with plain numbers at them."""
+    from matplotlib import ticker
+
+    drawn = {label: sorted(points) for label, points in series.items()}
+    for label, points in drawn.items():
+        look = {"marker": "o", "color": color(label), "label": shown(label), "ms": 5, **STYLES.get(label, {})}
+        axis.plot(*zip(*points, strict=True), **look)
+    axis.set(xlabel=x, ylabel=y, xscale="log", yscale="log")
+    places = sorted({place for points in drawn.values() for place, _ in points})
+    places = places[:: math.ceil(len(places) / 4)]
+    axis.set_xticks(places, [f"{n // 1024}k" if n % 1024 == 0 else number(n) for n in places])
+    axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter(number)
+    axis.minorticks_off()
+    axis.grid()
+
+
+def legend(axis: Any) -> None:
+    """One for all axes, below them: the labels of this one."""
+    axis.figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=9)

@@ -33,7 +33,7 @@ SHAPES = {
     ],
     "llama-3-8b": ["1x2048x4096x14336x1"],
 }
-FILES = ("lightning_llm/ops/swiglu.py", "lightning_llm/ops/swiglu_tiles.py")
+FILES = ("lightning_llm/ops/swiglu.py", "lightning_llm/ops/swiglu_tiles.py", "lightning_llm/ops/sizes.py")
 DEFAULT_SHAPES = ["8x512x1024x4096x3"]
 CHUNKS = (1, 4, 16)
 

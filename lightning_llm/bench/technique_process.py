@@ -31,7 +31,7 @@ from lightning_llm.optim.groups import param_groups
 from lightning_llm.training.execution import keep_freed_memory
 
 Precision = Literal["float32", "tf32", "bfloat16"]
-# Half the distance of neighbouring numbers, relative: 24, 11 and 8 significant bits.
+# Half the distance of neighboring numbers, relative: 24, 11 and 8 significant bits.
 UNIT_ROUNDOFF: dict[Precision, float] = {"float32": 2.0**-24, "tf32": 2.0**-11, "bfloat16": 2.0**-8}
 CURVE = 6  # steps whose losses are compared
 WARM_UP = 2

@@ -21,7 +21,7 @@ import torch
 from lightning_llm.accounting.counts import step_flops
 from lightning_llm.accounting.hardware import find_device
 from lightning_llm.bench.harness import MIB, Columns, Request, Row, columns, describe_machine, groups, model_config
-from lightning_llm.bench.plots import bars, chart, color
+from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
 from lightning_llm.bench.technique_process import UNIT_ROUNDOFF, Settings, measure_alone, most_apart
 from lightning_llm.measure.gauges import in_fresh_processes
 from lightning_llm.model.config import ModelConfig
@@ -30,6 +30,7 @@ NAMES = ("layers", "heads", "hidden", "intermediate", "context", "rows", "vocab"
 SHAPES: dict[str, list[str]] = {"124m": ["12x12x768x2048x1024x8x50304"]}
 FILES = ("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim")
 DEFAULT_SHAPES = ["4x4x256x704x128x8x4096"]
+ALLOCATOR = "default allocator until the technique that sets it"
 DTYPES = ("float32",)  # the techniques go from there to bf16 by themselves
 STEPS = {"cpu": 5, "cuda": 30}  # timed, of each round
 COLUMNS: Columns = {
@@ -41,6 +42,11 @@ COLUMNS: Columns = {
     "all MiB": ("resident_bytes", 1 / MIB, ",.0f"),
     "MFU %": ("mfu", 100, ".1f"),
 }
+draw = bar_plot(
+    Measure("tokens_per_s", 1, f"tokens/s{HIGHER}", note=lambda row: f"× {row.ratio_to_first:.2f}"),
+    Measure("peak_bytes", 1 / MIB, f"peak of a step's tensors, MiB{LOWER}"),
+    by=("shape",),
+)
 ROUNDINGS_PER_BLOCK = 20  # results written one after another: 2 norms, 7 matmuls, rotation, softmax, gate, sums
 ROUNDINGS_OF_HEAD = 5  # the last norm, logits, maximum, sum, logarithm
 _GROWING_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -169,7 +175,7 @@ class _Comparison:
         batches = {name: more if settings.more_rows else rows for name, settings in chosen.items()}
         if more > rows or not batches.pop(MORE_ROWS, 0):
             return batches, []
-        return batches, [f"{MORE_ROWS}: left out, the memory that the standard MLP needs has no room for one"]
+        return batches, [f"{MORE_ROWS}: left out: the memory of the standard MLP has no room for one"]
 
     def _run(self, name: str, settings: Settings, job: Found) -> Found:
         """What one technique finds, in a process of its own, or in one for each device."""
@@ -228,16 +234,3 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
         yield from group[0].notes
     yield "previous, first: tokens/s over those of the previous technique and of the first"
     yield "peak: tensors of a step without weights, optimizer state and batch; all: resident, libraries' buffers too"
-
-
-def draw(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Tokens per second of each technique with its gain over the previous one, and the memory."""
-    shapes = groups(rows)
-    with chart(path, title, rows=len(shapes), columns=2) as axes:
-        for (speed, memory), group in zip(axes, shapes.values(), strict=True):
-            names, speeds = [row.variant for row in group], [row.tokens_per_s for row in group]
-            gains = [f"× {row.ratio:.2f}, total {row.ratio_to_first:.2f}" for row in group]
-            bars(speed, names, {"": speeds}, "tokens per second", labels=gains, colors=[color("ours")] * len(names))
-            fields = {"a step's tensors": "peak_bytes", "resident, with weights and libraries": "resident_bytes"}
-            sizes = {label: [(getattr(row, of) or 0) / MIB for row in group] for label, of in fields.items()}
-            bars(memory, names, sizes, "memory, MiB")

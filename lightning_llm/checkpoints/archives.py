@@ -27,6 +27,7 @@ from lightning_llm.io.atomic import atomic_file
 
 Source = str | os.PathLike[str] | IO[bytes]
 TENSORS = "/data/"  # in the names of the parts that hold tensors
+BEGINNING, SUFFIXES = b"PK\3\4", (".ckpt", ".pt")  # of files that torch.save has written; names of checkpoints
 FOLDER = 0x10  # MS-DOS's mark in the attributes of a part
 BLOCK = 2**20  # bytes that are read at once
 
@@ -106,11 +107,20 @@ def read_archive(
     except MemoryError:
         raise
     except Exception as error:  # torch builds what the pickle says: a view beyond its storage, a dict without an item
-        problem = "is cut short or damaged, or not a checkpoint: use an earlier one"
+        if not _may_have_been_one(source):
+            raise ValueError(f"{name} is not a checkpoint: give one that lightning-llm fit has saved") from error
+        problem = "is truncated or damaged, or not a checkpoint: use an earlier one"
         raise ValueError(f"checkpoint {name} {problem}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{name} is not a checkpoint: it holds a {type(content).__name__}")
     return content
+
+
+def _may_have_been_one(source: Source) -> bool:
+    if isinstance(source, str | os.PathLike) and Path(source).suffix in SUFFIXES:
+        return True
+    with _opened(source) as file:
+        return file.read(len(BEGINNING)) in (BEGINNING, b"")
 
 
 def is_whole_file(path: str | os.PathLike[str]) -> bool:
@@ -176,11 +186,11 @@ def open_index(file: IO[bytes]) -> zipfile.ZipFile:
         zipfile.BadZipFile: It has another form: data after or before the index, parts with unknown or repeated names,
             parts that together are larger than the file, an oversized index.
     """
-    start = file.read(4)
+    start = file.read(len(BEGINNING))
     end = file.seek(0, os.SEEK_END)
     file.seek(max(0, end - 98))
     tail = file.read()  # the end of the index: a record and a pointer of 64-bit archives (76 bytes), one of all (22)
-    if start != b"PK\3\4" or tail[-22:-18] != b"PK\5\6":
+    if start != BEGINNING or tail[-22:-18] != b"PK\5\6":
         raise zipfile.BadZipFile("not an archive, or truncated")
     size, first = struct.unpack("<LL", tail[-10:-2])
     is_long = tail[-42:-38] == b"PK\6\7"

@@ -42,7 +42,7 @@ def read_checkpoint(
         needs: Required fields, see ``checkpoints.schema``.
 
     Raises:
-        ValueError: The path does not exist or is a URL, or the file is cut short, is not a checkpoint, or holds code.
+        ValueError: The path does not exist or is a URL, or the file is truncated, is not a checkpoint, or holds code.
     """
     if not isinstance(source, str | os.PathLike):
         content, where = archives.read_archive(source, map_location, mmap=mmap), "in the given file"
@@ -54,10 +54,10 @@ def read_checkpoint(
     return _validated(content, where, needs)
 
 
-def read_outline(path: Path) -> dict[str, Any]:
+def read_outline(path: Path, needs: tuple[str, ...] = ()) -> dict[str, Any]:
     """As :func:`read_checkpoint`, in milliseconds; the tensors in the result must not be used."""
     path = path / sharded.MAIN if sharded.is_folder(path) else path
-    return _validated(archives.read_archive(path, mmap=True, of_tensors=False), path, of_tensors=False)
+    return _validated(archives.read_archive(path, mmap=True, of_tensors=False), path, needs, of_tensors=False)
 
 
 def _validated(

@@ -6,15 +6,17 @@ one of several processes can do, and holds its lock while the run lasts. The oth
 
 The lock is the kernel's (``fcntl``, POSIX record locks): it ends with the process that holds it, even by SIGKILL, so
 nothing has to be cleaned up. Neither forked data workers nor programs that the process starts hold it. It would also
-end if the process opened and closed the file elsewhere: nothing else opens it.
+end if the process opened and closed the file elsewhere: ``is_locked`` opens it only where this process has no lock.
 """
 
+import dataclasses
 import errno
 import fcntl
 import itertools
 import os
 import re
 import socket
+import stat
 import sys
 import time
 from collections.abc import Iterable
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.io.atomic import write_json
-from lightning_llm.io.untrusted import NUMBER, TEXT, maybe, read_json, read_text, some, validate, whole
+from lightning_llm.io.untrusted import NUMBER, TEXT, list_of, maybe, read_json, read_text, some, validate, whole
 
 EXPERIMENT = "run"  # without a name
 CHECKPOINTS, TURN, EVENTS = "checkpoints", "turn", "events.out.tfevents."
@@ -34,8 +36,9 @@ WAIT_S = 5.0  # a requeued job may start while the previous process is still end
 POLL_S = 0.1
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
-STATUS, SUMMARY = "status.json", "summary.json"
+CONFIG, STATUS, SUMMARY = "config.yaml", "status.json", "summary.json"
 RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"
+KILLED = "killed"  # in words only: a killed process writes no status
 _STATUS = some(
     {"status": TEXT},
     {"step": whole(), "val_loss": maybe(NUMBER), "reason": TEXT, "host": TEXT, "process": maybe(whole(1, 1 << 30))},
@@ -53,13 +56,13 @@ class RunDirectory:
         version: The wanted name in it; if that is taken, or ``None``: the next free ``version_<n>``.
 
     Raises:
-        ValueError: ``experiment`` or ``version`` leads out of ``root``.
+        ValueError: ``experiment`` or ``version`` points outside ``root``.
     """
 
     def __init__(self, root: str | Path, experiment: str | None = None, version: str | None = None) -> None:
         for name in (Path(experiment or ""), Path(version or "")):
             if name.is_absolute() or ".." in name.parts:
-                raise ValueError(f"run directory {name} leads out of {root}: give the name of a folder in it")
+                raise ValueError(f"run directory {name} points outside {root}: give the name of a folder in it")
         self.root, self.experiment, self._version = Path(root).expanduser(), experiment, version
         self._path: Path | None = None
         self._lock: RunLock | None = None
@@ -74,7 +77,7 @@ class RunDirectory:
             try:
                 self._path = claim(parent, self._version)
             except OSError as error:
-                problem = f"no run directory can be made in {parent} ({error.strerror}): give another folder"
+                problem = f"cannot create a run directory in {parent} ({error.strerror}): give another folder"
                 raise ValueError(f"trainer.default_root_dir {self.root}: {problem}") from error
         return self._path
 
@@ -198,7 +201,7 @@ class RunLock:
         holder = f"{os.getpid()} {socket.gethostname()}"
         if self._file in _held:
             raise ValueError(self._refusal(holder))
-        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
             self._wait_for(descriptor)
         except BaseException as error:
@@ -206,7 +209,7 @@ class RunLock:
             if not isinstance(error, OSError) or error.errno not in NO_LOCKS:
                 raise
             words = f"{self.folder} is on a file system without locks ({error.strerror}): "
-            print(f"{words}nothing keeps a second run from writing there", file=sys.stderr)
+            print(f"{words}a second run could write there too", file=sys.stderr)
             return self
         self._descriptor = descriptor
         _held.add(self._file)
@@ -240,7 +243,42 @@ class RunLock:
         return f"{who} trains in {self.folder}: {advice}"
 
 
+def is_locked(folder: Path) -> bool | None:
+    """Whether a process holds the lock of a folder; ``None``: it cannot be found out."""
+    file = folder.resolve() / LOCK
+    if file in _held:
+        return True
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        return False if isinstance(error, FileNotFoundError) else None
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+    except OSError as error:
+        return True if isinstance(error, BlockingIOError | PermissionError) else None
+    finally:
+        os.close(descriptor)
+
+
 # ---- status
+
+
+@dataclasses.dataclass(frozen=True)
+class RunState:
+    """How a run ended, or that it still trains.
+
+    Attributes:
+        words: ``finished``, or what :func:`unfinished` begins with.
+        has_ended: Whether no process can be training, as far as its status tells.
+        step: The last optimizer step that is known; ``None``: none.
+        val_loss: Of the last validation that the status has, in nats per token.
+    """
+
+    words: str
+    has_ended: bool
+    step: int | None
+    val_loss: float | None
 
 
 def write_status(run: Path, status: str, *, step: int, val_loss: float | None = None, reason: str = "") -> None:
@@ -259,18 +297,26 @@ def write_status(run: Path, status: str, *, step: int, val_loss: float | None = 
 
 def unfinished(run: Path) -> str | None:
     """The status of a run without a result, in words; ``None`` if it has finished."""
+    state = state_of(run)
+    if state.words == FINISHED:
+        return None
+    words = state.words + ("; no checkpoint" if state.step is None else f"; step {state.step}")
+    return words + ("" if state.val_loss is None else f", last validation loss {state.val_loss:.4f}")
+
+
+def state_of(run: Path) -> RunState:
+    """What ``status.json`` and the names of the other files say about a run."""
     facts: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         content = read_json(run / STATUS)
         validate(content, _STATUS, run / STATUS)
         facts = content
-    if (run / SUMMARY).is_file() and facts.get("status") in (None, FINISHED):
-        return None
+    is_finished = (run / SUMMARY).is_file() and facts.get("status") in (None, FINISHED)
+    words = FINISHED if is_finished else _how_it_ended(facts)
     steps = [int(found[1]) for path in run.glob("checkpoints/step-*.ckpt") if (found := re.search(r"(\d+)", path.name))]
     steps += [facts["step"]] if "step" in facts else []
-    words = _how_it_ended(facts) + (f"; step {max(steps)}" if steps else "; no checkpoint")
-    loss = facts.get("val_loss")
-    return words + ("" if loss is None else f", last validation loss {loss:.4f}")
+    has_ended = words in (FINISHED, KILLED) or facts.get("status") in (INTERRUPTED, FAILED)
+    return RunState(words, has_ended, max(steps, default=None), facts.get("val_loss"))
 
 
 def _how_it_ended(facts: dict[str, Any]) -> str:
@@ -281,7 +327,7 @@ def _how_it_ended(facts: dict[str, Any]) -> str:
         return "has not ended yet, or was killed"
     if facts.get("host") != socket.gethostname():
         return f"still trains on {facts.get('host')}, or was killed"
-    return "still trains" if _is_alive(facts.get("process")) else "killed"
+    return "still trains" if _is_alive(facts.get("process")) else KILLED
 
 
 def _is_alive(process: int | None) -> bool:
@@ -305,7 +351,7 @@ def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
         ValueError: It is damaged.
         OSError: It cannot be read.
     """
-    fields = {**dict.fromkeys(measured, maybe(NUMBER)), "threads": maybe(whole())}
+    fields = {**dict.fromkeys(measured, maybe(NUMBER)), "threads": maybe(whole()), "changed_on_resume": list_of(TEXT)}
     try:
         content = read_json(run / SUMMARY, nan_is_null=True)  # older ones contain Infinity
         validate(content, some({}, fields), run / SUMMARY)

@@ -18,9 +18,9 @@ PROG, PACKAGE = "lightning-llm bench", "lightning_llm.bench"
 BENCHES = {
     "swiglu": "memory and time of the MLP, in every implementation",
     "loss": "memory and time of head and cross-entropy",
-    "memory": "where the memory of two configs differs (--config A --config B [-- options of fit])",
+    "memory": "memory of two configs, compared (--config A --config B [-- options of fit])",
     "generate": "tokens per second of decoding, compared with recomputing the prefix and with transformers",
-    "overhead": "what a training step costs outside forward, backward, clipping and optimizer",
+    "overhead": "time of a training step outside forward, backward, clipping and optimizer",
     "techniques": "the techniques of a fast training step, added one at a time",
 }
 RENAMED = {"ladder": "techniques"}  # for one version
@@ -39,20 +39,20 @@ def add_options(parser: OneLineParser, benches: Mapping[str, str] = BENCHES) -> 
         benches: A line about each.
     """
     listed = "\n".join(f"  {name:<16} {text}" for name, text in benches.items())
-    parser.description = f"Measure one thing on this machine, and print a table. BENCH is one of:\n\n{listed}"
+    parser.description = f"Run one benchmark on this machine and print a table. BENCH is one of:\n\n{listed}"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("bench", choices=benches, metavar="BENCH", help="one of those above")
+    add("bench", choices=benches, metavar="BENCH", help="a name from the list above")
     add("--device", default="cpu", choices=("cpu", "cuda"), help="where to measure (default: cpu)")
     add("--dtype", nargs="+", default=["float32"], choices=DTYPES, help="one or more (default: float32)")
     add("--shapes", nargs="+", metavar="SHAPE", help="sizes, such as 8x512x1024x4096x3 for swiglu")
-    add("--variants", nargs="+", metavar="NAME", help="only these, such as standard 'ours 1' (default: all)")
+    add("--variants", nargs="+", metavar="NAME", help="variants, such as standard 'ours 1' (default: all)")
     add("--rounds", type=int, default=7, metavar="N", help="timed rounds (default: 7); for faults: the total")
     add("--seed", type=int, default=0, metavar="N", help="for faults: draws the first round (default: 0)")
-    add("--budget-s", type=float, metavar="S", help="stop timing after so many seconds")
-    add("--json", type=Path, metavar="FILE", help="write the rows here, and a plot beside them (.png)")
-    add("--keep-freed-memory", action="store_true", help="glibc: measure with freed memory kept, as `fit` runs")
-    configs = "for memory: a config for fit, given twice or more; options of fit may follow behind --"
+    add("--budget-s", type=float, metavar="S", help="stop timing after S seconds")
+    add("--json", type=Path, metavar="FILE", help="write the rows to FILE and a plot next to it (.png)")
+    add("--keep-freed-memory", action="store_true", help="glibc: keep freed memory in the process, as fit does")
+    configs = "for memory: a config for fit, at least two; options of fit may follow after --"
     add("--config", action="append", default=[], metavar="FILE", help=configs)
 
 
@@ -71,7 +71,7 @@ def run_bench(
     name = words[0] if words and benches is BENCHES else ""
     if name in RENAMED:
         words[0] = RENAMED[name]
-        print(f"{prog} {name} is now {prog} {words[0]}; the old name goes soon", file=sys.stderr)
+        print(f"{prog} {name} is now {prog} {words[0]}; the old name will go soon", file=sys.stderr)
     if name in MOVED:
         command = shlex.join(["python", "-m", "benchmarks", MOVED[name], *words[1:]])
         line = f"{prog}: error: {name} has moved; from the root of a clone, type: {command}"
@@ -119,7 +119,7 @@ def _measure(options: argparse.Namespace, fit_options: Sequence[str], package: s
     getattr(bench, "print_table", table)(rows, console)
     for note in getattr(bench, "notes", lambda rows: ())(rows):
         console.print(note, highlight=False)
-    allocator = "freed memory kept" if kept else "default allocator"
+    allocator = getattr(bench, "ALLOCATOR", "freed memory kept" if kept else "default allocator")
     console.print(f"{rows[0].machine}, torch {rows[0].torch}, {allocator}")
     if options.json is not None:
         harness.write_rows(rows, options.json, command, getattr(bench, "FILES", ()))

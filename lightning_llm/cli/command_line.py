@@ -12,8 +12,9 @@ from typing import Any
 import yaml
 from jsonargparse import get_loader, set_loader
 
+from lightning_llm.checkpoints.run_directory import CONFIG
 from lightning_llm.cli.run_config import check_yaml, read_config
-from lightning_llm.cli.runs import CONFIG, find_checkpoint, newest_run, run_of
+from lightning_llm.cli.runs import find_checkpoint, newest_run, run_of
 from lightning_llm.data.prepare import check_named_store
 from lightning_llm.io.untrusted import check_regular, file_name, shown
 from lightning_llm.model.config import is_foreign
@@ -140,6 +141,9 @@ def _leaves(value: object) -> Iterator[str]:
     elif isinstance(value, dict | list):
         if isinstance(value, dict) and not isinstance(value.get("class_path", ""), str):
             raise ValueError(f"class_path must be an import path, got {shown(value['class_path'])}")
+        if isinstance(value, dict) and not isinstance(value.get("init_args"), dict | None):
+            where = f" of {value['class_path']}" if "class_path" in value else ""
+            raise ValueError(f"init_args{where} must hold options by name, got {shown(value['init_args'])}")
         for each in value.values() if isinstance(value, dict) else value:
             yield from _leaves(each)
 

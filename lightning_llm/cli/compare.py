@@ -7,7 +7,6 @@ called smaller than the spread.
 
 import argparse
 import dataclasses
-import math
 import statistics
 import sys
 from collections.abc import Hashable, Mapping, Sequence
@@ -77,13 +76,13 @@ class Effect:
 
 
 def _options(parser: OneLineParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders that contain some")
+    parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders that contain runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the groups and effects to this file too")
 
 
 @tool(_options)
 def run_compare(options: argparse.Namespace) -> None:
-    """Compare loss, time and peak memory across finished runs, grouped by what their configs differ in.
+    """Compare loss, time and peak memory across finished runs, grouped by the options that differ.
 
     Means and spreads are over seeds. The first run's group is the baseline. Runs that have not finished are listed.
     """
@@ -105,6 +104,9 @@ def run_compare(options: argparse.Namespace) -> None:
     print_effects(groups, console)
     if len({run.options.get(THREADS) for run in finished} - {None}) > 1:
         console.print(f"\n{THREADS_DIFFER}", soft_wrap=True)
+    for run in finished:
+        for change in read_summary(run.path, METRICS).get("changed_on_resume", []):
+            console.print(f"\nchanged on resume: {escape(str(run.path))}, {escape(change)}", soft_wrap=True)
     if left_out:
         console.print()
     for line in left_out:
@@ -193,10 +195,19 @@ def print_effects(groups: Sequence[Group], console: Console) -> None:
         console.print(f"\n[bold]{escape(group.name)}[/] versus {escape(groups[0].name)}", soft_wrap=True)
         for effect in effects(group, groups[0]):
             title, unit, digits = METRICS[effect.metric]
-            relative = 100 * effect.difference / base if (base := groups[0].measures[effect.metric].mean) else math.nan
-            change = f"{effect.difference:+.{digits}f} {unit} ({relative:+.1f} %)"
+            ours, theirs = (each.measures[effect.metric].mean for each in (group, groups[0]))
+            change = difference_text(ours, theirs, digits, unit)
             spread = "" if effect.spread is None else f" of {effect.spread:.{digits}f}"
             console.print(f"  {title} {change}: {effect.verdict}{spread}", soft_wrap=True)
+
+
+def difference_text(value: float, base: float, digits: int, unit: str) -> str:
+    """A difference as ``+0.0250 nats/token (+1.2 %)``; without the percentage if the values print as equal."""
+    change, before = f"{value - base:+.{digits}f}", f"{base:.{digits}f}"
+    if float(change) == 0:
+        return f"{0:.{digits}f} {unit}"
+    has_share = f"{value:.{digits}f}" != before and float(before) != 0
+    return f"{change} {unit}" + (f" ({100 * (value - base) / base:+.1f} %)" if has_share else "")
 
 
 def _peak_in_curves(run: Path) -> float | None:

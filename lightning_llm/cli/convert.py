@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lightning_llm.checkpoints.run_directory import read_summary
+from lightning_llm.checkpoints.run_directory import CONFIG, read_summary
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.run_config import read_config, size_option
-from lightning_llm.cli.runs import CONFIG, SUMMARY, add_trust, find_checkpoint, run_of, step_in
+from lightning_llm.cli.runs import SUMMARY, add_trust, find_checkpoint, run_of, step_in
 
 if TYPE_CHECKING:
     from lightning_llm.interop.reader import ModelFolder
@@ -29,7 +29,7 @@ def _export_options(parser: OneLineParser) -> None:
     add("checkpoint", help=CHECKPOINT)
     add("--to", choices=("hf",), default="hf", help="the format: hf, for transformers (default)")
     add("out", type=Path, metavar="DIR", help="the folder to write; must not exist, or be empty")
-    add("--max-shard-size", type=_size, default="5GB", metavar="SIZE", help="of a file of weights (default: 5GB)")
+    add("--max-shard-size", type=_size, default="5GB", metavar="SIZE", help="largest file of weights (default: 5GB)")
     add_trust(parser)
 
 
@@ -59,8 +59,8 @@ def run_export(options: argparse.Namespace) -> None:
 
 def _import_options(parser: OneLineParser) -> None:
     add = parser.add_argument
-    add("folder", type=Path, metavar="DIR", help="with config.json, safetensors and tokenizer.json")
-    add("--out", type=Path, required=True, metavar="CKPT", help="the checkpoint; a config goes to the same folder")
+    add("folder", type=Path, metavar="DIR", help="folder with config.json, safetensors and tokenizer.json")
+    add("--out", type=Path, required=True, metavar="CKPT", help="file to write; a config goes to its folder")
 
 
 @tool(_import_options)

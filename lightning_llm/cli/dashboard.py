@@ -20,7 +20,7 @@ KEPT = {"scalars": 10_000, "text": 200, "images": 200}  # entries per curve; Ten
 
 
 def _options(parser: OneLineParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders that contain some")
+    parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders that contain runs")
     parser.add_argument("--port", type=int, default=6006, help="port on 127.0.0.1; 0: any free one (default: 6006)")
 
 

@@ -28,14 +28,14 @@ _BAR = 40  # characters of the longest bar
 def _prepare_options(parser: OneLineParser) -> None:
     add = parser.add_argument
     inputs = "'stdlib' (source of Python's standard library), 'shakespeare' (downloaded once), a file of UTF-8 text, "
-    inputs += ".jsonl or .parquet, also .gz or .zst, a folder, a quoted glob, or - for the standard input"
+    inputs += ".jsonl or .parquet, also .gz or .zst, a folder, a quoted glob, or - for standard input"
     add("inputs", nargs="*", metavar="INPUT", help=inputs)
-    add("--tokenizer", default="bpe", metavar="char|byte|bpe|FILE", help="a kind, or a tokenizer.json (default: bpe)")
+    add("--tokenizer", default="bpe", metavar="char|byte|bpe|FILE", help="built-in, or a tokenizer.json (default: bpe)")
     add("--vocab-size", type=int, metavar="N", help="vocabulary size that bpe learns (default: 4096)")
     add("--text-key", metavar="NAME", help="key or column of the text in .jsonl and .parquet (default: text)")
-    add("--test-fraction", type=float, default=0.0, metavar="F", help="fraction of the text for test (default: 0)")
+    add("--test-fraction", type=float, default=0.0, metavar="F", help="fraction of the text for testing (default: 0)")
     add("--out", metavar="DIR", help="folder of the store (default: in stores/, named after the input)")
-    add("--shard", metavar="I/N", help="do part I of N, counted from 1; needs --out; combine the parts with --merge")
+    add("--shard", metavar="I/N", help="prepare part I of N, from 1; needs --out; combine the parts with --merge")
     add("--merge", metavar="DIR", help="combine the shards in DIR into a store; takes no other option")
 
 
@@ -89,9 +89,9 @@ def _tokenizer_options(parser: OneLineParser) -> None:
     kinds = "bpe: byte pairs, learned from the text; char: its characters; byte: the 256 bytes (default: bpe)"
     add("--kind", choices=("bpe", "char", "byte"), default="bpe", help=kinds)
     add("--vocab-size", type=int, metavar="N", help="vocabulary size of a bpe tokenizer (default: 4096)")
-    add("--special-token", action="append", default=[], metavar="TEXT", help="one id, never split; can be repeated")
+    add("--special-token", action="append", default=[], metavar="TEXT", help="gets one id, is never split; repeatable")
     add("--text-key", metavar="NAME", help="key of the text in .jsonl and .parquet (default: text)")
-    add("--out", type=Path, default="tokenizer.json", metavar="FILE", help="the file (default: tokenizer.json)")
+    add("--out", type=Path, default="tokenizer.json", metavar="FILE", help="file to write (default: tokenizer.json)")
 
 
 @tool(_tokenizer_options, when_interrupted="; nothing was written")
@@ -119,8 +119,8 @@ def run_tokenizer(options: argparse.Namespace) -> None:
 
 def _data_options(parser: OneLineParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="inspect|verify")
-    inspect = actions.add_parser("inspect", help="counts, vocabulary, a window of text, lengths of documents")
-    verify = actions.add_parser("verify", help="sizes, checksums and every id")
+    inspect = actions.add_parser("inspect", help="print counts, vocabulary, a window of text and document lengths")
+    verify = actions.add_parser("verify", help="check sizes, checksums and every id")
     for action in (inspect, verify):
         add = action.add_argument
         add("store", metavar="DIR", help="folder of a token store")
@@ -134,7 +134,7 @@ def _data_options(parser: OneLineParser) -> None:
 
 @tool(_data_options)
 def run_data(options: argparse.Namespace) -> None:
-    """Look into a token store, or check it."""
+    """Inspect or verify a token store."""
     if (options.raw_dtype is None) != (options.vocab_size is None):
         raise ValueError("--raw-dtype and --vocab-size go together: both for raw .bin files, none for a token store")
     if options.raw_dtype is None:
@@ -154,7 +154,7 @@ def _inspect(store: TokenStore, split: str, start: int, count: int) -> None:
     tokens = store.tokens(split)
     if not 0 <= start < max(1, len(tokens)) or count < 1:
         raise ValueError(
-            f"--start {start} --tokens {count} is no window of the {len(tokens)} tokens of {split}: "
+            f"--start {start} --tokens {count} is not a window of the {len(tokens)} tokens of {split}: "
             f"--start is from 0 to {len(tokens) - 1}, --tokens at least 1"
         )
     print(f"{store.path}: {store.vocab_size:,} ids, {store.dtype}, fingerprint {store.fingerprint}")

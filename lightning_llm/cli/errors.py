@@ -45,21 +45,24 @@ class Command(NamedTuple):
 COMMANDS = {
     "fit": Command("train", FIRST, "train a model, validate it, save checkpoints, and print a sample"),
     "check": Command("train", "docs/resume.md", "run fit's pre-flight checks without training"),
-    "validate": Command("train", GENERATION, f"{SCORES} of a checkpoint on the validation text"),
-    "test": Command("train", GENERATION, f"{SCORES} of a checkpoint on the test text"),
+    "validate": Command("train", GENERATION, f"measure {SCORES} on the validation text"),
+    "test": Command("train", GENERATION, f"measure {SCORES} on the test text"),
     "predict": Command("train", GENERATION, "continue prompts (--data.predict_prompts) greedily, as JSON lines"),
     "prepare": Command("data", "docs/data.md", "turn text into a token store"),
     "tokenizer": Command("data", GENERATION, "train a tokenizer on text"),
     "data": Command("data", "docs/data.md", "inspect or verify a token store"),
     "generate": Command("inference", GENERATION, "continue a prompt with a trained model"),
-    "evaluate": Command("inference", GENERATION, f"{SCORES} of a model on texts"),
+    "evaluate": Command("inference", GENERATION, f"measure {SCORES} on texts"),
     "export": Command("convert", "docs/interop.md", "write a trained model as a folder that transformers loads"),
     "import": Command("convert", "docs/interop.md", "turn a Hugging Face model into a checkpoint"),
     "consolidate": Command("convert", "docs/distributed.md", "merge the shards of a checkpoint into one file"),
     "dashboard": Command("dashboard", "docs/dashboard.md", "show runs in TensorBoard, on this machine"),
+    "runs": Command(
+        "run_list", "docs/dashboard.md", "list runs with state, loss, size and age; remove what is useless"
+    ),
     "compare": Command("compare", "docs/dashboard.md", "compare loss, time and memory across runs"),
-    "estimate": Command("estimate", ACCOUNTING, "parameters, memory, FLOPs and time of a run, from its config"),
-    "plan": Command("plan", ACCOUNTING, "find the fastest setting of a run that fits in memory, and write its config"),
+    "estimate": Command("estimate", ACCOUNTING, "estimate parameters, memory, FLOPs and time of a run from its config"),
+    "plan": Command("plan", ACCOUNTING, "find the fastest settings that fit in memory, and write their config"),
     "bench": Command("bench", "docs/benchmarks.md", "measure memory and time on this machine"),
 }
 TRAINER_WORDS = [word for word, command in COMMANDS.items() if command.module == "train"]
@@ -79,7 +82,7 @@ OPTIONS = {
     "could not reach the others",
     "docs/extending.md": "mlp, optimizer, schedule, callbacks",
     "docs/interop.md": "init_from, rope_scaling",
-    "docs/memory-optimised.md": "checkpoint_level, recompute, loss_chunks",
+    "docs/memory-optimized.md": "checkpoint_level, recompute, loss_chunks",
     "docs/memory.md": "MemoryProfiler, out of memory",
     "docs/speed.md": "compile_mode, keep_freed_memory, precision",
     "docs/reference/model.md": "hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, "
@@ -141,7 +144,7 @@ class Reports:
 
     def unexpected(self, command: str, failure: BaseException) -> int:
         """Report an error that no code handles. Returns the exit status."""
-        name = f"{_rank_prefix()}lightning-llm {command}".strip()
+        name = f"{_rank_prefix()}{interrupts.program} {command}".strip()
         trace = "".join(traceback.format_exception(failure))
         rest = f"\n{trace.rstrip()}" if self.with_traceback else f"; {self._written(trace)}"
         print(f"{name}: failed: {type(failure).__name__}: {one_line(failure)}{rest}", file=sys.stderr)
@@ -151,7 +154,7 @@ class Reports:
         try:
             number, name = tempfile.mkstemp(prefix="lightning-llm-", suffix=".txt")
             with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"lightning-llm {shlex.join(self.words)}\n\n{trace}")
+                file.write(f"{interrupts.program} {shlex.join(self.words)}\n\n{trace}")
         except OSError:
             return f"{DEBUG} shows where"
         return f"where: {name} ({DEBUG} shows it)"
@@ -167,6 +170,59 @@ def one_line(failure: BaseException) -> str:
         lines = text.rpartition("Traceback (most recent call last):")[2].strip("\n").splitlines()
         text = "\n".join(dropwhile(lambda line: line.startswith(" "), lines)).partition(": ")[2]
     return " ".join(text.split())
+
+
+# What the parser (jsonargparse) says, and what is said instead
+TYPES = {
+    **{"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "NoneType": "null"},
+    **{"dict": "options by name", "list": "a list", "tuple": "a list"},
+}
+_REWORDED = [
+    (r'Parser key "([^"]*)"', r"\1"),
+    (r"Problem with given class_path '(.*?)'", r"\1"),
+    (r"- Expected a path but .*? either not accessible or invalid - ", ""),
+    (r"Type typing\.Callable\[.*?\] expects a function or a callable class: ", ""),
+    (r"\. Got value: Namespace\(.*?\)(?=$| - | Given value)", ""),
+    (r"\. Got value: ", ", got "),
+    (
+        r"Not a valid subclass of \S+ Subclass types expect one of: .*?\(implicit class_path\)",
+        "expected an import path",
+    ),
+    (r"(Expected a dot import path string:|Unexpected import path format:)", "expected an import path, got"),
+    (r"Expected an import path or a subclass spec, but got", "expected an import path, got"),
+    (r"Unable to load config '(.*?)' - .*", r"expected options by name, got \1"),
+    (r"'(\w+)' object has no attribute 'keys'", r"init_args: Expected a <class 'dict'>, got <class '\1'>"),
+    (r"Expected a typing\.Literal\[(.*?)\]", r"expected one of \1"),
+]
+_LONGEST = 4000  # characters of a message, which has the value several times
+_ALTERNATIVES = re.compile(
+    r"Does not validate against any of the Union subtypes Subtypes: (?:(?!Does not validate).)*? Errors: - "
+    r"((?:(?!Does not validate).)*) Given value type: .*? Given value: (.*)"
+)
+
+
+def in_plain_words(message: str) -> str:
+    """A message of the parser in one line, with our words for types: ``expected a whole number, got all``."""
+    text = " ".join(message.split())[:_LONGEST]
+    for pattern, words in _REWORDED:
+        text = re.sub(pattern, words, text)
+    text = re.sub(r"(Expected an? )?<class '(?:\w+\.)*(\w+)'>", _type_in_words, text)
+    while (shorter := _ALTERNATIVES.sub(_alternatives_in_words, text)) != text:
+        text = shorter
+    return text
+
+
+def _type_in_words(found: re.Match[str]) -> str:
+    return ("expected " if found[1] else "") + TYPES.get(found[2], found[2])
+
+
+def _alternatives_in_words(found: re.Match[str]) -> str:
+    """What a value could have been; if an alternative has another problem than the type, that one alone."""
+    alternatives = list(dict.fromkeys(found[1].split(" - ")))
+    if problems := [each for each in alternatives if not each.startswith("expected ")]:
+        return " or ".join(problems)
+    types = dict.fromkeys(each.removeprefix("expected ").partition(", got ")[0] for each in alternatives)
+    return f"expected {' or '.join(types)}, got {found[2]}"
 
 
 def _rank_prefix() -> str:
@@ -224,7 +280,9 @@ class Tool:
 
     def __call__(self, words: Sequence[str]) -> int:
         """Run it."""
-        command = interrupts.command = self.parser.prog.split()[1]
+        command = self.parser.prog.split()[1]
+        if command != "-m":  # of python -m benchmarks
+            interrupts.command = command
         try:
             options = self.parser.parse_args(words)
         except SystemExit as leaving:  # --help, or a wrong option

@@ -7,6 +7,7 @@ import argparse
 from typing import Any
 
 from lightning_llm.accounting.counts import parameter_terms, parameters_by_part, step_flops
+from lightning_llm.accounting.hardware import shown_duration, shown_size
 from lightning_llm.accounting.memory import (
     SharedMemory,
     StepMemory,
@@ -31,15 +32,15 @@ def _options(parser: OneLineParser) -> None:
     add = parser.add_argument
     add("--micro-batch-size", type=int, metavar="N", help="rows of a forward pass on one device")
     add("--steps", type=int, metavar="N", help="optimizer steps (default: the config's)")
-    utilization = "model FLOPs per second over the device's peak, 0 to 1"
-    add("--utilization", "--utilisation", type=float, metavar="U", help=utilization)
+    share = "share of the device's peak, 0 to 1 (default: 0.4, assumed)"
+    add("--utilization", "--utilisation", type=float, metavar="U", help=share)
     add("--memory", type=size_option, metavar="SIZE", help="find the largest batch that fits, e.g. 80GiB")
     add("--explain", action="store_true", help="print the formulas, term by term")
 
 
 @tool(_options)
 def run_estimate(options: argparse.Namespace) -> None:
-    """Parameters, memory, FLOPs and time of a run, from its config."""
+    """Estimate parameters, memory, FLOPs and time of a run from its config."""
     report = estimate(options)
     if options.json is not None:
         write_json(options.json, report)
@@ -69,26 +70,31 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
         "accumulation": rows_per_step // (rows * world_size),
         "state_per_parameter": run.state_per_parameter,
         "state_itemsize": STATE_BYTES[run.state_dtype],
+        "mlp": run.mlp,
     }
     # the state exists during the whole step: shared_memory adds it
     in_trace = {"precision": activation_precision(run.precision, strategy or "ddp"), "state_per_parameter": 0}
-    sharing = {name: settings[name] for name in ("precision", "state_per_parameter", "state_itemsize")}
-    sharing |= {"strategy": run.strategy, "world_size": world_size, "gradient_views": options.gradient_views}
+    same = ("precision", "accumulation", "state_per_parameter", "state_itemsize", "mlp")
+    sharing = {name: settings[name] for name in same} | {
+        "strategy": run.strategy,
+        "world_size": world_size,
+        "gradient_views": options.gradient_views,
+    }
 
     def needed(rows: int) -> tuple[StepMemory, SharedMemory]:
         memory = step_memory(run.config, rows=rows, **{**settings, **in_trace})
         return memory, shared_memory(run.config, memory, **sharing)
 
     memory, shared = needed(rows)
-    counts = parameters_by_part(run.config)
+    counts = parameters_by_part(run.config, run.mlp)
     tokens = rows_per_step * run.context_length
-    flops = step_flops(run.config, tokens=tokens, context_length=run.context_length)
+    flops = step_flops(run.config, tokens=tokens, context_length=run.context_length, mlp=run.mlp)
     of_run = {name: getattr(run, name) for name in ("optimizer", "state_dtype", "world_size")}
     of_run |= {"strategy": strategy, "precision_reason": run.precision_reason}
     report: dict[str, Any] = {
-        "settings": {"rows": rows, **of_run, **settings},
+        "settings": {"rows": rows, **of_run, **settings, "mlp": run.config.mlp, "mlp_is_measured": run.mlp is not None},
         "parameters": {**counts, "all": sum(counts.values())},
-        "parameter_terms": parameter_terms(run.config),
+        "parameter_terms": parameter_terms(run.config, run.mlp),
         "memory": _memory(memory, shared) | {"needed": run.reserve.around(shared.peak), "reserve": str(run.reserve)},
         "flops": {
             "tokens": tokens,
@@ -146,7 +152,10 @@ def _time(run: RunConfig, flops: int, options: argparse.Namespace) -> dict[str, 
 def text(report: dict[str, Any], *, explain: bool) -> str:
     """The report as lines for a terminal."""
     settings, memory, flops = report["settings"], report["memory"], report["flops"]
-    lines = [", ".join(f"{name} {value}" for name, value in settings.items() if name != "precision_reason")]
+    lines = [in_words(report), ""]
+    lines += [", ".join(f"{name} {value}" for name, value in settings.items() if name != "precision_reason")]
+    if settings["mlp_is_measured"]:
+        lines += [f"mlp {settings['mlp']} was measured with a few tokens and extended"]
     if settings["precision_reason"]:
         lines += [f"precision auto is {settings['precision']}: {settings['precision_reason']}"]
     lines += ["", "parameters", *(_line(name, f"{count:,}") for name, count in report["parameters"].items())]
@@ -154,7 +163,7 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
         for part, terms in report["parameter_terms"].items():
             lines += [_line(f"{part}: {formula}", f"{count:,}") for formula, count in terms.items()]
     sizes = {name: memory[name] for name in HELD if memory[name] or name != "gathered"}
-    sizes |= {f"kept, {part}": size for part, size in memory["kept"].items()}
+    sizes |= {f"saved, {part}": size for part, size in memory["kept"].items()}
     for what in ("gradients", "activations_and_temporaries"):
         sizes[f"{what.replace('_', ' ')} at the peak"] = memory[f"{what}_at_peak"]
     sizes["peak"] = memory["peak"]
@@ -165,7 +174,7 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     if memory["needed"] > memory["peak"]:
         lines += [_line("of the device, with a reserve", _mib(memory["needed"])), f"  reserve: {memory['reserve']}"]
     if explain:
-        lines += ["", "kept for backward, each as count × elements × bytes per element (letters: docs/accounting.md)"]
+        lines += ["", "saved for backward, each as count × elements × bytes per element (letters: docs/accounting.md)"]
         for term in memory["kept_terms"]:
             formula = f"{term['part']}: {term['count']} × {term['formula']}"
             lines += [_line(formula, _mib(term["count"] * term["bytes"]))]
@@ -181,6 +190,19 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     if largest := report.get("largest_batch"):
         lines += ["", f"largest micro-batch in {_mib(largest['memory'])}: {largest['rows']} rows"]
     return "\n".join(lines)
+
+
+def in_words(report: dict[str, Any]) -> str:
+    """Parameters, memory and time of a run in one line."""
+    parameters, memory = report["parameters"]["all"], shown_size(report["memory"]["peak"])
+    each = " on each device" if report["settings"]["world_size"] > 1 else ""
+    line = f"The model has {parameters:,} parameters, and training it needs {memory} of memory{each}"
+    if (time := report.get("time")) is None:
+        return f"{line}. Give --device to estimate the time."
+    assumed, seconds = "an assumed " if time["utilization_is_assumed"] else "", time["seconds_per_step"]
+    share = f"{assumed}{100 * time['utilization']:.3g} % of the peak of {time['device']}"
+    run = f", and {time['steps']:,} steps take {shown_duration(seconds * time['steps'])}" if time["steps"] else ""
+    return f"{line}. At {share}, a step takes {shown_duration(seconds)}{run}."
 
 
 def _line(name: str, value: str) -> str:

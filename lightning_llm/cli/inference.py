@@ -36,19 +36,19 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 def _generate_options(parser: OneLineParser) -> None:
     add_model_options(parser)
     add = parser.add_argument
-    add("stdin", nargs="?", choices=[STDIN], help="read the prompt from the standard input")
+    add("stdin", nargs="?", choices=[STDIN], help="read the prompt from standard input")
     add("--prompt", help="the text to continue (default: a newline)")
     add("--prompt-file", metavar="FILE", help="a UTF-8 file with the text to continue")
     add("--interactive", action="store_true", help="continue each line that is typed, until Ctrl-D")
-    add("--num-samples", type=int, default=1, metavar="N", help="how many texts (default: 1)")
-    add("--max-new-tokens", type=int, default=200, help="how many tokens to add (default: 200)")
+    add("--num-samples", type=int, default=1, metavar="N", help="number of texts (default: 1)")
+    add("--max-new-tokens", type=int, default=200, help="number of tokens to add (default: 200)")
     add("--temperature", type=float, default=0.8, help="divides the logits; 0: greedy decoding (default: 0.8)")
-    add("--top-k", type=int, help="sample among this many most likely tokens (default: all)")
-    add("--top-p", type=float, help="sample among the fewest tokens that reach this probability")
-    add("--min-p", type=float, help="sample among tokens this many times as likely as the most likely one")
+    add("--top-k", type=int, help="sample from this many most likely tokens (default: all)")
+    add("--top-p", type=float, help="sample from the fewest tokens with this total probability")
+    add("--min-p", type=float, help="drop tokens below this fraction of the highest probability")
     add("--repetition-penalty", type=float, default=1.0, help="above 1: fewer repetitions (default: 1, off)")
-    add("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; can be repeated")
-    add("--seed", type=int, default=0, help="same seed, same text (default: 0)")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; repeatable")
+    add("--seed", type=int, default=0, help="the same seed gives the same text (default: 0)")
 
 
 @tool(_generate_options, RuntimeError)
@@ -88,9 +88,9 @@ def _prompt(options: argparse.Namespace) -> str:
     try:
         text = sys.stdin.read(LONGEST_PROMPT + 1)
     except UnicodeDecodeError as error:
-        raise ValueError(f"prompt in the standard input is not UTF-8: {error}") from error
+        raise ValueError(f"prompt on standard input is not UTF-8: {error}") from error
     if len(text) > LONGEST_PROMPT:
-        raise ValueError(f"prompt in the standard input has more than {LONGEST_PROMPT} characters")
+        raise ValueError(f"prompt on standard input has more than {LONGEST_PROMPT} characters")
     return text
 
 
@@ -134,7 +134,7 @@ def _evaluate_options(parser: OneLineParser) -> None:
 
 @tool(_evaluate_options, RuntimeError)
 def run_evaluate(options: argparse.Namespace) -> None:
-    """Loss, perplexity and bits per byte of a model on texts."""
+    """Measure loss, perplexity and bits per byte of a model on texts."""
     from lightning_llm.generation import Score
 
     corpus = open_corpus(options.data, text_key=options.text_key)
@@ -147,7 +147,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
             if options.per_document:
                 rows.append({"document": document.name, **_numbers(found)})
     if not total.tokens:
-        raise ValueError(f"{', '.join(options.data)}: no token has another before it to be predicted from")
+        raise ValueError(f"{', '.join(options.data)}: too few tokens: each token is predicted from those before it")
     for row in rows:
         print(f"{row['document']}: {_line(row)}")
     print(_line(_numbers(total)))

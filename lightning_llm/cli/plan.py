@@ -24,30 +24,31 @@ from lightning_llm.io.atomic import write_json, write_text
 PATIENCE = 1.0  # seconds before progress is shown
 VIEWS = {"gradient_as_bucket_view": True}
 WITH_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": VIEWS}
-SHARED = ("config", "context_length", "global_batch_size", "precision", "world_size", "state_per_parameter", "reserve")
+SHARED = ("config", "context_length", "global_batch_size", "precision", "world_size", "state_per_parameter", "mlp")
+SHARED += ("reserve",)
 TRACES = 400  # about as many as a plan with its frontier needs
 
 
 def _options(parser: OneLineParser) -> None:
     add_options(parser)
     add = parser.add_argument
-    add("--memory", type=size_option, required=True, metavar="SIZE", help="of each device, e.g. 80GiB")
-    state = "AdamW's state may be bfloat16, which changes results slightly; no other choice does"
+    add("--memory", type=size_option, required=True, metavar="SIZE", help="memory of each device, e.g. 80GiB")
+    state = "allow AdamW's state in bfloat16, which changes results slightly; no other choice does"
     add("--allow-bf16-state", action="store_true", help=state)
     share = "fraction of the device's peak that large matmuls reach (default: %(default)s, assumed)"
     add("--product-share", type=float, default=MATMUL_SHARE, metavar="U", help=share)
     link = "bytes per second between processes (default: 100GB, assumed)"
     add("--link-bandwidth", type=size_option, default=int(LINK_BANDWIDTH), metavar="SIZE", help=link)
-    add("--out", type=Path, metavar="FILE", help="write a config for fit: yours with the chosen setting")
-    add("--overwrite", action="store_true", help="--out may replace a file")
+    add("--out", type=Path, metavar="FILE", help="write your config with the chosen settings")
+    add("--overwrite", action="store_true", help="let --out replace an existing file")
     add("--png", type=Path, metavar="FILE", help="plot the frontier: memory against time")
 
 
 @tool(_options)
 def run_plan(options: argparse.Namespace) -> None:
-    """Find the fastest setting of a run that fits in a device's memory, and write its config."""
+    """Find the fastest settings of a run that fit in a device's memory, and write their config."""
     if options.out is not None and options.out.exists() and not options.overwrite:
-        raise ValueError(f"--out {options.out} exists: name another file, or say --overwrite")
+        raise ValueError(f"--out {options.out} exists: choose another file, or add --overwrite")
     run = read_run(options)
     task = task_of(run, options)
     cost = task.cost_model
@@ -62,14 +63,16 @@ def run_plan(options: argparse.Namespace) -> None:
         f"{planner.rows[-1] * task.world_size} rows of {task.context_length} tokens a step, {task.precision}, on "
         f"{task.world_size} × {cost.device.name} with {size} each"
     )
+    if run.mlp is not None:
+        print(f"mlp {run.config.mlp} was measured with a few tokens and extended")
     if run.precision_reason:
         print(f"precision auto is {run.precision}: {run.precision_reason}")
     if cost.device.source == "assumed":
-        print("peaks of this device are assumed: the order of settings means more than their seconds")
+        print("the peaks of this device are assumed: trust the order of settings more than their seconds")
     if memory < options.memory:
         print(f"{shown_size(options.memory)} is more than {cost.device.name} reports, which is {size}")
     if reserve := chosen.needed - chosen.memory.peak:
-        print(f"{shown_size(reserve)} of it stay free: {run.reserve} (--reserve SIZE changes it)")
+        print(f"the plan leaves {shown_size(reserve)} of it free: {run.reserve} (--reserve SIZE changes this)")
     print(f"\npredicted peak {shown_size(chosen.memory.peak)}, at {chosen.memory.peak_point}")
     print(f"predicted time {chosen.time.seconds:.4g} s a step, {chosen.accumulation} micro-batches\n")
     print("\n".join(decisions(planner, chosen, others, memory)))
@@ -130,7 +133,7 @@ def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
 
 
 def config_for(run: RunConfig, task: Task, plan: Plan) -> Section:
-    """The user's config with the chosen setting, complete for ``fit``."""
+    """The user's config with the chosen settings, complete for ``fit``."""
     setting = plan.setting
     trainer, model = (dict(run.raw.get(section) or {}) for section in ("trainer", "model"))
     trainer.pop("accumulate_grad_batches", None)  # follows from the micro-batch
@@ -154,18 +157,26 @@ def config_for(run: RunConfig, task: Task, plan: Plan) -> Section:
 
 
 def draw(frontier: Sequence[Plan], chosen: Plan, path: Path) -> None:
-    """Memory against time as a PNG."""
-    from matplotlib.figure import Figure
+    """Memory against time as a PNG; the color of a plan says what is recomputed."""
+    from lightning_llm.bench.plots import LOWER, chart, color, legend
 
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot([plan.needed / 2**30 for plan in frontier], [plan.time.seconds for plan in frontier], marker="o")
-    axes.plot(chosen.needed / 2**30, chosen.time.seconds, "*", markersize=16, label="chosen")
-    axes.set(xlabel="memory of a device (GiB)", ylabel="predicted seconds per step", ylim=(0, None))
-    axes.grid(alpha=0.3)
-    axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, format="png")
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for plan in frontier:
+        deep, shallow, _ = plan.setting.counts
+        kind = "ours 2" if deep else "ours 1" if shallow else "ours 0"
+        kind = kind if plan.setting.recompute == "none" else f"checkpoint {plan.setting.recompute}"
+        groups.setdefault(kind, []).append((plan.needed / 2**30, plan.time.seconds))
+    names = {"ours 0": "nothing recomputed", "ours 1": "some MLPs at level 1", "ours 2": "some MLPs at level 2"}
+    with chart(path, "Predicted memory and time of a step", height=3.6) as [[axis]]:
+        for kind, places in groups.items():
+            label = names.get(kind, kind.replace("checkpoint", "recompute"))
+            axis.plot(*zip(*places, strict=True), "o", color=color(kind), label=label)
+        axis.plot(chosen.needed / 2**30, chosen.time.seconds, "k*", ms=16, mfc="none", label="chosen")
+        axis.set(
+            xlabel=f"memory of a device, GiB{LOWER}", ylabel=f"time, s/step{LOWER}", xlim=(0, None), ylim=(0, None)
+        )
+        axis.grid()
+        legend(axis)
 
 
 @contextmanager
@@ -202,6 +213,6 @@ def _choose(planner: Planner, run: RunConfig, memory: int) -> Plan:
             if saving is not None:
                 raise ValueError(
                     f"{error}; with AdamW's state in bfloat16, which changes results slightly, "
-                    f"{saving.needed:,} bytes do: say --allow-bf16-state"
+                    f"{saving.needed:,} bytes are enough: add --allow-bf16-state"
                 ) from error
         raise

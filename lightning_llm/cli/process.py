@@ -25,6 +25,7 @@ from lightning_llm.io.untrusted import ESCAPE, printable
 
 # ---- signals
 
+PROGRAM = "lightning-llm"
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -34,10 +35,11 @@ class Interrupts:
     Attributes:
         number: The newest signal, 0 before any.
         command: The command's name, for the line.
+        program: What stands before it.
     """
 
     def __init__(self) -> None:
-        self.number, self.command = 0, ""
+        self.number, self.command, self.program = 0, "", PROGRAM
         self._process: int | None = None  # if it is the command's own
         self._status: int | None = None
         self._taken: dict[int, Any] = {}
@@ -95,7 +97,7 @@ class Interrupts:
     def _line(self, number: int, note: str = "") -> str:
         start = "\n" if os.isatty(2) else ""  # after the terminal's ^C
         by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
-        return f"{start}{' '.join(['lightning-llm', self.command]).strip()}: interrupted{by}{note}"
+        return f"{start}{f'{self.program} {self.command}'.strip()}: interrupted{by}{note}"
 
     def _take(self, numbers: Sequence[int]) -> None:
         if threading.current_thread() is threading.main_thread():

@@ -19,6 +19,7 @@ from lightning_llm.generation import generate
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
+from lightning_llm.training.callbacks.consistency import ResumeDiff
 from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.distributed import is_sharded
@@ -96,7 +97,7 @@ class RunReport(Callback):
             self._first_step = steps
             if trainer.is_global_zero:
                 resumed = f"Resumed from step {steps}: {escape(str(trainer.ckpt_path))}; " if trainer.ckpt_path else ""
-                self.console.print(f"{resumed}no step is left to do")
+                self.console.print(f"{resumed}no steps are left")
         if not is_validated or not self._has_trained:
             loggers = trainer.loggers
             trainer.loggers = [] if is_validated else loggers  # the curve already has it
@@ -117,6 +118,7 @@ class RunReport(Callback):
             "tokens": steps * data.tokens_per_step,
             "seconds": round(seconds, 3),
             **record(trainer),
+            "changed_on_resume": getattr(callback_of(trainer, ResumeDiff), "changes", []),
             "peak_memory_gib": getattr(callback_of(trainer, MemoryProfiler), "highest_gib", None),
             "checkpoint": None if newest is None else str(newest),
         }
@@ -166,7 +168,7 @@ def print_sample(console: Console, model: LightningModule, data: Any) -> None:
     was_training = model.training
     try:
         if data.tokenizer is None:
-            raise ValueError("the token files are raw, without a tokenizer to write text with")
+            raise ValueError("the token files are raw: there is no tokenizer to print text")
         text = _sample(model.eval(), data)
     except Exception as error:
         console.print(f"\n[bold]no sample[/]  {escape(' '.join(str(error).split()) or type(error).__name__)}")

@@ -9,25 +9,27 @@ import argparse
 import dataclasses
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import yaml
 
-from lightning_llm.accounting.counts import hidden_matrix_parameters, parameters_by_part
+from lightning_llm.accounting.counts import MeasuredMLP, hidden_matrix_parameters, parameters_by_part
 from lightning_llm.accounting.hardware import (
     Device,
     Reserve,
     auto_precision,
     byte_size,
     cpu_features,
-    find_device,
+    device_from_part,
     reserve_for,
 )
 from lightning_llm.accounting.memory import STRATEGIES
 from lightning_llm.accounting.planner import STATE_BYTES
+from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG
 from lightning_llm.io.untrusted import file_in, read_json, read_text, shown
-from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig, config_of_file
 
 LARGEST = 1 << 18  # bytes of a config; the largest of this project has 3,000
 MOST_NODES = 100_000  # an alias counts as what it stands for
@@ -40,7 +42,8 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fas
 STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop": 1, "Adagrad": 1, "Lion": 1}
 OWN = "lightning_llm.optim."
 MOST = 2**40  # of any whole number
-SHARDING = ("fsdp2", "ModelParallelStrategy", "ShardedStrategy")
+VOCABULARY = {"store", "corpus", "path", "tokenizer", "vocab_size", "mixture", "raw_dtype"}  # in data: decide it
+SHARDING = ("fsdp2", "fsdp2_deferred", "ModelParallelStrategy", "ShardedStrategy")
 
 Section = dict[str, Any]
 
@@ -113,7 +116,7 @@ def _size(node: yaml.Node, sizes: dict[int, tuple[int, int]]) -> tuple[int, int]
         nodes, levels = nodes + below[0], max(levels, 1 + below[1])
     if nodes > MOST_NODES or levels > DEEPEST:
         raise HostileYAMLError(
-            f"aliases stand for more than {MOST_NODES} values or {DEEPEST} levels, in line {line}: write less"
+            f"aliases expand to more than {MOST_NODES} values or {DEEPEST} levels, in line {line}: write less"
         )
     sizes[id(node)] = (nodes, levels)
     return nodes, levels
@@ -150,7 +153,7 @@ class RunConfig:
         loss_chunks: As ``LanguageModel`` takes it.
         world_size: Processes.
         max_steps: From the config; 0: it does not say.
-        strategy: ``ddp`` or ``fsdp2``.
+        strategy: ``ddp``, ``fsdp2`` or ``fsdp2_deferred``.
         optimizer: Name of its class.
         is_own_adamw: Whether it is this project's, whose state may be bfloat16.
         state_per_parameter: Tensors of state for each parameter, in its dtype; for MuonAdamW the mean over all.
@@ -176,6 +179,7 @@ class RunConfig:
     state_per_parameter: float
     state_dtype: str | None
     reserve: Reserve
+    mlp: MeasuredMLP | None
 
     @property
     def device_kind(self) -> Literal["cpu", "cuda"]:
@@ -186,17 +190,21 @@ class RunConfig:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that say which run, on which device."""
     add = parser.add_argument
-    add("--config", type=Path, required=True, action="append", metavar="FILE", help="a config for fit; repeatable")
-    add("--device", metavar="NAME", help="a known GPU, such as H200 (default: a CPU)")
+    configs = "a config for fit, or the config.yaml of a run; repeatable"
+    add("--config", "-c", type=Path, required=True, action="append", metavar="FILE", help=configs)
+    add("--device", metavar="NAME", help="a known GPU, or a part of its name, such as h100 (default: a CPU)")
     add("--world-size", type=int, metavar="N", help="processes (default: the config's, or 1)")
     add("--strategy", choices=STRATEGIES, help="how processes share the model (default: the config's)")
-    add("--gradient-views", action="store_true", help="DDP's gradients are views of its buckets")
+    add("--gradient-views", action="store_true", help="gradients are views of DDP's buckets, without a copy")
     add("--precision", metavar="P", help="32-true, bf16-true or bf16-mixed (default: the config's)")
-    add("--vocab-size", type=int, metavar="N", help="token ids, if the config leaves it to the data")
-    add("--state-dtype", choices=("bfloat16",), help="of AdamW's averages (default: the config's, or the parameters')")
-    free = "memory of each device that tensors do not get (default: the config's; on a GPU some for context, libraries"
-    add("--reserve", type=size_option, metavar="SIZE", help=f"{free} and gaps)")
+    add("--vocab-size", type=int, metavar="N", help="vocabulary size, if neither config, store nor run has it")
+    add("--state-dtype", choices=("bfloat16",), help="dtype of AdamW's averages (default: the config's)")
+    free = (
+        "memory of each device that the plan leaves free (default: the config's; on a GPU for context, libraries, gaps)"
+    )
+    add("--reserve", type=size_option, metavar="SIZE", help=free)
     add("--json", type=Path, metavar="FILE", help="write all figures to this file")
+    add("--trust-code", action="store_true", help="import and measure an MLP class outside lightning_llm")
 
 
 def size_option(words: str) -> int:
@@ -215,12 +223,14 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         OSError: A config cannot be read.
     """
     raw: Section = {}
+    source = Path()  # the config that decides the vocabulary
     for file in options.config:
-        raw = merged(raw, read_config(file))
+        content = read_config(file)
+        raw, source = merged(raw, content), file if VOCABULARY & _section(content, "data").keys() else source
     if _section(raw, "data").get("document_mask"):
         raise ValueError("data.document_mask is not covered: its masks are not counted; leave it out")
-    config = _architecture(raw, options.vocab_size)
-    device = None if options.device is None else find_device(options.device)
+    config = _architecture(raw, options, source)
+    device = None if options.device is None else device_from_part(options.device)
     precision, reason = options.precision or _name(raw, "trainer.precision", "auto"), ""
     if precision == "auto":
         known = ("the CPU", cpu_features()) if device is None else (device.name, device.flops)
@@ -228,23 +238,26 @@ def read_run(options: argparse.Namespace) -> RunConfig:
     world_size = _world_size(raw) if options.world_size is None else options.world_size
     if not 1 <= world_size <= MOST:
         raise ValueError(f"--world-size must be from 1 to {MOST}, got {world_size}")
-    is_sharded = _class(raw, "trainer.strategy", "")[0].rpartition(".")[2] in SHARDING
+    name, arguments = _class(raw, "trainer.strategy", "")
+    is_sharded, is_deferred = name.rpartition(".")[2] in SHARDING, arguments.get("defer_reduction") is True
+    sharding = "fsdp2_deferred" if is_deferred or name == "fsdp2_deferred" else "fsdp2"
     return RunConfig(
         raw=raw,
         config=config,
         device=device,
         precision=precision,
         precision_reason=reason,
-        tf32=_section(raw, "model").get("tf32") is True,
+        tf32=_section(raw, "trainer").get("tf32") is True,
         context_length=_whole(raw, "data.context_length", 256),
         global_batch_size=_whole(raw, "data.global_batch_size", 32),
         micro_batch_size=_whole(raw, "data.micro_batch_size"),
         loss_chunks=_whole(raw, "model.loss_chunks", least=0),
         world_size=world_size,
         max_steps=max(0, _whole(raw, "trainer.max_steps", 0, least=-1)),
-        strategy=options.strategy or ("fsdp2" if is_sharded else "ddp"),
+        strategy=options.strategy or (sharding if is_sharded else "ddp"),
         reserve=_reserve(raw, options.reserve, "cpu" if device is None else "cuda", world_size),
-        **_optimizer(raw, config, precision, options.state_dtype),
+        **_optimizer(raw, config, precision, options.state_dtype, mlp := _measured(config, precision)),
+        mlp=mlp,
     )
 
 
@@ -297,7 +310,8 @@ def _class(raw: Section, name: str, default: str) -> tuple[str, Section]:
     return _name(raw, name, default), {}
 
 
-def _architecture(raw: Section, vocab_size: int | None) -> ModelConfig:
+def _architecture(raw: Section, options: argparse.Namespace, source: Path) -> ModelConfig:
+    vocab_size = options.vocab_size
     fields, data = dict(_section(raw, "model.architecture")), _section(raw, "data")
     if vocab_size is not None:
         fields["vocab_size"] = vocab_size
@@ -305,15 +319,39 @@ def _architecture(raw: Section, vocab_size: int | None) -> ModelConfig:
         store = Path(str(data.get("store") or ""), "meta.json")
         if data.get("store") and store.is_file():
             fields["vocab_size"] = read_json(file_in(store.parent, store.name)).get("vocab_size")
+        elif (of_run := _vocab_size_of_run(source)) is not None:
+            fields["vocab_size"] = of_run
         elif data.get("tokenizer") == "bpe":
             fields["vocab_size"] = data.get("vocab_size")
     known = [field.name for field in dataclasses.fields(ModelConfig)]
     if unknown := [name for name in fields if name not in known]:
         raise ValueError(f"model.architecture.{unknown[0]} is unknown: choose among {', '.join(known)}")
-    return ModelConfig(**fields)
+    return config_of_file(fields, "the config", trust_code=options.trust_code)
 
 
-def _optimizer(raw: Section, config: ModelConfig, precision: str, asked: str | None) -> dict[str, Any]:
+def _measured(config: ModelConfig, precision: str) -> MeasuredMLP | None:
+    """Of an MLP that the accounting does not know: it costs loading torch, and runs the class."""
+    if config.mlp in BUILT_IN_MLPS:
+        return None
+    from lightning_llm.training.measured_mlp import measure_mlp
+
+    return measure_mlp(config, precision)
+
+
+def _vocab_size_of_run(config: Path) -> int | None:
+    """From a checkpoint, if the config is that of a run. This alone imports torch."""
+    for path in sorted((config.parent / CHECKPOINTS).glob("*.ckpt")) if config.name == CONFIG else ():
+        from lightning_llm.checkpoints.reading import read_outline
+
+        with suppress(ValueError, OSError):  # a damaged one: the next one has the same vocabulary
+            architecture = read_outline(path).get("hyper_parameters", {}).get("architecture", {})
+            return cast("int | None", architecture.get("vocab_size"))
+    return None
+
+
+def _optimizer(
+    raw: Section, config: ModelConfig, precision: str, asked: str | None, mlp: MeasuredMLP | None
+) -> dict[str, Any]:
     """The four fields of a RunConfig about the optimizer and its state; ``asked`` is --state-dtype."""
     path, arguments = _class(raw, "model.optimizer", f"{OWN}AdamW")
     name = path.rpartition(".")[2]
@@ -328,7 +366,7 @@ def _optimizer(raw: Section, config: ModelConfig, precision: str, asked: str | N
         raise ValueError(f"state_dtype is an option of {OWN}AdamW, the optimizer is {name}: {instead}")
     state: float = STATE_PER_PARAMETER[name] + (1 if name == "SGD" and arguments.get("momentum") else 0)
     if is_muon:  # one tensor for Muon's matrices, two of state_dtype for the rest
-        parameters, itemsize = sum(parameters_by_part(config).values()), 2 if precision == "bf16-true" else 4
+        parameters, itemsize = sum(parameters_by_part(config, mlp).values()), 2 if precision == "bf16-true" else 4
         matrices = hidden_matrix_parameters(config)
         others = 2 * (parameters - matrices) * (STATE_BYTES[dtype] or itemsize)
         state = (matrices * itemsize + others) / (parameters * itemsize)

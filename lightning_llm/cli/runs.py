@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_llm.checkpoints.run_directory import CHECKPOINTS, turn_of
+from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG, turn_of
 from lightning_llm.cli.run_config import read_config
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.untrusted import LONGEST_NAME, file_name, read_text
@@ -32,7 +32,7 @@ from lightning_llm.training.run_options import ABSENT, CALLBACKS, SEEDS, identit
 if TYPE_CHECKING:
     from lightning_llm.model.transformer import Transformer
 
-CONFIG, SUMMARY, JOB = "config.yaml", "summary.json", "job"
+SUMMARY, JOB = "summary.json", "job"
 EXAMPLE = "runs/quickstart/version_0"
 EVENTS = "events.out.tfevents*"
 THREADS = "threads"  # in the summary; older ones lack it
@@ -115,10 +115,10 @@ def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefe
         if is_whole(path):
             for damaged in candidates[:number]:
                 instead = "in place of the best" if damaged == best else "the one before it"
-                say(f"checkpoint {damaged} is cut short or damaged: using {path}, {instead}")
+                say(f"checkpoint {damaged} is truncated or damaged: using {path}, {instead}")
             return path
     names = ", ".join(path.name for path in candidates)
-    raise ValueError(f"every checkpoint of {run} is cut short or damaged: {names}")
+    raise ValueError(f"every checkpoint of {run} is truncated or damaged: {names}")
 
 
 def step_in(checkpoint: Path) -> int:
@@ -169,7 +169,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """The option without which no code runs that a checkpoint names."""
+    """The option without which no code runs that a checkpoint or a config names."""
     text = "import and run classes outside lightning_llm that the model names"
     parser.add_argument("--trust-code", action="store_true", help=text)
 
@@ -214,9 +214,9 @@ def check_device(given: str) -> None:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
-            raise ValueError(f"device {given}: this machine has {count} CUDA devices for this torch: choose cpu")
+            raise ValueError(f"device {given}: this torch finds {count} CUDA devices on this machine: choose cpu")
     elif device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError(f"device {given}: this machine has none for this torch: choose cpu")
+        raise ValueError(f"device {given}: this torch finds none on this machine: choose cpu")
     elif device.type not in ("cpu", "mps"):
         raise ValueError(f"device {given!r} is not supported: choose cpu, cuda or mps")
 
@@ -263,20 +263,32 @@ def find_runs(
     """
     found: dict[Path, Path] = {}
     for name in given:
-        folder = Path(name)
-        if not folder.is_dir():
-            raise ValueError(f"{name}: no such directory; give run directories, or a folder that contains some")
-        inside = sorted((*folder.glob("*"), *folder.glob("*/*")), key=_natural)
-        runs = [path for path in (folder, *inside) if (path / CONFIG).is_file() or any(path.glob(EVENTS))]
+        runs = run_folders(name)
         complete = [path for path in runs if not file or any(path.glob(file))]
         if not complete:
-            raise ValueError(f"{name}: {without if runs else 'no run in it, nor two levels below'}")
+            raise ValueError(f"{name}: {without}")
         for path in runs:
             if path in complete:
                 found.setdefault(path.resolve(), path)
             else:
                 say(f"left out {path}: {without}")
     return [Run(path, _options(path / CONFIG)) for path in found.values()]
+
+
+def run_folders(name: str) -> list[Path]:
+    """The run directories that a word of a command line names: itself, and those up to two levels down.
+
+    Raises:
+        ValueError: There is no such directory, or no run in it.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        raise ValueError(f"{name}: no such directory; give run directories, or a folder that contains some")
+    inside = sorted((*folder.glob("*"), *folder.glob("*/*")), key=_natural)
+    runs = [path for path in (folder, *inside) if (path / CONFIG).is_file() or any(path.glob(EVENTS))]
+    if not runs:
+        raise ValueError(f"{name}: no run in it or up to two levels below")
+    return runs
 
 
 def differences(runs: Sequence[Run]) -> list[str]:

@@ -28,12 +28,14 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_llm.accounting.plan_report import chosen_options, described
-from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint
+from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint, read_outline
+from lightning_llm.checkpoints.run_directory import CONFIG
+from lightning_llm.checkpoints.schema import LIGHTNING
 from lightning_llm.cli import command_line, jobs
-from lightning_llm.cli.errors import COMMANDS, FAILED, SYNTAX, USER_ERROR, one_line, reports, with_page
+from lightning_llm.cli.errors import COMMANDS, FAILED, SYNTAX, USER_ERROR, in_plain_words, one_line, reports, with_page
 from lightning_llm.cli.process import interrupts, is_first_process
 from lightning_llm.cli.report import RunReport, callback_of, print_checks
-from lightning_llm.cli.runs import CONFIG, JOB, checkpoint_in, find_checkpoint, newest_run, run_of, step_in
+from lightning_llm.cli.runs import JOB, checkpoint_in, find_checkpoint, newest_run, run_of, step_in
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.atomic import write_json
 from lightning_llm.measure.attribution import is_out_of_memory
@@ -81,7 +83,7 @@ class SaveConfig(SaveConfigCallback):
         if not trainer.is_global_zero or run is None:
             return
         if plan is not None:
-            write_json(run / PLAN, {"memory_budget": pl_module.memory_budget, **described(plan)})
+            write_json(run / PLAN, {"memory_budget": pl_module.budget.size, **described(plan)})
         self.parser.save(self.config, run / CONFIG, skip_none=False, overwrite=True, multifile=self.multifile)
         if job is not None:
             (run / JOB).write_text(f"{job}\n", encoding="utf-8")
@@ -100,7 +102,8 @@ class TrainingCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Options that belong to neither model nor data nor trainer."""
         text = "On Linux with glibc: keep freed memory in the process instead of returning it to the system. "
-        text += "Training on a CPU is 15 to 20 percent faster, and the process is larger."
+        text += "The process stays at its largest size. On two CPU cores, this changed the speed of a training step by "
+        text += "+1.5 percent in bf16 and by -6 percent in float32 (November 2026)."
         parser.add_argument("--keep_freed_memory", type=bool, default=True, help=text)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -132,6 +135,8 @@ class TrainingCLI(LightningCLI):
         elif self.subcommand != "check":
             options = "--ckpt_path best, last, a run directory or a file"
             raise ValueError(f"{self.subcommand} needs a trained model: {options}")
+        if self.checkpoint is not None and self.subcommand not in ("fit", "check"):
+            read_outline(self.checkpoint, LIGHTNING)  # a file that is no checkpoint, before data are prepared
         saved: dict[str, Any] = {}
         if self.subcommand in ("fit", "check"):
             if self.checkpoint is not None:
@@ -335,6 +340,8 @@ def _of_thread(failure: threading.ExceptHookArgs) -> None:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, argparse.ArgumentError | ArgumentError):
+        return in_plain_words(str(error))
     if not isinstance(error, OSError) or not error.strerror:
         return one_line(error)
     where = error.filename

@@ -167,13 +167,13 @@ def download_shakespeare(cache_dir: Path | None = None, url: str = SHAKESPEARE_U
             error.close()
         raise ValueError(
             f"corpus 'shakespeare' cannot be downloaded from {url} ({reason}): "
-            "get the file another way and give it as data.path, or take corpus 'stdlib', which needs no network"
+            "get the file another way and give it as data.path, or use corpus 'stdlib', which needs no network"
         ) from error
     found = hashlib.sha256(content).hexdigest()
     if found != SHAKESPEARE_SHA256:
         raise ValueError(
             f"corpus 'shakespeare': {url} sent {len(content)} bytes with sha256 {found}, "
-            f"not the {SHAKESPEARE_SIZE} bytes with sha256 {SHAKESPEARE_SHA256}; nothing was kept"
+            f"not the {SHAKESPEARE_SIZE} bytes with sha256 {SHAKESPEARE_SHA256}; nothing was saved"
         )
     try:
         write_text(target, content.decode())
@@ -205,7 +205,7 @@ def _given_files(given: str, text_key: str) -> list[TextFile]:
         paths = sorted(Path(found) for found in glob.glob(str(path), recursive=True) if Path(found).is_file())
         if not paths:
             corpora = ", ".join(NAMED_CORPORA)
-            raise ValueError(f"{given!r} is no file, no folder, no glob that matches a file, and no corpus ({corpora})")
+            raise ValueError(f"{given!r} is not a file, a folder, a glob that matches a file, or a corpus ({corpora})")
     files = [
         TextFile(str(each), size, functools.partial(Path, each), "", text_key, *format_of(each.name))
         for each in paths

@@ -252,7 +252,7 @@ class TokenDataModule(LightningDataModule):
             limited = limited_batches(length, trainer.limit_train_batches)
             if limited % self.accumulation:
                 raise ValueError(
-                    f"trainer.limit_train_batches leaves {limited} micro-batches, which is no multiple of the "
+                    f"trainer.limit_train_batches leaves {limited} micro-batches, which is not a multiple of the "
                     f"{self.accumulation} of an optimizer step: the last step would see a part of its gradient"
                 )
             repeat = limited if getattr(trainer, "overfit_batches", 0) else 0

@@ -267,7 +267,7 @@ class TextFile:
             is_foreign = type(error).__module__.split(".")[0] in ("zstandard", "pyarrow")
             if is_foreign or isinstance(error, (EOFError, zlib.error, gzip.BadGzipFile)):
                 kind = self.compression or self.format
-                raise ValueError(f"{self.name} is broken, or no .{kind} file: {message}") from error
+                raise ValueError(f"{self.name} is damaged, or not a .{kind} file: {message}") from error
             if isinstance(error, OSError):
                 raise ValueError(f"cannot read {self.name}: {error.strerror or message}") from error
             raise
@@ -279,7 +279,7 @@ def format_of(name: str) -> tuple[str, str]:
     compression = _COMPRESSIONS.get(path.suffix, "")
     kind = _FORMATS.get(path.with_suffix("").suffix if compression else path.suffix, "text")
     if kind == "parquet" and compression:
-        raise ValueError(f"{name}: parquet is compressed within, unpack it first")
+        raise ValueError(f"{name}: parquet is compressed already: decompress it first")
     return kind, compression
 
 
@@ -313,17 +313,17 @@ def _parse_line(line: bytes, key: str) -> tuple[str, str]:
     except (ValueError, RecursionError) as error:
         return "", f"is not JSON that can be read: {error}"
     if not isinstance(record, dict):
-        return "", f"is no JSON object with a key {key!r}, but {type(record).__name__}"
+        return "", f"is not a JSON object with the key {key!r}, but {type(record).__name__}"
     if key not in record:
         found = ", ".join(map(repr, itertools.islice(record, 8))) or "none"
         return "", f"has no key {key!r}, only {found}: set the text's key with --text-key"
     text = record[key]
     if not isinstance(text, str):
-        return "", f"has under key {key!r} no text but {type(text).__name__}"
+        return "", f"has {type(text).__name__} under key {key!r}, not text"
     try:
         text.isascii() or text.encode()
     except UnicodeEncodeError:
-        return "", f"has under key {key!r} half of a surrogate pair, which is no text"
+        return "", f"has half of a surrogate pair under key {key!r}, which is not valid text"
     return text, ""
 
 
@@ -333,5 +333,5 @@ def _import(name: str, file: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ValueError(
-            f"{file} needs the package {package}: pip install {package}, or pip install 'lightning-llm[data]'"
+            f"{file} needs the package {package}: pip install {package}, or pip install -e '.[data]'"
         ) from error

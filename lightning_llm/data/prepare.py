@@ -266,7 +266,7 @@ def check_named_store(store: str | None, corpus: str | None, path: str | None) -
     if shards_of(Path(store)):
         TokenStore.open(store)  # raises, with what to do with the shards
     raise ValueError(
-        f"data.store {store!r} does not exist: give one that does, or the text to prepare it from, as "
+        f"data.store {store!r} does not exist: give an existing store, or the text to prepare it from, as "
         "data.path or, on the command line, as data.corpus"
     )
 

@@ -108,7 +108,7 @@ class TokenStore:
             whole_store = path.with_name(path.name.rpartition(".shard-")[0])
             raise ValueError(f"token store {path} is one shard of a store: {merge} {whole_store}")
         if not path.exists() and (shards := shards_of(path)):
-            raise ValueError(f"token store {path} does not exist, but {len(shards)} of its shards: {merge} {path}")
+            raise ValueError(f"token store {path} does not exist, but {len(shards)} of its shards do: {merge} {path}")
         if not path.is_dir():
             raise ValueError(f"token store {path} does not exist: make it with lightning-llm prepare … --out {path}")
         return cls.from_meta(path, read_meta(path))
@@ -217,7 +217,7 @@ class TokenStore:
             yield block
         if known.sha256 and digest.hexdigest() != known.sha256:
             raise ValueError(
-                f"token store {self.path}: {split}.bin was changed, it has another sha256 than when it was written: "
+                f"token store {self.path}: {split}.bin was changed: its sha256 is not the recorded one; "
                 "put it back or prepare the store again"
             )
 

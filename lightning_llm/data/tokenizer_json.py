@@ -50,7 +50,7 @@ def read_content(content: str) -> dict[str, Any]:
     if len(content) > LARGEST_TOKENIZER:
         raise ValueError(f"not a tokenizer.json: {len(content)} characters, expected at most {LARGEST_TOKENIZER}")
     parsed = parse_json(content, "not a tokenizer.json: the content")
-    validate(parsed, _FILE, "not a tokenizer.json", "get it again, or take another tokenizer")
+    validate(parsed, _FILE, "not a tokenizer.json", "get it again, or use another tokenizer")
     for field, types in _PARTS.items():
         name = f"the tokenizer's {field}"
         parts = list(_parts(parsed.get(field), name, sorted(types.split())))
@@ -60,7 +60,7 @@ def read_content(content: str) -> dict[str, Any]:
         for part in parts:
             pattern = part.get("pattern")
             if pattern is not None and (not isinstance(pattern, dict) or "" in pattern.values()):
-                raise ValueError(f"{name} of type {part['type']} has an empty pattern: take another tokenizer")
+                raise ValueError(f"{name} of type {part['type']} has an empty pattern: use another tokenizer")
             if pattern and isinstance(pattern.get("Regex"), str):
                 check_pattern(pattern["Regex"], name)
     return parsed
@@ -81,7 +81,7 @@ def _parts(part: Any, name: str, types: list[str]) -> Iterable[dict[str, Any]]:
             for each in value.values() if isinstance(value, dict) else (value,):
                 is_text, is_number = isinstance(each, str), isinstance(each, int | float)
                 if each is not None and not (len(each) <= LONGEST_TEXT if is_text else is_number and 0 <= each <= MOST):
-                    raise ValueError(f"{name} of type {kind} has an absurd {field[:40]!r}: take another tokenizer")
+                    raise ValueError(f"{name} of type {kind} has an absurd {field[:40]!r}: use another tokenizer")
         yield part
 
 

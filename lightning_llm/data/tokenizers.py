@@ -282,7 +282,7 @@ def check_bpe(vocab_size: int, special_tokens: Sequence[str] = ()) -> list[str]:
     special = [END_OF_TEXT, *(token for token in special_tokens if token != END_OF_TEXT)]
     if not all(special) or len(set(special)) < len(special) or any(map(str.isspace, "".join(special))):
         raise ValueError(
-            "special tokens must differ from each other, have a character at least and no white space, "
+            "special tokens must differ from each other, have at least one character and no white space, "
             f"got {', '.join(map(repr, special_tokens))}"
         )
     smallest = 256 + len(special)

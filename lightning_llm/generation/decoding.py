@@ -1,22 +1,31 @@
 """Decoding: one prefill over the prompts, then one position per step, from a cache of keys and values.
 
+Each step turns logits into the next token. The order is that of ``transformers``
+(``GenerationMixin._get_logits_processor``), so that equal options mean the same:
+
+    repetition penalty ─▶ temperature ─▶ top-k ─▶ top-p ─▶ min-p ─▶ softmax ─▶ a number in [0, 1) picks a token
+
+The random numbers of a row depend on the seed, its prompt, which copy of that prompt it is, and the step, not on the
+other rows. So a prompt gives the same text alone and in any batch, and copies of a prompt give several texts.
+
 Tokens stay on the device, where the next step reads them. On CUDA the host reads a token while the device computes the
-one after it, so that the device never waits: the step after the last token of a text is computed for nothing.
+next one, so the device never waits; the step after a text's last token is wasted.
 
 When a row has filled the context, its newest half is read again as a new prompt and decoding continues. Positions stay
 within what the model was trained on. As they start again from 0, the cached keys, rotated by their old positions,
 cannot be reused; a prefill every half context costs one more position per step, in larger matmuls than decoding's.
 """
 
+import dataclasses
+import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, cast, overload
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, cast, overload
 
 import torch
 from torch import Tensor, nn
 
 from lightning_llm.generation.packed_step import FEWEST_STEPS, PackedStep, can_pack
-from lightning_llm.generation.sampling import Draws, Sampling, SamplingOptions, drawing_device, filter_logits, pick
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.transformer import Transformer
 
@@ -25,7 +34,149 @@ if TYPE_CHECKING:
 
 Prompts = Tensor | Sequence[Sequence[int]]
 Ends = int | Sequence[int] | None
+_DRAWN_AT_ONCE = 64  # random numbers of a row: one call for each takes longer than making them
 _AHEAD = {"cuda": 1}  # steps that a device is given before the host reads a token
+
+# ---- from logits to the next token
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Attributes:
+        temperature: Divides the logits; 0 always takes the most likely token.
+        top_k: Sample among the ``top_k`` most likely tokens only.
+        top_p: Sample among the fewest tokens whose probabilities reach ``top_p`` (Holtzman et al. 2020, "The Curious
+            Case of Neural Text Degeneration", section 3.1).
+        min_p: Sample among tokens at least ``min_p`` times as likely as the most likely one (Nguyen et al. 2024,
+            "Turning Up the Heat: Min-p Sampling for Creative and Coherent LLM Outputs", section 3).
+        repetition_penalty: Logits of tokens that are in the prompt or were generated are divided by it if positive,
+            else multiplied (Keskar et al. 2019, "CTRL", section 4.1; there for the generated only). 1 changes nothing.
+
+    Raises:
+        ValueError: Options out of range, all of them at once.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        top_k, top_p, min_p, inf = self.top_k, self.top_p, self.min_p, float("inf")
+        ranges = {
+            "temperature": ("at least 0 (0: greedy decoding) and finite", 0 <= self.temperature < inf),
+            "top_k": ("at least 1", top_k is None or top_k >= 1),
+            "top_p": ("above 0 and at most 1", top_p is None or 0 < top_p <= 1),
+            "min_p": ("at least 0 and at most 1", min_p is None or 0 <= min_p <= 1),
+            "repetition_penalty": ("above 0 and finite (1 changes nothing)", 0 < self.repetition_penalty < inf),
+        }
+        wrong = {name: accepted for name, (accepted, is_in_range) in ranges.items() if not is_in_range}
+        if wrong:
+            raise ValueError("; ".join(f"{name} must be {wrong[name]}, got {getattr(self, name)}" for name in wrong))
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether no random number is needed."""
+        return self.temperature == 0
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of :class:`Sampling` as keyword arguments."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float
+
+
+def filter_logits(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
+    """Logits to sample from; what is ruled out is minus infinity, and the most likely token never is.
+
+    Args:
+        logits: (batch, vocab), float32 or float64. Not modified.
+        sampling: The options. At temperature 0 only the penalty is applied.
+        seen: (batch, vocab), bool: which tokens the penalty is for.
+
+    Returns:
+        (batch, vocab).
+    """
+    if seen is not None:
+        penalty = sampling.repetition_penalty
+        logits = torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+    if sampling.is_greedy:
+        return logits
+    if sampling.temperature != 1:
+        logits = logits / sampling.temperature
+    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
+        weakest = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < weakest, float("-inf"))
+    if sampling.top_p is not None and sampling.top_p < 1:
+        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+        probabilities = ordered.softmax(dim=-1)
+        # a token stays while those before it do not reach top_p: the most likely one always stays
+        beyond = probabilities.cumsum(dim=-1) - probabilities >= sampling.top_p
+        logits = logits.masked_fill(beyond.scatter(-1, order, beyond), float("-inf"))
+    if sampling.min_p:
+        probabilities = logits.softmax(dim=-1)
+        unlikely = probabilities < sampling.min_p * probabilities.amax(dim=-1, keepdim=True)
+        logits = logits.masked_fill(unlikely, float("-inf"))
+    return logits
+
+
+def pick(logits: Tensor, numbers: Tensor | None) -> Tensor:
+    """A token for each row: the most likely, or the one whose interval of cumulative probability has the number.
+
+    Args:
+        logits: (batch, vocab), filtered.
+        numbers: (batch, 1), float64 in [0, 1), on the device of the logits; ``None`` takes the most likely.
+
+    Returns:
+        (batch,) token ids on that device; -1 where the logits are NaN.
+    """
+    if numbers is None:
+        tokens, is_number = logits.argmax(dim=-1), logits.isfinite().any(dim=-1)
+    else:
+        reached = logits.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+        tokens = torch.searchsorted(reached, numbers * reached[:, -1:], right=True).squeeze(-1)
+        is_number = tokens < logits.shape[-1]  # nothing is above NaN
+    return torch.where(is_number, tokens, -1)
+
+
+class Draws:
+    """The random numbers of each row, step by step.
+
+    Args:
+        prompts: Token ids of each row.
+        generator: The seed is one draw from it. ``None``: torch's global generator.
+        device: Of the numbers, which are made on the CPU.
+    """
+
+    def __init__(self, prompts: Sequence[Sequence[int]], generator: torch.Generator | None, device: Any) -> None:
+        self._device, of_seed = device, "cpu" if generator is None else generator.device
+        seed = int(torch.randint(2**62, (), device=of_seed, generator=generator))
+        copies: dict[tuple[int, ...], int] = {}
+        self._generators = []
+        for prompt in map(tuple, prompts):
+            copies[prompt] = copies.get(prompt, -1) + 1
+            content = repr((seed, copies[prompt], prompt)).encode()
+            digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+            self._generators.append(torch.Generator().manual_seed(digest % 2**63))
+        self._block, self._used = torch.empty(0), _DRAWN_AT_ONCE
+
+    def next(self) -> Tensor:
+        """(batch, 1), float64 in [0, 1)."""
+        if self._used == _DRAWN_AT_ONCE:
+            rows = [torch.rand(_DRAWN_AT_ONCE, generator=each, dtype=torch.float64) for each in self._generators]
+            self._block, self._used = torch.stack(rows).to(self._device), 0
+        self._used += 1
+        return self._block[:, self._used - 1 : self._used]
+
+
+# ---- from prompts to tokens
 
 
 class GenerationOptions(SamplingOptions, total=False):
@@ -151,7 +302,9 @@ class Decoder:
         self._contexts = [prompt[-self._longest :] for prompt in self.prompts]
         self._ended = [False] * len(self.prompts)
         self._device = self._model.embed_tokens.weight.device
-        self._choosing = self._device if sampling.is_greedy else drawing_device(self._device)
+        # MPS has no float64, and on CUDA torch's cumulative sums are not deterministic
+        sums_on_host = self._device.type == "mps" or torch.are_deterministic_algorithms_enabled()
+        self._choosing = torch.device("cpu") if sums_on_host and not sampling.is_greedy else self._device
         self._draws = None if sampling.is_greedy else Draws(self.prompts, generator, self._choosing)
         self._seen: Tensor | None = None
         if sampling.repetition_penalty != 1:
@@ -165,24 +318,23 @@ class Decoder:
         self._ended[row] = True
 
     def __iter__(self) -> Iterator[dict[int, int]]:
-        """Decode once.
-
-        Raises:
-            ValueError: The logits are NaN.
-        """
-        ahead, unread = _AHEAD.get(self._device.type, 0), deque[Callable[[], list[int]]]()
+        """Decode once; a ``ValueError`` if the logits are NaN."""
+        ahead, unread = _AHEAD.get(self._device.type, 0), deque[tuple[Tensor, torch.cuda.Event | None]]()
         for step in range(self._max_new_tokens):
-            while unread and (len(unread) > ahead or self._is_full()):
-                yield self._end_rows(unread.popleft()())
+            # the context of a full row is read again, so all of it must be known
+            while unread and (len(unread) > ahead or self._longest in self._cache.lengths):
+                yield self._read(*unread.popleft())
             if all(self._ended):
                 return
             self._tokens = self._choose(self._prefill() if step == 0 else self._advance())
-            unread.append(_copied_to_host(self._tokens))
+            unread.append(_sent_to_host(self._tokens))
         while unread and not all(self._ended):
-            yield self._end_rows(unread.popleft()())
+            yield self._read(*unread.popleft())
 
-    def _end_rows(self, tokens: list[int]) -> dict[int, int]:
-        """The tokens of the rows that go on."""
+    def _read(self, sent: Tensor, arrival: torch.cuda.Event | None) -> dict[int, int]:
+        if arrival is not None:
+            arrival.synchronize()
+        tokens: list[int] = sent.tolist()
         if min(tokens) < 0:
             raise ValueError("logits are NaN: the model's weights are damaged, or training diverged")
         going = {row: token for row, token in enumerate(tokens) if not self._ended[row]}
@@ -191,17 +343,15 @@ class Decoder:
             self._ended[row] |= token in self._ends
         return going
 
-    def _is_full(self) -> bool:
-        """Whether a row is read again before the next token, for which its context must be known."""
-        return self._longest in self._cache.lengths
-
     @torch.no_grad()
     def _prefill(self) -> Tensor:
         """Read the prompts, padded on the right, where no position looks: (batch, vocab)."""
         model, lengths = self._model, [len(context) for context in self._contexts]
         width = max(lengths)
         room = min(self._longest, width + self._max_new_tokens)
-        self._cache = KVCache(model.config, len(lengths), room, self._device, _cache_dtype(model.embed_tokens.weight))
+        kind, dtype = self._device.type, model.embed_tokens.weight.dtype
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+        self._cache = KVCache(model.config, len(lengths), room, self._device, dtype)
         rows = [context + [0] * (width - len(context)) for context in self._contexts]
         hidden = model(torch.tensor(rows, device=self._device), cache=self._cache)
         self._cache.set_lengths(lengths)
@@ -233,29 +383,18 @@ class Decoder:
     @torch.no_grad()
     def _choose(self, logits: Tensor) -> Tensor:
         """(batch, vocab) -> (batch,) ids, or -1 where the logits are NaN."""
-        if logits.dtype not in (torch.float32, torch.float64):
-            logits = logits.float()
-        filtered = filter_logits(logits.to(self._choosing), self._sampling, self._seen)
+        logits = logits.to(self._choosing, torch.promote_types(logits.dtype, torch.float32))
+        filtered = filter_logits(logits, self._sampling, self._seen)
         tokens = pick(filtered, None if self._draws is None else self._draws.next())
         if self._seen is not None:
             self._seen.scatter_(1, tokens.clamp(min=0)[:, None], True)
         return tokens.to(self._device)
 
 
-def _copied_to_host(tokens: Tensor) -> Callable[[], list[int]]:
-    """Reads (batch,) ids; on CUDA the device copies them in its turn, and reading waits for that alone."""
+def _sent_to_host(tokens: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """(batch,) ids, and on CUDA the event of their arrival: the host waits for this, not for the device."""
     if not tokens.is_cuda:
-        return lambda: cast(list[int], tokens.tolist())
-    copy, copied = tokens.to("cpu", non_blocking=True), torch.cuda.Event()  # into pinned memory
-    copied.record(torch.cuda.current_stream(tokens.device))
-
-    def read() -> list[int]:
-        copied.synchronize()
-        return cast(list[int], copy.tolist())
-
-    return read
-
-
-def _cache_dtype(weight: Tensor) -> torch.dtype:
-    device = weight.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        return tokens, None
+    sent, arrival = tokens.to("cpu", non_blocking=True), torch.cuda.Event()  # into pinned memory
+    arrival.record(torch.cuda.current_stream(tokens.device))
+    return sent, arrival

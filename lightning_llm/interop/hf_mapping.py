@@ -132,7 +132,7 @@ class LlamaMapping:
                 fields.take(ignored)
         if dropout := fields.fraction("attention_dropout", 0.0):
             fields.notes.append(
-                f"attention_dropout {dropout} acts in training only and is not taken over: architecture.dropout is 0"
+                f"attention_dropout {dropout} acts in training only and is not imported: architecture.dropout is 0"
             )
         mlp_bias = not self.qk_norm and fields.flag("mlp_bias")
         return {

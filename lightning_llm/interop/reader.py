@@ -81,9 +81,9 @@ def read_folder(path: str | os.PathLike[str]) -> ModelFolder:
     """
     path = Path(path)
     if not path.is_dir():
-        raise ValueError(f"{path} is no folder: give one with {CONFIG} and the weights")
+        raise ValueError(f"{path} is not a folder: give one with {CONFIG} and the weights")
     if not is_model_folder(path):
-        raise ValueError(f"{path} is no model: it has no {CONFIG}")
+        raise ValueError(f"{path} is not a model: it has no {CONFIG}")
     content = read_json(file_in(path, CONFIG))
     try:
         mapping = mapping_in(content)
@@ -220,4 +220,4 @@ def _end_of_text(content: dict[str, object], tokenizer: Tokenizer) -> list[str]:
     if given is None or end in (given if isinstance(given, list) else [given]):
         return []
     known = "no token is known to end a text" if end is None else f"a text ends with {tokenizer.token(end)!r} ({end})"
-    return [f"eos_token_id {shown(given)} is not taken over: here {known}"]
+    return [f"eos_token_id {shown(given)} is not imported: here {known}"]

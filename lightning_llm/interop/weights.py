@@ -110,7 +110,7 @@ def stored_weights(folder: Path) -> dict[str, Stored]:
         folder: With ``model.safetensors``, or several such files and their index, or ``pytorch_model.bin`` likewise.
 
     Raises:
-        ValueError: There are none, a file is missing, cut short or damaged, or a pickle would have to run code.
+        ValueError: There are none, a file is missing, truncated or damaged, or a pickle would have to run code.
     """
     found: dict[str, Stored] = {}
     for path in _files(folder):
@@ -156,7 +156,7 @@ def _in_safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
     try:
         source: Any = safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is cut short or damaged, or no safetensors file ({error}): get it again") from error
+        raise ValueError(f"{path} is truncated or damaged, or not safetensors ({error}): get it again") from error
     for name in source.keys():  # noqa: SIM118 - it cannot be iterated over
         tensor = source.get_slice(name)
         yield name, Stored(tuple(tensor.get_shape()), str(tensor.get_dtype()), partial(source.get_tensor, name))
@@ -169,7 +169,7 @@ def _in_pickle(path: Path) -> Iterator[tuple[str, Stored]]:
         raise ValueError(f"{error}; get the model as safetensors") from error
     for name, tensor in content.items():
         if not isinstance(tensor, Tensor):
-            raise ValueError(f"{path} has something else than tensors by name")
+            raise ValueError(f"{path} contains something other than named tensors")
         yield (
             name,
             Stored(tuple(tensor.shape), DTYPES.get(tensor.dtype, str(tensor.dtype)), tensor.detach),

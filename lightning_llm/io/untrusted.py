@@ -69,7 +69,7 @@ def file_in(folder: Path, name: object) -> Path:
         name: The name, as another file contains it.
 
     Raises:
-        ValueError: It is not a plain file name, or it is a link that leads out of the folder. In a folder of the
+        ValueError: It is not a plain file name, or it is a link that points outside the folder. In a folder of the
             Hugging Face cache a link may lead to the model's blobs.
     """
     if not isinstance(name, str) or name in ("", ".", "..") or not {"/", "\\", "\0"}.isdisjoint(name):
@@ -77,7 +77,7 @@ def file_in(folder: Path, name: object) -> Path:
     path, home = folder / name, Path(os.path.realpath(folder))
     home = home.parents[1] if home.parent.name == SNAPSHOTS and len(home.parents) > 1 else home
     if not Path(os.path.realpath(path)).is_relative_to(home):
-        raise ValueError(f"{path} is a link that leads out of the folder: put the file itself there")
+        raise ValueError(f"{path} is a link that points outside the folder: put the file itself there")
     return path
 
 

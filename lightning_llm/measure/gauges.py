@@ -79,9 +79,9 @@ class Reading(NamedTuple):
 class Gauge(abc.ABC):
     """Bytes in use, and the most since the reading before.
 
-    The counters keep one high-water mark, which is not reset here: the user may read and reset CUDA's. Where an interval
-    changed the mark, it is the peak of the interval; else the peak is only known to be at least what is in use at either
-    end, which is reported.
+    The counters keep one high-water mark, which is not reset here: the user may read and reset CUDA's. If an interval
+    changed the mark, it is the peak of the interval; else the peak is only known to be at least what is in use at
+    either end, which is reported.
 
     Attributes:
         source: Of the numbers, in words.

@@ -60,7 +60,7 @@ class ModelConfig:
         rms_norm_eps: Added to the mean square, or to the variance for ``layernorm``.
         position: ``rope`` (Su et al. 2021, rotate-half form), ``learned`` (an embedding per position) or ``none``.
         rope_theta: Base of the rotary frequencies.
-        rope_scaling: How the rotation was stretched to a longer context than that of pre-training, or ``None``:
+        rope_scaling: How RoPE was extended beyond the context of pre-training, or ``None``:
             ``{rope_type: linear, factor: …}`` (Chen et al. 2023, "Extending Context Window of Large Language Models
             via Positional Interpolation") or ``{rope_type: llama3, factor: …, low_freq_factor: …, high_freq_factor: …,
             original_max_position_embeddings: …}``, which does not change the fast frequencies.

@@ -23,7 +23,35 @@ from lightning_llm.model.weights import drawing, initialize
 from lightning_llm.ops.conventions import matmul_dtype
 
 
-class Block(nn.Module):
+class Compilable(nn.Module):
+    """A module whose forward pass, ``_run``, can be compiled in place."""
+
+    _run: Callable[..., Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._compiled: Callable[..., Tensor] | None = None
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the forward pass without a cache, in place. Arguments as for ``torch.compile``.
+
+        Unlike that of ``nn.Module`` it excludes hooks, by which FSDP2 gathers the weights, and takes the module as an
+        argument: blocks of the same settings, and copies of one, share the code compiled for the first.
+        """
+        self._compiled = torch.compile(type(self)._run, *args, **kwargs)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether :meth:`compile` was called."""
+        return self._compiled is not None
+
+    def _call(self, cache: KVCache | None, *args: Any) -> Tensor:
+        # a cache grows with every call, and each length would be compiled again
+        run = type(self)._run if self._compiled is None or cache is not None else self._compiled
+        return run(self, *args)
+
+
+class Block(Compilable):
     """A pre-norm block: attention, then the MLP, each added to the residual stream (Xiong et al. 2020).
 
     Args:
@@ -42,29 +70,13 @@ class Block(nn.Module):
         self.norm_in_mlp = config.checkpoint_levels[layer] == 2
         self.recompute = config.recompute
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
-        self._compiled: Callable[..., Tensor] | None = None
         initialize(self, config, seed, f"layers.{layer}")
 
     def forward(
         self, x: Tensor, *, rotation: Rotation | None = None, cache: KVCache | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, hidden). The rest as for :class:`CausalSelfAttention`."""
-        # a cache grows with every call, and each length would be compiled again
-        run = Block._run if self._compiled is None or cache is not None else self._compiled
-        return run(self, x, rotation, cache, mask)
-
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the forward pass without a cache, in place. Arguments as for ``torch.compile``.
-
-        Unlike that of ``nn.Module`` it excludes hooks, by which FSDP2 gathers the weights, and takes the block as an
-        argument: blocks of the same settings, and copies of one, share the code compiled for the first.
-        """
-        self._compiled = torch.compile(Block._run, *args, **kwargs)
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether :meth:`compile` was called."""
-        return self._compiled is not None
+        return self._call(cache, x, rotation, cache, mask)
 
     def _run(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None, mask: Tensor | None) -> Tensor:
         return self._part("block", self._parts, x, rotation, cache, mask)
@@ -90,7 +102,7 @@ class Block(nn.Module):
         return function(*args)
 
 
-class Transformer(nn.Module):
+class Transformer(Compilable):
     """A decoder-only language model.
 
     Args:
@@ -165,6 +177,11 @@ class Transformer(nn.Module):
             ValueError: ``input_ids`` is not two-dimensional, or more positions than ``max_position_embeddings``, or
                 ``documents`` with a cache or of another shape, or several positions after unequal rows of a cache.
         """
+        return self._call(cache, input_ids, positions, cache, documents)
+
+    def _run(
+        self, input_ids: Tensor, positions: Tensor | None, cache: KVCache | None, documents: Tensor | None
+    ) -> Tensor:
         if input_ids.dim() != 2:
             raise ValueError(f"input_ids must have shape (batch, seq), got {tuple(input_ids.shape)}")
         seq, longest = input_ids.shape[1], self.config.max_position_embeddings

@@ -103,9 +103,7 @@ def only_finite(tensors: Iterable[tuple[str, Tensor]], source: object) -> Iterat
     """
     for name, tensor in tensors:
         if not torch.isfinite(tensor).all():
-            raise ValueError(
-                f"{source}: the weights are NaN or infinite, {name} for one: take a checkpoint from before that"
-            )
+            raise ValueError(f"{source}: the weights are NaN or infinite, such as {name}: use an earlier checkpoint")
         yield name, tensor
 
 

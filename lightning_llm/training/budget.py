@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, Literal, cast
 
 import torch
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_llm.accounting.hardware import byte_size, find_device, reserve_for
 from lightning_llm.accounting.plan_report import chosen_options, summary
@@ -21,6 +21,8 @@ from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import param_groups
+from lightning_llm.training.execution import uses_tf32
+from lightning_llm.training.measured_mlp import measure_mlp
 
 
 class MemoryBudget:
@@ -44,6 +46,17 @@ class MemoryBudget:
         self.plan: Plan | None = None
         self._task: Task | None = None
         self._overridden: list[str] = []
+
+    @classmethod
+    def of(cls, size: str | None, reserve: str | None) -> "MemoryBudget | None":
+        """The budget of these options; ``None`` without a size.
+
+        Raises:
+            ValueError: There is a reserve and no size; or as the class.
+        """
+        if size is None and reserve is not None:
+            raise ValueError(f"model.memory_reserve {reserve} is a part of memory_budget, which is null: give both")
+        return None if size is None else cls(size, reserve)
 
     def apply(self, model: Any, data: TokenDataModule, trainer: Any) -> Plan | None:
         """Plan, and set the options of model and data. A model that is already built keeps its plan.
@@ -75,6 +88,29 @@ class MemoryBudget:
         """The plan in one line, with the options that it overrides; empty without a plan."""
         overrides = f"; memory_budget overrides {', '.join(self._overridden)}" if self._overridden else ""
         return "" if self.plan is None else summary(self.plan, self.size) + overrides
+
+
+class PlannedModule:
+    """A model that keeps to its ``budget``.
+
+    Attributes:
+        budget: Of ``memory_budget``, if there is one.
+        plan: What was chosen for it.
+    """
+
+    budget: MemoryBudget | None = None
+    plan: Plan | None = None
+
+    def keep_to_budget(self, data: Any, trainer: Any) -> None:
+        """Plan for ``memory_budget``; the data call this in their ``setup``. See :meth:`MemoryBudget.apply`."""
+        if self.budget is not None:
+            self.plan = self.budget.apply(self, data, trainer)
+            cast(Any, self).save_plain_hyperparameters()
+
+    @property
+    def plan_summary(self) -> str:
+        """``str(budget)``, by its name in 0.1, for one more version."""
+        return "" if self.budget is None else str(self.budget)
 
 
 def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
@@ -120,15 +156,16 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any, reserve: int | Non
         transformer = Transformer(architecture).to(torch.bfloat16 if precision == "bf16-true" else torch.float32)
     return Task(
         config=architecture,
-        cost_model=_cost_model(strategy.root_device, model.tf32),
+        cost_model=_cost_model(strategy.root_device, uses_tf32(trainer)),
         context_length=data.context_length,
         global_batch_size=data.global_batch_size,
         precision=precision,
         world_size=trainer.world_size,
-        strategies=("fsdp2" if isinstance(strategy, ModelParallelStrategy) else "ddp",),
+        strategies=(getattr(strategy, "kind", "ddp"),),
         gradient_views=isinstance(strategy, DDPStrategy) and bool(strategy._ddp_kwargs.get("gradient_as_bucket_view")),
         state_per_parameter=optimizer_state_bytes(model, transformer) / sum(p.nbytes for p in transformer.parameters()),
         reserve=reserve_for(strategy.root_device.type, trainer.world_size, reserve),
+        mlp=measure_mlp(architecture, precision),
     )
 
 
@@ -145,13 +182,12 @@ def _overridden(model: Any, data: TokenDataModule, plan: Plan) -> list[str]:
     return [f"{name} {value}" for name, value in given.items() if value is not None and value != chosen[name]]
 
 
-def _cost_model(device: torch.device, tf32: bool | None) -> CostModel:
+def _cost_model(device: torch.device, tf32: bool) -> CostModel:
     if device.type not in GENERIC:
         raise ValueError(f"memory_budget knows CPUs and CUDA devices, not {device.type}: set the sizes yourself")
     known = GENERIC[device.type]
     if device.type == "cuda":
         with suppress(ValueError):  # no peak is printed from it, and the order of settings is nearly that of any GPU
             known = find_device(torch.cuda.get_device_name(device))
-    if tf32 is None:  # torch's setting, which a CPU ignores
-        tf32 = device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
-    return CostModel(device=known, kind=cast(Literal["cpu", "cuda"], device.type), tf32=tf32)
+    is_tf32 = tf32 and device.type == "cuda"  # a CPU ignores torch's setting
+    return CostModel(device=known, kind=cast(Literal["cpu", "cuda"], device.type), tf32=is_tf32)

@@ -45,10 +45,20 @@ def record(trainer: Any) -> dict[str, Any]:
     device, found = trainer.strategy.root_device, {"precision": str(trainer.precision)}
     found |= {"threads": torch.get_num_threads(), "device": cpu_name()}
     if device.type == "cuda":
-        asked = getattr(trainer.lightning_module, "tf32", None)
-        found["tf32"] = torch.get_float32_matmul_precision() != "highest" if asked is None else asked
-        found["device"] = torch.cuda.get_device_name(device)
+        found |= {"tf32": uses_tf32(trainer), "device": torch.cuda.get_device_name(device)}
     return found
+
+
+def uses_tf32(trainer: Any) -> bool:
+    """Whether matmuls of float32 may use TF32: ``trainer.tf32``, or torch's setting."""
+    asked = getattr(trainer, "tf32", None)
+    return torch.get_float32_matmul_precision() != "highest" if asked is None else bool(asked)
+
+
+def switch_tf32(trainer: Any) -> None:
+    """Make ``trainer.tf32``, unless it is null, torch's setting; in every process."""
+    if getattr(trainer, "tf32", None) is not None:
+        torch.set_float32_matmul_precision("high" if trainer.tf32 else "highest")
 
 
 def print_changes(saved: Mapping[str, Any], trainer: Any) -> None:
@@ -56,7 +66,7 @@ def print_changes(saved: Mapping[str, Any], trainer: Any) -> None:
     now = record(trainer)
     lines = [f"  {name}: {saved[name]} -> {now[name]}" for name in now if name in saved and saved[name] != now[name]]
     if lines and trainer.is_global_zero:
-        print("Changed since the checkpoint, so that other bits follow:", *lines, sep="\n")
+        print("Changed since the checkpoint, so the bits will differ:", *lines, sep="\n")
 
 
 def seed_dropout(trainer: Any) -> None:
@@ -69,8 +79,8 @@ def keep_freed_memory() -> bool:
     """Ask glibc to keep freed blocks of every size in the process.
 
     By default glibc returns blocks above 128 KiB (a limit that moves up to 32 MiB) to the kernel, which zeroes them
-    at the next allocation. A training step allocates the same large blocks every time: keeping them saved 15 to 20 %
-    of a step on a 2-core CPU. The process stays at its largest size.
+    at the next allocation. A training step allocates the same large blocks every time. Keeping them changed the speed
+    of a step on a 2-core CPU by +1.5 % in bf16 and by -6 % in float32. The process stays at its largest size.
 
     Returns:
         Whether it was done; ``False`` if the C library is not glibc.

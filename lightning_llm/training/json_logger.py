@@ -26,10 +26,10 @@ class JSONLinesLogger(Logger):
     This logger chooses the run directory, ``<save_dir>/<name>/version_<n>``; ``default_root_dir`` then has no effect.
 
     Args:
-        save_dir: Folder that holds the folders of all runs.
-        name: Folder in it, for runs of one kind.
-        version: Folder in that, for this run: a number N for ``version_N``, or a name. Null: the run directory, which
-            is the next free number, or that of the resumed run.
+        save_dir: Folder of all runs.
+        name: Folder in ``save_dir`` for runs of one kind.
+        version: Folder in ``name`` for this run: a number N for ``version_N``, or a name. Null: the run directory,
+            which is the next free number, or that of the resumed run.
 
     Attributes:
         run: Where the Trainer makes the run directory. A new run does not take a given ``version`` that already exists.

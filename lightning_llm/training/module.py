@@ -1,7 +1,6 @@
 """LanguageModel, the LightningModule: how a model is built, its loss, its steps, its optimizer."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -12,28 +11,21 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lightning_llm.accounting.planner import Plan
-from lightning_llm.checkpoints.compatibility import (
-    optimizer_recipe,
-    restored_optimizer,
-    restored_schedule,
-    schedule_recipe,
-)
+from lightning_llm.checkpoints.compatibility import restored_optimizer, restored_schedule
 from lightning_llm.generation import generate
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import is_plain
 from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.groups import param_groups
 from lightning_llm.optim.schedules import Schedule
-from lightning_llm.training.budget import MemoryBudget
+from lightning_llm.training.budget import MemoryBudget, PlannedModule
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import CheckpointedModule
-from lightning_llm.training.distributed import build_for
+from lightning_llm.training.distributed import build_for, share_work
 from lightning_llm.training.evaluation import Evaluation
-from lightning_llm.training.execution import seed_dropout
+from lightning_llm.training.execution import seed_dropout, switch_tf32
 from lightning_llm.training.initial_weights import start_from
 from lightning_llm.training.preflight import check_setup
 from lightning_llm.training.run_length import lambda_scheduler, start_waiting
@@ -43,7 +35,7 @@ CompileMode = Literal["default", "max-autotune-no-cudagraphs"]  # torch's modes 
 PREDICTED_TOKENS = 100
 
 
-class LanguageModel(CheckpointedModule):
+class LanguageModel(PlannedModule, CheckpointedModule):
     """A transformer and how it is trained.
 
     Args:
@@ -56,26 +48,19 @@ class LanguageModel(CheckpointedModule):
             of the run, whichever is shorter. The run ends at the first of ``trainer.max_steps`` and ``max_epochs``;
             with ``max_time`` alone, null is ``Constant`` after a warmup of 100 steps, and others need ``decay_steps``.
         loss_chunks: Number of chunks of tokens for which logits and loss are computed one after the other, so that the
-            logits of all tokens never exist at once; at most one per token. Null chooses; 0 computes them all at once.
+            logits of all tokens never exist at once; at most one per token. Null: chosen by size; 0: all at once.
         memory_budget: Such as ``80GiB``: choose micro-batch, ``checkpoint_level``, ``recompute`` and ``loss_chunks``
             before the model is built, for the fastest step whose predicted peak on a device fits. They override the
-            config; the line ``plan`` of the summary and of ``check`` names each option. A GPU's memory is what CUDA
-            reports, if that is less.
+            config; the line ``plan`` of the summary and of ``check`` names each option.
         init_from: Start from these weights instead of random ones: a folder that ``lightning-llm export`` or
             transformers has written, a checkpoint, or a run directory. Step, optimizer and schedule start fresh; a
             resumed run does not read it.
-        compile_mode: Compile the model with ``torch.compile`` in this mode: ``default``, or
-            ``max-autotune-no-cudagraphs``, which tries more kernels. The first step takes tens of seconds longer. Null:
-            do not compile. With CUDA graphs, each block would overwrite the memory of the one before.
-        compile_scope: What is compiled as one. ``blocks``, or null: a block of the transformer, once for all of the same
-            settings. ``model``: the whole model with its loss, which takes longer with every layer; not with FSDP2,
-            which gathers the weights of one block after the other.
-        memory_reserve: Memory within ``memory_budget`` that tensors do not get, such as ``2GiB``. Null: on a GPU about
-            0.7 GiB for context and libraries, 1 GiB more for NCCL with several processes, and 5 % of the predicted peak
-            for the allocator's rounding and gaps; on a CPU nothing.
-        tf32: Whether matmuls of float32 may round their factors to TF32, which has bf16's 8 significant bits and 3 more:
-            several times as fast, on NVIDIA GPUs of compute capability 8.0 and later. Null: torch's setting, which is
-            false unless a script changes it.
+        compile_mode: Compile with ``torch.compile`` in this mode: ``default``, or ``max-autotune-no-cudagraphs``, which
+            tries more kernels. Null: do not compile. The first step takes tens of seconds longer.
+        compile_scope: What is compiled as one: ``blocks``, each block of the transformer, or ``model``, the whole
+            transformer, which takes longer with every layer and is not for FSDP2.
+        memory_reserve: Part of ``memory_budget`` that the plan leaves free, such as ``2GiB``. Null: on a GPU about 0.7
+            GiB for context and libraries, 1 GiB for NCCL with several processes, and 5 % of the predicted peak.
 
     Attributes:
         transformer: The model; made in ``configure_model``, when the vocabulary is known.
@@ -93,59 +78,26 @@ class LanguageModel(CheckpointedModule):
         memory_budget: str | None = None,
         init_from: str | None = None,
         compile_mode: CompileMode | None = None,
-        compile_scope: Literal["blocks", "model"] | None = None,
+        compile_scope: Literal["blocks", "model"] = "blocks",
         memory_reserve: str | None = None,
-        tf32: bool | None = None,
     ) -> None:
         super().__init__()
         if loss_chunks is not None and loss_chunks < 0:
             raise ValueError(f"loss_chunks must be at least 0 or null, got {loss_chunks}")
-        if memory_reserve is not None and memory_budget is None:
-            raise ValueError(f"memory_reserve {memory_reserve} is a part of memory_budget, which is null: give both")
-        if compile_scope is not None and compile_mode is None:
-            raise ValueError(f"compile_scope {compile_scope}: nothing is compiled while compile_mode is null: give both")
         # a checkpoint has plain values for architecture, optimizer and schedule
         self.architecture = ModelConfig(**architecture) if isinstance(architecture, dict) else architecture
         self.make_optimizer, self.schedule = restored_optimizer(optimizer, AdamW), restored_schedule(schedule)
         self.loss_chunks, self.compile_mode, self.compile_scope = loss_chunks, compile_mode, compile_scope
-        self._compiled_loss: Callable[[Any, Batch], Tensor] | None = None
-        self.memory_budget, self.init_from, self.tf32 = memory_budget, init_from, tf32
-        self.budget = None if memory_budget is None else MemoryBudget(memory_budget, memory_reserve)
-        self.transformer: Transformer
-        self.evaluation: Evaluation
+        self.init_from, self.budget = init_from, MemoryBudget.of(memory_budget, memory_reserve)
         self.seed: int | None = None
-        self.plan: Plan | None = None
         self.grad_norm: Tensor | None = None
         given = {"optimizer": optimizer, "schedule": schedule}
         self.save_plain_hyperparameters(**{name: part for name, part in given.items() if isinstance(part, dict)})
 
     def setup(self, stage: str) -> None:
-        """Check model and data against each other: a ``ValueError`` lists all errors. Switch TF32."""
+        """Check model and data against each other: a ``ValueError`` lists all errors."""
         check_setup(self, self._trainer)
-        if self.tf32 is not None:
-            self._float32_matmuls = torch.get_float32_matmul_precision()
-            torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
-
-    def teardown(self, stage: str) -> None:
-        """Leave torch's setting for TF32 as it was."""
-        if self.tf32 is not None:
-            torch.set_float32_matmul_precision(self._float32_matmuls)
-
-    def keep_to_budget(self, data: Any, trainer: Any) -> None:
-        """Plan for ``memory_budget``; the data call this in their ``setup``. See :meth:`MemoryBudget.apply`."""
-        if self.budget is not None:
-            self.plan = self.budget.apply(self, data, trainer)
-            self.save_plain_hyperparameters()
-
-    @property
-    def plan_summary(self) -> str:
-        """``str(budget)``, by its name in 0.1, for one more version."""
-        return "" if self.budget is None else str(self.budget)
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether the model and its loss are compiled as one."""
-        return self._compiled_loss is not None
+        switch_tf32(self._trainer)
 
     def configure_model(self) -> None:
         """Make the transformer, once the data know the vocabulary."""
@@ -159,10 +111,8 @@ class LanguageModel(CheckpointedModule):
             self.save_plain_hyperparameters()
         self.transformer = build_for(self)
         if self.compile_mode is not None:
-            if self.compile_scope == "model":
-                self._compiled_loss = torch.compile(type(self).loss, mode=self.compile_mode)
-            else:
-                self.transformer.compile_blocks(self.compile_mode)
+            compile_ = self.transformer.compile if self.compile_scope == "model" else self.transformer.compile_blocks
+            compile_(mode=self.compile_mode)
 
     def on_fit_start(self) -> None:
         """Copy the weights of ``init_from``, unless a checkpoint has been loaded."""
@@ -191,14 +141,11 @@ class LanguageModel(CheckpointedModule):
         """The loss of one micro-batch."""
         if self.architecture.dropout:
             seed_dropout(self.trainer)
-        return self._run_loss(batch)
-
-    def _run_loss(self, batch: Batch) -> Tensor:
-        return self.loss(batch) if self._compiled_loss is None else self._compiled_loss(self, batch)
+        return self.loss(batch)
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add a batch to the sums of its data set."""
-        self.evaluation.add(self._run_loss(batch), batch["targets"], dataloader_idx)
+        self.evaluation.add(self.loss(batch), batch["targets"], dataloader_idx)
 
     def on_validation_epoch_start(self) -> None:
         """Start new sums: of the validation and the training text, or of the test text."""
@@ -223,13 +170,13 @@ class LanguageModel(CheckpointedModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One optimizer over the parameter groups, and the schedule, stepped once per optimizer step."""
-        optimizer = self.make_optimizer(param_groups(self))
+        optimizer = share_work(self.make_optimizer(param_groups(self)), self.trainer)
         schedule: Any = self.schedule
         if schedule is None or isinstance(schedule, Schedule):
             scheduler: Any = lambda_scheduler(schedule, optimizer, self.trainer)
         else:
             schedule = scheduler = schedule(optimizer)
-        self.save_plain_hyperparameters(optimizer=optimizer_recipe(optimizer), schedule=schedule_recipe(schedule))
+        self.save_recipes(optimizer, schedule)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 1}}
 
     def on_train_start(self) -> None:
@@ -237,10 +184,7 @@ class LanguageModel(CheckpointedModule):
         start_waiting(self.schedule, self.trainer)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Step, then free the gradients: Lightning frees them between the next forward and backward.
-
-        A peak in the loss would hold all of them. Callbacks read ``.grad`` in ``on_before_optimizer_step``.
-        """
+        """Step, then free the gradients: Lightning would hold them until the next forward pass is over."""
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         self.optimizer_zero_grad(epoch, batch_idx, optimizer)
 

@@ -94,7 +94,7 @@ def check_nodes(environment: ClusterEnvironment, num_nodes: int) -> None:
     found = {**os.environ, "NODE_RANK": os.environ.get("NODE_RANK") or os.environ.get("GROUP_RANK")}
     if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if not found.get(name)]:
         raise ValueError(
-            f"trainer.num_nodes {num_nodes}: the other nodes cannot find this process, which would wait in vain: "
+            f"trainer.num_nodes {num_nodes}: the other nodes cannot find this process, which would wait forever: "
             f"{', '.join(missing)} not set. Start the command on every node with torchrun or SLURM "
             "(docs/distributed.md), or set these variables there"
         )
@@ -106,7 +106,7 @@ def check_setup(model: Any, trainer: Any) -> None:
     Raises:
         ValueError: With every error.
     """
-    data, errors = getattr(trainer, "datamodule", None), [*_compile_errors(model, trainer), *_tf32_errors(model, trainer)]
+    data, errors = getattr(trainer, "datamodule", None), [*_compile_errors(model, trainer), *_tf32_errors(trainer)]
     if isinstance(data, TokenDataModule):
         errors += [check.fault for check in _fit_together(model.architecture, data) if check.fault]
         errors += _accumulation_errors(trainer.callbacks)
@@ -114,8 +114,10 @@ def check_setup(model: Any, trainer: Any) -> None:
 
 
 def _compile_errors(model: Any, trainer: Any) -> Iterator[str]:
-    if model.compile_scope == "model" and isinstance(trainer.strategy, ModelParallelStrategy):
-        yield "model.compile_scope model: FSDP2 gathers the weights of one block after the other: take blocks"
+    if model.compile_scope == "model" and model.compile_mode is None:
+        yield "model.compile_scope model compiles nothing while model.compile_mode is null: set it, such as to default"
+    elif model.compile_scope == "model" and isinstance(trainer.strategy, ModelParallelStrategy):
+        yield "model.compile_scope model is not for FSDP2, which gathers the weights block by block: use blocks"
 
 
 def _accumulation_errors(callbacks: Sequence[Any]) -> Iterator[str]:
@@ -144,7 +146,7 @@ def check_run(model: Any, data: TokenDataModule, trainer: Any, folder: Path) -> 
     try:
         store = data.store
     except ValueError as error:
-        return [Check("data", "cannot be used", str(error)), _batch(data, trainer), _precision(model, trainer)]
+        return [Check("data", "cannot be used", str(error)), _batch(data, trainer), _precision(trainer)]
     is_small = torch.iinfo(getattr(torch, store.dtype)).max < store.vocab_size - 1
     fault = f"token store {store.path}: dtype {store.dtype} cannot hold the {store.vocab_size} ids of its vocabulary"
     found = Check("data", f"{store.path}, {store.dtype}", fault if is_small else "")
@@ -164,7 +166,7 @@ def check_run(model: Any, data: TokenDataModule, trainer: Any, folder: Path) -> 
         *(_length(store, split, data.context_length) for split in ("train", "val")),
         *first,
         _batch(data, trainer),
-        _precision(model, trainer),
+        _precision(trainer),
         *_steps(data, trainer),
         *_memory_and_disk(model, transformer, weights, trainer, folder),
     ]
@@ -200,9 +202,9 @@ def _initial_weights(model: Any, data: TokenDataModule) -> Iterator[Check]:
 def _compiler(model: Any, trainer: Any) -> Iterator[Check]:
     """What ``torch.compile`` needs at the first step."""
     mode = getattr(model, "compile_mode", None)
+    yield from (Check("compiled", f"as one: {model.compile_scope}", error) for error in _compile_errors(model, trainer))
     if mode is None:
         return
-    yield Check("compiled", f"as one: {model.compile_scope or 'blocks'}", "; ".join(_compile_errors(model, trainer)))
     if trainer.strategy.root_device.type == "cuda":
         finding, is_there = "triton", importlib.util.find_spec("triton") is not None
         fault = "needs the package triton: python -m pip install triton, or leave the option at null"
@@ -210,7 +212,7 @@ def _compiler(model: Any, trainer: Any) -> Iterator[Check]:
         name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # as torch looks for it
         path = shutil.which(name)
         finding, is_there = path or f"no {name}", path is not None
-        fault = f"needs a C++ compiler and finds no {name}: install it, name another in CXX, or take null"
+        fault = f"needs a C++ compiler and finds no {name}: install it, name another in CXX, or use null"
     yield Check("compiler", finding, "" if is_there else f"model.compile_mode {mode} {fault}")
 
 
@@ -263,19 +265,21 @@ def _batch(data: TokenDataModule, trainer: Any) -> Check:
     return Check("batch", finding, "" if given in (1, accumulation) else fault)
 
 
-def _precision(model: Any, trainer: Any) -> Check:
+def _precision(trainer: Any) -> Check:
     device, precision = trainer.strategy.root_device, str(trainer.precision)
     lacks_bf16 = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=True)
     errors = [f"trainer.precision {precision}: this GPU lacks bf16"] if lacks_bf16 and precision[:4] == "bf16" else []
-    finding = f"{precision}{', TF32' if model.tf32 else ''} on {device.type}"
-    return Check("precision", finding, "; ".join([*errors, *_tf32_errors(model, trainer)]))
+    finding = f"{precision}{', TF32' if trainer.tf32 else ''} on {device.type}"
+    return Check("precision", finding, "; ".join([*errors, *_tf32_errors(trainer)]))
 
 
-def _tf32_errors(model: Any, trainer: Any) -> Iterator[str]:
+def _tf32_errors(trainer: Any) -> Iterator[str]:
+    if not getattr(trainer, "tf32", None):
+        return
     device = trainer.strategy.root_device
-    if model.tf32 and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        yield f"model.tf32 true needs an NVIDIA GPU of compute capability 8.0 or later, got {name}: leave it out"
+        yield f"trainer.tf32 true needs an NVIDIA GPU of compute capability 8.0 or later, got {name}: leave it out"
 
 
 def _steps(data: TokenDataModule, trainer: Any) -> Iterator[Check]:
@@ -322,7 +326,7 @@ def _memory(needed: int, of_what: str, trainer: Any) -> Iterator[Check]:
     finding = f"{of_what} need {_size(needed)}, {device.type} has {_size(available)}"
     fault = (
         f"the model is too large for the memory: {finding}; choose a smaller hidden_size, num_hidden_layers or "
-        "vocab_size, or share it among more devices with --trainer.strategy fsdp2"
+        "vocab_size, or shard it over more devices with --trainer.strategy fsdp2"
     )
     yield Check("memory", finding, fault if needed > available else "")
 

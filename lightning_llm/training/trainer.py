@@ -39,10 +39,10 @@ class Trainer(pl.Trainer):
     """Lightning's Trainer, whose checkpoints are written atomically and read without running code.
 
     Args:
-        precision: ``auto`` is ``bf16-mixed`` on hardware with bf16 and ``32-true`` elsewhere, see
-            ``accounting.precision``. Others as in Lightning: ``32-true``, ``bf16-true``, ….
-        default_root_dir: Where run directories are made: ``<default_root_dir>/<experiment>/version_<n>``, one for each
-            run, whatever the logger.
+        precision: ``auto`` is ``bf16-mixed`` on hardware with bf16 and ``32-true`` elsewhere. Others as in Lightning:
+            ``32-true``, ``bf16-true``, ….
+        default_root_dir: Folder for run directories: ``<default_root_dir>/<experiment>/version_<n>``, one for each
+            run, with any logger.
         logger: Null or true: TensorBoard, in the run directory. False: none. Another logger chooses where its own files
             go; the run's other files go to the run directory.
         callbacks: Added to the project's own: checkpoints (unless ``enable_checkpointing`` is false), the progress bar,
@@ -55,6 +55,8 @@ class Trainer(pl.Trainer):
         enable_progress_bar: Whether to show progress.
         enable_model_summary: Whether to print Lightning's table of modules too.
         num_sanity_val_steps: Validation batches to try before the first step.
+        tf32: Whether matmuls of float32 may round their factors to TF32, which has 10 bits of fraction instead of 23
+            and is several times as fast; on NVIDIA GPUs since Ampere. Null: torch's setting, by default false.
         kwargs: As in Lightning.
     """
 
@@ -72,18 +74,19 @@ class Trainer(pl.Trainer):
         enable_progress_bar: bool | None = None,
         enable_model_summary: bool = False,
         num_sanity_val_steps: int = 0,
+        tf32: bool | None = None,
         **kwargs: Any,
     ) -> None:
         kwargs |= {"val_check_interval": val_check_interval, "num_sanity_val_steps": num_sanity_val_steps}
         given, all_plugins, accelerator = _listed(callbacks), _listed(plugins), kwargs.get("accelerator", "auto")
         check_options(kwargs, given)
         self.checks: list[Check] = []
-        self.precision_reason = "as asked for"
+        self.precision_reason, self.tf32 = "as asked for", tf32
         if precision in ("auto", None):
             precision, self.precision_reason = choose_precision(accelerator)
         has_gpu = accelerator != "cpu" and (CUDAAccelerator.is_available() or torch.backends.mps.is_available())
         if str(precision) in FLOAT16 and not has_gpu:
-            raise ValueError(f"trainer.precision {precision} needs a GPU: take bf16-mixed, bf16-true or 32-true")
+            raise ValueError(f"trainer.precision {precision} needs a GPU: use bf16-mixed, bf16-true or 32-true")
         own_place = (each.run for each in _listed(logger) if isinstance(each, JSONLinesLogger))
         self.run_directory = next(own_place, None) or RunDirectory(default_root_dir)
         self._has_run = self._is_agreed = False

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from lightning_llm.accounting import DEVICES, find_device
+from lightning_llm.accounting.hardware import FAMILIES, device_from_part, shown_duration
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
@@ -20,7 +21,49 @@ def test_names_are_found_as_torch_and_people_write_them():
     assert find_device("nvidia h200") is find_device("H200") is DEVICES["NVIDIA H200"]
 
 
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        ("h200", "NVIDIA H200"),
+        ("nvidia l4", "NVIDIA L4"),
+        ("4090", "NVIDIA GeForce RTX 4090"),
+        ("RTX3090", "NVIDIA GeForce RTX 3090"),
+        ("h100-pcie", "NVIDIA H100 PCIe"),
+        ("HBM3", "NVIDIA H100 80GB HBM3"),
+        ("H100", "NVIDIA H100 80GB HBM3"),
+        ("a100", "NVIDIA A100-SXM4-80GB"),
+        *((name.upper(), name) for name in DEVICES),
+    ],
+)
+def test_a_part_that_one_device_has_is_enough(part, name):
+    assert device_from_part(part) is DEVICES[name]
+
+
+def test_a_family_is_its_module_with_the_most_memory():
+    for part, name in FAMILIES.items():
+        family = [device for other, device in DEVICES.items() if part in other.lower() and "sxm" in other.lower()]
+        assert DEVICES[name].memory_bytes == max(device.memory_bytes for device in family or [DEVICES[name]])
+
+
+def test_a_part_of_several_devices_is_refused_with_their_names():
+    with pytest.raises(ValueError, match="device 'rtx' may be NVIDIA GeForce RTX 4090 or NVIDIA GeForce RTX 3090: "):
+        device_from_part("rtx")
+
+
+@pytest.mark.parametrize("part", ["H20", "L40", "H2000", "100", "", "-"])
+def test_a_part_of_a_word_is_another_device(part):
+    with pytest.raises(ValueError, match=rf"device '{part}' is not in the table"):
+        device_from_part(part)
+
+
 @pytest.mark.parametrize("name", ["H20", "NVIDIA H2000", "A100", "cpu", ""])
 def test_a_similar_name_is_no_match(name):
     with pytest.raises(ValueError, match=rf"device '{name}' is not in the table: there are NVIDIA H200, "):
         find_device(name)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(1e-5, "0.01 ms"), (0.9999, "1000 ms"), (1.0, "1.0 s"), (7201, "2.0 hours")]
+)
+def test_durations_have_their_unit(seconds, words):
+    assert shown_duration(seconds) == words

@@ -19,7 +19,7 @@ TOLERANCE = 0.05
 
 
 def second_step(config, *, rows, context_length, precision, loss_chunks, accumulation):
-    """Peak bytes of a step without parameters, batch and optimiser state, in LanguageModel's order; the count of both."""
+    """Peak bytes of a step without parameters, batch and optimizer state, in our order; the count of both."""
     module = LanguageModel(config, loss_chunks=loss_chunks)
     module.configure_model()
     if precision == "bf16-true":

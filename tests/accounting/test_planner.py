@@ -6,11 +6,13 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from lightning_llm.accounting import find_device, step_memory
 from lightning_llm.accounting.planner import Planner, Setting, Task, choose, configured
 from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.training.measured_mlp import measure_mlp
 from tests.accounting.test_memory import drawn, second_step
 
 CPU = CostModel(device=GENERIC["cpu"], kind="cpu")
@@ -81,6 +83,33 @@ def test_a_plan_fits_when_run_and_the_next_larger_micro_batch_does_not(planned, 
         more = dataclasses.replace(chosen.setting, rows=larger[0])
         is_slower = planner.time(more).seconds >= chosen.time.seconds
         assert is_slower or measured(planned, more) > budget
+
+
+class Gated(nn.Module):
+    """An MLP that the accounting does not know."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.wide = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.narrow = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x):
+        wide = self.wide(x)
+        return self.narrow(wide.tanh() * wide.sigmoid())
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_a_plan_with_an_mlp_of_the_users_own_fits_too(precision, share):
+    config = model(vocab_size=60, hidden_size=64, num_hidden_layers=3, mlp=f"{__name__}.Gated")
+    planned = task(config, global_batch_size=12, context_length=128, precision=precision)
+    with pytest.raises(ValueError, match="is not built in"):
+        Planner(planned)
+    planner = Planner(dataclasses.replace(planned, mlp=measure_mlp(config, precision)))
+    budget = budget_within(planner, share)
+    chosen = choose(planner, budget)
+    assert chosen.setting.rows < 12 or chosen.setting.recompute != "none"
+    assert 0.9 * chosen.memory.peak <= measured(planned, chosen.setting) <= 1.05 * budget
 
 
 def everything(planner):
@@ -159,9 +188,7 @@ def test_the_memory_of_a_plan_is_that_of_the_accounting():
 def test_too_little_memory_says_the_least_that_does():
     planner = Planner(task())
     least = planner.smallest().memory.peak
-    with pytest.raises(
-        ValueError, match=f"memory of 1,000 bytes is too little: the smallest that would do is {least:,}"
-    ):
+    with pytest.raises(ValueError, match=f"memory of 1,000 bytes is too little: the smallest that fits is {least:,}"):
         choose(planner, 1000)
     assert choose(planner, least).memory.peak <= least
     with pytest.raises(ValueError, match="too little"):

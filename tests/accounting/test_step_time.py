@@ -79,6 +79,6 @@ def test_whole_logits_and_small_micro_batches_take_longer():
 
 def test_bf16_is_refused_where_the_device_has_no_peak_for_it():
     old = CostModel(device=find_device("Tesla V100-SXM2-32GB"), kind="cuda")
-    with pytest.raises(ValueError, match="has no bfloat16 peak in the table: take --precision 32-true"):
+    with pytest.raises(ValueError, match="has no bfloat16 peak in the table: use --precision 32-true"):
         predicted(cost_model=old, precision="bf16-mixed")
     assert predicted(cost_model=CostModel(device=GENERIC["cpu"], kind="cpu")).seconds > predicted().seconds

@@ -9,7 +9,6 @@ import torch
 from benchmarks.__main__ import BENCHES
 from lightning_llm.__main__ import main
 from lightning_llm.bench.loss import resident_bytes
-from lightning_llm.bench.plots import frontier
 from lightning_llm.cli.bench import MOVED
 
 
@@ -76,7 +75,3 @@ def test_a_moved_bench_says_what_to_type(old, new, capsys):
     error = capsys.readouterr().err.strip()
     assert f"{old} has moved; from the root of a clone, type: python -m benchmarks {new} --rounds 1" in error
     assert len(error.splitlines()) == 1
-
-
-def test_the_frontier_is_what_nothing_beats_in_both():
-    assert frontier([(3, 1), (1, 5), (2, 6), (2.5, 2)]) == [(1, 5), (2.5, 2), (3, 1)]

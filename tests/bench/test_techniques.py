@@ -153,5 +153,5 @@ def test_mistakes_are_one_line(words, says, capsys):
 def test_the_old_name_of_techniques_still_runs(capsys):
     assert main(["bench", "ladder", "--shapes", "few"]) == 2
     renamed, error = capsys.readouterr().err.strip().splitlines()
-    assert renamed == "lightning-llm bench ladder is now lightning-llm bench techniques; the old name goes soon"
+    assert renamed == "lightning-llm bench ladder is now lightning-llm bench techniques; the old name will go soon"
     assert "shapes 'few' must be layers x heads x hidden" in error

@@ -109,13 +109,28 @@ def test_a_plain_pickle_is_not_run_either(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("name", ["README.md", "model.safetensors", "no-suffix"])
+def test_what_never_was_a_checkpoint_has_no_earlier_one(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(b"# Words\n" * 9)
+    says = "is not a checkpoint: give one that lightning-llm fit has saved"
+    with pytest.raises(ValueError, match=f"^{path} {says}$"):
+        read_checkpoint(path)
+    with path.open("rb") as file, pytest.raises(ValueError, match=f"^the given file {says}$"):
+        read_checkpoint(file)
+    write_atomically({"weights": torch.ones(10)}, path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"truncated or damaged, or not a checkpoint: use an earlier one$"):
+        read_checkpoint(path)
+
+
 @pytest.mark.parametrize("kept", [0, 10, 0.5, 0.99])
 def test_a_file_cut_short_is_named(tmp_path, kept):
     path = tmp_path / "x.ckpt"
     write_atomically({"weights": torch.ones(10_000)}, path)
     content = path.read_bytes()
     path.write_bytes(content[: kept if isinstance(kept, int) else int(kept * len(content))])
-    with pytest.raises(ValueError, match="cut short or damaged"):
+    with pytest.raises(ValueError, match="truncated or damaged"):
         read_checkpoint(path)
 
 

@@ -116,7 +116,7 @@ def test_other_processes_make_no_folder(tmp_path, monkeypatch):
 
 def test_a_root_that_is_no_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"default_root_dir \S+/file: no run directory can be made in \S+/file/run"):
+    with pytest.raises(ValueError, match=r"default_root_dir \S+/file: cannot create a run directory in \S+/file/run"):
         RunDirectory(tmp_path / "file").open()
 
 
@@ -202,6 +202,6 @@ def test_fast_dev_run_leaves_nothing(train, tmp_path):
 
 @pytest.mark.parametrize("names", [("../..", None), ("run", "../../../x"), ("/elsewhere", None), ("run", "/elsewhere")])
 def test_a_name_that_leads_out_of_the_root_is_refused(tmp_path, names):
-    with pytest.raises(ValueError, match=f"leads out of {tmp_path}: give the name of a folder in it"):
+    with pytest.raises(ValueError, match=f"points outside {tmp_path}: give the name of a folder in it"):
         RunDirectory(tmp_path, *names)
     assert RunDirectory(tmp_path, "family/of..runs").root == tmp_path

@@ -157,7 +157,7 @@ EDITS = [
     ((*SCHEDULE, "last_epoch"), 10**6, "last_epoch is 1000000"),
     ((*SCHEDULE, "base_lrs"), [float("inf")] * 4, r"base_lrs\[0\] is inf"),
     ((*SCHEDULE, "base_lrs"), [], "base_lrs is a list of 0, the optimizer has"),
-    ((*SCHEDULE, "step"), 3, r"lr_schedulers\[0\].step is no state"),
+    ((*SCHEDULE, "step"), 3, r"lr_schedulers\[0\].step is not part of"),
     (("TokenDataModule",), GONE, "lacks TokenDataModule"),
     (("TokenDataModule", "store"), 3, "store is 3, expected text"),
     (OWN, GONE, "lacks lightning_llm"),
@@ -397,14 +397,14 @@ HOSTILE = {
     "attributes": (attributes, "dict with attributes"),
     "a function": (lambda: tensor_file(b"\x80\x02}X\x01\x00\x00\x00actorch._utils\n_rebuild_tensor_v2\ns."), "plain"),
     "no dict": (lambda: saved([1]), "holds a list"),
-    "overlapping parts": (overlapping, "cut short or damaged"),
-    "a part twice": (lambda: tensor_file(b"\x80\x02}.", {"data.PKL": b"\x80\x02}."}), "cut short or damaged"),
-    "something behind": (lambda: saved({}) + b"x" * 40, "cut short or damaged"),
+    "overlapping parts": (overlapping, "truncated or damaged"),
+    "a part twice": (lambda: tensor_file(b"\x80\x02}.", {"data.PKL": b"\x80\x02}."}), "truncated or damaged"),
+    "something behind": (lambda: saved({}) + b"x" * 40, "truncated or damaged"),
     "torch's old form": (
         lambda: pickle.dumps({"a": 1}),
-        "cut short or damaged, or not a checkpoint",
+        "truncated or damaged, or not a checkpoint",
     ),
-    "tar": (lambda: b"ustar" * 300, "cut short or damaged, or not a checkpoint"),
+    "tar": (lambda: b"ustar" * 300, "truncated or damaged, or not a checkpoint"),
 }
 
 
@@ -426,7 +426,7 @@ def test_thousands_of_parts_are_not_indexed(tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "MOST_INDEX_BYTES", 2000)
     path = tmp_path / "x.ckpt"
     torch.save({str(number): torch.zeros(1) for number in range(100)}, path)
-    with pytest.raises(ValueError, match="cut short or damaged, or not a checkpoint"):
+    with pytest.raises(ValueError, match="truncated or damaged, or not a checkpoint"):
         read_archive(path)
 
 

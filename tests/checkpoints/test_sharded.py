@@ -83,7 +83,7 @@ def test_a_damaged_part_is_named(tmp_path, name, damage):
         content[content.find(first) + len(first) // 2] ^= 1
         (path / name).write_bytes(content if damage == "flipped bit" else content[: len(content) // 2])
     assert not is_whole(path)
-    with pytest.raises(ValueError, match=f"{name} (does not exist|is cut short or damaged)"):
+    with pytest.raises(ValueError, match=f"{name} (does not exist|is truncated or damaged)"):
         read_checkpoint(path)
 
 

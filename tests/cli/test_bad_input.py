@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from lightning_llm.__main__ import main
+from lightning_llm.cli.errors import in_plain_words
 from lightning_llm.training import preflight
 
 
@@ -150,6 +151,48 @@ def test_a_wrong_value_is_named(refused, name, value, says):
     assert says in refused("fit", **{name: value})
 
 
+INTEGER_OR_NULL = "a whole number or a number or null"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("trainer.max_steps", "all", "trainer.max_steps: expected a whole number, got all ("),
+        ("trainer.limit_val_batches", "x", f"trainer.limit_val_batches: expected {INTEGER_OR_NULL}, got x ("),
+        ("model.optimizer.lr", "fast", "model.optimizer: lr: expected a number, got fast ("),
+        ("model.architecture.qk_norm", "maybe", "qk_norm: expected true or false, got maybe ("),
+        ("model.architecture.checkpoint_level", ["a"], "checkpoint_level: expected a whole number, got ['a'] ("),
+        ("model.architecture", "text", "model.architecture: expected options by name, got text ("),
+        ("trainer", "text", "trainer: expected options by name, got text ("),
+        ("data.mixture", "text", "data.mixture: expected options by name or null, got text ("),
+        ("model.optimizer.init_args", 3, "model.optimizer: init_args: expected options by name, got text ("),
+        ("model.schedule.init_args", "x", "model.schedule: init_args: expected options by name, got text ("),
+        ("trainer.callbacks", 3, "trainer.callbacks: expected a list or an import path or null, got 3 ("),
+        ("seed_everything", "x", "seed_everything: expected true or false or a whole number, got x ("),
+    ],
+)
+def test_types_are_named_in_plain_words(refused, name, value, says):
+    assert says in refused("check", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        ({"init_args": "text"}, "init_args must hold options by name, got 'text'"),
+        ({"class_path": "a.B", "init_args": [3]}, "init_args of a.B must hold options by name, got [3]"),
+        ({"class_path": 3}, "class_path must be an import path, got 3"),
+    ],
+)
+def test_arguments_that_are_no_options_are_named(refused, tmp_path, part, says):
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({"model": {"schedule": part}}))
+    assert f"error: {says} (" in refused("check", "--config", "tiny.yaml", tiny=False)
+
+
+def test_a_message_of_any_length_is_shortened_in_time():
+    text = "Does not validate against any of the Union subtypes Subtypes: [ Errors: - Given value type: " * 5000
+    assert len(in_plain_words(text)) < 5000
+
+
 @pytest.mark.parametrize(
     ("there", "says"),
     [(2 * 10**5, "parameters and gradients need 0.3 MB, cpu has 0.2 MB"), (4 * 10**5, "optimizer state need 0.6 MB")],
@@ -225,6 +268,20 @@ def test_what_is_no_checkpoint_is_named(refused, tmp_path, content):
     else:
         torch.save({"a tensor": torch.ones(3), "no state": {}, "a strange archive": {"loops": 3}}[content], path)
     assert "checkpoint" in refused("fit", ckpt_path="x.ckpt")
+
+
+@pytest.mark.parametrize("command", ["validate", "test", "predict", "fit", "check"])
+def test_a_file_of_another_kind_is_named_before_anything_is_prepared(refused, tmp_path, command):
+    (tmp_path / "README.md").write_text("words " * 99)
+    (tmp_path / "empty.ckpt").touch()
+    torch.save({"model": {}}, tmp_path / "x.pt")
+    error = refused(command, ckpt_path="README.md")
+    assert "error: README.md is not a checkpoint: give one that lightning-llm fit has saved (" in error
+    assert "empty.ckpt is truncated or damaged, or not a checkpoint: use an earlier one" in refused(
+        command, ckpt_path="empty.ckpt"
+    )
+    assert "x.pt was not written by lightning-llm fit: it lacks state_dict, " in refused(command, ckpt_path="x.pt")
+    assert not (tmp_path / "stores").exists()
 
 
 def test_a_file_without_permission_is_named(flags, tmp_path, monkeypatch, capsys, obeying_permissions):

@@ -15,7 +15,16 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.__main__ import main
 from lightning_llm.checkpoints.run_directory import FAILED, FINISHED, INTERRUPTED, RUNNING, unfinished
-from lightning_llm.cli.compare import LARGER, SMALLER, THREADS_DIFFER, UNKNOWN, effects, group_runs, read_results
+from lightning_llm.cli.compare import (
+    LARGER,
+    SMALLER,
+    THREADS_DIFFER,
+    UNKNOWN,
+    difference_text,
+    effects,
+    group_runs,
+    read_results,
+)
 from lightning_llm.cli.report import RunReport
 from lightning_llm.cli.runs import Run, find_runs
 from lightning_llm.training.callbacks import StopOnSignal
@@ -96,6 +105,38 @@ def test_the_command_says_what_is_smaller_than_the_spread(tmp_path, capsys):
     assert {effect["metric"]: effect["verdict"] for effect in other["effects"]}["val_loss"] == SMALLER
 
 
+@pytest.mark.parametrize(
+    ("value", "base", "says"),
+    [
+        (0.029, 0.022, "0.0 s"),
+        (0.022, 0.029, "0.0 s"),
+        (1.04, 0.96, "+0.1 s"),
+        (3.0, 0.02, "+3.0 s"),
+        (3.0, 0.0, "+3.0 s"),
+        (1.2, 1.0, "+0.2 s (+20.0 %)"),
+        (1.0, 1.25, "-0.2 s (-20.0 %)"),
+    ],
+)
+def test_values_that_print_as_equal_have_no_percentage(value, base, says):
+    assert difference_text(value, base, 1, "s") == says
+
+
+def test_options_that_a_resume_changed_are_named_with_both_values(tiny, capsys):
+    tiny("fit", **{"trainer.max_steps": 3, "model.optimizer.lr": 0.001})
+    tiny("fit", "--ckpt_path=last", **{"trainer.max_steps": 6, "model.optimizer.lr": 0.002})
+    tiny("fit", "--ckpt_path=last", **{"trainer.max_steps": 6, "model.optimizer.lr": 0.004})
+    tiny("fit", **{"model.optimizer.lr": 0.002})
+    capsys.readouterr()
+    assert main(["compare", "runs"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("changed on resume: ")]
+    lr = "model.optimizer.init_args.lr"
+    assert lines == [
+        f"changed on resume: runs/run/version_0, step 3: {lr}: 0.001 -> 0.002",
+        "changed on resume: runs/run/version_0, step 3: trainer.max_steps: 3 -> 6",
+        f"changed on resume: runs/run/version_0, step 6: {lr}: 0.002 -> 0.004",
+    ]
+
+
 def test_peak_memory_comes_from_the_curves_where_the_summary_has_none(tmp_path):
     run = make(tmp_path / "a" / "version_0")
     with SummaryWriter(run) as writer:
@@ -122,6 +163,7 @@ def test_runs_of_the_command_line_are_compared(tiny, capsys):
         ('{"val_loss": true}', "val_loss is True, expected a finite number"),
         (f'{{"val_loss": {10**400}}}', "val_loss is 10000"),
         ('{"seconds": [1]}', "seconds is [1], expected a finite number"),
+        ('{"changed_on_resume": [3]}', "changed_on_resume[0] is 3, expected text"),
         ('{"threads": "\\u001b[31m"}', "threads is '\\x1b[31m', expected a whole number"),
         ('{"a": "\\ud800"}', "half of a surrogate pair"),
         ("[" * 100_000, "nested too deeply"),

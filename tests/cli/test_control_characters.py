@@ -115,6 +115,7 @@ WORDS = {
     "import": "exported{EVIL} --out imported{EVIL}.ckpt",
     "consolidate": "RUN --out whole{EVIL}.ckpt",
     "compare": "runs",
+    "runs": "runs",
     "estimate": "--config CONFIG --vocab-size 40",
     "plan": "--config CONFIG --vocab-size 40 --memory 1GB --out plan{EVIL}.yaml",
     "bench": "memory --config CONFIG --config nowhere{EVIL}",

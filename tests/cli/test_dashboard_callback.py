@@ -44,6 +44,7 @@ def test_the_layout_puts_training_and_validation_into_one_chart(tiny):
     assert shown["optimization", "learning rate"] == ["learning_rate"]
     assert shown["optimization", "gradient norm before clipping"] == ["grad_norm"]
     assert shown["throughput", "tokens per second"]
+    assert all(len(tags) <= 1 for (group, _), tags in shown.items() if group in ("optimization", "memory"))
 
 
 def test_hyperparameters_have_results(tiny):

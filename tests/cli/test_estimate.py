@@ -1,6 +1,7 @@
 """The command ``estimate``: what it prints and writes, that it costs no torch, and how it answers mistakes."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,53 @@ def test_figures_are_those_of_the_accounting(config, tmp_path, capsys):
         assert f"{term['count']} × {term['formula']}" in out
     assert "peak" in out
     assert "B·T·i × 4" in out
+
+
+def first_line(capsys):
+    return capsys.readouterr().out.splitlines()[0]
+
+
+def test_the_first_line_is_a_sentence(config, tmp_path, capsys):
+    report = run(tmp_path, "-c", config(), "--precision", "32-true")
+    peak, parameters = report["memory"]["peak"], report["parameters"]["all"]
+    needs = f"The model has {parameters:,} parameters, and training it needs {peak / 2**20:.2f} MiB of memory"
+    assert first_line(capsys) == f"{needs}. Give --device to estimate the time."
+    words = ("--config", config(), "--precision", "32-true", "--device", "rtx 4090", "--world-size", "2")
+    seconds = run(tmp_path, *words, "--utilization", "0.001")["time"]["seconds_per_step"]
+    says = f" on each device. At 0.1 % of the peak of NVIDIA GeForce RTX 4090, a step takes {1000 * seconds:.3g} ms."
+    assert first_line(capsys).endswith(says)
+    run(tmp_path, *words, "--steps", "100000000000")
+    line = first_line(capsys)
+    assert "At an assumed 40 % of the peak of NVIDIA GeForce RTX 4090, a step takes " in line
+    assert re.search(r"and 100,000,000,000 steps take [\d.]+ hours\.$", line)
+
+
+def test_the_config_of_a_run_knows_its_vocabulary(tiny, tmp_path, capsys):
+    cli = tiny("fit", **{"trainer.max_steps": 1})
+    file = "runs/run/version_0/config.yaml"
+    content = yaml.safe_load(Path(file).read_text())
+    assert content["model"]["architecture"]["vocab_size"] is None
+    assert content["data"]["store"] is None
+    expected = sum(parameter.numel() for parameter in cli.model.transformer.parameters())
+    assert run(tmp_path, "-c", file)["parameters"]["all"] == expected
+    Path("more.yaml").write_text("data: {micro_batch_size: 1}\n")
+    assert run(tmp_path, "-c", file, "-c", "more.yaml")["parameters"]["all"] == expected
+    assert main(["plan", "-c", file, "--memory", "1GB", "--device", "h100"]) == 0
+    assert "1 × NVIDIA H100 80GB HBM3" in capsys.readouterr().out
+    Path("other.yaml").write_text("data: {path: other.txt}\n")  # whose vocabulary the checkpoint does not know
+    assert main(["estimate", "-c", file, "-c", "other.yaml"]) == 2
+    Path("copy.yaml").write_text(Path(file).read_text())
+    assert main(["estimate", "-c", "copy.yaml"]) == 2
+    assert capsys.readouterr().err.count("vocab_size is null: give the number of token ids (--vocab-size)") == 2
+
+
+def test_damaged_checkpoints_do_not_know_the_vocabulary(tiny, tmp_path):
+    tiny("fit")
+    run_folder = Path("runs/run/version_0")
+    first, *_ = sorted((run_folder / "checkpoints").glob("*.ckpt"))
+    first.unlink()
+    first.write_bytes(b"PK")
+    assert run(tmp_path, "-c", str(run_folder / "config.yaml"))["parameters"]["all"]
 
 
 def test_days_of_a_run_at_a_given_utilization(config, tmp_path):
@@ -144,9 +192,9 @@ def test_no_torch_is_imported():
     ("words", "sections", "expected"),
     [
         (["--device", "H20"], {}, "device 'H20' is not in the table: there are NVIDIA H200, "),
-        (["--memory", "80Gigs"], {}, "'80Gigs' is no size: give a number with one of B, KB, MB, GB, TB, KiB, "),
-        (["--memory", "10kB"], {}, "'10kB' is no size"),
-        (["--memory", "1KiB"], {}, "the smallest that would do is "),
+        (["--memory", "80Gigs"], {}, "'80Gigs' is not a size: give a number with one of B, KB, MB, GB, TB, KiB, "),
+        (["--memory", "10kB"], {}, "'10kB' is not a size"),
+        (["--memory", "1KiB"], {}, "the smallest that fits is "),
         (
             ["--precision", "8-bit"],
             {},

@@ -118,7 +118,7 @@ def test_sums_add_up():
         (["--stride", "16"], "stride must be at least 1 and below the model's context of 16, got 16"),
         (["--stride", "0"], "stride must be at least 1"),
         (["--device", "abacus"], "device 'abacus' is unknown: choose cpu, cuda or mps"),
-        (["--device", "cuda:99"], "device cuda:99: this machine has"),
+        (["--device", "cuda:99"], "device cuda:99: this torch finds"),
     ],
 )
 def test_a_users_mistake_is_one_line(folder, tmp_path, capsys, options, says):
@@ -134,7 +134,7 @@ def test_what_is_missing_or_too_short_is_named(folder, tmp_path, capsys):
     assert "none.txt" in capsys.readouterr().err
     (tmp_path / "one.txt").write_text("x")
     assert main(["evaluate", str(folder), "--data", str(tmp_path / "one.txt")]) == 2
-    assert "no token has another before it" in capsys.readouterr().err
+    assert "too few tokens: each token is predicted" in capsys.readouterr().err
     assert main(["evaluate", str(tmp_path / "no.ckpt"), "--data", str(tmp_path / "one.txt")]) == 2
     assert "no.ckpt" in capsys.readouterr().err
 

@@ -159,9 +159,9 @@ def test_weights_of_another_model_are_refused(exported, runs, text_file, tmp_pat
         (["export", "nowhere", "--to", "hf", "x"], "nowhere"),
         (["export", "RUN", "--to", "hf", "out"], "out is not empty"),
         (["export", "RUN", "--to", "gguf", "x"], "invalid choice: 'gguf'"),
-        (["export", "RUN", "x", "--max-shard-size", "5Gig"], "'5Gig' is no size"),
+        (["export", "RUN", "x", "--max-shard-size", "5Gig"], "'5Gig' is not a size"),
         (["export", "RUN", "x", "--max-shard-size", "0"], "must hold at least a byte"),
-        (["import", "nowhere", "--out", "x.ckpt"], "nowhere is no folder"),
+        (["import", "nowhere", "--out", "x.ckpt"], "nowhere is not a folder"),
         (["import", "out", "--out", "there.ckpt"], "there.ckpt exists"),
         (["import", "out", "--out", "x.yaml"], "a checkpoint is not YAML"),
         (["import", "out"], "--out"),
@@ -207,7 +207,7 @@ def test_weights_that_are_nan_or_infinite_are_refused_in_one_line(spoiled, text_
     words = {"evaluate": ["--data", str(text_file)], "export": ["exported"], "import": ["--out", "imported.ckpt"]}
     assert main([command, source, *words.get(command, [])]) == 2
     error = capsys.readouterr().err.strip()
-    assert f"{source}: the weights are NaN or infinite, {spoiled[source]} for one" in error
+    assert f"{source}: the weights are NaN or infinite, such as {spoiled[source]}" in error
     assert len(error.splitlines()) == 1
     assert not Path("exported").exists()
     assert not Path("imported.ckpt").exists()
@@ -219,4 +219,4 @@ def test_training_does_not_begin_with_such_weights(spoiled, text_file, tmp_path,
     with pytest.raises(SystemExit) as leaving:
         fit(tmp_path / "runs", text_file, config, **{"model.init_from": source})
     assert leaving.value.code == 2
-    assert f"init_from {source}: the weights are NaN or infinite, {spoiled[source]} for one" in error_line()
+    assert f"init_from {source}: the weights are NaN or infinite, such as {spoiled[source]}" in error_line()

@@ -10,6 +10,7 @@ import threading
 import pytest
 from lightning.pytorch.callbacks import Callback
 
+from benchmarks.__main__ import main as benchmarks
 from lightning_llm.__main__ import TOOLS, TRAINER_WORDS, main
 from lightning_llm.cli.errors import COMMANDS, one_line, reports
 from lightning_llm.data.batches import TrainBatches
@@ -75,6 +76,30 @@ def test_debug_shows_where_a_mistake_was_found(words, capsys):
     assert "Traceback" not in capsys.readouterr().err
     assert main([*words, "--debug"]) == 2
     assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["cost", "--rounds", "1"], ["--rounds", "1", "cost"]])
+def test_benchmarks_fail_under_their_own_name(words, traces, monkeypatch, capsys):
+    monkeypatch.setattr("lightning_llm.cli.bench._measure", lambda *given, **named: 1 // 0)
+    assert benchmarks(words) == 1
+    (file,) = traces.iterdir()
+    assert the_line(capsys).startswith(f"python -m benchmarks {words[0]}: failed: ZeroDivisionError: ")
+    assert file.read_text().startswith(f"python -m benchmarks {' '.join(words)}\n")
+    assert main(["estimate", "--config", "nowhere.yaml"]) == 2
+    assert the_line(capsys).startswith("lightning-llm estimate: error: ")
+
+
+@pytest.mark.parametrize(
+    ("run", "words", "name"),
+    [(benchmarks, ["cost"], "python -m benchmarks cost"), (main, ["bench", "swiglu"], "lightning-llm bench")],
+)
+def test_an_interruption_has_the_name_of_the_command(run, words, name, monkeypatch, capsys):
+    def stop(*given, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lightning_llm.cli.bench._measure", stop)
+    assert run(words) == 130
+    assert the_line(capsys) == f"{name}: interrupted"
 
 
 def test_a_traceback_that_cannot_be_written(traces, monkeypatch, capsys):

@@ -143,7 +143,7 @@ def test_predict_writes_what_each_prompt_gives_alone(run, capsys, text_file, mon
         (["--max-new-tokens", "-5"], "max_new_tokens must be at least 0"),
         (["--device", "abacus"], "device 'abacus' is unknown: choose cpu, cuda or mps"),
         (["--device", "meta"], "device 'meta' is not supported: choose cpu, cuda or mps"),
-        (["--device", "cuda:99"], "device cuda:99: this machine has"),
+        (["--device", "cuda:99"], "device cuda:99: this torch finds"),
         (["--prompt", "a" * 33], "prompt has 33 tokens, more than the model's context (max_position_embeddings) of 32"),
         (["--prompt", "a", "--interactive"], "one prompt at a time: prompt and interactive"),
         (["--prompt-file", "nowhere.txt"], "nowhere.txt"),
@@ -214,4 +214,4 @@ def test_a_prompt_that_cannot_be_read_is_one_line(tmp_path, error_line, obeying_
 def test_a_prompt_without_end_is_one_line(monkeypatch, error_line):
     monkeypatch.setattr("sys.stdin", io.StringIO("x" * 4194305))
     assert main(["generate", "nowhere", "-"]) == 2
-    assert "prompt in the standard input has more than 4194304 characters" in error_line()
+    assert "prompt on standard input has more than 4194304 characters" in error_line()

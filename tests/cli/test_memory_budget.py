@@ -85,14 +85,20 @@ def test_check_tells_the_plan_and_the_batch_that_follows(tiny, capsys):
 @pytest.mark.parametrize(
     ("budget", "expected"),
     [
-        ("80Gigs", "model.memory_budget '80Gigs' is no size: give a number with one of B, KB, "),
-        ("10KB", "model.memory_budget 10KB: memory of 10,000 bytes is too little: the smallest that would do is "),
+        ("80Gigs", "model.memory_budget '80Gigs' is not a size: give a number with one of B, KB, "),
+        ("10KB", "model.memory_budget 10KB: memory of 10,000 bytes is too little: the smallest that fits is "),
     ],
 )
 def test_a_mistake_is_one_line(tiny, error_line, budget, expected):
     with pytest.raises(SystemExit, match="2"):
         tiny("fit", **{"model.memory_budget": budget})
     assert expected in error_line()
+
+
+def test_an_mlp_of_the_users_own_is_measured(tiny, capsys):
+    tiny("fit", **{**BUDGET, "model.architecture.mlp": "tests.training.callbacks.test_memory_profiler.OwnMLP"})
+    assert json.loads((RUN / "plan.json").read_text())["memory"]["peak"] <= 720_000
+    assert "plan micro-batches of " in " ".join(capsys.readouterr().out.split())
 
 
 def test_document_masks_are_refused_since_they_are_not_counted(tiny, error_line):

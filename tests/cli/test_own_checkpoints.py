@@ -77,7 +77,7 @@ def test_what_cannot_be_opened_is_reported_and_passed_over(trained):
     assert len(said) == 2
     for line, name in zip(sorted(said), ("epoch=0-step=6", "step-00000006"), strict=True):
         assert line.startswith(
-            f"checkpoint {FOLDER}/{name}.ckpt is cut short or damaged: using {FOLDER}/epoch=0-step=4"
+            f"checkpoint {FOLDER}/{name}.ckpt is truncated or damaged: using {FOLDER}/epoch=0-step=4"
         )
 
 
@@ -89,7 +89,7 @@ def test_a_link_that_leads_nowhere_is_damaged(tiny, capsys):
     tiny("fit", "--ckpt_path=last")
     said = capsys.readouterr()
     assert f"Resumed from step 3: {FOLDER}/step-00000003.ckpt" in said.out
-    assert "step-00000006.ckpt is cut short or damaged: using" in said.err
+    assert "step-00000006.ckpt is truncated or damaged: using" in said.err
     (FOLDER / "best.ckpt").unlink()
     (FOLDER / "best.ckpt").symlink_to("/nowhere.ckpt")
     assert found("best") == "step-00000006.ckpt"
@@ -102,7 +102,7 @@ def test_a_damaged_best_gives_way(tiny):
     said = []
     assert found("best", said) == "step-00000006.ckpt"
     assert said == [
-        f"checkpoint {FOLDER}/best.ckpt is cut short or damaged: using {FOLDER}/step-00000006.ckpt, "
+        f"checkpoint {FOLDER}/best.ckpt is truncated or damaged: using {FOLDER}/step-00000006.ckpt, "
         "in place of the best"
     ]
 

@@ -32,8 +32,8 @@ MISTAKES = [  # one for each page at the least, as a user makes it
     (["bench", "nothing"], "docs/benchmarks.md"),
     (["fit", "--model.architecture.mlp", "swigloo"], "docs/extending.md"),
     (["fit", "--model.architecture.hidden_size", "33"], "docs/reference/model.md"),
-    (["fit", "--model.architecture.checkpoint_level", "7"], "docs/memory-optimised.md"),
-    (["fit", "--model.loss_chunks", "-1"], "docs/memory-optimised.md"),
+    (["fit", "--model.architecture.checkpoint_level", "7"], "docs/memory-optimized.md"),
+    (["fit", "--model.loss_chunks", "-1"], "docs/memory-optimized.md"),
     (["fit", "--model.compile_mode", "fast"], "docs/speed.md"),
 ]
 PAGES = {FIRST, *(command.page for command in COMMANDS.values()), *OPTIONS}

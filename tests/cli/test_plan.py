@@ -14,7 +14,7 @@ from lightning_llm.cli.train import cli_main
 ROOT = Path(__file__).parents[2]
 ARCHITECTURE = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
 SMALL = ("--data.tokenizer=char", "--keep_freed_memory=False", "--trainer.log_every_n_steps=1")
-LEAST_LINE = "the smallest that would do is "
+LEAST_LINE = "the smallest that fits is "
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_state_in_bfloat16_only_where_it_is_allowed(config, tmp_path, error_line
     assert run(tmp_path, "--config", mine, "--memory", f"{least}B")["chosen"]["state_dtype"] is None
     words = ["--config", mine, "--memory", f"{least - 5000}B", "--out", str(tmp_path / "plan.yaml")]
     assert main(["plan", *words]) == 2
-    assert "bytes do: say --allow-bf16-state" in error_line()
+    assert "bytes are enough: add --allow-bf16-state" in error_line()
     assert run(tmp_path, *words, "--allow-bf16-state")["chosen"]["state_dtype"] == "bfloat16"
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())["model"]["optimizer"]
     assert written == {"class_path": optimizer["class_path"], "init_args": {"lr": 0.01, "state_dtype": "bfloat16"}}
@@ -111,7 +111,7 @@ def test_nothing_is_overwritten_unless_told(config, tmp_path, error_line):
     out.write_text("mine\n")
     words = ["plan", "--config", config(), "--memory", "1GB", "--out", str(out)]
     assert main(words) == 2
-    assert "exists: name another file, or say --overwrite" in error_line()
+    assert "exists: choose another file, or add --overwrite" in error_line()
     assert out.read_text() == "mine\n"
     assert main([*words, "--overwrite"]) == 0
     assert "micro_batch_size" in out.read_text()
@@ -136,14 +136,14 @@ def test_no_torch_is_imported():
     ("words", "sections", "expected"),
     [
         (["--memory", "1KB"], {}, LEAST_LINE),
-        (["--memory", "80Gigs"], {}, "'80Gigs' is no size: give a number with one of B, KB, MB, GB, TB, KiB, "),
+        (["--memory", "80Gigs"], {}, "'80Gigs' is not a size: give a number with one of B, KB, MB, GB, TB, KiB, "),
         ([], {}, "the following arguments are required: --memory"),
         (["--memory", "1GB", "--device", "H20"], {}, "device 'H20' is not in the table: there are NVIDIA H200, "),
-        (["--memory", "1GB", "--device", "T4", "--precision", "bf16-mixed"], {}, "device 'T4' is not in the table"),
+        (["--memory", "1GB", "--device", "Q9", "--precision", "bf16-mixed"], {}, "device 'Q9' is not in the table"),
         (
             ["--memory", "1GB", "--device", "Tesla T4", "--precision", "bf16-mixed"],
             {},
-            "Tesla T4 has no bfloat16 peak in the table: take --precision 32-true",
+            "Tesla T4 has no bfloat16 peak in the table: use --precision 32-true",
         ),
         (["--memory", "1GB", "--world-size", "3"], {}, "global_batch_size 8 cannot be divided by 3 processes"),
         (["--memory", "1GB", "--product-share", "7"], {}, "--product-share must be above 0 and at most 1, got 7.0"),
@@ -151,7 +151,7 @@ def test_no_torch_is_imported():
         (
             ["--memory", "1GB"],
             {"model": {"architecture": {**ARCHITECTURE, "mlp": "my.own.MLP"}}},
-            "mlp 'my.own.MLP' is a class of its own",
+            "the config names code from outside lightning_llm: my.own.MLP; nothing was imported",
         ),
         (["--memory", "1GB"], {"model": {"architecture": {}}}, "vocab_size is null: give the number of token ids"),
         (["--memory", "1GB"], {"data": {"global_batch_size": "many"}}, "data.global_batch_size must be a whole number"),

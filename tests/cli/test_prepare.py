@@ -140,7 +140,7 @@ def test_help(capsys):
         (["text.txt", "--tokenizer", "text.txt"], "tokenizer 'text.txt': not a tokenizer.json"),
         (["text.txt", "--test-fraction", "2"], "test_fraction must be"),
         (["text.txt", "--out", "text.txt"], "text.txt exists already"),
-        (["nowhere.txt", "--out", "out"], "'nowhere.txt' is no file"),
+        (["nowhere.txt", "--out", "out"], "'nowhere.txt' is not a file"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(capsys, argv, expected):

@@ -152,7 +152,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tiny, capsys, d
     capsys.readouterr()
     rest = tiny("fit", "--ckpt_path=last")
     said = capsys.readouterr()
-    assert f"checkpoint {newest} is cut short or damaged: using {before}, the one before it" in said.err
+    assert f"checkpoint {newest} is truncated or damaged: using {before}, the one before it" in said.err
     assert "Resumed from step 3" in said.out
     assert_same_weights(weights(whole), weights(rest))
     assert (FOLDER / "step-00000006.aside").exists()
@@ -166,7 +166,7 @@ def test_when_all_are_damaged_nothing_starts_afresh(tiny, error_line):
     with pytest.raises(SystemExit) as leaving:
         tiny("fit", "--ckpt_path=last")
     assert leaving.value.code == 2
-    assert "every checkpoint of runs/run/version_0 is cut short or damaged" in error_line()
+    assert "every checkpoint of runs/run/version_0 is truncated or damaged" in error_line()
 
 
 def test_later_steps_and_their_best_step_aside(tiny):

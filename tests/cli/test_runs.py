@@ -95,7 +95,7 @@ def test_going_on_from_a_finished_run_says_that_nothing_is_left(tiny, capsys):
     assert again.trainer.log_dir == first.trainer.log_dir
     said = " ".join(capsys.readouterr().out.split())
     assert "Resumed from step 6" in said
-    assert "no step is left to do" in said
+    assert "no steps are left" in said
     assert '"steps": 6' in Path(first.trainer.log_dir, "summary.json").read_text()
     assert '"steps": 6' in summary
 

@@ -32,7 +32,7 @@ DDP = ("--trainer.devices=2", "--trainer.strategy=ddp")
 SHARDED = ("--trainer.devices=2", "--trainer.strategy=fsdp2")
 MUON = ("--model.optimizer=lightning_llm.optim.MuonAdamW", "--model.optimizer.newton_schulz_dtype=float32")
 MODELS = {
-    "memory-optimised": ("--model.architecture.checkpoint_level=2", "--data.micro_batch_size=2"),
+    "memory-optimized": ("--model.architecture.checkpoint_level=2", "--data.micro_batch_size=2"),
     "standard, tied, all logits": (
         "--model.architecture.mlp=swiglu",
         "--model.architecture.tie_word_embeddings=true",
@@ -146,7 +146,7 @@ def test_two_one_and_two_processes_go_on_from_each_other(folder, monkeypatch, ca
     shard.write_bytes(shard.read_bytes()[:-40])
     words = ("--config", "tiny.yaml", "--trainer.default_root_dir=run", "--trainer.max_steps=9")
     said = command(folder, "fit", *words, "--ckpt_path=last")
-    assert "step-00000009.ckpt is cut short or damaged: using" in said
+    assert "step-00000009.ckpt is truncated or damaged: using" in said
     assert "Resumed from step 8" in said
     assert Path(checkpoints / "step-00000009.aside").is_dir()
 

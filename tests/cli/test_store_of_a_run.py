@@ -9,7 +9,7 @@ from lightning_llm.data import prepare
 from lightning_llm.data.prepare import prepare_store
 from lightning_llm.training.callbacks import StopOnSignal
 
-MISSING = "data.store 'typo' does not exist: give one that does, or the text to prepare it from"
+MISSING = "data.store 'typo' does not exist: give an existing store, or the text to prepare it from"
 
 
 @pytest.fixture

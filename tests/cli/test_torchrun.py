@@ -233,7 +233,7 @@ def test_a_process_that_runs_something_else_is_named(job_words, text_file, chang
         launched.append(subprocess.Popen(command, env=more, stderr=subprocess.PIPE, text=True))
     errors = [process.communicate(timeout=300)[1] for process in launched]
     assert [process.returncode for process in launched] == [2, 2], errors
-    assert "lightning-llm fit: error: the processes do not run the same: process 1 on " in errors[0]
+    assert "lightning-llm fit: error: the processes differ: process 1 on " in errors[0]
     assert named in errors[0]
     assert "Traceback" not in errors[0] + errors[1]
 

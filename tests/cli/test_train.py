@@ -372,7 +372,7 @@ def test_a_truncated_checkpoint_is_named(tiny, capsys):
     newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
     with pytest.raises(SystemExit):
         tiny("fit", f"--ckpt_path={newest}")
-    assert "cut short or damaged" in one_line(capsys)
+    assert "truncated or damaged" in one_line(capsys)
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_no_steps_at_all_report_the_first_weights(tiny, capsys, limit):
     cli = tiny("fit", **{f"trainer.{limit}": 0})
     assert summary(cli)["steps"] == 0
     said = capsys.readouterr().out
-    assert "no step is left to do" in said
+    assert "no steps are left" in said
     assert "None" not in said
 
 

@@ -35,10 +35,10 @@ def test_what_an_anchor_brings_in_may_be_overridden(tmp_path):
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60))
 MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 60))
 HOSTILE = {
-    "aliases that double": (LAUGHS, "aliases stand for more than 100000 values"),
-    "merges that double": (MERGES, "aliases stand for more than 100000 values"),
-    "an anchor that holds itself": ("a: &a [*a, {b: 1}]", "aliases stand for more than"),
-    "a mapping that holds itself": ("a: &a {b: *a}", "aliases stand for more than"),
+    "aliases that double": (LAUGHS, "aliases expand to more than 100000 values"),
+    "merges that double": (MERGES, "aliases expand to more than 100000 values"),
+    "an anchor that holds itself": ("a: &a [*a, {b: 1}]", "aliases expand to more than"),
+    "a mapping that holds itself": ("a: &a {b: *a}", "aliases expand to more than"),
     "a chain of aliases": (
         "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 60)),
         "or 40 levels, in line 41",
@@ -108,7 +108,7 @@ def test_a_value_of_an_option_has_the_same_limits(error_line):
     assert "nested more than 40 levels deep" in error_line()
     text = ", ".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))])
     assert main(["check", f"--data={{{text}}}"]) == 2
-    assert "aliases stand for more than" in error_line()
+    assert "aliases expand to more than" in error_line()
 
 
 @pytest.mark.parametrize("where", ["option", "config", "file of a config"])

@@ -89,7 +89,7 @@ def test_fingerprint_changes_with_names_and_contents(tmp_path):
 
 def test_missing_input_names_the_corpora(tmp_path):
     message = fault(lambda: open_corpus([str(tmp_path / "nowhere.txt")]))
-    assert "nowhere.txt' is no file, no folder, no glob that matches a file" in message
+    assert "nowhere.txt' is not a file, a folder, a glob that matches a file" in message
     assert "stdlib, shakespeare" in message
 
 

@@ -553,7 +553,7 @@ def test_accumulation_that_contradicts_the_batch_sizes(store):
 def test_epoch_that_would_end_within_a_step(store, limit):
     options = {"limit_train_batches": limit, "max_steps": -1, "max_epochs": 2}
     message = fault(lambda: fit(make_data(store, micro_batch_size=4), **options))
-    assert "which is no multiple of the 2 of an optimizer step" in message
+    assert "which is not a multiple of the 2 of an optimizer step" in message
 
 
 def test_test_split_that_is_not_there(store):

@@ -119,7 +119,7 @@ def test_without_a_name_it_is_the_standard_library(options, tmp_path, monkeypatc
 @pytest.mark.parametrize("options", [{}, {"corpus": None}, {"tokenizer": "char"}, {"vocab_size": 300}])
 def test_a_named_store_that_is_missing_is_not_made_of_something(options, text):
     message = fault(lambda: find_or_prepare(store="nowhere", **options))
-    assert message.startswith("data.store 'nowhere' does not exist: give one that does, or the text to")
+    assert message.startswith("data.store 'nowhere' does not exist: give an existing store, or the text to")
     assert os.listdir() == ["text.txt"]
 
 

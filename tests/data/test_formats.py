@@ -73,11 +73,11 @@ def test_key_without_use_is_refused(tmp_path):
         (b'{"text": ', "line 3, is not JSON: Expecting value at character 9"),
         (b'{"body": "a", "id": 1}', "line 3, has no key 'text', only 'body', 'id': set the text's key with --text-key"),
         (b"{}", "line 3, has no key 'text', only none"),
-        (b'{"text": 5}', "line 3, has under key 'text' no text but int"),
-        (b'{"text": null}', "line 3, has under key 'text' no text but NoneType"),
-        (b'["text"]', "line 3, is no JSON object with a key 'text', but list"),
+        (b'{"text": 5}', "line 3, has int under key 'text', not text"),
+        (b'{"text": null}', "line 3, has NoneType under key 'text', not text"),
+        (b'["text"]', "line 3, is not a JSON object with the key 'text', but list"),
         (b'{"text": "\xff"}', "line 3, is not UTF-8 text: byte 10 of the line"),
-        (b'{"text": "\\ud800"}', "line 3, has under key 'text' half of a surrogate pair"),
+        (b'{"text": "\\ud800"}', "line 3, has half of a surrogate pair under key 'text'"),
         (b"[" * 100_000, "line 3, is not JSON"),
         (b"1" * 10_000, "line 3, is not JSON that can be read"),
     ],
@@ -94,7 +94,7 @@ def test_bad_line_is_named_when_reading_began_within_the_file(tmp_path, monkeypa
     content = lines([{"text": "a"}] * 40) + b"5\n"
     file = write(tmp_path / "a.jsonl", content)
     corpus = open_corpus([str(file)])
-    assert "line 41, is no JSON object" in fault(lambda: list(corpus.files[0].documents(start=300)))
+    assert "line 41, is not a JSON object" in fault(lambda: list(corpus.files[0].documents(start=300)))
 
 
 def test_line_of_absurd_length(tmp_path, monkeypatch):
@@ -125,7 +125,7 @@ def test_broken_compressed_file(tmp_path, name, damage):
         if name.endswith(".zst"):
             packed[:4] = b"\0\0\0\0"
     file.write_bytes({"cut": packed[: len(packed) // 3], "other": b"plain text", "changed": packed}[damage])
-    assert f"{file} is broken, or no .{file.suffix[1:]} file: " in fault(lambda: texts(file))
+    assert f"{file} is damaged, or not a .{file.suffix[1:]} file: " in fault(lambda: texts(file))
 
 
 def test_compressed_text_that_is_not_utf8_names_the_byte(tmp_path):
@@ -169,8 +169,8 @@ def test_parquet_faults(tmp_path):
     file = parquet(tmp_path / "b.parquet", {"text": ["a", "b", "c", "d", None]})
     assert f"{file}, row 4: column 'text' is null" in fault(lambda: texts(file))
     file.write_bytes(file.read_bytes()[:-20])
-    assert f"{file} is broken, or no .parquet file" in fault(lambda: texts(file))
-    assert "unpack it first" in fault(lambda: texts(write(tmp_path / "c.parquet.gz", b"a")))
+    assert f"{file} is damaged, or not a .parquet file" in fault(lambda: texts(file))
+    assert "decompress it first" in fault(lambda: texts(write(tmp_path / "c.parquet.gz", b"a")))
 
 
 @pytest.mark.parametrize(("name", "package"), [("a.zst", "zstandard"), ("a.parquet", "pyarrow")])
@@ -178,7 +178,7 @@ def test_missing_package_says_what_to_install(tmp_path, name, package, monkeypat
     (tmp_path / name).write_bytes(b"content")
     for module in (package, f"{package}.parquet"):
         monkeypatch.setitem(sys.modules, module, None)
-    assert f"needs the package {package}: pip install {package}, or pip install 'lightning-llm[data]'" in fault(
+    assert f"needs the package {package}: pip install {package}, or pip install -e '.[data]'" in fault(
         lambda: texts(tmp_path / name)
     )
 

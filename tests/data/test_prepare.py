@@ -206,7 +206,7 @@ def test_bad_text_leaves_nothing(tmp_path, tokenizer, content, expected):
 
 
 def test_missing_text(tmp_path):
-    assert "is no file" in fault(lambda: prepare_store(str(tmp_path / "text"), tmp_path / "out"))
+    assert "is not a file" in fault(lambda: prepare_store(str(tmp_path / "text"), tmp_path / "out"))
 
 
 def test_text_that_the_tokenizer_cannot_encode_names_the_file(folder, tmp_path):

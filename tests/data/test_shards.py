@@ -72,7 +72,7 @@ def test_shard_is_no_store(text, tmp_path):
     folder = prepare_store(text, tmp_path / "out", share=Share(1, 2), tokenizer="byte").path
     merge = f"lightning-llm prepare --merge {tmp_path / 'out'}"
     assert f"is one shard of a store: when all are made, {merge}" in fault(lambda: TokenStore.open(folder))
-    assert f"but 1 of its shards: when all are made, {merge}" in fault(lambda: TokenStore.open(tmp_path / "out"))
+    assert f"but 1 of its shards do: when all are made, {merge}" in fault(lambda: TokenStore.open(tmp_path / "out"))
     assert "exists already" in fault(lambda: prepare_store(text, tmp_path / "out", share=Share(1, 2), tokenizer="byte"))
 
 

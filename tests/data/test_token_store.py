@@ -177,9 +177,9 @@ def test_changed_ids_are_found_when_a_small_store_is_opened_and_by_verify(make_s
     tokens[3] = 2
     tokens.flush()
     monkeypatch.setattr("lightning_llm.data.token_store._BYTES_AT_OPEN", 2 * (1000 + 100))
-    assert "val.bin was changed, it has another sha256" in fault(lambda: TokenStore.open(store.path))
+    assert "val.bin was changed: its sha256 is not" in fault(lambda: TokenStore.open(store.path))
     monkeypatch.setattr("lightning_llm.data.token_store._BYTES_AT_OPEN", 2 * (1000 + 100) - 1)
-    assert "val.bin was changed, it has another sha256" in fault(TokenStore.open(store.path).verify)
+    assert "val.bin was changed: its sha256 is not" in fault(TokenStore.open(store.path).verify)
 
 
 def test_raw_files_of_other_programs(tmp_path):

@@ -163,7 +163,7 @@ def test_a_snapshot_of_the_cache_may_link_to_its_blobs(originals, tmp_path):
     assert read_folder(snapshot).config.hidden_size == 48
     shutil.move(blobs, tmp_path / "elsewhere")
     (tmp_path / "models--x" / "blobs").symlink_to(tmp_path / "elsewhere")
-    assert "leads out of the folder" in refusal(snapshot)
+    assert "points outside the folder" in refusal(snapshot)
 
 
 def header(file):

@@ -196,11 +196,9 @@ def test_harmless_fields_change_nothing_and_are_told_where_they_matter_in_traini
     edit(folder, attention_dropout=0.1, pretraining_tp=2, bos_token_id=1, some_new_switch=False, use_cache=False)
     found = read_folder(folder)
     assert found.config == model.config
-    assert found.notes == [
-        "attention_dropout 0.1 acts in training only and is not taken over: architecture.dropout is 0"
-    ]
+    assert found.notes == ["attention_dropout 0.1 acts in training only and is not imported: architecture.dropout is 0"]
     edit(folder, eos_token_id=7)
-    assert "eos_token_id 7 is not taken over: here a text ends with '<|endoftext|>' (0)" in read_folder(folder).notes
+    assert "eos_token_id 7 is not imported: here a text ends with '<|endoftext|>' (0)" in read_folder(folder).notes
 
 
 def test_gpt2s_own_folder_without_prefix_and_with_masks_is_read(exported):
@@ -225,7 +223,7 @@ def test_a_safetensors_file_that_is_cut_short_is_named(exported, kept):
     file = sorted(folder.glob("*.safetensors"))[1]
     content = file.read_bytes()
     file.write_bytes(content[: kept if isinstance(kept, int) else int(kept * len(content))])
-    with pytest.raises(ValueError, match=f"{file} is cut short or damaged"):
+    with pytest.raises(ValueError, match=f"{file} is truncated or damaged"):
         read_folder(folder)
 
 
@@ -302,9 +300,9 @@ def test_a_folder_is_a_str_or_a_path(exported, tmp_path):
 
 
 def test_what_is_no_model_is_said(tmp_path):
-    with pytest.raises(ValueError, match="nowhere is no folder"):
+    with pytest.raises(ValueError, match="nowhere is not a folder"):
         read_folder(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"is no model: it has no config\.json"):
+    with pytest.raises(ValueError, match=r"is not a model: it has no config\.json"):
         read_folder(tmp_path)
     for content, says in (("{", "is not JSON that can be read"), ("[1]", "holds a list, expected an object")):
         (tmp_path / "config.json").write_text(content)

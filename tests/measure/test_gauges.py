@@ -58,7 +58,13 @@ def test_the_allocators_own_mark_is_read_and_left_alone(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, lambda *args: pytest.fail("the mark is the user's"))
     gauge = gauges.AllocatorGauge(torch.device("cuda"))
     found = []
-    for current, peak in ((30, 50), (20, 50), (60, 60), (15, 15), (15, 40)):  # the user resets it in the fourth interval
+    for current, peak in (
+        (30, 50),
+        (20, 50),
+        (60, 60),
+        (15, 15),
+        (15, 40),
+    ):  # the user resets it in the fourth interval
         counters.update(current=current, peak=peak)
         found.append(tuple(gauge.read()))
     assert found == [(30, 50), (20, 30), (60, 60), (15, 60), (15, 40)]

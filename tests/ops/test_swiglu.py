@@ -1,4 +1,4 @@
-"""The memory-optimised SwiGLU: as exact as the plain one in the same dtype, and keeping what it says it keeps."""
+"""The memory-optimized SwiGLU: as exact as the plain one in the same dtype, and keeping what it says it keeps."""
 
 import math
 

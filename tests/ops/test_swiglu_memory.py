@@ -1,4 +1,4 @@
-"""The memory-optimised SwiGLU never needs more memory than plain linear layers, however few the tokens."""
+"""The memory-optimized SwiGLU never needs more memory than plain linear layers, however few the tokens."""
 
 import pytest
 import torch

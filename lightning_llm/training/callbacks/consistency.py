@@ -56,11 +56,10 @@ class RankConsistencyCheck(Callback):
         Raises:
             ValueError: On all ranks, with the ranks that differ from rank 0 and their differences.
         """
-        if (group := host_group(trainer)) is not None:
+        if (group := host_group(trainer.strategy)) is not None:
             differences = differences_of(gather(self.facts(getattr(trainer, "datamodule", None)), group))
-            dist.destroy_process_group(group)
             if differences:
-                raise ValueError(f"the processes do not run the same: {'; '.join(differences)}")
+                raise ValueError(f"the processes differ: {'; '.join(differences)}")
 
     def facts(self, data: Any) -> Facts:
         """What this rank runs, by name."""
@@ -114,15 +113,19 @@ class ResumeDiff(Callback):
 
     Args:
         options: The options of this run, nested, plain values only.
+
+    Attributes:
+        changes: A line for each option that was changed on a resume up to now: the step, the old and the new value.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options = flat(options)
+        self.changes: list[str] = []
         self._changed = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The options, for runs that resume from here."""
-        return {"options": self.options}
+        """The options and their changes, for runs that resume from here."""
+        return {"options": self.options, "changes": self.changes}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Print what differs.
@@ -137,15 +140,18 @@ class ResumeDiff(Callback):
             raise ValueError(
                 f"trainer.max_steps {trainer.max_steps} is below step {step} of the checkpoint: give more steps"
             )
-        if not (saved := checkpoint["callbacks"].get(self.state_key, {}).get("options")):
+        state = checkpoint["callbacks"].get(self.state_key, {})
+        if not (saved := state.get("options")):
             return
+        self.changes = list(state.get("changes", []))
         if (ours := self.options.get(OPTIMIZER)) != (theirs := saved.get(OPTIMIZER)):
             raise ValueError(
                 f"{OPTIMIZER} is {theirs} in the checkpoint and {ours} here: an optimizer cannot use the state of "
-                "another one; take the same one, or start from scratch"
+                "another one; use the same one, or start from scratch"
             )
         if differences := option_differences(saved, self.options):
             self._changed = True
+            self.changes += [f"step {step}: {line}" for line in differences]
             checkpoint["lr_schedulers"] = []  # advanced to this step in on_train_start
             if trainer.is_global_zero:
                 print("Changed since the checkpoint:", *differences, sep="\n  ")

@@ -35,13 +35,14 @@ MFU, HFU = "throughput/mfu_percent", "throughput/hfu_percent"
 TIME_OF_PHASE = "time/"  # time/forward_s and so on
 
 MEMORY = "memory/"  # memory/forward_peak_gib and so on
-PEAK, LIVE = "_peak_gib", "_live_gib"
+PEAK = "_peak_gib"
 MEMORY_AT_PEAK = "memory/at_peak/"  # and the category: parameters_gib and so on
 
 SAMPLES = "samples"  # text
 WEIGHTS, GRADIENTS = "weights/", "gradients/"  # histograms, and the name of the parameter
 
-# Group -> chart -> the scalars in it, as regular expressions.
+# Group -> chart -> the scalars in it, as regular expressions. Where it can, a chart has one curve for each run:
+# TensorBoard colors runs, not curves. All curves are in its tab of scalars.
 LAYOUT = {
     "loss": {
         "training and validation, nats/token": [f"^{TRAIN_LOSS}$", f"^{VAL_LOSS}$"],
@@ -49,13 +50,11 @@ LAYOUT = {
     },
     "optimization": {"learning rate": [f"^{LEARNING_RATE}$"], "gradient norm before clipping": [f"^{GRAD_NORM}$"]},
     "memory": {
-        "peak by phase, GiB": [f"^{MEMORY}[a-z]+{PEAK}$"],
-        "in use at the end of each phase, GiB": [f"^{MEMORY}[a-z]+{LIVE}$"],
-        "in use at the peak by category, GiB": [f"^{MEMORY_AT_PEAK}.*_gib$"],
+        "peak in backward, GiB": [f"^{MEMORY}backward{PEAK}$"],
+        "saved activations at the peak, GiB": [f"^{MEMORY_AT_PEAK}activations_gib$"],
     },
     "throughput": {
         "tokens per second": [f"^{TOKENS_PER_SECOND}$"],
-        "seconds per step": [f"^{STEP_SECONDS}$"],
         "seconds by phase": [f"^{TIME_OF_PHASE}.*_s$"],
         "waiting for data, percent": [f"^{DATA_STALL}$"],
         "utilization of the peak, percent (MFU, HFU)": [f"^{MFU}$", f"^{HFU}$"],

@@ -31,7 +31,7 @@ Sizes = dict[str, int]
 class MemoryProfiler(Callback):
     """Peak and live bytes by phase in every step, by category and module in sampled steps, and a report on failure.
 
-    Every step costs a few counters (``measure.resident``), the highest of which since the last entry are logged with
+    Every step costs a few counters (``measure.gauges``), the highest of which since the last entry are logged with
     ``trainer.log_every_n_steps`` as ``memory/forward_peak_gib``, ``memory/forward_live_gib`` and so on for
     ``backward``, ``optimizer`` and ``validation``; live is what is in use at the end of the phase. With several
     processes the maximum is logged, and files of rank N are in ``memory/rank-N``.
@@ -42,7 +42,7 @@ class MemoryProfiler(Callback):
     JSON then says ``"compiled": true`` and holds the counters.
 
     Args:
-        every_n_steps: Sample the steps that are a multiple of it. Null: none.
+        every_n_steps: Sample every N-th optimizer step. Null: none.
         snapshot_at: Write ``memory/step-N.pickle`` for PyTorch's memory viewer after this step; needs CUDA.
         top: How many modules the plot and the tables distinguish.
 
@@ -97,9 +97,9 @@ class MemoryProfiler(Callback):
         self._gauge = gauge_for(device)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin; processes meet over a group of their own, which no device waits for."""
+        """Begin; processes meet in host memory, which no device waits for."""
         self._is_compiled = is_compiled(pl_module)
-        self._group = host_group(trainer)
+        self._group = host_group(trainer.strategy)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """A micro-batch begins: maybe one of a new step."""
@@ -253,7 +253,7 @@ def is_compiled(module: nn.Module) -> bool:
     return any(
         part._compiled_call_impl is not None
         or type(part).__name__ == "OptimizedModule"
-        or getattr(part, "is_compiled", False)  # a block, or a LanguageModel with its loss
+        or getattr(part, "is_compiled", False)  # a block, or the transformer
         for part in module.modules()
     )
 

@@ -1,8 +1,7 @@
 """A metered step as plain values, as a table and as a plot; and what is written when memory has run out.
 
 The plot has stacked timelines, by category above and by module below, one column for each step. The report of a failure
-says what was live, and which settings would lower the peak, by the accounting. The accounting does not know a user's
-own MLP class: one layer of it is measured on a CPU, at two tiny numbers of tokens, and extended as a line in them.
+says what was live, and which settings would lower the peak, by the accounting.
 """
 
 import colorsys
@@ -17,19 +16,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from rich.table import Column, Table
-from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_llm.accounting.counts import MeasuredMLP, Sizes, hidden_matrix_parameters, step_flops
+from lightning_llm.accounting.counts import Sizes, hidden_matrix_parameters, step_flops
 from lightning_llm.accounting.memory import StepMemory, step_memory
 from lightning_llm.io.console import Console
 from lightning_llm.measure.attribution import AttributedMeter
-from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.measure.timeline import CATEGORIES, StepPoint, Timeline
 from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig
-from lightning_llm.model.mlp import build_mlp
+from lightning_llm.training.measured_mlp import EXTENDED, measure_mlp
 
 MIB, GIB = 2**20, 2**30
 REST = "all others"
@@ -44,7 +40,6 @@ HUES = {"mlp": 0.06, "self_attn": 0.58, "input_layernorm": 0.33, "post_attention
 OTHER_HUES = (0.93, 0.75, 0.14, 0.50, 0.84, 0.25)
 HALVING_COSTS = 0.02  # assumed: the same arithmetic in smaller pieces, and gradients added up
 NOT_WORTH_NAMING = 0.005  # of the peak
-TINY = 32  # tokens that an MLP is measured at, and twice as many
 EXACT, OPTIMIZED = "same results to rounding", "memory_optimized_swiglu"
 ACCOUNTED = {"saved": "activations", "optimizer state": "optimizer_state"}  # the report's names for the accounting's
 Report = dict[str, Any]
@@ -127,7 +122,7 @@ def draw(reports: Mapping[str, Report], title: str) -> Any:
             _stack(axis, report, grouping, keys, colors, unit)
             _mark_phases(axis, report["timeline"], highest / unit)
             if column == 0:
-                axis.set_ylabel(f"live, {name}, {GROUPINGS[grouping]}")
+                axis.set_ylabel(f"live {GROUPINGS[grouping]}, {name} (lower is better)")
             if column == len(reports) - 1:
                 handles, labels = axis.get_legend_handles_labels()
                 axis.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
@@ -151,14 +146,14 @@ def pixels(figure: Any) -> Any:
 
 
 def _stack(axis: Any, report: Report, grouping: str, keys: Sequence[str], colors: Mapping[str, Any], unit: int) -> None:
-    samples = report["timeline"]["samples"]
-    x = [sample["operator"] for sample in samples] + [report["timeline"]["operators"]]
-    rows = [[sample[grouping].get(key, 0) / unit for sample in [*samples, samples[-1]]] for key in keys]
-    axis.stackplot(
-        x, *rows, labels=[NAMES.get(key, key) for key in keys], colors=[colors[key] for key in keys], step="post"
-    )
+    samples = sorted(report["timeline"]["samples"], key=lambda one: (one["operator"], sum(one[grouping].values())))
+    highest = {sample["operator"]: sample for sample in samples}  # of several within one operator
+    x = [*highest, report["timeline"]["operators"]]
+    rows = [[sample[grouping].get(key, 0) / unit for sample in [*highest.values(), samples[-1]]] for key in keys]
+    labels, shades = [NAMES.get(key, key) for key in keys], [colors[key] for key in keys]
+    axis.stackplot(x, *rows, labels=labels, colors=shades, step="mid")  # each is the peak of the operators around it
     operator, height = report["peak"]["operator"], report["peak"]["bytes"] / unit
-    axis.plot([operator], [height], marker="v", color="black", markersize=6, clip_on=False)
+    axis.plot([operator], [height], marker=7, color="black", markersize=7, clip_on=False)  # its tip is there
     axis.set_xlim(0, x[-1])
 
 
@@ -283,9 +278,9 @@ def estimate(run: Run) -> Estimate | None:
         if run.config.dropout and run.settings["device"] == "cpu":
             run = run.change({"dropout": 0.0})
             remarks.append("The estimate leaves dropout out.")
-        if mlp not in BUILT_IN_MLPS:
-            run = run.change(mlp=measure_mlp(run.config, run.settings["precision"]))
-            remarks.append(f"The estimate extends {mlp} from a measurement at {TINY} and {2 * TINY} tokens.")
+        if measured := measure_mlp(run.config, run.settings["precision"]):
+            run = run.change(mlp=measured)
+            remarks.append(EXTENDED.format(mlp))
         memory, work = run.memory(), run.work()
     except (ValueError, RuntimeError):
         return None
@@ -340,33 +335,6 @@ def candidates(run: Run) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], 
             yield f"model.architecture.recompute {part}", {"recompute": part}, {}, exact
     if run.settings["precision"] == "32-true":
         yield "trainer.precision bf16-mixed", {}, {"precision": "bf16-mixed"}, "changes the numerics"
-
-
-def measure_mlp(config: ModelConfig, precision: str) -> MeasuredMLP:
-    """What one layer of the config's MLP takes, by the meter at ``TINY`` and twice as many tokens."""
-    mlp = build_mlp(config)
-    if precision == "bf16-true":
-        mlp.to(torch.bfloat16)
-    once, twice = (_measured_bytes(mlp, config.hidden_size, tokens, precision) for tokens in (TINY, 2 * TINY))
-    saved, forward, backward, flops = ((2.0 * a - b, (b - a) / TINY) for a, b in zip(once, twice, strict=True))
-    elements = sum(parameter.numel() for parameter in mlp.parameters())
-    return MeasuredMLP(parameters=elements, flops=round(flops[1]), saved=saved, forward=forward, backward=backward)
-
-
-def _measured_bytes(mlp: torch.nn.Module, hidden: int, tokens: int, precision: str) -> tuple[int, int, int, int]:
-    """Bytes saved for backward, temporaries of forward and of backward, and FLOPs of forward."""
-    parameters = list(mlp.parameters())
-    x = torch.zeros(1, tokens, hidden, dtype=next((p.dtype for p in parameters), None), requires_grad=True)
-    counter, autocast = FlopCounterMode(display=False), torch.autocast("cpu", enabled=precision == "bf16-mixed")
-    with MemoryMeter(exclude=[mlp, x]) as meter:
-        with meter.phase("forward") as forward, counter, autocast:
-            y = mlp(x)
-        saved = meter.live_bytes - y.nbytes
-        dy = torch.ones_like(y)
-        with meter.phase("backward") as backward:
-            gradients = torch.autograd.grad(y, [x, *parameters], dy, allow_unused=True)
-    needed = saved + y.nbytes + dy.nbytes + sum(g.nbytes for g in gradients if g is not None)
-    return saved, forward.peak_bytes - saved - y.nbytes, backward.peak_bytes - needed, counter.get_total_flops()
 
 
 def _muon(config: ModelConfig, work: int) -> Saving:

@@ -111,4 +111,4 @@ class StopOnNonFinite(Callback):
         folder = next((each.folder for each in callbacks if isinstance(each, RunCheckpoints)), None)
         saved = [] if folder is None else step_files(folder)[-1:]
         last = f"the last good checkpoint is {saved[0]}" if saved else "there is no checkpoint before it"
-        raise NonFinite(f"{finding}; nothing was saved after it, {last}: lower the learning rate or look at the data")
+        raise NonFinite(f"{finding}; nothing was saved after it, {last}: lower the learning rate or check the data")

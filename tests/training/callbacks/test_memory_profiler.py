@@ -14,7 +14,7 @@ from torch import nn
 from lightning_llm import LanguageModel, ModelConfig, TokenDataModule
 from lightning_llm.measure.gauges import Reading
 from lightning_llm.measure.timeline import CATEGORIES
-from lightning_llm.training.callbacks import MemoryProfiler, memory, memory_report
+from lightning_llm.training.callbacks import MemoryProfiler, memory_profiler, memory_report
 from lightning_llm.training.callbacks.memory_report import Estimate, Run, Saving, cheapest, estimate
 from lightning_llm.training.trainer import Trainer
 
@@ -125,6 +125,21 @@ def test_a_sampled_step_adds_up(text_file, tmp_path):
     assert (tmp_path / RUN / "memory/step-3.png").stat().st_size > 10_000
 
 
+def test_the_mark_of_the_peak_is_on_the_curve():
+    def sizes(size):
+        return {"by_kind": {"activations": size * 2**20}, "by_module": {"layers.0.mlp": size * 2**20}}
+
+    samples = [{"operator": n, **sizes(size)} for n, size in ((0, 1), (5, 9), (5, 4), (6, 2), (12, 3))]
+    timeline = {"marks": [(0, "forward")], "operators": 20, "samples": samples}
+    peak = {"operator": 5, "bytes": 9 * 2**20, "phase": "forward"}
+    for axis in memory_report.draw({"a run": {"peak": peak, "timeline": timeline}}, "a title").axes:
+        (mark,) = [line for line in axis.lines if line.get_marker() == 7]
+        curve = [vertex for stack in axis.collections for path in stack.get_paths() for vertex in path.vertices]
+        top = [x for x, y in curve if y == mark.get_ydata()[0]]
+        assert min(top) < 5 < max(top)
+        assert max(y for _, y in curve) == mark.get_ydata()[0] == 9
+
+
 def test_the_mlps_differ_where_they_should(text_file, tmp_path):
     reports = {}
     for mlp in ("swiglu", "memory_optimized_swiglu"):
@@ -177,7 +192,7 @@ def test_an_entry_holds_the_highest_since_the_last(text_file, tmp_path, monkeypa
             self.left -= 1
             return Reading(self.left, self.left + 500)
 
-    monkeypatch.setattr(memory, "gauge_for", lambda device: Falling())
+    monkeypatch.setattr(memory_profiler, "gauge_for", lambda device: Falling())
     logger = Noted(tmp_path)
     fit(text_file, tmp_path, [MemoryProfiler()], logger=logger, limit_val_batches=0)
     # four readings a step: at its start, and after forward, backward and the optimiser
@@ -314,7 +329,7 @@ def test_the_estimate_is_what_a_step_takes(text_file, tmp_path, mlp):
         assert 0 < level.estimated_bytes_saved <= LAYERS * 4 * 4 * BATCH * SEQ * INTERMEDIATE
         assert found.remarks == []
     else:
-        assert found.remarks == [f"The estimate extends {mlp} from a measurement at 32 and 64 tokens."]
+        assert found.remarks == [f"The estimate extrapolates {mlp} from a measurement at 32 and 64 tokens."]
 
 
 def test_the_cheapest_come_first_one_of_each_option():
