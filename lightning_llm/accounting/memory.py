@@ -350,7 +350,8 @@ def shared_memory(
         if in_backward and point != "backward, loss":  # likewise
             gathered += head_and_norm
         reduced = block * storage if in_block and in_backward else 0  # of the block before
-        held = share + state + (gradients if is_deferred else (total - rest) // world_size)
+        in_shares = (total - rest) * storage // (gathered_size * world_size)  # reduced in the parameters' dtype
+        held = share + state + (gradients if is_deferred else in_shares)
         return rest - step.parameters + held + gathered * gathered_size + reduced
 
     point = max(step.points, key=needed)

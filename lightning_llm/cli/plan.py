@@ -24,8 +24,7 @@ from lightning_llm.io.atomic import write_json, write_text
 PATIENCE = 1.0  # seconds before progress is shown
 VIEWS = {"gradient_as_bucket_view": True}
 WITH_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": VIEWS}
-SHARED = ("config", "context_length", "global_batch_size", "precision", "world_size", "state_per_parameter", "mlp")
-SHARED += ("reserve",)
+OF_RUN = ("config", "context_length", "global_batch_size", "precision", "world_size", "state_per_parameter", "mlp")
 TRACES = 400  # about as many as a plan with its frontier needs
 
 
@@ -128,7 +127,8 @@ def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
         gradient_views=options.gradient_views,
         loss_chunks=tuple(dict.fromkeys((None, 0, run.loss_chunks))),
         state_dtypes=(None, "bfloat16") if may_change_state else (run.state_dtype,),
-        **{name: getattr(run, name) for name in SHARED},
+        reserve=run.reserve,
+        **{name: getattr(run, name) for name in OF_RUN},
     )
 
 

@@ -395,6 +395,5 @@ def _sent_to_host(tokens: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     """(batch,) ids, and on CUDA the event of their arrival: the host waits for this, not for the device."""
     if not tokens.is_cuda:
         return tokens, None
-    sent, arrival = tokens.to("cpu", non_blocking=True), torch.cuda.Event()  # into pinned memory
-    arrival.record(torch.cuda.current_stream(tokens.device))
-    return sent, arrival
+    sent = tokens.to("cpu", non_blocking=True)  # into pinned memory
+    return sent, torch.cuda.current_stream(tokens.device).record_event()

@@ -135,5 +135,6 @@ class KVCache:
 
     def _places(self) -> tuple[Tensor, Tensor]:
         if self._ends is None:
-            self._ends = torch.tensor([range(len(self.lengths)), self.lengths], device=self._store.device).unbind()
+            rows, ends = torch.tensor([range(len(self.lengths)), self.lengths], device=self._store.device)
+            self._ends = rows, ends
         return self._ends

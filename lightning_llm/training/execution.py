@@ -42,11 +42,10 @@ def choose_precision(accelerator: Any) -> tuple[Precision, str]:
 
 def record(trainer: Any) -> dict[str, Any]:
     """Precision, threads and device of a run, as plain values."""
-    device, found = trainer.strategy.root_device, {"precision": str(trainer.precision)}
-    found |= {"threads": torch.get_num_threads(), "device": cpu_name()}
-    if device.type == "cuda":
-        found |= {"tf32": uses_tf32(trainer), "device": torch.cuda.get_device_name(device)}
-    return found
+    device = trainer.strategy.root_device
+    of_gpu = {"tf32": uses_tf32(trainer)} if device.type == "cuda" else {}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    return {"precision": str(trainer.precision), "threads": torch.get_num_threads(), "device": name, **of_gpu}
 
 
 def uses_tf32(trainer: Any) -> bool:
