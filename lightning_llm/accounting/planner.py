@@ -211,7 +211,7 @@ class Planner:
             rest = dataclasses.replace(group, rows=self.rows[0])
             if rest not in most:
                 most[rest] = self._most_rows(rest, memory)
-            if group.rows <= most[rest]:
+            if group.rows <= most[rest] or group.rows == self.rows[-1]:
                 found = self._fitting(group, memory)
                 best = min([best, *found] if best else found, key=self._rank, default=None)
         return None if best is None else self.plan(best)
@@ -221,7 +221,7 @@ class Planner:
         candidates = [
             dataclasses.replace(group, counts=counts)
             for group in self._groups
-            if group.rows == self.rows[0]
+            if group.rows in (self.rows[0], self.rows[-1])  # the whole batch has no gradients in forward
             for counts in self._extremes()
         ]
         return self.plan(min(candidates, key=lambda setting: self.memory(setting).peak))
@@ -254,13 +254,13 @@ class Planner:
         return self.needed(setting) <= memory
 
     def _most_rows(self, rest: Setting, memory: float) -> int:
-        """The most rows that fit with any levels; 0 for none."""
+        """The most rows, of those that need several micro-batches, that fit with any levels; 0 for none."""
 
         def fits(number: int) -> bool:
             group = dataclasses.replace(rest, rows=self.rows[number - 1])
             return any(self._fits(dataclasses.replace(group, counts=own), memory) for own in reversed(self._extremes()))
 
-        number = most_that_fit(fits, len(self.rows))
+        number = most_that_fit(fits, len(self.rows) - 1)
         return self.rows[number - 1] if number else 0
 
     def _fitting(self, group: Setting, memory: float) -> list[Setting]:

@@ -100,10 +100,10 @@ def test_tf32_of_the_config_counts(config, tmp_path):
 
 def test_several_processes(config, tmp_path):
     words = ("--config", config(), "--device", "H200", "--world-size", "2", "--out", str(tmp_path / "plan.yaml"))
-    report = run(tmp_path, *words, "--memory", "1GB")
+    report = run(tmp_path, *words, "--memory", "3GB")
     trainer = yaml.safe_load((tmp_path / "plan.yaml").read_text())["trainer"]
     assert trainer == {"precision": "bf16-mixed", "strategy": report["chosen"]["strategy"], "devices": 2}
-    views = run(tmp_path, *words, "--memory", "1GB", "--strategy", "ddp", "--gradient-views", "--overwrite")
+    views = run(tmp_path, *words, "--memory", "3GB", "--strategy", "ddp", "--gradient-views", "--overwrite")
     assert views["chosen"]["strategy"] == "ddp"
     assert views["chosen"]["memory"]["buckets"] == 0
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
