@@ -1,16 +1,18 @@
 """Decoding: equal to recomputing the whole prefix, alone and in a batch, and within the options given."""
 
 import copy
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_llm import ModelConfig, Transformer
 from lightning_llm.data.tokenizers import Tokenizer
-from lightning_llm.generation import Sampling, generate, generate_text, stream, stream_text
-from lightning_llm.generation.decoding import Draws, filter_logits, pick
+from lightning_llm.generation import Sampling, decoding, generate, generate_text, stream, stream_text
+from lightning_llm.generation.decoding import Decoder, Draws, filter_logits, pick
 from lightning_llm.generation.packed_step import can_pack
 from lightning_llm.generation.text import StopStrings
 
@@ -119,13 +121,11 @@ def prompts_of(*lengths):
 
 def stepwise_logits(model, prompts, text, monkeypatch, *, packs):
     """Logits of every step of a decoder that is made to choose the tokens of ``text``: for each row (new, vocab)."""
-    from lightning_llm.generation import decoding
-
     seen = []
 
     def choose(logits, numbers):
         seen.append(logits)
-        return [row[len(prompt) + len(seen) - 1] for row, prompt in zip(text, prompts, strict=True)]
+        return torch.tensor([row[len(prompt) + len(seen) - 1] for row, prompt in zip(text, prompts, strict=True)])
 
     with monkeypatch.context() as patch:
         patch.setattr(decoding, "pick", choose)
@@ -253,7 +253,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
     numbers = torch.rand(4000, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
     def drawn(**options):
-        return torch.tensor(pick(filter_logits(logits, Sampling(**options)), numbers))
+        return pick(filter_logits(logits, Sampling(**options)), numbers)
 
     assert set(drawn(top_k=2).tolist()) == {0, 1}
     assert set(drawn(top_p=0.6).tolist()) == {0, 1}
@@ -264,17 +264,90 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
     squared = drawn(temperature=0.5)  # 0.25 : 0.09 : …
     assert (squared == 0).float().mean().item() == pytest.approx(0.25 / 0.365, abs=0.03)
     edges = torch.tensor([[0.0], [1 - 2**-53]], dtype=torch.float64)
-    assert pick(torch.tensor([[-torch.inf, 0, 0, -torch.inf]]).expand(2, 4), edges) == [1, 2]
+    assert pick(torch.tensor([[-torch.inf, 0, 0, -torch.inf]]).expand(2, 4), edges).tolist() == [1, 2]
 
 
 def test_numbers_of_a_row_are_its_own():
     prompts = [[1, 2], [3], [1, 2]]
-    draws = Draws(prompts, torch.Generator().manual_seed(0))
+    draws = Draws(prompts, torch.Generator().manual_seed(0), "cpu")
     steps = torch.cat([draws.next() for _ in range(150)], dim=1)
-    alone = Draws([[3]], torch.Generator().manual_seed(0))
+    alone = Draws([[3]], torch.Generator().manual_seed(0), "cpu")
     assert torch.equal(steps[1:2], torch.cat([alone.next() for _ in range(150)], dim=1))
     assert len(steps.flatten().unique()) == 3 * 150
     assert steps.mean().item() == pytest.approx(0.5, abs=0.05)
+
+
+EVERY_OPTION = {"temperature": 0.9, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.2}
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, EVERY_OPTION])
+def test_tokens_read_one_step_late_are_the_same(model, monkeypatch, sampling):
+    def run(**options):
+        prompts = [[1, 2, 3], [4], [1, 2, 3]]  # 45 tokens are beyond the context, which is read again
+        seed = torch.Generator().manual_seed(0)
+        return generate(model, prompts, max_new_tokens=45, generator=seed, **sampling, **options)
+
+    free = run()
+    ended = run(eos_token_id=free[1][12])
+    assert min(map(len, ended)) < 46 <= min(map(len, free))
+    monkeypatch.setattr(decoding, "_AHEAD", {"cpu": 1})  # as on CUDA
+    assert run() == free
+    assert run(eos_token_id=free[1][12]) == ended
+
+
+class Reads(TorchDispatchMode):
+    """The operators for which the host would wait for a device."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique")
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ in self.WAITING:
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, EVERY_OPTION])
+def test_between_two_tokens_the_host_reads_nothing_else(model, monkeypatch, sampling):
+    monkeypatch.setattr(decoding, "_AHEAD", {"cpu": 1})
+    monkeypatch.setattr(decoding, "can_pack", lambda model: False)  # that path is for CPUs
+    steps = iter(Decoder(model, [[1, 2, 3], [4]], 12, Sampling(**sampling)))
+    next(steps)
+    with Reads() as reads:
+        for _ in range(9):
+            next(steps)
+    assert reads.found == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, EVERY_OPTION])
+def test_decoding_on_cuda_does_not_wait(model, sampling):
+    options = {**sampling, "max_new_tokens": 20}
+    expected = generate(model, [[1, 2, 3], [4]], generator=torch.Generator().manual_seed(0), **options)
+    steps = Decoder(model.cuda(), [[1, 2, 3], [4]], 20, Sampling(**sampling), torch.Generator().manual_seed(0))
+    found = iter(steps)
+    rows = {0: [1, 2, 3], 1: [4]}
+    try:
+        for number, tokens in enumerate(found):
+            torch.cuda.set_sync_debug_mode("error" if 2 <= number < 18 else "default")
+            for row, token in tokens.items():
+                rows[row].append(token)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert list(rows.values()) == expected
+
+
+@pytest.mark.parametrize("device", ["mps", "cuda"])
+def test_probabilities_are_summed_on_the_host_where_a_device_cannot(model, monkeypatch, device):
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    weight = SimpleNamespace(device=torch.device(device))
+    held = SimpleNamespace(config=model.config, embed_tokens=SimpleNamespace(weight=weight))
+    assert Decoder(held, [[1]], 3, Sampling())._choosing.type == "cpu"
+    assert Decoder(held, [[1]], 3, Sampling(temperature=0))._choosing.type == device
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

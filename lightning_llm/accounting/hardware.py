@@ -1,8 +1,11 @@
 """What hardware can do: peaks of known devices, and the precision that ``trainer.precision: auto`` means on one.
 
-Peaks are dense matmul FLOPs per second by dtype, memory and bandwidth, each from its maker's data sheet. A device that
-is not listed has no peak here: no guess is made from a similar name. Figures with sparsity, which sheets print first,
-are twice the dense ones; these are the dense ones.
+Peaks are dense matmul FLOPs per second by dtype and bandwidth, each from its maker's data sheet. A device that is not
+listed has no peak here: no guess is made from a similar name. Figures with sparsity, which sheets print first, are
+twice the dense ones; these are the dense ones.
+
+Memory is what CUDA reports as the total: an "80 GB" H100 has 79.1 GiB. A process that trains does not get all of it for
+its tensors, see ``Reserve``.
 
 The precision follows from the hardware's features, never from a measurement, so that the same command takes the same
 precision every time, on every rank, in ``fit`` as in ``estimate`` and ``plan``. Matmuls in bf16 run 2 to 4 times as
@@ -10,6 +13,7 @@ fast as float32 on a CPU with AVX512-BF16 (AMD Zen 5), 3 to 6 times with AMX.
 """
 
 import dataclasses
+import math
 import platform
 import re
 from collections.abc import Collection, Mapping
@@ -36,7 +40,7 @@ class Device:
         name: As ``torch.cuda.get_device_name`` has it.
         flops: Dense FLOPs per second of matmuls with float32 accumulation: ``bfloat16``, ``float16``, ``tf32``,
             ``float32``.
-        memory_bytes: As sold (GB of 10^9 bytes).
+        memory_bytes: What CUDA reports as its total.
         bandwidth: Bytes per second.
         source: Where the figures are from.
     """
@@ -46,6 +50,21 @@ class Device:
     memory_bytes: float
     bandwidth: float
     source: str
+
+    def peak(self, dtype: str) -> float:
+        """FLOPs per second of matmuls in a dtype.
+
+        Raises:
+            ValueError: The device has none in the table.
+        """
+        if dtype not in self.flops:
+            instead = "leave trainer.tf32 out" if dtype == "tf32" else "use --precision 32-true"
+            raise ValueError(f"{self.name} has no {dtype} peak in the table: {instead}")
+        return float(self.flops[dtype])
+
+    def memory_within(self, asked: int) -> int:
+        """``asked`` bytes, or all of the device's memory if that is less."""
+        return int(min(asked, self.memory_bytes))
 
 
 _H100 = "NVIDIA H100 Tensor Core GPU data sheet (2024)"
@@ -57,23 +76,24 @@ _GA102 = "NVIDIA Ampere GA102 GPU Architecture whitepaper (2021), table 3"
 # The bare name of a family is its SXM module with the most memory.
 FAMILIES = {"h100": "NVIDIA H100 80GB HBM3", "a100": "NVIDIA A100-SXM4-80GB", "v100": "Tesla V100-SXM2-32GB"}
 
-# name, memory in GB, bandwidth in GB/s, teraFLOPs per second in float16, bfloat16, tf32 and float32, source
+# name, memory in GiB, bandwidth in GB/s, teraFLOPs per second in float16, bfloat16, tf32 and float32, source. Memory is
+# the total in PyTorch's out-of-memory messages, rounded down; drivers and ECC change it a little.
 _TABLE: tuple[tuple[str, float, float, float, float | None, float | None, float, str], ...] = (
-    ("NVIDIA H200", 141, 4800, 989.5, 989.5, 494.5, 67, "NVIDIA H200 data sheet (2024)"),
-    ("NVIDIA H100 80GB HBM3", 80, 3350, 989.5, 989.5, 494.5, 67, _H100),
-    ("NVIDIA H100 PCIe", 80, 2000, 756.5, 756.5, 378, 51, "NVIDIA H100 PCIe product brief (2022)"),
-    ("NVIDIA H100 NVL", 94, 3900, 835.5, 835.5, 417.5, 60, _H100),
-    ("NVIDIA A100-SXM4-80GB", 80, 2039, 312, 312, 156, 19.5, _A100),
-    ("NVIDIA A100 80GB PCIe", 80, 1935, 312, 312, 156, 19.5, _A100),
-    ("NVIDIA A100-SXM4-40GB", 40, 1555, 312, 312, 156, 19.5, _A100),
-    ("NVIDIA A100-PCIE-40GB", 40, 1555, 312, 312, 156, 19.5, _A100),
-    ("NVIDIA L4", 24, 300, 121, 121, 60, 30.3, "NVIDIA L4 data sheet (2023)"),
-    ("NVIDIA L40S", 48, 864, 362.05, 362.05, 183, 91.6, "NVIDIA L40S data sheet (2023)"),
-    ("NVIDIA GeForce RTX 4090", 24, 1008, 165.2, 165.2, 82.6, 82.6, _ADA),
-    ("NVIDIA GeForce RTX 3090", 24, 936, 71, 71, 35.6, 35.6, _GA102),
-    ("Tesla V100-SXM2-32GB", 32, 900, 125, None, None, 15.7, _V100),
-    ("Tesla V100-SXM2-16GB", 16, 900, 125, None, None, 15.7, _V100),
-    ("Tesla T4", 16, 320, 65, None, None, 8.1, "NVIDIA T4 data sheet (2019)"),
+    ("NVIDIA H200", 139.7, 4800, 989.5, 989.5, 494.5, 67, "NVIDIA H200 data sheet (2024)"),
+    ("NVIDIA H100 80GB HBM3", 79.1, 3350, 989.5, 989.5, 494.5, 67, _H100),
+    ("NVIDIA H100 PCIe", 79.1, 2000, 756.5, 756.5, 378, 51, "NVIDIA H100 PCIe product brief (2022)"),
+    ("NVIDIA H100 NVL", 93.0, 3900, 835.5, 835.5, 417.5, 60, _H100),
+    ("NVIDIA A100-SXM4-80GB", 79.1, 2039, 312, 312, 156, 19.5, _A100),
+    ("NVIDIA A100 80GB PCIe", 79.1, 1935, 312, 312, 156, 19.5, _A100),
+    ("NVIDIA A100-SXM4-40GB", 39.3, 1555, 312, 312, 156, 19.5, _A100),
+    ("NVIDIA A100-PCIE-40GB", 39.3, 1555, 312, 312, 156, 19.5, _A100),
+    ("NVIDIA L4", 22.0, 300, 121, 121, 60, 30.3, "NVIDIA L4 data sheet (2023)"),
+    ("NVIDIA L40S", 44.4, 864, 362.05, 362.05, 183, 91.6, "NVIDIA L40S data sheet (2023)"),
+    ("NVIDIA GeForce RTX 4090", 23.5, 1008, 165.2, 165.2, 82.6, 82.6, _ADA),
+    ("NVIDIA GeForce RTX 3090", 23.6, 936, 71, 71, 35.6, 35.6, _GA102),
+    ("Tesla V100-SXM2-32GB", 31.7, 900, 125, None, None, 15.7, _V100),
+    ("Tesla V100-SXM2-16GB", 15.7, 900, 125, None, None, 15.7, _V100),
+    ("Tesla T4", 14.5, 320, 65, None, None, 8.1, "NVIDIA T4 data sheet (2019)"),
 )
 _DTYPES = ("float16", "bfloat16", "tf32", "float32")
 
@@ -81,12 +101,56 @@ DEVICES: dict[str, Device] = {
     name: Device(
         name=name,
         flops={dtype: peak * TERA for dtype, peak in zip(_DTYPES, peaks, strict=True) if peak is not None},
-        memory_bytes=memory * GIGA,
+        memory_bytes=memory * 2**30,
         bandwidth=bandwidth * GIGA,
         source=source,
     )
     for name, memory, bandwidth, *peaks, source in _TABLE
 }
+
+
+# Assumed, not measured yet
+CUDA_CONTEXT = 600 * 2**20  # the context, and the kernels that were loaded
+CUDA_WORKSPACES = 128 * 2**20  # cuBLAS and cuBLASLt: 32 MiB each on Hopper, for the threads of forward and backward
+NCCL_BUFFERS = 2**30  # of several processes
+FRAGMENTS = 0.05  # of the tensors: the allocator rounds up, and its gaps fit no tensor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reserve:
+    """Memory of a device that a plan leaves free.
+
+    Attributes:
+        fixed: Bytes for the context, the libraries and NCCL.
+        share: Of the tensors' bytes, for what the allocator cannot use.
+    """
+
+    fixed: int = 0
+    share: float = 0.0
+
+    def around(self, tensors: int) -> int:
+        """Bytes that a device needs for this many bytes of tensors."""
+        return tensors + self.fixed + math.ceil(tensors * self.share)
+
+    def __str__(self) -> str:
+        """What it is."""
+        share = f", and {self.share:.0%} of the tensors for the allocator's rounding and gaps; assumed"
+        return f"{shown_size(self.fixed)} for context and libraries{share}" if self.share else "as asked for"
+
+
+def reserve_for(kind: str, world_size: int = 1, given: int | None = None) -> Reserve:
+    """What a plan leaves free.
+
+    Args:
+        kind: ``cuda``; on a ``cpu`` it is nothing.
+        world_size: Processes.
+        given: Bytes to leave free instead, whatever the tensors take.
+    """
+    if given is not None:
+        return Reserve(fixed=given)
+    if kind != "cuda":
+        return Reserve()
+    return Reserve(fixed=CUDA_CONTEXT + CUDA_WORKSPACES + (NCCL_BUFFERS if world_size > 1 else 0), share=FRAGMENTS)
 
 
 def find_device(name: str) -> Device:

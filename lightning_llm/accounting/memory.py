@@ -7,9 +7,9 @@ each run, plus the same temporaries. So they are affine in the lengths of the ru
 layer: its ends and their neighbors have the largest. Traces with three layers in each run, and with four in one of
 them, give every coefficient. The result is that of ``step_memory`` to the byte (``tests/accounting/test_layered.py``).
 
-``shared_memory`` is that of one of several processes. DDP holds everything on each, and copies of all gradients in its
-buckets. FSDP2 (``fully_shard`` on every block, then on the root) holds a share of 1/W of parameters, gradients and
-optimizer state, and gathers what it needs:
+``shared_memory`` is that of one of several processes. DDP holds everything on each, and buckets of the gradients' size,
+which outlive the step; gradients are copied into them, or views of them. FSDP2 (``fully_shard`` on every block, then on
+the root) holds a share of 1/W of parameters, gradients and optimizer state, and gathers what it needs:
 
 - the root's own parameters (embedding, final norm, head) from the start of forward to the end of backward;
 - a block's while it runs, and those of the next one, which is prefetched. In forward a block's copies are freed after
@@ -38,7 +38,7 @@ from lightning_llm.model.config import ModelConfig
 LEVELS = (2, 1, 0)  # the order of the runs: what early layers save lives the longest, so they save the least
 LONG = 3  # layers that show all there is to a run: its first, its last, and one between
 MOST_ROWS = 2**24
-STRATEGIES = ("ddp", "fsdp2")
+STRATEGIES = ("ddp", "fsdp2", "fsdp2_deferred")
 GATHERED_BLOCKS = 2  # the one that runs, and the one that is prefetched
 
 Term = tuple[str, str, int]  # part, formula, bytes
@@ -112,7 +112,7 @@ def step_memory(
     mlp: MeasuredMLP | None = None,
     document_mask: bool = False,
 ) -> StepMemory:
-    """The memory of any step but the first, in Lightning's order.
+    """The memory of a step of ``LanguageModel``, which frees the gradients when the optimizer has stepped.
 
     Args:
         config: ``vocab_size`` must be known.
@@ -143,16 +143,14 @@ def step_memory(
     model = SymbolicModel(config, ops, rows, context_length, mlp, documents=document_mask)
     state = state_per_parameter * sum(int(p.elements) * (state_itemsize or p.itemsize) for p in model.parameters)
     leaves = [p.node for p in model.parameters if isinstance(p.node, Leaf)]
-    for parameter, leaf in zip(model.parameters, leaves, strict=True):  # of the step before
-        leaf.gradient = ops.new(*parameter.size, "gradients", "")
-    parameters, gradients = log.live["parameters", ""], log.live["gradients", ""]
+    parameters = gradients = log.live["parameters", ""]
+    if accumulation > 1:  # a further micro-batch, which needs more than the first: gradients are added to
+        for parameter, leaf in zip(model.parameters, leaves, strict=True):
+            leaf.gradient = ops.new(*parameter.size, "gradients", "")
     log.reset_peak()
     log.points = {}
     loss = model.loss(loss_chunks)
     ops.weight_casts = {}  # autocast ends
-    if accumulation == 1:  # else it is a further micro-batch, which needs more than the first
-        for leaf in leaves:
-            leaf.gradient = None  # zero_grad comes between forward and backward
     log.save_temporaries()
     saved = {part: size for (category, part), size in log.live.items() if category == "saved" and size}
     terms = dict(log.terms("saved"))
@@ -295,7 +293,7 @@ class SharedMemory:
 
 def activation_precision(precision: str, strategy: str) -> str:
     """The precision of a step's activations: FSDP2 gathers in bf16; float32 stays in the share."""
-    return "bf16-true" if (precision, strategy) == ("bf16-mixed", "fsdp2") else precision
+    return "bf16-true" if precision == "bf16-mixed" and strategy != "ddp" else precision
 
 
 def shared_memory(
@@ -306,6 +304,7 @@ def shared_memory(
     mlp: MeasuredMLP | None = None,
     strategy: str = "ddp",
     world_size: int = 1,
+    accumulation: int = 1,
     gradient_views: bool = False,
     state_per_parameter: float = 2,
     state_itemsize: int | None = None,
@@ -317,8 +316,9 @@ def shared_memory(
         step: Its points, in ``activation_precision``.
         precision: Of the run.
         mlp: As in ``step_memory``.
-        strategy: ``ddp`` or ``fsdp2``; with one process both are the same.
+        strategy: ``ddp``, ``fsdp2`` or ``fsdp2_deferred``; with one process all are the same.
         world_size: Processes.
+        accumulation: Micro-batches per step.
         gradient_views: DDP's gradients are views of its buckets.
         state_per_parameter: As in ``step_memory``; a mean where parameters differ.
         state_itemsize: As in ``step_memory``.
@@ -332,14 +332,18 @@ def shared_memory(
     elements = sum(parameters_by_part(config, mlp).values())
     state = round(elements * state_per_parameter * (state_itemsize or storage))
     if strategy == "ddp" or world_size == 1:
-        buckets = step.gradients if world_size > 1 and not gradient_views else 0
-        point = max(step.points, key=lambda name: step.points[name][0])
-        peak = step.points[point][0] + state + buckets
+        in_buckets = step.gradients if world_size > 1 else 0  # as long as training lasts
+        has_views = world_size > 1 and gradient_views
+        point = max(step.points, key=lambda name: step.points[name][has_views])
+        peak = step.points[point][has_views] + state + in_buckets
+        buckets = 0 if has_views else in_buckets
         return SharedMemory(step.parameters, step.gradients, state, buckets, 0, peak, point)
     root, head_and_norm = root_elements(config, mlp), _head_and_norm(config, mlp)
     block = (elements - root) // config.num_hidden_layers
     share, state = -(-elements * storage // world_size), -(-state // world_size)
     blocks = min(GATHERED_BLOCKS, config.num_hidden_layers) * block
+    is_deferred = strategy == "fsdp2_deferred" and accumulation > 1
+    gradients = elements * storage if is_deferred else share
 
     def needed(point: str) -> int:
         total, rest = step.points[point]
@@ -350,11 +354,12 @@ def shared_memory(
         if in_backward and point != "backward, loss":  # likewise
             gathered += head_and_norm
         reduced = block * storage if in_block and in_backward else 0  # of the block before
-        held = share + state + (total - rest) // world_size
+        in_shares = (total - rest) * storage // (gathered_size * world_size)  # reduced in the parameters' dtype
+        held = share + state + (gradients if is_deferred else in_shares)
         return rest - step.parameters + held + gathered * gathered_size + reduced
 
     point = max(step.points, key=needed)
-    return SharedMemory(share, share, state, 0, (root + blocks) * gathered_size, needed(point), point)
+    return SharedMemory(share, gradients, state, 0, (root + blocks) * gathered_size, needed(point), point)
 
 
 def root_elements(config: ModelConfig, mlp: MeasuredMLP | None) -> int:

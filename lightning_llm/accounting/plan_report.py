@@ -19,6 +19,7 @@ def described(plan: Plan) -> dict[str, Any]:
         "checkpoint_level": setting.checkpoint_level,
         "layers_at_level": dict(zip(("2", "1", "0"), setting.counts, strict=True)),
         "memory": dataclasses.asdict(plan.memory),
+        "needed": plan.needed,
         "seconds": plan.time.seconds,
         "time": dataclasses.asdict(plan.time),
     }
@@ -29,9 +30,11 @@ def summary(plan: Plan, budget: str) -> str:
     setting = plan.setting
     deep, shallow, rest = setting.counts
     levels = f"{deep} layers at level 2, {shallow} at 1, {rest} at 0, " if deep + shallow else ""
+    reserve = plan.needed - plan.memory.peak
+    free = f" and {shown_size(reserve)} left free, of {budget}" if reserve else f" of {budget}"
     return (
         f"micro-batches of {setting.rows}, {levels}recompute {setting.recompute}, loss_chunks "
-        f"{_shown(setting.loss_chunks)}: predicted peak {shown_size(plan.memory.peak)} of {budget}"
+        f"{_shown(setting.loss_chunks)}: predicted peak {shown_size(plan.memory.peak)}{free}"
     )
 
 
@@ -70,7 +73,7 @@ def _row(plan: Plan, mark: str) -> str:
     setting = plan.setting
     levels = "/".join(map(str, setting.counts))
     return (
-        f"  {mark} {shown_size(plan.memory.peak):>14} {plan.time.seconds:>10.4g}  {setting.rows:>5}  {levels:<15}  "
+        f"  {mark} {shown_size(plan.needed):>14} {plan.time.seconds:>10.4g}  {setting.rows:>5}  {levels:<15}  "
         f"{setting.recompute:<9}  {_shown(setting.loss_chunks):<11}  {_shown(setting.state_dtype):<8}  "
         f"{setting.strategy}"
     )
@@ -85,7 +88,7 @@ def _levels_line(planner: Planner, chosen: Plan, memory: int) -> str:
     without = planner.plan(dataclasses.replace(setting, counts=(0, 0, layers)))
     saved, cost = without.memory.peak - chosen.memory.peak, chosen.time.seconds / without.time.seconds - 1
     counts = (deep, shallow - 1, rest + 1) if shallow else (deep - 1, shallow, rest + 1)
-    fewer = planner.memory(dataclasses.replace(setting, counts=counts)).peak
+    fewer = planner.needed(dataclasses.replace(setting, counts=counts))
     return (
         f"{line}: saves {shown_size(saved)}, costs {cost:.1%} of the time; one layer fewer would need "
         f"{shown_size(fewer)} of {shown_size(memory)}"
@@ -96,8 +99,8 @@ def _larger(planner: Planner, chosen: Plan, memory: int) -> str:
     more = [rows for rows in planner.rows if rows > chosen.setting.rows]
     if not more:
         return "; it is all of a step's rows"
-    peak = planner.memory(dataclasses.replace(chosen.setting, rows=more[0])).peak
-    fits = "fits, but is not faster" if peak <= memory else f"would need {shown_size(peak)}"
+    needed = planner.needed(dataclasses.replace(chosen.setting, rows=more[0]))
+    fits = "fits, but is not faster" if needed <= memory else f"would need {shown_size(needed)}"
     return f"; with nothing else changed {more[0]} {fits}"
 
 

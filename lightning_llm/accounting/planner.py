@@ -18,6 +18,7 @@ from itertools import product
 from typing import Any
 
 from lightning_llm.accounting.counts import MeasuredMLP, parameters_by_part
+from lightning_llm.accounting.hardware import Reserve
 from lightning_llm.accounting.memory import (
     LEVELS,
     Counts,
@@ -53,6 +54,7 @@ class Task:
         state_dtypes: Of the optimizer; those that may be chosen, the run's own first.
         state_per_parameter: As in ``step_memory``; a mean where parameters differ.
         document_mask: As in ``step_memory``.
+        reserve: Memory of each device that tensors do not get.
         mlp: As in ``step_memory``.
     """
 
@@ -68,6 +70,7 @@ class Task:
     state_dtypes: tuple[str | None, ...] = (None,)
     state_per_parameter: float = 2
     document_mask: bool = False
+    reserve: Reserve = dataclasses.field(default_factory=Reserve)
     mlp: MeasuredMLP | None = None
 
 
@@ -81,7 +84,7 @@ class Setting:
         recompute: As in ``ModelConfig``.
         loss_chunks: As ``LanguageModel`` takes it.
         state_dtype: As AdamW takes it.
-        strategy: ``ddp`` or ``fsdp2``.
+        strategy: One of ``STRATEGIES``.
     """
 
     rows: int
@@ -100,11 +103,12 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A setting with what it takes."""
+    """A setting with what it takes; ``needed`` are the bytes of a device, with what tensors do not get."""
 
     setting: Setting
     accumulation: int
     memory: SharedMemory
+    needed: int
     time: StepTime
 
 
@@ -166,7 +170,6 @@ class Planner:
             configured(self.task.config, setting),
             self.task.cost_model,
             rows=setting.rows,
-            accumulation=self.accumulation(setting),
             context_length=self.task.context_length,
             loss_chunks=setting.loss_chunks,
             **self._options(setting),
@@ -179,22 +182,27 @@ class Planner:
             "mlp": self.task.mlp,
             "strategy": setting.strategy,
             "world_size": self.task.world_size,
+            "accumulation": self.accumulation(setting),
             "state_per_parameter": self.task.state_per_parameter,
             "state_itemsize": STATE_BYTES[setting.state_dtype],
         }
 
+    def needed(self, setting: Setting) -> int:
+        """Bytes of each device, with what tensors do not get."""
+        return self.task.reserve.around(self.memory(setting).peak)
+
     def plan(self, setting: Setting) -> Plan:
-        """The setting with both."""
-        memory, time = self.memory(setting), self.time(setting)
-        return Plan(setting=setting, accumulation=self.accumulation(setting), memory=memory, time=time)
+        """The setting with all of it."""
+        taken: dict[str, Any] = {name: getattr(self, name)(setting) for name in ("memory", "needed", "time")}
+        return Plan(setting=setting, accumulation=self.accumulation(setting), **taken)
 
     # -- searching ----------------------------------------------------------------------------------------------------
 
     def fastest(self, memory: float, allowed: Callable[[Setting], bool] = lambda group: True) -> Plan | None:
-        """The setting of the least time whose peak is at most ``memory`` bytes; of equals the one that needs less.
+        """The setting of the least time that needs at most ``memory`` bytes; of equals the one that needs less.
 
         Args:
-            memory: Bytes of one process; ``inf`` for no limit.
+            memory: Bytes of a device; ``inf`` for no limit.
             allowed: Whether a choice may be taken; asked with every layer at level 0.
         """
         best: Setting | None = None
@@ -205,7 +213,7 @@ class Planner:
             rest = dataclasses.replace(group, rows=self.rows[0])
             if rest not in most:
                 most[rest] = self._most_rows(rest, memory)
-            if group.rows <= most[rest]:
+            if group.rows <= most[rest] or group.rows == self.rows[-1]:
                 found = self._fitting(group, memory)
                 best = min([best, *found] if best else found, key=self._rank, default=None)
         return None if best is None else self.plan(best)
@@ -215,14 +223,14 @@ class Planner:
         candidates = [
             dataclasses.replace(group, counts=counts)
             for group in self._groups
-            if group.rows == self.rows[0]
+            if group.rows in (self.rows[0], self.rows[-1])  # the whole batch has no gradients in forward
             for counts in self._extremes()
         ]
         return self.plan(min(candidates, key=lambda setting: self.memory(setting).peak))
 
     def frontier(self, memory: int) -> list[Plan]:
         """Plans for memories from the smallest that does to twice the given: less time for more memory."""
-        low = self.smallest().memory.peak
+        low = self.smallest().needed
         ratio = max(1.0, 2 * memory / low)
         budgets = [low * ratio ** (step / (FRONTIER_POINTS - 1)) for step in range(FRONTIER_POINTS)]
         found: list[Plan] = []
@@ -245,16 +253,16 @@ class Planner:
         return self.time(setting).seconds, self.memory(setting).peak
 
     def _fits(self, setting: Setting, memory: float) -> bool:
-        return self.memory(setting).peak <= memory
+        return self.needed(setting) <= memory
 
     def _most_rows(self, rest: Setting, memory: float) -> int:
-        """The most rows that fit with any levels; 0 for none."""
+        """The most rows, of those that need several micro-batches, that fit with any levels; 0 for none."""
 
         def fits(number: int) -> bool:
             group = dataclasses.replace(rest, rows=self.rows[number - 1])
             return any(self._fits(dataclasses.replace(group, counts=own), memory) for own in reversed(self._extremes()))
 
-        number = most_that_fit(fits, len(self.rows))
+        number = most_that_fit(fits, len(self.rows) - 1)
         return self.rows[number - 1] if number else 0
 
     def _fitting(self, group: Setting, memory: float) -> list[Setting]:
@@ -314,5 +322,5 @@ def choose(planner: Planner, memory: int) -> Plan:
     """
     found = planner.fastest(memory)
     if found is None:
-        raise too_little(memory, planner.smallest().memory.peak)
+        raise too_little(memory, planner.smallest().needed)
     return found

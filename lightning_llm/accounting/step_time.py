@@ -40,7 +40,8 @@ LEVEL_SHARE = 0.2
 GENERIC = {
     kind: Device(
         name=f"a generic {kind_name}",
-        flops={"float32": single * TERA, "bfloat16": half * TERA},
+        flops={"float32": single * TERA, "bfloat16": half * TERA}
+        | ({"tf32": half / 2 * TERA} if kind == "cuda" else {}),
         memory_bytes=float("inf"),
         bandwidth=bandwidth * GIGA,
         source="assumed",
@@ -58,12 +59,14 @@ class CostModel:
         kind: ``cpu`` or ``cuda``.
         matmul_share: Of the peak that matmuls reach.
         link_bandwidth: Bytes per second between processes.
+        tf32: Matmuls of float32 run in TF32.
     """
 
     device: Device
     kind: Literal["cpu", "cuda"]
     matmul_share: float = MATMUL_SHARE
     link_bandwidth: float = LINK_BANDWIDTH
+    tf32: bool = False
 
     def peak(self, precision: str) -> float:
         """Peak FLOPs per second of matmuls in a precision.
@@ -71,10 +74,14 @@ class CostModel:
         Raises:
             ValueError: The device has none in the table.
         """
-        dtype = "float32" if precision == "32-true" else "bfloat16"
-        if dtype not in self.device.flops:
-            raise ValueError(f"{self.device.name} has no {dtype} peak in the table: use --precision 32-true")
-        return float(self.device.flops[dtype])
+        return self.device.peak(matmul_dtype(precision, tf32=self.tf32))
+
+
+def matmul_dtype(precision: str, *, tf32: bool) -> str:
+    """Of matmuls, as the table of devices has it."""
+    if precision != "32-true":
+        return "bfloat16"
+    return "tf32" if tf32 else "float32"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,7 +137,7 @@ def step_time(
         context_length: Tokens per row.
         precision: ``32-true``, ``bf16-true`` or ``bf16-mixed``.
         loss_chunks: As ``LanguageModel`` takes it.
-        strategy: ``ddp`` or ``fsdp2``.
+        strategy: ``ddp``, ``fsdp2`` or ``fsdp2_deferred``.
         world_size: Processes.
         state_per_parameter: As in ``step_memory``; a mean where parameters differ.
         state_itemsize: As in ``step_memory``.
@@ -153,7 +160,7 @@ def step_time(
     passes, repeated_passes = _passes(config, loss_chunks, mlp, factor)
     reading_weights = accumulation * WEIGHT_PASSES * factor * parameters / bandwidth
     casts = (storage + factor) * parameters if storage != factor else 0
-    share = world_size if strategy == "fsdp2" else 1
+    share = 1 if strategy == "ddp" else world_size
     state = 2 * state_per_parameter * (state_itemsize or storage)  # read and written
     update = parameters // share * ((3 + CLIP_PASSES) * storage + state)  # parameters read and written, gradients read
     leveled = sum(map(bool, config.checkpoint_levels)) / layers
@@ -163,7 +170,8 @@ def step_time(
         sent = 2 * ring * storage * parameters  # once per step: micro-batches before the last do not synchronize
     else:  # blocks are gathered again in backward
         twice = 2 * parameters - root_elements(config, mlp)
-        sent = accumulation * ring * (factor * twice + storage * parameters)
+        reductions = 1 if strategy == "fsdp2_deferred" else accumulation
+        sent = ring * (accumulation * factor * twice + reductions * storage * parameters)
     return StepTime(
         matmuls=max(matmul_seconds(flops.model, 3 * scores), reading_weights),
         recomputed=matmul_seconds(flops.recomputed, repeated_scores) + tokens * repeated_passes * factor / bandwidth,

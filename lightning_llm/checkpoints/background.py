@@ -66,7 +66,7 @@ class HostCopy:
                 free = self._free.get(alike)
                 target = free.pop() if free else torch.empty(shape, dtype=dtype, pin_memory=is_pinned)
                 used.setdefault(alike, []).append(target)
-                copies[key] = target.copy_(tensor.detach(), non_blocking=True)
+                copies[key] = target.copy_(tensor.detach(), non_blocking=tensor.is_cuda)  # others wait
             return copies[key]
 
         def copy(part: Any) -> Any:

@@ -111,6 +111,7 @@ OPTIONS = {  # of optimizers
     "betas": list_of(BELOW_ONE),
     "eps": any_of(RATE, list_of(ANYTHING)),
     "state_dtype": maybe(one_of("bfloat16")),
+    "param_rounding": one_of("nearest", "stochastic"),
     "newton_schulz_steps": whole(1, 100),
     "name": TEXT,
 }
@@ -119,7 +120,7 @@ HYPER_PARAMETERS = {
     "loss_chunks": maybe(COUNT),
     "optimizer": maybe(some({"class_path": TEXT}, {"init_args": some({}, OPTIONS)})),
     "schedule": maybe(some({"class_path": TEXT}, {"init_args": PLAIN_DICT})),
-    **dict.fromkeys(("memory_budget", "init_from", "compile_mode"), maybe(TEXT)),
+    **dict.fromkeys(("memory_budget", "memory_reserve", "init_from", "compile_mode", "compile_scope"), maybe(TEXT)),
     "_instantiator": NULL,  # Lightning would import the class of this name
 }
 GROUP = some({"params": list_of(COUNT)}, OPTIONS)
@@ -134,7 +135,7 @@ SCHEDULER = {
 DATA = dict.fromkeys(("accumulation", "global_batch_size", "context_length"), POSITIVE)
 PRECISIONS = "16-mixed 16-true bf16-mixed bf16-true 32-true 64-true transformer-engine transformer-engine-float16"
 # a run with precision auto takes it over
-EXECUTION = {"precision": one_of(*PRECISIONS.split()), "threads": POSITIVE, "device": TEXT}
+EXECUTION = {"precision": one_of(*PRECISIONS.split()), "threads": POSITIVE, "device": TEXT, "tf32": BOOL}
 OWN = some({"format_version": POSITIVE, "tokenizer": maybe(TEXT)}, {"execution": some({}, EXECUTION)})
 CHECKPOINT = {
     **dict.fromkeys(("epoch", "global_step", "iteration"), COUNT),

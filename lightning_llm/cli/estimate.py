@@ -17,13 +17,14 @@ from lightning_llm.accounting.memory import (
     step_memory,
 )
 from lightning_llm.accounting.planner import STATE_BYTES
+from lightning_llm.accounting.step_time import matmul_dtype
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.run_config import RunConfig, add_options, read_run, size_option
 from lightning_llm.io.atomic import write_json
 
 ADAMW_FLOPS = 12  # per parameter: decay 1, first average 3, second average 4, root, sum, quotient and update 4
 ASSUMED_UTILIZATION = 0.4
-ALWAYS = ("parameters", "gradients", "optimizer_state", "ddp_buckets", "gathered")  # in memory during the whole step
+HELD = ("parameters", "gradients", "optimizer_state", "ddp_buckets", "gathered")  # gradients from backward to the step
 
 
 def _options(parser: OneLineParser) -> None:
@@ -74,8 +75,12 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
     }
     # the state exists during the whole step: shared_memory adds it
     in_trace = {"precision": activation_precision(run.precision, strategy or "ddp"), "state_per_parameter": 0}
-    sharing = {name: settings[name] for name in ("precision", "state_per_parameter", "state_itemsize", "mlp")}
-    sharing |= {"strategy": run.strategy, "world_size": world_size, "gradient_views": options.gradient_views}
+    same = ("precision", "accumulation", "state_per_parameter", "state_itemsize", "mlp")
+    sharing = {name: settings[name] for name in same} | {
+        "strategy": run.strategy,
+        "world_size": world_size,
+        "gradient_views": options.gradient_views,
+    }
 
     def needed(rows: int) -> tuple[StepMemory, SharedMemory]:
         memory = step_memory(run.config, rows=rows, **{**settings, **in_trace})
@@ -91,7 +96,7 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
         "settings": {"rows": rows, **of_run, **settings, "mlp": run.config.mlp, "mlp_is_measured": run.mlp is not None},
         "parameters": {**counts, "all": sum(counts.values())},
         "parameter_terms": parameter_terms(run.config, run.mlp),
-        "memory": _memory(memory, shared),
+        "memory": _memory(memory, shared) | {"needed": run.reserve.around(shared.peak), "reserve": str(run.reserve)},
         "flops": {
             "tokens": tokens,
             "forward": flops.forward,
@@ -104,8 +109,9 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
     if run.device is not None:
         report["time"] = _time(run, flops.model, options)
     if options.memory is not None:
-        largest = most_rows(lambda rows: needed(rows)[1].peak, options.memory)
-        report["largest_batch"] = {"memory": options.memory, "rows": largest}
+        available = options.memory if run.device is None else run.device.memory_within(options.memory)
+        largest = most_rows(lambda rows: run.reserve.around(needed(rows)[1].peak), available)
+        report["largest_batch"] = {"memory": available, "rows": largest}
     return report
 
 
@@ -113,7 +119,7 @@ def _memory(memory: StepMemory, shared: SharedMemory) -> dict[str, Any]:
     working = sum(size for (kind, _), size in memory.at_peak.items() if kind in ("saved", "temporary"))
     terms = sorted(memory.terms.items(), key=lambda item: -item[0][2] * item[1])
     return {
-        **{name: getattr(shared, name.removeprefix("ddp_")) for name in ALWAYS},
+        **{name: getattr(shared, name.removeprefix("ddp_")) for name in HELD},
         "kept": memory.saved,
         "kept_terms": [
             {"part": part, "formula": formula, "bytes": size, "count": count} for (part, formula, size), count in terms
@@ -127,13 +133,12 @@ def _memory(memory: StepMemory, shared: SharedMemory) -> dict[str, Any]:
 
 def _time(run: RunConfig, flops: int, options: argparse.Namespace) -> dict[str, Any]:
     assert run.device is not None
-    dtype = "float32" if run.precision == "32-true" else "bfloat16"
-    if dtype not in run.device.flops:
-        raise ValueError(f"{run.device.name} has no {dtype} peak in the table: use --precision 32-true")
+    dtype = matmul_dtype(run.precision, tf32=run.tf32)
+    peak = run.device.peak(dtype)
     utilization = ASSUMED_UTILIZATION if options.utilization is None else options.utilization
     if not 0 < utilization <= 1:
         raise ValueError(f"--utilization must be above 0 and at most 1, got {utilization}")
-    steps, seconds = options.steps or run.max_steps, flops / (run.device.flops[dtype] * run.world_size * utilization)
+    steps, seconds = options.steps or run.max_steps, flops / (peak * run.world_size * utilization)
     return {
         "device": run.device.name,
         "dtype": dtype,
@@ -158,14 +163,17 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     if explain:
         for part, terms in report["parameter_terms"].items():
             lines += [_line(f"{part}: {formula}", f"{count:,}") for formula, count in terms.items()]
-    sizes = {name: memory[name] for name in ALWAYS if memory[name] or name != "gathered"}
+    sizes = {name: memory[name] for name in HELD if memory[name] or name != "gathered"}
     sizes |= {f"saved, {part}": size for part, size in memory["kept"].items()}
-    sizes["activations and temporaries at the peak"] = memory["activations_and_temporaries_at_peak"]
+    for what in ("gradients", "activations_and_temporaries"):
+        sizes[f"{what.replace('_', ' ')} at the peak"] = memory[f"{what}_at_peak"]
     sizes["peak"] = memory["peak"]
     lines += ["", "memory of a step on one device", *(_line(name, _mib(size)) for name, size in sizes.items())]
     lines += [_line("at", memory["peak_moment"])]
     if settings["device"] != "cpu":
-        lines += ["for CUDA: tensors alone, without the allocator's rounding; not compared with a GPU yet"]
+        lines += ["for CUDA, not compared with a GPU yet"]
+    if memory["needed"] > memory["peak"]:
+        lines += [_line("of the device, with a reserve", _mib(memory["needed"])), f"  reserve: {memory['reserve']}"]
     if explain:
         lines += ["", "saved for backward, each as count × elements × bytes per element (letters: docs/accounting.md)"]
         for term in memory["kept_terms"]:

@@ -50,12 +50,14 @@ def run_plan(options: argparse.Namespace) -> None:
         raise ValueError(f"--out {options.out} exists: choose another file, or add --overwrite")
     run = read_run(options)
     task = task_of(run, options)
+    cost = task.cost_model
+    memory = cost.device.memory_within(options.memory)
     with progress() as tick:
         planner = Planner(task, tick)
-        chosen = _choose(planner, run, options.memory)
-        others = planner.next_best(chosen, options.memory)
-        frontier = planner.frontier(options.memory)
-    cost, size = task.cost_model, shown_size(options.memory)
+        chosen = _choose(planner, run, memory)
+        others = planner.next_best(chosen, memory)
+        frontier = planner.frontier(memory)
+    size = shown_size(memory)
     print(
         f"{planner.rows[-1] * task.world_size} rows of {task.context_length} tokens a step, {task.precision}, on "
         f"{task.world_size} × {cost.device.name} with {size} each"
@@ -66,15 +68,17 @@ def run_plan(options: argparse.Namespace) -> None:
         print(f"precision auto is {run.precision}: {run.precision_reason}")
     if cost.device.source == "assumed":
         print("the peaks of this device are assumed: trust the order of settings more than their seconds")
-    if cost.kind == "cuda":
-        print("memory counts tensors only: leave room for the allocator's rounding and the libraries' workspaces")
+    if memory < options.memory:
+        print(f"{shown_size(options.memory)} is more than {cost.device.name} reports, which is {size}")
+    if reserve := chosen.needed - chosen.memory.peak:
+        print(f"the plan leaves {shown_size(reserve)} of it free: {run.reserve} (--reserve SIZE changes this)")
     print(f"\npredicted peak {shown_size(chosen.memory.peak)}, at {chosen.memory.peak_point}")
     print(f"predicted time {chosen.time.seconds:.4g} s a step, {chosen.accumulation} micro-batches\n")
-    print("\n".join(decisions(planner, chosen, others, options.memory)))
+    print("\n".join(decisions(planner, chosen, others, memory)))
     print("\n".join(["", "memory against time", *frontier_table(frontier, chosen)]))
     if options.json is not None:
         content = {
-            "memory": options.memory,
+            "memory": memory,
             "chosen": described(chosen),
             "next_best": {name: None if plan is None else described(plan) for name, plan in others.items()},
             "frontier": [described(plan) for plan in frontier],
@@ -84,6 +88,7 @@ def run_plan(options: argparse.Namespace) -> None:
                 "link_bandwidth": cost.link_bandwidth,
                 "device": cost.device.name,
                 "device_source": cost.device.source,
+                "reserve": dataclasses.asdict(run.reserve),
             },
         }
         write_json(options.json, content)
@@ -116,11 +121,13 @@ def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
             kind=run.device_kind,
             matmul_share=options.product_share,
             link_bandwidth=options.link_bandwidth,
+            tf32=run.tf32,
         ),
         strategies=strategies if run.world_size > 1 else ("ddp",),
         gradient_views=options.gradient_views,
         loss_chunks=tuple(dict.fromkeys((None, 0, run.loss_chunks))),
         state_dtypes=(None, "bfloat16") if may_change_state else (run.state_dtype,),
+        reserve=run.reserve,
         **{name: getattr(run, name) for name in SHARED.split()},
     )
 
@@ -130,7 +137,8 @@ def config_for(run: RunConfig, task: Task, plan: Plan) -> Section:
     setting = plan.setting
     trainer, model = (dict(run.raw.get(section) or {}) for section in ("trainer", "model"))
     trainer.pop("accumulate_grad_batches", None)  # follows from the micro-batch
-    model.pop("memory_budget", None)  # the chosen setting keeps to it
+    for name in ("memory_budget", "memory_reserve"):  # the chosen setting keeps to it
+        model.pop(name, None)
     levels = {"checkpoint_level": setting.checkpoint_level, "recompute": setting.recompute}
     chosen_model: Section = {"architecture": levels, "loss_chunks": setting.loss_chunks}
     if setting.state_dtype is not None:
@@ -157,14 +165,16 @@ def draw(frontier: Sequence[Plan], chosen: Plan, path: Path) -> None:
         deep, shallow, _ = plan.setting.counts
         kind = "ours 2" if deep else "ours 1" if shallow else "ours 0"
         kind = kind if plan.setting.recompute == "none" else f"checkpoint {plan.setting.recompute}"
-        groups.setdefault(kind, []).append((plan.memory.peak / 2**30, plan.time.seconds))
+        groups.setdefault(kind, []).append((plan.needed / 2**30, plan.time.seconds))
     names = {"ours 0": "nothing recomputed", "ours 1": "some MLPs at level 1", "ours 2": "some MLPs at level 2"}
     with chart(path, "Predicted memory and time of a step", height=3.6) as [[axis]]:
         for kind, places in groups.items():
             label = names.get(kind, kind.replace("checkpoint", "recompute"))
             axis.plot(*zip(*places, strict=True), "o", color=color(kind), label=label)
-        axis.plot(chosen.memory.peak / 2**30, chosen.time.seconds, "k*", ms=16, mfc="none", label="chosen")
-        axis.set(xlabel=f"peak memory, GiB{LOWER}", ylabel=f"time, s/step{LOWER}", xlim=(0, None), ylim=(0, None))
+        axis.plot(chosen.needed / 2**30, chosen.time.seconds, "k*", ms=16, mfc="none", label="chosen")
+        axis.set(
+            xlabel=f"memory of a device, GiB{LOWER}", ylabel=f"time, s/step{LOWER}", xlim=(0, None), ylim=(0, None)
+        )
         axis.grid()
         legend(axis)
 
@@ -203,6 +213,6 @@ def _choose(planner: Planner, run: RunConfig, memory: int) -> Plan:
             if saving is not None:
                 raise ValueError(
                     f"{error}; with AdamW's state in bfloat16, which changes results slightly, "
-                    f"{saving.memory.peak:,} bytes are enough: add --allow-bf16-state"
+                    f"{saving.needed:,} bytes are enough: add --allow-bf16-state"
                 ) from error
         raise

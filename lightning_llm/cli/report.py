@@ -27,7 +27,7 @@ from lightning_llm.training.execution import record
 from lightning_llm.training.preflight import Check, refuse
 from lightning_llm.training.run_length import total_steps
 
-COMPILES = "the first step and the first validation wait until the blocks are compiled (mode {})"
+COMPILES = "the first step and the first validation wait until the {} compiled (mode {})"
 SAMPLE_TOKENS = 200
 
 
@@ -70,7 +70,7 @@ class RunReport(Callback):
         if getattr(pl_module, "plan", None):
             rows["plan"] = str(pl_module.budget)
         if mode := getattr(pl_module, "compile_mode", None):
-            rows["compiler"] = COMPILES.format(mode)
+            rows["compiler"] = COMPILES.format("model is" if pl_module.compile_scope == "model" else "blocks are", mode)
         rows["run"] = str(run or f"{'barebones' if trainer.barebones else 'fast_dev_run'}: nothing is written")
         table = Table.grid(padding=(0, 2))
         for name, value in rows.items():

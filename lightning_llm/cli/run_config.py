@@ -16,7 +16,15 @@ from typing import Any, Literal, cast
 import yaml
 
 from lightning_llm.accounting.counts import MeasuredMLP, hidden_matrix_parameters, parameters_by_part
-from lightning_llm.accounting.hardware import Device, auto_precision, byte_size, cpu_features, device_from_part
+from lightning_llm.accounting.hardware import (
+    Device,
+    Reserve,
+    auto_precision,
+    byte_size,
+    cpu_features,
+    device_from_part,
+    reserve_for,
+)
 from lightning_llm.accounting.memory import STRATEGIES
 from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG
@@ -35,7 +43,7 @@ STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop
 OWN = "lightning_llm.optim."
 MOST = 2**40  # of any whole number
 VOCABULARY = {"store", "corpus", "path", "tokenizer", "vocab_size", "mixture", "raw_dtype"}  # in data: decide it
-SHARDING = ("fsdp2", "ModelParallelStrategy", "ShardedStrategy")
+SHARDING = ("fsdp2", "fsdp2_deferred", "ModelParallelStrategy", "ShardedStrategy")
 
 Section = dict[str, Any]
 
@@ -138,6 +146,7 @@ class RunConfig:
         device: From the table of devices; ``None`` for a CPU.
         precision: ``32-true``, ``bf16-true`` or ``bf16-mixed``.
         precision_reason: Why that one, if the config leaves it to the machine; else empty.
+        tf32: Matmuls of float32 run in TF32.
         context_length: Tokens per row.
         document_mask: Attention stays inside documents.
         global_batch_size: Rows of a step.
@@ -145,11 +154,12 @@ class RunConfig:
         loss_chunks: As ``LanguageModel`` takes it.
         world_size: Processes.
         max_steps: From the config; 0: it does not say.
-        strategy: ``ddp`` or ``fsdp2``.
+        strategy: ``ddp``, ``fsdp2`` or ``fsdp2_deferred``.
         optimizer: Name of its class.
         is_own_adamw: Whether it is this project's, whose state may be bfloat16.
         state_per_parameter: Tensors of state for each parameter, in its dtype; for MuonAdamW the mean over all.
         state_dtype: Of the state; ``None``: the parameter's, or ``state_per_parameter`` already accounts for another.
+        reserve: Memory of each device that tensors do not get.
     """
 
     raw: Section
@@ -157,6 +167,7 @@ class RunConfig:
     device: Device | None
     precision: str
     precision_reason: str
+    tf32: bool
     context_length: int
     document_mask: bool
     global_batch_size: int
@@ -169,6 +180,7 @@ class RunConfig:
     is_own_adamw: bool
     state_per_parameter: float
     state_dtype: str | None
+    reserve: Reserve
     mlp: MeasuredMLP | None
 
     @property
@@ -189,6 +201,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--precision", metavar="P", help="32-true, bf16-true or bf16-mixed (default: the config's)")
     add("--vocab-size", type=int, metavar="N", help="vocabulary size, if neither config, store nor run has it")
     add("--state-dtype", choices=("bfloat16",), help="dtype of AdamW's averages (default: the config's)")
+    free = (
+        "memory of each device that the plan leaves free (default: the config's; on a GPU for context, libraries, gaps)"
+    )
+    add("--reserve", type=size_option, metavar="SIZE", help=free)
     add("--json", type=Path, metavar="FILE", help="write all figures to this file")
     add("--trust-code", action="store_true", help="import and measure an MLP class outside lightning_llm")
 
@@ -222,13 +238,16 @@ def read_run(options: argparse.Namespace) -> RunConfig:
     world_size = _world_size(raw) if options.world_size is None else options.world_size
     if not 1 <= world_size <= MOST:
         raise ValueError(f"--world-size must be from 1 to {MOST}, got {world_size}")
-    is_sharded = _class(raw, "trainer.strategy", "")[0].rpartition(".")[2] in SHARDING
+    name, arguments = _class(raw, "trainer.strategy", "")
+    is_sharded, is_deferred = name.rpartition(".")[2] in SHARDING, arguments.get("defer_reduction") is True
+    sharding = "fsdp2_deferred" if is_deferred or name == "fsdp2_deferred" else "fsdp2"
     return RunConfig(
         raw=raw,
         config=config,
         device=device,
         precision=precision,
         precision_reason=reason,
+        tf32=_section(raw, "trainer").get("tf32") is True,
         context_length=_whole(raw, "data.context_length", 256),
         document_mask=_flag(raw, "data.document_mask"),
         global_batch_size=_whole(raw, "data.global_batch_size", 32),
@@ -236,7 +255,8 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         loss_chunks=_whole(raw, "model.loss_chunks", least=0),
         world_size=world_size,
         max_steps=max(0, _whole(raw, "trainer.max_steps", 0, least=-1)),
-        strategy=options.strategy or ("fsdp2" if is_sharded else "ddp"),
+        strategy=options.strategy or (sharding if is_sharded else "ddp"),
+        reserve=_reserve(raw, options.reserve, "cpu" if device is None else "cuda", world_size),
         **_optimizer(raw, config, precision, options.state_dtype, mlp := _measured(config, precision)),
         mlp=mlp,
     )
@@ -361,6 +381,15 @@ def _optimizer(
         state = (matrices * itemsize + others) / (parameters * itemsize)
     own_dtype = dtype if is_own else None
     return {"optimizer": name, "is_own_adamw": is_own, "state_per_parameter": state, "state_dtype": own_dtype}
+
+
+def _reserve(raw: Section, asked: int | None, kind: str, world_size: int) -> Reserve:
+    """What tensors do not get; ``asked`` is --reserve."""
+    size = _name(raw, "model.memory_reserve")
+    try:
+        return reserve_for(kind, world_size, byte_size(size) if asked is None and size is not None else asked)
+    except ValueError as error:
+        raise ValueError(f"model.memory_reserve {error}") from error
 
 
 def _world_size(raw: Section) -> int:

@@ -83,7 +83,7 @@ class SaveConfig(SaveConfigCallback):
         if not trainer.is_global_zero or run is None:
             return
         if plan is not None:
-            write_json(run / PLAN, {"memory_budget": pl_module.memory_budget, **described(plan)})
+            write_json(run / PLAN, {"memory_budget": pl_module.budget.size, **described(plan)})
         self.parser.save(self.config, run / CONFIG, skip_none=False, overwrite=True, multifile=self.multifile)
         if job is not None:
             (run / JOB).write_text(f"{job}\n", encoding="utf-8")

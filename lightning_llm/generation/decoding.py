@@ -8,6 +8,9 @@ Each step turns logits into the next token. The order is that of ``transformers`
 The random numbers of a row depend on the seed, its prompt, which copy of that prompt it is, and the step, not on the
 other rows. So a prompt gives the same text alone and in any batch, and copies of a prompt give several texts.
 
+Tokens stay on the device, where the next step reads them. On CUDA the host reads a token while the device computes the
+next one, so the device never waits; the step after a text's last token is wasted.
+
 When a row has filled the context, its newest half is read again as a new prompt and decoding continues. Positions stay
 within what the model was trained on. As they start again from 0, the cached keys, rotated by their old positions,
 cannot be reused; a prefill every half context costs one more position per step, in larger matmuls than decoding's.
@@ -15,8 +18,9 @@ cannot be reused; a prefill every half context costs one more position per step,
 
 import dataclasses
 import hashlib
+from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TypedDict, cast, overload
+from typing import TYPE_CHECKING, Any, TypedDict, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 Prompts = Tensor | Sequence[Sequence[int]]
 Ends = int | Sequence[int] | None
 _DRAWN_AT_ONCE = 64  # random numbers of a row: one call for each takes longer than making them
+_AHEAD = {"cuda": 1}  # steps that a device is given before the host reads a token
 
 # ---- from logits to the next token
 
@@ -122,30 +127,23 @@ def filter_logits(logits: Tensor, sampling: Sampling, seen: Tensor | None = None
     return logits
 
 
-def pick(logits: Tensor, numbers: Tensor | None) -> list[int]:
+def pick(logits: Tensor, numbers: Tensor | None) -> Tensor:
     """A token for each row: the most likely, or the one whose interval of cumulative probability has the number.
 
     Args:
         logits: (batch, vocab), filtered.
-        numbers: (batch, 1), float64 in [0, 1); ``None`` takes the most likely.
+        numbers: (batch, 1), float64 in [0, 1), on the device of the logits; ``None`` takes the most likely.
 
     Returns:
-        A token id for each row.
-
-    Raises:
-        ValueError: The logits are NaN.
+        (batch,) token ids on that device; -1 where the logits are NaN.
     """
     if numbers is None:
-        tokens: list[int] = logits.argmax(dim=-1).tolist()
-        are_numbers = bool(logits.isfinite().any(dim=-1).all())
+        tokens, is_number = logits.argmax(dim=-1), logits.isfinite().any(dim=-1)
     else:
         reached = logits.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
-        places = torch.searchsorted(reached, numbers.to(reached.device) * reached[:, -1:], right=True)
-        tokens = places.squeeze(-1).tolist()
-        are_numbers = max(tokens) < logits.shape[-1]  # nothing is above NaN
-    if not are_numbers:
-        raise ValueError("logits are NaN: the model's weights are damaged, or training diverged")
-    return tokens
+        tokens = torch.searchsorted(reached, numbers * reached[:, -1:], right=True).squeeze(-1)
+        is_number = tokens < logits.shape[-1]  # nothing is above NaN
+    return torch.where(is_number, tokens, -1)
 
 
 class Draws:
@@ -154,11 +152,12 @@ class Draws:
     Args:
         prompts: Token ids of each row.
         generator: The seed is one draw from it. ``None``: torch's global generator.
+        device: Of the numbers, which are made on the CPU.
     """
 
-    def __init__(self, prompts: Sequence[Sequence[int]], generator: torch.Generator | None) -> None:
-        device = "cpu" if generator is None else generator.device
-        seed = int(torch.randint(2**62, (), device=device, generator=generator))
+    def __init__(self, prompts: Sequence[Sequence[int]], generator: torch.Generator | None, device: Any) -> None:
+        self._device, of_seed = device, "cpu" if generator is None else generator.device
+        seed = int(torch.randint(2**62, (), device=of_seed, generator=generator))
         copies: dict[tuple[int, ...], int] = {}
         self._generators = []
         for prompt in map(tuple, prompts):
@@ -169,10 +168,10 @@ class Draws:
         self._block, self._used = torch.empty(0), _DRAWN_AT_ONCE
 
     def next(self) -> Tensor:
-        """(batch, 1), float64 in [0, 1), on the CPU."""
+        """(batch, 1), float64 in [0, 1)."""
         if self._used == _DRAWN_AT_ONCE:
             rows = [torch.rand(_DRAWN_AT_ONCE, generator=each, dtype=torch.float64) for each in self._generators]
-            self._block, self._used = torch.stack(rows), 0
+            self._block, self._used = torch.stack(rows).to(self._device), 0
         self._used += 1
         return self._block[:, self._used - 1 : self._used]
 
@@ -251,7 +250,8 @@ def stream(
     """As :func:`generate`, token by token: yields (batch,) ids. Options are checked when it is called."""
     steps = Decoder(model, input_ids, max_new_tokens, Sampling(**sampling), generator, ends := _listed(eos_token_id))
     fill, rows = ends[0] if ends else 0, range(len(steps.prompts))
-    return (input_ids.new_tensor([tokens.get(row, fill) for row in rows]) for tokens in steps)
+    found = (torch.tensor([tokens.get(row, fill) for row in rows], dtype=input_ids.dtype) for tokens in steps)
+    return (tokens.to(input_ids.device, non_blocking=input_ids.is_cuda) for tokens in found)
 
 
 def _listed(ends: Ends) -> Sequence[int]:
@@ -298,15 +298,18 @@ class Decoder:
         listed = prompts.tolist() if isinstance(prompts, Tensor) else prompts
         self.prompts = [[int(token) for token in row] for row in listed]
         self._max_new_tokens, self._sampling, self._ends = max_new_tokens, sampling, frozenset(ends)
-        self._draws = None if sampling.is_greedy else Draws(self.prompts, generator)
         self._longest = self._model.config.max_position_embeddings
         self._contexts = [prompt[-self._longest :] for prompt in self.prompts]
         self._ended = [False] * len(self.prompts)
         self._device = self._model.embed_tokens.weight.device
+        # MPS has no float64, and on CUDA torch's cumulative sums are not deterministic
+        sums_on_host = self._device.type == "mps" or torch.are_deterministic_algorithms_enabled()
+        self._choosing = torch.device("cpu") if sums_on_host and not sampling.is_greedy else self._device
+        self._draws = None if sampling.is_greedy else Draws(self.prompts, generator, self._choosing)
         self._seen: Tensor | None = None
         if sampling.repetition_penalty != 1:
             shape = len(self.prompts), self._model.config.vocab_size or 0
-            self._seen = torch.zeros(shape, dtype=torch.bool, device=self._device)
+            self._seen = torch.zeros(shape, dtype=torch.bool, device=self._choosing)
             for row, prompt in enumerate(self.prompts):
                 self._seen[row, prompt] = True
 
@@ -315,16 +318,30 @@ class Decoder:
         self._ended[row] = True
 
     def __iter__(self) -> Iterator[dict[int, int]]:
-        """Decode once."""
+        """Decode once; a ``ValueError`` if the logits are NaN."""
+        ahead, unread = _AHEAD.get(self._device.type, 0), deque[tuple[Tensor, torch.cuda.Event | None]]()
         for step in range(self._max_new_tokens):
+            # the context of a full row is read again, so all of it must be known
+            while unread and (len(unread) > ahead or self._longest in self._cache.lengths):
+                yield self._read(*unread.popleft())
             if all(self._ended):
                 return
-            tokens = self._choose(self._prefill() if step == 0 else self._advance())
-            going = {row: token for row, token in enumerate(tokens) if not self._ended[row]}
-            for row, token in enumerate(tokens):
-                self._contexts[row].append(token)
-                self._ended[row] |= token in self._ends
-            yield going
+            self._tokens = self._choose(self._prefill() if step == 0 else self._advance())
+            unread.append(_sent_to_host(self._tokens))
+        while unread and not all(self._ended):
+            yield self._read(*unread.popleft())
+
+    def _read(self, sent: Tensor, arrival: torch.cuda.Event | None) -> dict[int, int]:
+        if arrival is not None:
+            arrival.synchronize()
+        tokens: list[int] = sent.tolist()
+        if min(tokens) < 0:
+            raise ValueError("logits are NaN: the model's weights are damaged, or training diverged")
+        going = {row: token for row, token in enumerate(tokens) if not self._ended[row]}
+        for row, token in enumerate(tokens):
+            self._contexts[row].append(token)
+            self._ended[row] |= token in self._ends
+        return going
 
     @torch.no_grad()
     def _prefill(self) -> Tensor:
@@ -332,7 +349,9 @@ class Decoder:
         model, lengths = self._model, [len(context) for context in self._contexts]
         width = max(lengths)
         room = min(self._longest, width + self._max_new_tokens)
-        self._cache = KVCache(model.config, len(lengths), room, self._device, _cache_dtype(model.embed_tokens.weight))
+        kind, dtype = self._device.type, model.embed_tokens.weight.dtype
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+        self._cache = KVCache(model.config, len(lengths), room, self._device, dtype)
         rows = [context + [0] * (width - len(context)) for context in self._contexts]
         hidden = model(torch.tensor(rows, device=self._device), cache=self._cache)
         self._cache.set_lengths(lengths)
@@ -347,7 +366,7 @@ class Decoder:
         for row, length in enumerate(self._cache.lengths):
             if length == self._longest:
                 self._read_again(row)
-        tokens = torch.tensor([context[-1] for context in self._contexts], device=self._device)
+        tokens = self._tokens.clamp(min=0)  # no id stands for NaN, which is found when the host reads the tokens
         if self._packed is not None:
             return self._packed(tokens)
         return self._model.logits(self._model(tokens[:, None], cache=self._cache)[:, 0])
@@ -362,16 +381,19 @@ class Decoder:
         self._cache.set_lengths(lengths)
 
     @torch.no_grad()
-    def _choose(self, logits: Tensor) -> list[int]:
-        if logits.dtype not in (torch.float32, torch.float64):
-            logits = logits.float()
+    def _choose(self, logits: Tensor) -> Tensor:
+        """(batch, vocab) -> (batch,) ids, or -1 where the logits are NaN."""
+        logits = logits.to(self._choosing, torch.promote_types(logits.dtype, torch.float32))
         filtered = filter_logits(logits, self._sampling, self._seen)
         tokens = pick(filtered, None if self._draws is None else self._draws.next())
         if self._seen is not None:
-            self._seen[torch.arange(len(tokens)), tokens] = True
-        return tokens
+            self._seen.scatter_(1, tokens.clamp(min=0)[:, None], True)
+        return tokens.to(self._device)
 
 
-def _cache_dtype(weight: Tensor) -> torch.dtype:
-    device = weight.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+def _sent_to_host(tokens: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """(batch,) ids, and on CUDA the event of their arrival: the host waits for this, not for the device."""
+    if not tokens.is_cuda:
+        return tokens, None
+    sent = tokens.to("cpu", non_blocking=True)  # into pinned memory
+    return sent, torch.cuda.current_stream(tokens.device).record_event()

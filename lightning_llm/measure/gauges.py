@@ -7,6 +7,7 @@ On Linux from ``/proc``: the high-water mark that ``getrusage`` reports starts f
 and exec, so that a small process would show what a large one had before it.
 """
 
+import abc
 import contextlib
 import os
 import re
@@ -15,7 +16,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     import torch
@@ -75,8 +76,36 @@ class Reading(NamedTuple):
     peak_bytes: int
 
 
-class AllocatorGauge:
-    """Bytes of tensors by CUDA's caching allocator. Each reading resets the allocator's own peak.
+class Gauge(abc.ABC):
+    """Bytes in use, and the most since the reading before.
+
+    The counters keep one high-water mark, which is not reset here: the user may read and reset CUDA's. If an interval
+    changed the mark, it is the peak of the interval; else the peak is only known to be at least what is in use at
+    either end, which is reported.
+
+    Attributes:
+        source: Of the numbers, in words.
+    """
+
+    source: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._live, self._high = self.counters()
+
+    @abc.abstractmethod
+    def counters(self) -> tuple[int, int]:
+        """Bytes in use now, and the high-water mark."""
+
+    def read(self) -> Reading:
+        """One look at the counters. Nothing is waited for."""
+        live, high = self.counters()
+        peak = max(live, self._live, high if high != self._high else 0)
+        self._live, self._high = live, high
+        return Reading(live, peak)
+
+
+class AllocatorGauge(Gauge):
+    """Bytes of tensors by CUDA's caching allocator.
 
     Args:
         device: Which one.
@@ -86,39 +115,29 @@ class AllocatorGauge:
 
     def __init__(self, device: "torch.device") -> None:
         self._device = device
+        super().__init__()
 
-    def read(self) -> Reading:
-        """One look at the counters of the host: nothing is waited for."""
+    def counters(self) -> tuple[int, int]:
+        """Those of the host."""
         from torch import cuda
 
         stats = cuda.memory_stats_as_nested_dict(self._device).get("allocated_bytes", {}).get("all", {})
-        cuda.reset_peak_memory_stats(self._device)
-        return Reading(stats.get("current", 0), stats.get("peak", 0))
+        return stats.get("current", 0), stats.get("peak", 0)
 
 
-class ResidentGauge:
-    """The resident set of this process.
-
-    The system keeps one high-water mark for the whole life of a process. Where an interval raised it, it is the peak of
-    the interval; else the peak is only known to be at least what is resident at either end, which is reported.
-    """
+class ResidentGauge(Gauge):
+    """The resident set of this process: about 3 µs on Linux."""
 
     source = "resident set"
 
     def __init__(self) -> None:
         self._resident = ResidentSet()
-        self._high, self._live = quick_high_water_bytes(), 0
+        super().__init__()
 
-    def read(self) -> Reading:
-        """About 3 µs on Linux. Where the system does not report what is resident now, its high-water mark is both."""
+    def counters(self) -> tuple[int, int]:
+        """Where the system does not report what is resident now, its high-water mark is both."""
         high = quick_high_water_bytes()
-        live = self._resident.read() or high
-        peak = high if high > self._high else max(live, self._live)
-        self._high, self._live = high, live
-        return Reading(live, max(peak, live))
-
-
-Gauge = AllocatorGauge | ResidentGauge
+        return self._resident.read() or high, high
 
 
 def gauge_for(device: "torch.device") -> Gauge:

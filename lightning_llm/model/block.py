@@ -19,11 +19,40 @@ from torch.utils.checkpoint import checkpoint
 from lightning_llm.model.build import build
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context, checked
+from lightning_llm.model.kv_cache import KVCache
 
 BRANCHES = {"attention": "self_attn", "mlp": "mlp"}  # a kind of part, and the name of its module
 
 
-class Block(nn.Module):
+class Compilable(nn.Module):
+    """A module whose forward pass, ``_run``, can be compiled in place."""
+
+    _run: Callable[..., Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._compiled: Callable[..., Tensor] | None = None
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the forward pass without a cache, in place. Arguments as for ``torch.compile``.
+
+        Unlike that of ``nn.Module`` it excludes hooks, by which FSDP2 gathers the weights, and takes the module as an
+        argument: blocks of the same settings, and copies of one, share the code compiled for the first.
+        """
+        self._compiled = torch.compile(type(self)._run, *args, **kwargs)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether :meth:`compile` was called."""
+        return self._compiled is not None
+
+    def _call(self, cache: KVCache | None, *args: Any) -> Tensor:
+        # a cache grows with every call, and each length would be compiled again
+        run = type(self)._run if self._compiled is None or cache is not None else self._compiled
+        return run(self, *args)
+
+
+class Block(Compilable):
     """The usual one, ``pre``, and the base class of all others.
 
     Args:
@@ -53,7 +82,6 @@ class Block(nn.Module):
         self.norm_in_mlp = config.checkpoint_levels[layer] == 2
         self.recompute = config.recompute
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
-        self._compiled: Callable[..., Tensor] | None = None
 
     def add_norm(self, name: str | None) -> None:
         """Add a norm of the config's kind, over the residual stream."""
@@ -64,28 +92,13 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, hidden)."""
-        # a cache grows with every call, and each length would be compiled again
-        run = Block._run if self._compiled is None or context.cache is not None else self._compiled
-        return run(self, x, context)
+        return self._call(context.cache, x, context)
 
     def prepare(self, x: Tensor, context: Context) -> None:
         """Let the attention leave what layers share in the context; called before the first block."""
         prepare = getattr(self.self_attn, "prepare", None)
         if prepare is not None:
             prepare(x, context)
-
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the forward pass without a cache, in place. Arguments as for ``torch.compile``.
-
-        Unlike that of ``nn.Module`` it excludes hooks, by which FSDP2 gathers the weights, and takes the block as an
-        argument: blocks of the same settings, and copies of one, share the code compiled for the first.
-        """
-        self._compiled = torch.compile(Block._run, *args, **kwargs)
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether :meth:`compile` was called."""
-        return self._compiled is not None
 
     # -- what another block may override ------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ class KVCache:
         # zeros: masked positions have weight 0, and 0 times uninitialized memory may be NaN
         self._store = torch.zeros(shape, device=device, dtype=dtype)
         self.lengths = [0] * batch_size
-        self._ends: tuple[Tensor, Tensor] | None = None
+        self._ends: tuple[Tensor, Tensor] | None = None  # rows, and where each ends, on the device
 
     @property
     def max_length(self) -> int:
@@ -64,7 +64,7 @@ class KVCache:
     def positions(self, new: int) -> Tensor:
         """Positions of the next tokens: (new,) where all rows are of one length, else (batch, new)."""
         steps = torch.arange(new, device=self._store.device)
-        return steps + self.length if self.is_even else self._on_device(self.lengths)[:, None] + steps
+        return steps + self.length if self.is_even else self._places()[1][:, None] + steps
 
     def mask(self, new: int) -> Tensor | None:
         """Which positions the next token of each row sees, its own among them.
@@ -83,7 +83,7 @@ class KVCache:
         if new != 1:
             raise ValueError(f"rows of unequal length take one new position at a time, got {new}")
         places = torch.arange(self.length + 1, device=self._store.device)
-        return (places <= self._on_device(self.lengths)[:, None])[:, None, None]
+        return (places <= self._places()[1][:, None])[:, None, None]
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Write the new positions of one layer after each row's end and return all positions of that layer.
@@ -106,19 +106,21 @@ class KVCache:
         if end > self.max_length:
             raise ValueError(f"the cache holds {self.max_length} positions, asked to hold {end}")
         keys, values = self._store[layer, 0], self._store[layer, 1]
-        if not self.is_even and self._ends is None:
-            self._ends = self._on_device(range(len(self.lengths))), self._on_device(self.lengths)
+        is_even = self.is_even
         for old, new in ((keys, key.detach()), (values, value.detach())):
-            if self._ends is None:
+            if is_even:
                 old[:, :, start:end] = new
             else:
-                rows, ends = self._ends
+                rows, ends = self._places()
                 old[rows, :, ends] = new[:, :, 0].to(old.dtype)
         return keys[:, :, :end], values[:, :, :end]
 
     def advance(self, new: int) -> None:
         """Count ``new`` positions of every row as filled."""
-        self.set_lengths([length + new for length in self.lengths])
+        self.lengths = [length + new for length in self.lengths]
+        if self._ends is not None:  # not copied again, for which the host would wait
+            rows, ends = self._ends
+            self._ends = rows, ends + new
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
         """Set how many positions of each row are filled: fewer than were written where a prompt was padded."""
@@ -131,5 +133,8 @@ class KVCache:
         part.set_lengths([0])
         return part
 
-    def _on_device(self, numbers: Sequence[int]) -> Tensor:
-        return torch.tensor(list(numbers), device=self._store.device)
+    def _places(self) -> tuple[Tensor, Tensor]:
+        if self._ends is None:
+            rows, ends = torch.tensor([range(len(self.lengths)), self.lengths], device=self._store.device)
+            self._ends = rows, ends
+        return self._ends

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_llm.model.attention import with_blocks
-from lightning_llm.model.block import Block
+from lightning_llm.model.block import Block, Compilable
 from lightning_llm.model.build import build
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context, Mask, Shared, checked
@@ -26,7 +26,7 @@ from lightning_llm.ops.conventions import matmul_dtype
 from lightning_llm.ops.span_attention import Spans, dense_mask, spans_of_documents
 
 
-class Transformer(nn.Module):
+class Transformer(Compilable):
     """A decoder-only language model.
 
     Args:
@@ -108,6 +108,11 @@ class Transformer(nn.Module):
             ValueError: ``input_ids`` is not two-dimensional, or more positions than ``max_position_embeddings``, or
                 ``documents`` with a cache or of another shape, or several positions after unequal rows of a cache.
         """
+        return self._call(cache, input_ids, positions, cache, documents)
+
+    def _run(
+        self, input_ids: Tensor, positions: Tensor | None, cache: KVCache | None, documents: Tensor | None
+    ) -> Tensor:
         if input_ids.dim() != 2:
             raise ValueError(f"input_ids must have shape (batch, seq), got {tuple(input_ids.shape)}")
         seq, longest = input_ids.shape[1], self.config.max_position_embeddings

@@ -92,8 +92,9 @@ def are_few(
     """Whether SwiGLU has so few tokens that its tiles could need more memory than plain linear layers.
 
     These hold six matrices (tokens, intermediate) in backward of the gating, or five and a weight gradient. Tiles hold
-    three weight gradients, dx and their buffers, possibly in addition to gradients of the step before. ``itemsize`` is
-    that of the matmuls' factors, ``keep`` whether g and u are saved, ``has_norm`` whether the norm is part of it.
+    three weight gradients, dx and their buffers, possibly in addition to gradients of earlier micro-batches.
+    ``itemsize`` is that of the matmuls' factors, ``keep`` whether g and u are saved, ``has_norm`` whether the norm is
+    part of it.
     """
     rows = backward_rows(tokens, device, weight_itemsize)
     columns = chunk_columns(rows, width, itemsize, device)

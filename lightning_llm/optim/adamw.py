@@ -59,7 +59,9 @@ class AdamW(GroupOptimizer):
         state_dtype: Of both averages. ``None``: the parameter's. ``"bfloat16"``: half the bytes with float32
             parameters; computed in float32 and rounded stochastically, by noise that depends on the step and the index
             alone: all ranks and every resumed run get the same bits. So do shards along the first dimension; other
-            shards round with noise of their own. Parameters in bfloat16 are themselves rounded to the nearest.
+            shards round with noise of their own.
+        param_rounding: Of parameters in bfloat16, and their averages: ``stochastic`` as above, so that updates of less
+            than half a last digit are not lost; or ``nearest``. Parameters of other dtypes are not rounded.
 
     Raises:
         ValueError: For options out of range (all of them at once), complex parameters or sparse gradients.
@@ -75,9 +77,10 @@ class AdamW(GroupOptimizer):
         *,
         fused: bool | None = None,
         state_dtype: Literal["bfloat16"] | None = None,
+        param_rounding: Literal["nearest", "stochastic"] = "nearest",
     ) -> None:
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
-        defaults |= {"fused": fused, "state_dtype": state_dtype}
+        defaults |= {"fused": fused, "state_dtype": state_dtype, "param_rounding": param_rounding}
         super().__init__(params, defaults)
 
     def step_group(self, group: Group, first: int) -> None:
@@ -98,14 +101,15 @@ def adamw_step(group: Group, state: defaultdict[Tensor, Any], first: int) -> Non
     """One AdamW step for those of a group that have a gradient; ``first`` as for ``GroupOptimizer.step_group``."""
     hyper = {name: group[name] for name in ("lr", "eps", "weight_decay")}
     hyper["beta1"], hyper["beta2"] = group["betas"]
-    rounding = group["state_dtype"] is not None
-    for (device, _, step, contiguous), rows in _buckets(group, state, first).items():
+    for (device, dtype, step, contiguous), rows in _buckets(group, state, first).items():
+        stochastic = group["param_rounding"] == "stochastic" and dtype == torch.bfloat16
+        rounding = group["state_dtype"] is not None or stochastic
         fused = _is_fused(group["fused"], device) and contiguous
         update_ = partial(_fused_update_ if fused else adamw_update_, step=step, **hyper)
         for chunk in [rows] if fused and not rounding else _chunks(rows, contiguous=contiguous):
             *columns, places = (list(column) for column in zip(*chunk, strict=True))
             if rounding:
-                rounding_update_(*columns, places=places, update_=update_, step=step)
+                rounding_update_(*columns, places=places, update_=update_, step=step, round_params=stochastic)
             else:
                 update_(*columns)
 
@@ -170,11 +174,11 @@ def _buckets(group: Group, state: defaultdict[Tensor, Any], first: int) -> dict[
         shards = [local(tensor) for tensor in tensors]
         contiguous = all(shard.is_contiguous() for shard in shards)
         bucket = param.device, param.dtype, own["step"], contiguous
-        buckets[bucket].append((*shards, place + _place_of_shard(param)))
+        buckets[bucket].append((*shards, place + place_of_shard(param)))
     return buckets
 
 
-def _place_of_shard(param: Any) -> int:
+def place_of_shard(param: Any) -> int:
     """Where this rank's shard begins in the whole tensor if only the first dimension is sharded, else 0."""
     if not hasattr(param, "to_local"):
         return 0

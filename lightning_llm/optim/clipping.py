@@ -39,7 +39,7 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, eps:
             return norm
         scale = torch.where(norm > max_norm, max_norm / (norm + eps), 1.0)
         for (device, _), alike in group_by(map(local, grads), _device_and_dtype).items():
-            torch._foreach_mul_(alike, scale.to(device, non_blocking=True))
+            torch._foreach_mul_(alike, scale.to(device, non_blocking=device.type == "cuda"))
     return norm
 
 
@@ -66,7 +66,8 @@ def _norm(grads: list[Tensor]) -> Tensor:
         # A norm in bfloat16 would have 8 bits of the sum.
         norms += torch._foreach_norm(alike, 2, dtype=torch.promote_types(dtype, torch.float32))
     widest = max((norm.dtype for norm in norms), key=lambda dtype: dtype.itemsize)
-    flat = [norm.to(norms[0].device, widest, non_blocking=True) for norm in norms]
+    device = norms[0].device
+    flat = [norm.to(device, widest, non_blocking=device.type == "cuda") for norm in norms]  # else it is not there yet
     total: Tensor = torch.linalg.vector_norm(torch.stack(flat))
     return total
 

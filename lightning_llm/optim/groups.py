@@ -29,6 +29,7 @@ HEADS = ("lm_head",)
 AVERAGES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")  # of the shape of their parameter
 ADAMW_STATE = ["exp_avg", "exp_avg_sq", "step"]
 STATE_DTYPES = {None: None, "bfloat16": torch.bfloat16}
+ROUNDINGS = ("nearest", "stochastic")
 
 Group = dict[str, Any]
 T = TypeVar("T")
@@ -124,6 +125,7 @@ class GroupOptimizer(Optimizer, abc.ABC):
         **dict.fromkeys(("lr", "eps", "weight_decay"), (_is_not_negative, "a number of at least 0")),
         "betas": (_are_betas, "two numbers of at least 0 and below 1"),
         "state_dtype": (lambda value: value in STATE_DTYPES, "None (the parameter's) or 'bfloat16'"),
+        "param_rounding": (lambda value: value in ROUNDINGS, " or ".join(ROUNDINGS)),
     }
 
     def add_param_group(self, param_group: Group) -> None:
@@ -176,7 +178,7 @@ class GroupOptimizer(Optimizer, abc.ABC):
             self._check_options(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a saved state in the ``state_dtype`` of this optimizer.
+        """Loads a saved state in the ``state_dtype`` of this optimizer, which keeps its ``param_rounding`` too.
 
         torch takes all options from what was saved, loads averages in the dtype of their parameter, and saves the step
         as a tensor. An average that was saved in bfloat16 gets the same bits; one in float32 is rounded to the nearest.
@@ -185,17 +187,17 @@ class GroupOptimizer(Optimizer, abc.ABC):
             ValueError: If another optimizer saved it, or one with an option that this class lacks.
         """
         self.check_saved(state_dict)
-        names = [group["state_dtype"] for group in self.param_groups]
+        own = [{name: group[name] for name in ("state_dtype", "param_rounding")} for group in self.param_groups]
         super().load_state_dict(state_dict)
-        for group, name in zip(self.param_groups, names, strict=True):
-            group["state_dtype"] = name
+        for group, options in zip(self.param_groups, own, strict=True):
+            group |= options
             group.setdefault("fused", None)
             for param in group["params"]:
                 state = self.state.get(param, {})
                 if "step" in state:
                     state["step"] = int(state["step"])
                 for average in {"exp_avg", "exp_avg_sq"} & state.keys():
-                    state[average] = state[average].to(STATE_DTYPES[name] or param.dtype)
+                    state[average] = state[average].to(STATE_DTYPES[options["state_dtype"]] or param.dtype)
 
     def _check_options(self, group: Group) -> None:
         faults = [

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lightning_llm.optim.adamw import adamw_step
+from lightning_llm.optim.adamw import adamw_step, place_of_shard
 from lightning_llm.optim.groups import HIDDEN_MATRICES, Group, GroupOptimizer, Rule, group_by, is_decay_rate, local
+from lightning_llm.optim.rounding import round_params_
 
 # Jordan et al. 2024: steep at 0, at the price of singular values that end between 0.68 and 1.21 instead of at 1.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -38,7 +39,8 @@ _STACK_BYTES_ELSEWHERE = 2**28
 class MuonAdamW(GroupOptimizer):
     """Muon for hidden matrices, AdamW for embeddings, heads, norms and biases.
 
-    Sharded matrices (``DTensor``) are gathered one stack at a time, and orthogonalized by every process.
+    Processes that shard the matrices (``DTensor``), or have copies of them (``replicas``), share the work: each gets
+    some matrices of a stack from the others, orthogonalizes them, and sends back what the others need.
 
     Takes the groups of ``lightning_llm.optim.param_groups`` and uses Muon for the one named ``hidden_matrices``. Groups
     made by hand set ``"algorithm": "muon"`` or ``"adamw"``. State: ``momentum_buffer`` (as ``torch.optim.Muon``) or
@@ -56,6 +58,11 @@ class MuonAdamW(GroupOptimizer):
             hardware, or ``float32``.
         fused: For AdamW, see ``AdamW``.
         state_dtype: For AdamW, see ``AdamW``; Muon's momentum has the dtype of its matrix.
+        param_rounding: See ``AdamW``.
+
+    Attributes:
+        replicas: One-dimensional device mesh of processes with equal parameters and gradients, as DDP keeps them.
+            ``None``: each process works alone.
 
     Raises:
         ValueError: For options out of range (all at once), a group without an algorithm, parameters that are
@@ -68,6 +75,7 @@ class MuonAdamW(GroupOptimizer):
         "newton_schulz_steps": (lambda value: isinstance(value, int) and value >= 1, "a whole number of at least 1"),
         "newton_schulz_dtype": (lambda value: value in _DTYPES, " or ".join(_DTYPES)),
     }
+    replicas: Any = None
 
     def __init__(
         self,
@@ -82,10 +90,11 @@ class MuonAdamW(GroupOptimizer):
         newton_schulz_dtype: Literal["bfloat16", "float32"] = "bfloat16",
         fused: bool | None = None,
         state_dtype: Literal["bfloat16"] | None = None,
+        param_rounding: Literal["nearest", "stochastic"] = "nearest",
     ) -> None:
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
         defaults |= {"newton_schulz_steps": newton_schulz_steps, "newton_schulz_dtype": newton_schulz_dtype}
-        defaults |= {"fused": fused, "state_dtype": state_dtype}
+        defaults |= {"fused": fused, "state_dtype": state_dtype, "param_rounding": param_rounding}
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: Group) -> None:
@@ -107,7 +116,7 @@ class MuonAdamW(GroupOptimizer):
     def step_group(self, group: Group, first: int) -> None:
         """See :meth:`GroupOptimizer.step_group`."""
         if group["algorithm"] == "muon":
-            muon_step(group, self.state)
+            muon_step(group, self.state, first, self.replicas)
         else:
             adamw_step(group, self.state, first)
 
@@ -119,35 +128,40 @@ class MuonAdamW(GroupOptimizer):
         if saved != here:
             raise ValueError(f"the optimizer state has groups with the algorithms {saved}, this optimizer has {here}")
         for group in state_dict["param_groups"]:
-            if missing := self.defaults.keys() - group.keys():
+            if missing := self.defaults.keys() - group.keys() - {"param_rounding"}:  # newer than the first checkpoints
                 raise ValueError(f"the optimizer state has no {min(missing)}: it was not saved by MuonAdamW")
 
 
-def muon_step(group: Group, state: defaultdict[Tensor, Any]) -> None:
-    """One Muon step for the matrices of one group that have a gradient."""
-    dtype = _DTYPES[group["newton_schulz_dtype"]]
-    for params in _stacks([param for param in group["params"] if param.grad is not None]):
-        for param in params:
-            if not state[param]:
-                state[param]["momentum_buffer"] = torch.zeros_like(param)
+def muon_step(group: Group, state: defaultdict[Tensor, Any], first: int = 0, replicas: Any = None) -> None:
+    """One Muon step for the matrices of one group that have a gradient.
+
+    Args:
+        group: Parameters and options.
+        state: Of the optimizer.
+        first: As for ``GroupOptimizer.step_group``.
+        replicas: As of :class:`MuonAdamW`.
+    """
+    places: dict[Tensor, int] = {}
+    for param in group["params"]:
+        places[param], first = first + place_of_shard(param), first + param.numel()
+        if param.grad is not None and not state[param]:
+            state[param]["momentum_buffer"] = torch.zeros_like(param)
+    for params in _stacks([param for param in group["params"] if param.grad is not None], state, replicas):
         buffers = [local(state[param]["momentum_buffer"]) for param in params]
         grads = [local(param.grad) for param in params]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         updates = torch._foreach_lerp(grads, buffers, group["momentum"])
-        orthogonal = newton_schulz(
-            torch.stack([_wide(_whole(update, param)) for update, param in zip(updates, params, strict=True)]),
-            steps=group["newton_schulz_steps"],
-            dtype=dtype,
-        )
-        scale = RMS_OF_ADAMW * math.sqrt(orthogonal.shape[-1])
-        changes = [
-            _own_rows(change if change.shape == param.shape else change.mT, param)
-            for param, change in zip(params, orthogonal.unbind(), strict=True)
-        ]
+        changes = _orthogonal(torch.stack(updates), params[0], replicas, group).unbind()
         weights = [local(param) for param in params]
+        is_rounded = group["param_rounding"] == "stochastic" and weights[0].dtype == torch.bfloat16
+        wide = [weight.float() for weight in weights] if is_rounded else weights
         if group["weight_decay"]:
-            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(weights, changes, alpha=-group["lr"] * scale)
+            torch._foreach_mul_(wide, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(wide, changes, alpha=-group["lr"] * RMS_OF_ADAMW * math.sqrt(max(params[0].shape)))
+        if is_rounded:
+            for param in params:
+                state[param]["step"] = state[param].get("step", 0) + 1
+            round_params_(weights, wide, places=[places[param] for param in params], step=state[params[0]]["step"])
 
 
 def newton_schulz(matrices: Tensor, *, steps: int = 5, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -174,35 +188,46 @@ def newton_schulz(matrices: Tensor, *, steps: int = 5, dtype: torch.dtype = torc
     return x.to(matrices.dtype)
 
 
-def _stacks(params: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Matrices of one shape (or its transpose), device and dtype: a stack is one matmul instead of many small ones."""
-    alike = group_by(params, lambda param: (*sorted(param.shape), param.device, param.dtype))
+def _stacks(params: list[Tensor], state: defaultdict[Tensor, Any], replicas: Any) -> Iterator[list[Tensor]]:
+    """Matrices of one shape, device, dtype and step: a stack is one matmul instead of many small ones."""
+    alike = group_by(params, lambda param: (param.shape, param.device, param.dtype, state[param].get("step")))
     for stack in alike.values():
+        mesh = getattr(stack[0], "device_mesh", replicas)
+        processes = 1 if mesh is None else mesh.size()
         limit = _STACK_BYTES.get(stack[0].device.type, _STACK_BYTES_ELSEWHERE)
-        height = max(1, limit // (stack[0].numel() * stack[0].element_size()))
+        shares = limit // (stack[0].numel() * stack[0].element_size() * processes)  # matrices of each process
+        height = processes * max(1, shares)
         yield from (stack[start : start + height] for start in range(0, len(stack), height))
 
 
-def _wide(matrix: Tensor) -> Tensor:
-    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+def _orthogonal(stack: Tensor, like: Any, replicas: Any, group: Group) -> Tensor:
+    """Orthogonalizes matrices, or the rows of them that this process has, in the layout that they came in.
 
+    Args:
+        stack: (batch, rows, columns).
+        like: One of the parameters.
+        replicas: As of :class:`MuonAdamW`.
+        group: The options.
+    """
 
-def _whole(rows: Tensor, param: Any) -> Tensor:
-    """All rows of a sharded matrix, gathered; every process then orthogonalizes it, so nothing is sent back."""
-    if not hasattr(param, "to_local"):
-        return rows
-    options = {"run_check": False, "shape": param.shape, "stride": param.stride()}
-    sharded = type(param.data).from_local(rows, param.device_mesh, param.placements, **options)
-    whole: Tensor = sharded.full_tensor()
-    return whole
+    def each(matrices: Tensor) -> Tensor:
+        is_tall = like.shape[0] > like.shape[1]
+        options = {"steps": group["newton_schulz_steps"], "dtype": _DTYPES[group["newton_schulz_dtype"]]}
+        done = newton_schulz(matrices.mT if is_tall else matrices, **options)
+        return done.mT if is_tall else done
 
+    mesh = getattr(like, "device_mesh", replicas)
+    if mesh is None:
+        return each(stack)
+    from torch.distributed.tensor import DTensor, Replicate, Shard  # half a second, which only such runs wait for
 
-def _own_rows(matrix: Tensor, param: Any) -> Tensor:
-    """Of a whole matrix, the rows that this process has of ``param``."""
-    if not hasattr(param, "to_local"):
-        return matrix
-    from torch.distributed.tensor import Replicate  # half a second, which only sharded runs wait for
-
-    there = [Replicate()] * param.device_mesh.ndim
-    replicated = type(param.data).from_local(matrix, param.device_mesh, there, run_check=False)
-    return local(replicated.redistribute(placements=param.placements))
+    shape, by_matrix = torch.Size([len(stack), *like.shape]), [Shard(0)] * mesh.ndim
+    by_row = [
+        Shard(kind.dim + 1) if type(kind) is Shard else kind for kind in getattr(like, "placements", [Replicate()])
+    ]
+    if not all(type(kind) in (Shard, Replicate) for kind in by_row):
+        raise ValueError(f"Muon takes whole matrices and shards of them, got a parameter with placements {by_row}")
+    layout: dict[str, Any] = {"shape": shape, "stride": (shape[1] * shape[2], shape[2], 1), "run_check": False}
+    whole = DTensor.from_local(stack, mesh, by_row, **layout).redistribute(placements=by_matrix)
+    done = DTensor.from_local(each(whole.to_local()).contiguous(), mesh, by_matrix, **layout)
+    return done.redistribute(placements=by_row).to_local()

@@ -17,6 +17,8 @@ no generator is read or advanced, all processes and resumed runs make the same b
 Its rounds multiply and xor-shift as MurmurHash3's finalizer does, with the step as key. A 32-bit word serves both
 averages, one by each half: 1.1 ns a word on two cores, for 2^18 of them; a ``torch.Generator``, which fills on one
 core, takes 0.84 ns for each half.
+
+Parameters in bfloat16 are served likewise: with the usual rates most of their updates are below half of a last digit.
 """
 
 from collections.abc import Callable, Iterable
@@ -80,17 +82,19 @@ def rounding_update_(
     places: list[int],
     update_: Callable[..., None],
     step: int,
+    round_params: bool = False,
 ) -> None:
     """One step on float32 copies of what is narrower; both averages are rounded back stochastically.
 
     Args:
-        params: Tensors of one device and dtype; narrow ones are rounded to the nearest.
+        params: Tensors of one device and dtype.
         grads: Their gradients; not changed.
         exp_avgs: First averages, bfloat16.
         exp_avg_sqs: Second averages, likewise.
         places: Index of the first number of each, among all parameters.
         update_: Updates parameters and averages of one dtype in place; called with the first four.
         step: Number of this step.
+        round_params: Whether parameters, which are bfloat16, are rounded stochastically too; else to the nearest.
     """
     dtype = torch.promote_types(params[0].dtype, torch.float32)
     lengths = [param.numel() for param in params]
@@ -101,7 +105,9 @@ def rounding_update_(
         for average in averages
     ]
     update_(wide_params, wide_grads, *views)
-    if dtype != params[0].dtype:
+    if round_params:
+        round_params_(params, wide_params, places=places, step=step)
+    elif dtype != params[0].dtype:
         torch._foreach_copy_(params, wide_params)
     noises = rounding_noise(zip(places, lengths, strict=True), step=step, device=params[0].device)
     for tensors, average, shaped, noise in zip((exp_avgs, exp_avg_sqs), averages, views, noises, strict=True):
@@ -110,6 +116,19 @@ def rounding_update_(
         if values is not average:  # of float64 parameters
             average.copy_(values)
         torch._foreach_copy_(tensors, shaped)
+
+
+def round_params_(params: list[Tensor], values: list[Tensor], *, places: list[int], step: int) -> None:
+    """Copies float32 values to bfloat16 parameters, rounded stochastically, with other noise than the averages'.
+
+    ``places`` and ``step`` are those of :func:`rounding_update_`.
+    """
+    lengths = [param.numel() for param in params]
+    flat = torch.cat([value.reshape(-1) for value in values])
+    # steps count from 1: below 0 are other words
+    round_stochastically_(flat, rounding_noise(zip(places, lengths, strict=True), step=-step, device=flat.device)[0])
+    rounded = torch.split(flat, lengths)
+    torch._foreach_copy_(params, [each.view(param.shape) for each, param in zip(rounded, params, strict=True)])
 
 
 def _mixed(number: int) -> int:

@@ -6,13 +6,14 @@ and in a resumed run.
 """
 
 import dataclasses
+import math
 from contextlib import suppress
 from typing import Any, Literal, cast
 
 import torch
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy
 
-from lightning_llm.accounting.hardware import byte_size, find_device
+from lightning_llm.accounting.hardware import byte_size, find_device, reserve_for
 from lightning_llm.accounting.plan_report import chosen_options, summary
 from lightning_llm.accounting.planner import Plan, Planner, Task, choose, configured
 from lightning_llm.accounting.step_time import GENERIC, CostModel
@@ -20,6 +21,7 @@ from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import param_groups
+from lightning_llm.training.execution import uses_tf32
 from lightning_llm.training.measured_mlp import measure_mlp
 
 
@@ -28,23 +30,33 @@ class MemoryBudget:
 
     Args:
         size: Of a device, such as ``80GiB``.
+        reserve: Of it, what tensors do not get. ``None``: nothing on a CPU, else ``accounting.hardware.reserve_for``.
 
     Attributes:
         plan: The fastest setting whose predicted peak fits; ``None`` before :meth:`apply`.
 
     Raises:
-        ValueError: ``size`` is not a size.
+        ValueError: ``size`` or ``reserve`` is not a size.
     """
 
-    def __init__(self, size: str) -> None:
-        try:
-            self.bytes = byte_size(size)
-        except ValueError as error:
-            raise ValueError(f"model.memory_budget {error}") from error
+    def __init__(self, size: str, reserve: str | None = None) -> None:
+        self.bytes = _size_of("memory_budget", size)
+        self.reserve = None if reserve is None else _size_of("memory_reserve", reserve)
         self.size = size
         self.plan: Plan | None = None
         self._task: Task | None = None
         self._overridden: list[str] = []
+
+    @classmethod
+    def of(cls, size: str | None, reserve: str | None) -> "MemoryBudget | None":
+        """The budget of these options; ``None`` without a size.
+
+        Raises:
+            ValueError: There is a reserve and no size; or as the class.
+        """
+        if size is None and reserve is not None:
+            raise ValueError(f"model.memory_reserve {reserve} is a part of memory_budget, which is null: give both")
+        return None if size is None else cls(size, reserve)
 
     def apply(self, model: Any, data: TokenDataModule, trainer: Any) -> Plan | None:
         """Plan, and set the options of model and data. A model that is already built keeps its plan.
@@ -57,10 +69,10 @@ class MemoryBudget:
         Raises:
             ValueError: Nothing fits the budget, or the accounting does not cover the run.
         """
-        task = _task_of(model, data, trainer)
+        task = _task_of(model, data, trainer, self.reserve)
         if task != self._task and not hasattr(model, "transformer"):
             try:
-                plan = choose(Planner(task), self.bytes)
+                plan = choose(Planner(task), int(min(self.bytes, _memory_of(trainer.strategy.root_device))))
             except ValueError as error:
                 raise ValueError(f"model.memory_budget {self.size}: {error}") from error
             if self.plan is None:  # later, the options are those of an earlier plan
@@ -121,7 +133,19 @@ def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
         return 8 * sum(p.numel() for p in parameters)
 
 
-def _task_of(model: Any, data: TokenDataModule, trainer: Any) -> Task:
+def _size_of(option: str, words: str) -> int:
+    try:
+        return byte_size(words)
+    except ValueError as error:
+        raise ValueError(f"model.{option} {error}") from error
+
+
+def _memory_of(device: torch.device) -> float:
+    """What a GPU has, which is less than what it is sold as; a CPU's processes share theirs."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
+
+
+def _task_of(model: Any, data: TokenDataModule, trainer: Any, reserve: int | None) -> Task:
     """What a run leaves to the planner: the same whether or not an earlier plan has set options."""
     vocab_size = model.architecture.vocab_size or data.vocab_size
     architecture = dataclasses.replace(model.architecture, vocab_size=vocab_size, checkpoint_level=0, recompute="none")
@@ -130,15 +154,16 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any) -> Task:
         transformer = Transformer(architecture).to(torch.bfloat16 if precision == "bf16-true" else torch.float32)
     return Task(
         config=architecture,
-        cost_model=_cost_model(strategy.root_device),
+        cost_model=_cost_model(strategy.root_device, uses_tf32(trainer)),
         context_length=data.context_length,
         document_mask=data.document_mask,
         global_batch_size=data.global_batch_size,
         precision=precision,
         world_size=trainer.world_size,
-        strategies=("fsdp2" if isinstance(strategy, ModelParallelStrategy) else "ddp",),
+        strategies=(getattr(strategy, "kind", "ddp"),),
         gradient_views=isinstance(strategy, DDPStrategy) and bool(strategy._ddp_kwargs.get("gradient_as_bucket_view")),
         state_per_parameter=optimizer_state_bytes(model, transformer) / sum(p.nbytes for p in transformer.parameters()),
+        reserve=reserve_for(strategy.root_device.type, trainer.world_size, reserve),
         mlp=measure_mlp(architecture, precision),
     )
 
@@ -156,11 +181,12 @@ def _overridden(model: Any, data: TokenDataModule, plan: Plan) -> list[str]:
     return [f"{name} {value}" for name, value in given.items() if value is not None and value != chosen[name]]
 
 
-def _cost_model(device: torch.device) -> CostModel:
+def _cost_model(device: torch.device, tf32: bool) -> CostModel:
     if device.type not in GENERIC:
         raise ValueError(f"memory_budget knows CPUs and CUDA devices, not {device.type}: set the sizes yourself")
     known = GENERIC[device.type]
     if device.type == "cuda":
         with suppress(ValueError):  # no peak is printed from it, and the order of settings is nearly that of any GPU
             known = find_device(torch.cuda.get_device_name(device))
-    return CostModel(device=known, kind=cast(Literal["cpu", "cuda"], device.type))
+    is_tf32 = tf32 and device.type == "cuda"  # a CPU ignores torch's setting
+    return CostModel(device=known, kind=cast(Literal["cpu", "cuda"], device.type), tf32=is_tf32)

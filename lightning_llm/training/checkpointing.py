@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule
 
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.background import Background, HostCopy
-from lightning_llm.checkpoints.compatibility import check_loading
+from lightning_llm.checkpoints.compatibility import check_loading, optimizer_recipe, schedule_recipe
 from lightning_llm.checkpoints.loop_state import rescale_batch_progress
 from lightning_llm.checkpoints.reading import EXECUTION, only_checkpoints, read_checkpoint
 from lightning_llm.checkpoints.schema import FORMAT, FORMAT_VERSION, LIGHTNING
@@ -43,6 +43,10 @@ class CheckpointedModule(LightningModule):
         self._recipes = recipes or self._recipes
         plain = {"architecture": self.architecture.to_dict(), "loss_chunks": self.loss_chunks, **self._recipes}
         self.save_hyperparameters(plain, logger=False)
+
+    def save_recipes(self, optimizer: Any, schedule: Any) -> None:
+        """Note in every checkpoint how optimizer and schedule were made."""
+        self.save_plain_hyperparameters(optimizer=optimizer_recipe(optimizer), schedule=schedule_recipe(schedule))
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, trust_code: bool = False, **options: Any) -> Any:

@@ -12,17 +12,19 @@ block is sharded as soon as it is built.
 """
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -32,9 +34,10 @@ from lightning_llm.checkpoints.sharded import Rows, local_rows, split, write_fol
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import local
+from lightning_llm.optim.muon import MuonAdamW
 from lightning_llm.training.checkpointing import AtomicCheckpointIO
 
-NAME = "fsdp2"
+NAME, DEFERRED = "fsdp2", "fsdp2_deferred"
 DEVICES = ("cpu", "cuda")
 
 
@@ -46,6 +49,8 @@ class ShardedStrategy(ModelParallelStrategy):
 
     Args:
         data_parallel_size: Number of processes; ``auto``: all.
+        defer_reduction: Reduce the gradients once per step, after its last micro-batch, instead of after each. Until
+            then every process holds the gradients of all parameters. ``fsdp2_deferred`` sets it.
         options: Others of ``ModelParallelStrategy``. ``save_distributed_checkpoint=False``: the first process gathers
             all rows and writes one file.
 
@@ -53,7 +58,9 @@ class ShardedStrategy(ModelParallelStrategy):
         ValueError: ``tensor_parallel_size`` is above 1: the model has no plan for it.
     """
 
-    def __init__(self, data_parallel_size: Literal["auto"] | int = "auto", **options: Any) -> None:
+    def __init__(
+        self, data_parallel_size: Literal["auto"] | int = "auto", *, defer_reduction: bool = False, **options: Any
+    ) -> None:
         tensor_parallel_size = options.pop("tensor_parallel_size", 1)
         if tensor_parallel_size not in ("auto", 1):
             raise ValueError(
@@ -61,7 +68,20 @@ class ShardedStrategy(ModelParallelStrategy):
                 f"has no plan for tensor parallelism; leave it out, or write {NAME}"
             )
         super().__init__(data_parallel_size, tensor_parallel_size=1, **options)
+        self.kind = DEFERRED if defer_reduction else NAME
         self._files_group: Any = None
+
+    @contextmanager
+    def block_backward_sync(self) -> Generator[None]:
+        """Of a micro-batch that is not its step's last."""
+        sharded = [part for part in self.model.modules() if isinstance(part, FSDPModule)] if self.model else []
+        for part in sharded if self.kind == DEFERRED else ():
+            part.set_requires_gradient_sync(False, recurse=False)
+        try:
+            yield
+        finally:
+            for part in sharded:
+                part.set_requires_gradient_sync(True, recurse=False)
 
     @property
     def lightning_restore_optimizer(self) -> bool:
@@ -84,9 +104,11 @@ class ShardedStrategy(ModelParallelStrategy):
             )
         self._data_parallel_size = world
         super().setup_environment()
-        if self._files_group is None and dist.is_initialized():
-            # its own group, so that the thread that writes checkpoints and the training never mix up their messages
-            self._files_group = dist.new_group(backend="gloo", timeout=self._timeout)
+        if getattr(self.checkpoint_io, "asynchronous", False):
+            # a thread writes checkpoints: with a group of its own, it and the training never mix up their messages
+            self._files_group = self._files_group or dist.new_group(backend="gloo", timeout=self._timeout)
+        else:
+            self._files_group = host_group(self)
 
     # ---- saving
 
@@ -120,6 +142,8 @@ class ShardedStrategy(ModelParallelStrategy):
         files.write(write, (rest if rank == 0 else {}, shards))
 
     def _any_failed(self, failed: bool) -> bool:
+        if self._files_group is None:
+            return failed
         vote = torch.tensor(int(failed))
         dist.all_reduce(vote, op=dist.ReduceOp.MAX, group=self._files_group)
         return bool(vote)
@@ -160,8 +184,8 @@ def strategy_for(given: Any) -> Any:
     Raises:
         ValueError: FSDP1, or a kind of parallelism that the model has no plan for.
     """
-    if given == NAME:
-        return ShardedStrategy()
+    if given in (NAME, DEFERRED):
+        return ShardedStrategy(defer_reduction=given == DEFERRED)
     if isinstance(given, FSDPStrategy) or (isinstance(given, str) and given.startswith("fsdp")):
         name = given if isinstance(given, str) else type(given).__name__
         raise ValueError(f"trainer.strategy {name} is FSDP1, for which the model has no plan: write {NAME}")
@@ -249,17 +273,33 @@ def is_sharded(module: nn.Module) -> bool:
 # ---- process groups
 
 
-def host_group(trainer: Trainer) -> Any:
-    """A gloo group of all processes with the timeout of the strategy's own group; all must ask for it.
+def host_group(strategy: Any) -> Any:
+    """A group of all processes for tensors in host memory, for the main thread; all must ask for it.
 
-    A new group of torch waits half an hour for a lost process, whatever the timeout of the first group.
+    It is the default group if that is gloo's. Otherwise all callers share one, with the timeout of the default group:
+    by itself, torch waits half an hour for a lost process.
 
     Returns:
         The group; ``None`` if there is a single process.
     """
-    if trainer.world_size == 1 or not dist.is_initialized():
+    if not dist.is_initialized() or strategy.world_size == 1:
         return None
-    return dist.new_group(backend="gloo", timeout=getattr(trainer.strategy, "_timeout", None))
+    if "cpu:gloo" in dist.get_backend_config():
+        return dist.group.WORLD
+    return _gloo_group(dist.group.WORLD, getattr(strategy, "_timeout", None))
+
+
+@lru_cache(maxsize=1)
+def _gloo_group(default: Any, timeout: Any) -> Any:
+    """A group of gloo's with the processes of the default group."""
+    return dist.new_group(backend="gloo", timeout=timeout)
+
+
+def share_work(optimizer: Any, trainer: Trainer) -> Any:
+    """Let the processes of DDP, which have the same parameters, share the work of Muon; returns the optimizer."""
+    if isinstance(optimizer, MuonAdamW) and isinstance(trainer.strategy, DDPStrategy) and trainer.world_size > 1:
+        optimizer.replicas = init_device_mesh(trainer.strategy.root_device.type, (trainer.world_size,))
+    return optimizer
 
 
 def leave_groups() -> None:
@@ -270,6 +310,7 @@ def leave_groups() -> None:
     as a wrapped model, must be out of reach when this is called. Groups of sharded models stay, held by caches of
     torch; they had their last tensor long before.
     """
+    _gloo_group.cache_clear()
     if dist.is_initialized():
         gc.collect()  # a group ends with the last object that holds it, which may hold itself: a Trainer
         dist.destroy_process_group()

@@ -42,7 +42,8 @@ class LanguageModelMetrics(Metric):
                 known.
         """
         tokens = torch.as_tensor(tokens, device=self.nats.device)
-        self.nats += torch.where(tokens > 0, mean_loss.detach().double() * tokens, 0.0)
+        mean_loss = mean_loss.detach().to(self.nats.device)
+        self.nats += torch.where(tokens > 0, mean_loss.double() * tokens, 0.0)
         self.tokens += tokens
         self.bytes += tokens * (bytes_per_token or 0.0)
 
@@ -77,7 +78,8 @@ class Evaluation:
                 parts = [f"{split}/{source.name}"] if len(sources) > 1 else []
                 self._loaders.append(([split, *parts], source.store.bytes_per_token(split)))
         names = dict.fromkeys(name for loader, _ in self._loaders for name in loader)
-        self._metrics = {name: LanguageModelMetrics().to(module.device) for name in names}
+        device = "cpu" if module.device.type == "mps" else module.device  # MPS has no float64
+        self._metrics = {name: LanguageModelMetrics().to(device) for name in names}
 
     def add(self, mean_loss: Tensor, targets: Tensor, loader: int) -> None:
         """Add a batch of one of the data loaders. Targets of -100 do not count."""

@@ -43,11 +43,21 @@ def choose_precision(accelerator: Any) -> tuple[Precision, str]:
 def record(trainer: Any) -> dict[str, Any]:
     """Precision, threads and device of a run, as plain values."""
     device = trainer.strategy.root_device
-    return {
-        "precision": str(trainer.precision),
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
-    }
+    of_gpu = {"tf32": uses_tf32(trainer)} if device.type == "cuda" else {}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    return {"precision": str(trainer.precision), "threads": torch.get_num_threads(), "device": name, **of_gpu}
+
+
+def uses_tf32(trainer: Any) -> bool:
+    """Whether matmuls of float32 may use TF32: ``trainer.tf32``, or torch's setting."""
+    asked = getattr(trainer, "tf32", None)
+    return torch.get_float32_matmul_precision() != "highest" if asked is None else bool(asked)
+
+
+def switch_tf32(trainer: Any) -> None:
+    """Make ``trainer.tf32``, unless it is null, torch's setting; in every process."""
+    if getattr(trainer, "tf32", None) is not None:
+        torch.set_float32_matmul_precision("high" if trainer.tf32 else "highest")
 
 
 def print_changes(saved: Mapping[str, Any], trainer: Any) -> None:

@@ -10,16 +10,10 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_llm.checkpoints.compatibility import (
-    optimizer_recipe,
-    restored_optimizer,
-    restored_schedule,
-    schedule_recipe,
-)
+from lightning_llm.checkpoints.compatibility import restored_optimizer, restored_schedule
 from lightning_llm.generation import generate
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.objective import CrossEntropy
-from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.groups import param_groups
@@ -27,9 +21,9 @@ from lightning_llm.optim.schedules import Schedule
 from lightning_llm.training.budget import MemoryBudget, PlannedModule
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import CheckpointedModule
-from lightning_llm.training.distributed import build_for
+from lightning_llm.training.distributed import build_for, share_work
 from lightning_llm.training.evaluation import Evaluation
-from lightning_llm.training.execution import seed_dropout
+from lightning_llm.training.execution import seed_dropout, switch_tf32
 from lightning_llm.training.initial_weights import start_from
 from lightning_llm.training.preflight import check_setup
 from lightning_llm.training.run_length import lambda_scheduler, start_waiting
@@ -59,9 +53,12 @@ class LanguageModel(PlannedModule, CheckpointedModule):
         init_from: Start from these weights instead of random ones: a folder that ``lightning-llm export`` or
             transformers has written, a checkpoint, or a run directory. Step, optimizer and schedule start fresh; a
             resumed run does not read it.
-        compile_mode: Compile the blocks of the transformer with ``torch.compile`` in this mode: ``default``, or
-            ``max-autotune-no-cudagraphs``, which tries more kernels. Null: do not compile. The first step takes tens of
-            seconds longer. With CUDA graphs, each block would overwrite the memory of the one before.
+        compile_mode: Compile with ``torch.compile`` in this mode: ``default``, or ``max-autotune-no-cudagraphs``, which
+            tries more kernels. Null: do not compile. The first step takes tens of seconds longer.
+        compile_scope: What is compiled as one: ``blocks``, each block of the transformer, or ``model``, the whole
+            transformer, which takes longer with every layer and is not for FSDP2.
+        memory_reserve: Part of ``memory_budget`` that the plan leaves free, such as ``2GiB``. Null: on a GPU about 0.7
+            GiB for context and libraries, 1 GiB for NCCL with several processes, and 5 % of the predicted peak.
 
     Attributes:
         transformer: The model; made in ``configure_model``, when the vocabulary is known.
@@ -79,6 +76,8 @@ class LanguageModel(PlannedModule, CheckpointedModule):
         memory_budget: str | None = None,
         init_from: str | None = None,
         compile_mode: CompileMode | None = None,
+        compile_scope: Literal["blocks", "model"] = "blocks",
+        memory_reserve: str | None = None,
     ) -> None:
         super().__init__()
         if loss_chunks is not None and loss_chunks < 0:
@@ -86,11 +85,8 @@ class LanguageModel(PlannedModule, CheckpointedModule):
         # a checkpoint has plain values for architecture, optimizer and schedule
         self.architecture = ModelConfig(**architecture) if isinstance(architecture, dict) else architecture
         self.make_optimizer, self.schedule = restored_optimizer(optimizer, AdamW), restored_schedule(schedule)
-        self.loss_chunks, self.compile_mode = loss_chunks, compile_mode
-        self.memory_budget, self.init_from = memory_budget, init_from
-        self.budget = None if memory_budget is None else MemoryBudget(memory_budget)
-        self.transformer: Transformer
-        self.evaluation: Evaluation
+        self.loss_chunks, self.compile_mode, self.compile_scope = loss_chunks, compile_mode, compile_scope
+        self.init_from, self.budget = init_from, MemoryBudget.of(memory_budget, memory_reserve)
         self.seed: int | None = None
         self.grad_norm: Tensor | None = None
         given = {"optimizer": optimizer, "schedule": schedule}
@@ -98,7 +94,8 @@ class LanguageModel(PlannedModule, CheckpointedModule):
 
     def setup(self, stage: str) -> None:
         """Check model and data against each other: a ``ValueError`` lists all errors."""
-        check_setup(self.architecture, self._trainer)
+        check_setup(self, self._trainer)
+        switch_tf32(self._trainer)
 
     def configure_model(self) -> None:
         """Make the transformer, once the data know the vocabulary."""
@@ -112,7 +109,8 @@ class LanguageModel(PlannedModule, CheckpointedModule):
             self.save_plain_hyperparameters()
         self.transformer = build_for(self)
         if self.compile_mode is not None:
-            self.transformer.compile_blocks(self.compile_mode)
+            compile_ = self.transformer.compile if self.compile_scope == "model" else self.transformer.compile_blocks
+            compile_(mode=self.compile_mode)
 
     def on_fit_start(self) -> None:
         """Copy the weights of ``init_from``, unless a checkpoint has been loaded."""
@@ -177,18 +175,23 @@ class LanguageModel(PlannedModule, CheckpointedModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One optimizer over the parameter groups, and the schedule, stepped once per optimizer step."""
-        optimizer = self.make_optimizer(param_groups(self))
+        optimizer = share_work(self.make_optimizer(param_groups(self)), self.trainer)
         schedule: Any = self.schedule
         if schedule is None or isinstance(schedule, Schedule):
             scheduler: Any = lambda_scheduler(schedule, optimizer, self.trainer)
         else:
             schedule = scheduler = schedule(optimizer)
-        self.save_plain_hyperparameters(optimizer=optimizer_recipe(optimizer), schedule=schedule_recipe(schedule))
+        self.save_recipes(optimizer, schedule)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 1}}
 
     def on_train_start(self) -> None:
         """Start a schedule that had to wait for the user's own data loader."""
         start_waiting(self.schedule, self.trainer)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """Step, then free the gradients: Lightning would hold them until the next forward pass is over."""
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        self.optimizer_zero_grad(epoch, batch_idx, optimizer)
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: str | None = None

@@ -100,16 +100,24 @@ def check_nodes(environment: ClusterEnvironment, num_nodes: int) -> None:
         )
 
 
-def check_setup(architecture: ModelConfig, trainer: Any) -> None:
-    """Refuse a model and token data that do not fit together.
+def check_setup(model: Any, trainer: Any) -> None:
+    """Refuse a model that cannot be compiled as asked for, and token data that do not fit it.
 
     Raises:
         ValueError: With every error.
     """
-    data = getattr(trainer, "datamodule", None)
+    data, errors = getattr(trainer, "datamodule", None), [*_compile_errors(model, trainer), *_tf32_errors(trainer)]
     if isinstance(data, TokenDataModule):
-        errors = [check.fault for check in _fit_together(architecture, data) if check.fault]
-        refuse([*errors, *_accumulation_errors(trainer.callbacks)])
+        errors += [check.fault for check in _fit_together(model.architecture, data) if check.fault]
+        errors += _accumulation_errors(trainer.callbacks)
+    refuse(errors)
+
+
+def _compile_errors(model: Any, trainer: Any) -> Iterator[str]:
+    if model.compile_scope == "model" and model.compile_mode is None:
+        yield "model.compile_scope model compiles nothing while model.compile_mode is null: set it, such as to default"
+    elif model.compile_scope == "model" and isinstance(trainer.strategy, ModelParallelStrategy):
+        yield "model.compile_scope model is not for FSDP2, which gathers the weights block by block: use blocks"
 
 
 def _accumulation_errors(callbacks: Sequence[Any]) -> Iterator[str]:
@@ -194,6 +202,7 @@ def _initial_weights(model: Any, data: TokenDataModule) -> Iterator[Check]:
 def _compiler(model: Any, trainer: Any) -> Iterator[Check]:
     """What ``torch.compile`` needs at the first step."""
     mode = getattr(model, "compile_mode", None)
+    yield from (Check("compiled", f"as one: {model.compile_scope}", error) for error in _compile_errors(model, trainer))
     if mode is None:
         return
     if trainer.strategy.root_device.type == "cuda":
@@ -259,9 +268,18 @@ def _batch(data: TokenDataModule, trainer: Any) -> Check:
 def _precision(trainer: Any) -> Check:
     device, precision = trainer.strategy.root_device, str(trainer.precision)
     lacks_bf16 = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=True)
-    fault = f"trainer.precision {precision}: this GPU lacks bf16"
-    is_wrong = lacks_bf16 and precision.startswith("bf16")
-    return Check("precision", f"{precision} on {device.type}", fault if is_wrong else "")
+    errors = [f"trainer.precision {precision}: this GPU lacks bf16"] if lacks_bf16 and precision[:4] == "bf16" else []
+    finding = f"{precision}{', TF32' if trainer.tf32 else ''} on {device.type}"
+    return Check("precision", finding, "; ".join([*errors, *_tf32_errors(trainer)]))
+
+
+def _tf32_errors(trainer: Any) -> Iterator[str]:
+    if not getattr(trainer, "tf32", None):
+        return
+    device = trainer.strategy.root_device
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        yield f"trainer.tf32 true needs an NVIDIA GPU of compute capability 8.0 or later, got {name}: leave it out"
 
 
 def _steps(data: TokenDataModule, trainer: Any) -> Iterator[Check]:

@@ -55,6 +55,8 @@ class Trainer(pl.Trainer):
         enable_progress_bar: Whether to show progress.
         enable_model_summary: Whether to print Lightning's table of modules too.
         num_sanity_val_steps: Validation batches to try before the first step.
+        tf32: Whether matmuls of float32 may round their factors to TF32, which has 10 bits of fraction instead of 23
+            and is several times as fast; on NVIDIA GPUs since Ampere. Null: torch's setting, by default false.
         kwargs: As in Lightning.
     """
 
@@ -72,13 +74,14 @@ class Trainer(pl.Trainer):
         enable_progress_bar: bool | None = None,
         enable_model_summary: bool = False,
         num_sanity_val_steps: int = 0,
+        tf32: bool | None = None,
         **kwargs: Any,
     ) -> None:
         kwargs |= {"val_check_interval": val_check_interval, "num_sanity_val_steps": num_sanity_val_steps}
         given, all_plugins, accelerator = _listed(callbacks), _listed(plugins), kwargs.get("accelerator", "auto")
         check_options(kwargs, given)
         self.checks: list[Check] = []
-        self.precision_reason = "as asked for"
+        self.precision_reason, self.tf32 = "as asked for", tf32
         if precision in ("auto", None):
             precision, self.precision_reason = choose_precision(accelerator)
         has_gpu = accelerator != "cpu" and (CUDAAccelerator.is_available() or torch.backends.mps.is_available())

@@ -3,9 +3,10 @@
 import re
 
 import pytest
+import torch
 
 from lightning_llm.accounting import DEVICES, find_device
-from lightning_llm.accounting.hardware import FAMILIES, device_from_part, shown_duration
+from lightning_llm.accounting.hardware import FAMILIES, Reserve, device_from_part, reserve_for, shown_duration
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
@@ -60,6 +61,32 @@ def test_a_part_of_a_word_is_another_device(part):
 def test_a_similar_name_is_no_match(name):
     with pytest.raises(ValueError, match=rf"device '{name}' is not in the table: there are NVIDIA H200, "):
         find_device(name)
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_a_device_reports_less_memory_than_it_is_sold_with(device):
+    sold = re.search(r"(\d+)GB", device.name)
+    least = 0.9 * int(sold[1]) * 1e9 if sold else 1e10
+    assert least < device.memory_bytes < (int(sold[1]) * 2**30 if sold else 2**40)
+    assert device.memory_within(10**9) == 10**9
+    assert device.memory_within(10**13) == int(device.memory_bytes)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_this_gpu_reports_about_the_memory_of_the_table():
+    total = torch.cuda.get_device_properties(0).total_memory
+    assert find_device(torch.cuda.get_device_name(0)).memory_bytes == pytest.approx(total, rel=0.01)
+
+
+def test_the_reserve_of_a_gpu_grows_with_the_tensors_and_the_processes():
+    alone, several = reserve_for("cuda"), reserve_for("cuda", world_size=8)
+    assert several.fixed - alone.fixed == 2**30
+    assert alone.around(20 * 2**30) - alone.around(0) == pytest.approx(1.05 * 20 * 2**30)
+    assert 2**29 < alone.around(0) < 2**30
+    assert reserve_for("cpu", world_size=8) == Reserve()
+    assert reserve_for("cuda", world_size=8, given=5).around(100) == 105
+    assert "assumed" in str(alone)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ TOLERANCE = 0.05
 
 
 def second_step(config, *, rows, context_length, precision, loss_chunks, accumulation, document_mask=False):
-    """Peak bytes of a step without parameters, batch and optimiser state, in Lightning's order; the count of both."""
+    """Peak bytes of a step without parameters, batch and optimizer state, in our order; the count of both."""
     module = LanguageModel(config, loss_chunks=loss_chunks)
     module.configure_model()
     if precision == "bf16-true":
@@ -33,15 +33,14 @@ def second_step(config, *, rows, context_length, precision, loss_chunks, accumul
     optimizer, parameters = AdamW(param_groups(module)), list(module.parameters())
 
     def step():
-        for number, batch in enumerate(batches):
+        for batch in batches:
             with torch.autocast("cpu", torch.bfloat16) if precision == "bf16-mixed" else nullcontext():
                 loss = module.loss(batch) / accumulation
-            if not number:
-                optimizer.zero_grad()
             loss.backward()
             del loss
         clip_grad_norm_(parameters, 1.0)
         optimizer.step()
+        optimizer.zero_grad()
 
     _triangle.cache_clear()  # what another test left there would not be counted
     with MemoryMeter(exclude=[module, *(t for batch in batches for t in batch.values())]) as meter:

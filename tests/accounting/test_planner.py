@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_llm.accounting import find_device, step_memory
+from lightning_llm.accounting.hardware import Reserve
 from lightning_llm.accounting.planner import Planner, Setting, Task, choose, configured
 from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.model.config import ModelConfig
@@ -193,6 +194,40 @@ def test_too_little_memory_says_the_least_that_does():
     assert choose(planner, least).memory.peak <= least
     with pytest.raises(ValueError, match="too little"):
         choose(planner, least - 1)
+
+
+def test_a_plan_leaves_its_reserve_free():
+    reserve = Reserve(fixed=10_000, share=0.05)
+    free, planner = Planner(task()), Planner(task(reserve=reserve))
+    budget = choose(free, budget_within(free, 0.4)).memory.peak
+    chosen = choose(planner, budget)
+    assert chosen.needed == reserve.around(chosen.memory.peak) <= budget
+    assert choose(free, budget).memory.peak == choose(free, budget).needed == budget
+    assert all(plan.needed == reserve.around(plan.memory.peak) for plan in planner.frontier(budget))
+    least = planner.smallest().needed
+    assert choose(planner, least).needed <= least
+    with pytest.raises(ValueError, match=f"the smallest that fits is {least:,}"):
+        choose(planner, least - 1)
+
+
+def test_reducing_once_is_faster_and_needs_more_where_there_are_several_micro_batches():
+    shared = task(
+        model(num_hidden_layers=3),
+        cost_model=GPU,
+        world_size=2,
+        strategies=("fsdp2", "fsdp2_deferred"),
+        loss_chunks=(0,),
+    )
+    planner, one = Planner(shared), {"counts": (0, 0, 3), "recompute": "none", "loss_chunks": 0, "state_dtype": None}
+    for rows in (1, 6):
+        each, once = (planner.plan(Setting(rows=rows, strategy=name, **one)) for name in shared.strategies)
+        if rows == 6:
+            assert (each.memory, each.time) == (once.memory, once.time)
+        else:
+            assert once.memory.peak > each.memory.peak
+            assert once.memory.gradients == 2 * each.memory.gradients
+            assert once.time.communication < each.time.communication
+    assert planner.fastest(float("inf"), lambda setting: setting.rows == 1).setting.strategy == "fsdp2_deferred"
 
 
 def test_a_batch_that_processes_cannot_share_is_refused():

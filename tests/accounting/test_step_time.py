@@ -33,6 +33,15 @@ def test_products_are_flops_over_the_share_of_the_peak():
     ).matmuls == pytest.approx(expected)
 
 
+def test_tf32_has_its_own_peak_and_leaves_bf16_alone():
+    fast = dataclasses.replace(COST_MODEL, tf32=True)
+    assert predicted().matmuls / predicted(cost_model=fast).matmuls == pytest.approx(494.5 / 67)
+    assert predicted(precision="bf16-mixed") == predicted(cost_model=fast, precision="bf16-mixed")
+    old = CostModel(device=find_device("Tesla T4"), kind="cuda", tf32=True)
+    with pytest.raises(ValueError, match=r"Tesla T4 has no tf32 peak in the table: leave trainer\.tf32 out"):
+        predicted(cost_model=old)
+
+
 def test_the_optimiser_moves_parameters_gradients_and_both_averages():
     n = sum(parameters_by_part(CONFIG).values())
     rate = 4800e9 * BANDWIDTH_SHARE

@@ -316,6 +316,16 @@ def test_what_compiling_needs_is_named(refused, monkeypatch):
     assert "model.compile_mode default needs a C++ compiler and finds no no-such-compiler: install it" in said
 
 
+@pytest.mark.parametrize("command", ["fit", "check"])
+def test_what_tf32_and_a_compiled_model_need_is_named(refused, command):
+    said = refused(command, **{"trainer.tf32": True, "model.compile_scope": "model"})
+    assert "trainer.tf32 true needs an NVIDIA GPU of compute capability 8.0 or later, got cpu: leave it out" in said
+    assert "model.compile_scope model compiles nothing while model.compile_mode is null: set it" in said
+    sharded = {"model.compile_mode": "default", "trainer.strategy": "fsdp2"}
+    said = refused(command, **{"model.compile_scope": "model", **sharded})
+    assert "model.compile_scope model is not for FSDP2, which gathers the weights block by block: use blocks" in said
+
+
 def test_too_small_a_disk_is_named(refused, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: os.terminal_size((0, 0)) and type("U", (), {"free": 1000})())
     assert "the disk is too small: 4 checkpoints need" in refused("fit")

@@ -177,6 +177,32 @@ def test_state_in_bfloat16_and_shards(config, tmp_path):
     assert run(tmp_path, *words, "--strategy", "ddp")["memory"]["gathered"] == 0
 
 
+def test_on_a_gpu_the_memory_needed_has_a_reserve(config, tmp_path, capsys):
+    words = ("--config", config(), "--device", "h100", "--memory", "2GiB")
+    report = run(tmp_path, *words)
+    memory = report["memory"]
+    assert memory["needed"] == pytest.approx(1.05 * memory["peak"] + 728 * 2**20, abs=1)
+    assert "of the device, with a reserve" in capsys.readouterr().out
+    freed = run(tmp_path, *words, "--reserve", "0B")
+    assert freed["memory"]["needed"] == memory["peak"]
+    assert freed["largest_batch"]["rows"] > report["largest_batch"]["rows"]
+    assert (
+        run(tmp_path, "--config", config())["memory"]["needed"] == run(tmp_path, "--config", config())["memory"]["peak"]
+    )
+
+
+def test_deferred_reduction_is_read_from_the_config(config, tmp_path):
+    sharded = {"class_path": "lightning_llm.training.distributed.ShardedStrategy"}
+    deferred = {**sharded, "init_args": {"defer_reduction": True}}
+    for strategy, name in (("fsdp2", "fsdp2"), (sharded, "fsdp2"), ("fsdp2_deferred", "fsdp2_deferred")):
+        words = ("--config", config(trainer={"strategy": strategy, "devices": 2}))
+        assert run(tmp_path, *words)["settings"]["strategy"] == name
+    words = ("--config", config(trainer={"strategy": deferred, "devices": 2}), "--micro-batch-size", "1")
+    assert run(tmp_path, *words)["settings"]["strategy"] == "fsdp2_deferred"
+    gradients = run(tmp_path, *words)["memory"]["gradients"]
+    assert gradients == 2 * run(tmp_path, *words, "--strategy", "fsdp2")["memory"]["gradients"]
+
+
 def test_configs_are_composed_and_the_precision_is_said(config, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(hardware, "CPU_INFO", tmp_path / "none")
     first = config()

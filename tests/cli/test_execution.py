@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ import yaml
 from lightning_llm.__main__ import main
 from lightning_llm.accounting import hardware
 from lightning_llm.checkpoints.reading import digest, read_checkpoint, step_files
+from lightning_llm.training import execution, preflight
 
+NEEDS = "trainer.tf32 true needs an NVIDIA GPU of compute capability 8.0 or later"
 RUN = Path("runs/run/version_0")
 MODEL = {"model.schedule.class_path": "lightning_llm.optim.Constant"}
 
@@ -76,6 +79,66 @@ def test_a_resumed_run_says_what_was_changed(tiny, machine, monkeypatch, capsys)
     said = capsys.readouterr().out
     assert said.count("precision: bf16-mixed -> 32-true") == 1
     assert f"threads: {threads} -> {threads + 1}" in said
+
+
+@pytest.fixture
+def _float32_matmuls():
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.usefixtures("_float32_matmuls")
+def test_tf32_is_switched_in_each_process_and_recorded(monkeypatch):
+    def trainer(tf32):
+        strategy = SimpleNamespace(root_device=torch.device("cuda"))
+        return SimpleNamespace(tf32=tf32, strategy=strategy, precision="32-true")
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100-SXM2-32GB")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    for asked, expected in ((True, "high"), (None, "high"), (False, "highest"), (None, "highest")):
+        execution.switch_tf32(trainer(asked))
+        assert torch.get_float32_matmul_precision() == expected
+        assert execution.record(trainer(asked))["tf32"] is (expected == "high")
+        errors = list(preflight._tf32_errors(trainer(asked)))
+        assert errors == ([f"{NEEDS}, got Tesla V100-SXM2-32GB: leave it out"] if asked else [])
+    execution.switch_tf32(None)  # validate() without a trainer of ours
+
+
+def test_deterministic_true_trains_validates_and_samples(tiny, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # which Lightning sets
+    samples = [{"class_path": "lightning_llm.training.callbacks.SampleText", "init_args": {"every_n_steps": 3}}]
+    try:
+        tiny("fit", **{"trainer.deterministic": True, "trainer.callbacks": samples})
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert (RUN / "summary.json").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.usefixtures("_float32_matmuls")
+def test_tf32_on_a_gpu_rounds_the_factors():
+    a, b = (torch.randn(512, 512, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    errors = {}
+    for asked in (False, True):
+        execution.switch_tf32(SimpleNamespace(tf32=asked))
+        errors[asked] = float(((a.cuda() @ b.cuda()).cpu().double() - a.double() @ b.double()).norm())
+    assert errors[True] > 10 * errors[False]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
+def test_deterministic_runs_on_a_gpu_have_the_same_bits(flags, tmp_path, monkeypatch, precision):
+    """In processes of their own: the switch, and CUBLAS_WORKSPACE_CONFIG, hold as long as the process."""
+    monkeypatch.chdir(tmp_path)
+    gpu = {"trainer.accelerator": "gpu", "trainer.devices": 1, "trainer.precision": precision}
+    long = {"model.architecture.max_position_embeddings": 1024, "data.context_length": 1024}  # flash attention's
+    options = {**gpu, **long, "trainer.deterministic": True, "model.architecture.num_attention_heads": 1}
+    digests = {fit_in_a_process(lambda **more: flags(**options, **more), root) for root in ("one", "two")}
+    assert len(digests) == 1
 
 
 def fit_in_a_process(flags, root, **environment):

@@ -2,15 +2,18 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 
 from lightning_llm.accounting import step_memory
 from lightning_llm.cli.train import cli_main
+from lightning_llm.training import budget
 
 RUN = Path("runs/run/version_0")
-BUDGET = {"model.memory_budget": "720KB", "trainer.val_check_interval": 3}
+BUDGET = {"model.memory_budget": "680KB", "trainer.val_check_interval": 3}
 
 
 def chosen(cli):
@@ -28,14 +31,14 @@ def test_the_run_is_what_was_planned_and_says_so(tiny, capsys):
     cli = tiny("fit", **BUDGET)
     plan = json.loads((RUN / "plan.json").read_text())
     assert chosen(cli) == {name: plan[name] for name in chosen(cli)}
-    assert plan["memory"]["peak"] <= 720_000
+    assert plan["memory"]["peak"] <= 680_000
     assert plan["accumulation"] > 1  # else nothing is shown of what follows from it
     assert cli.trainer.global_step == 6
     assert cli.trainer.val_check_batch == 3 * plan["accumulation"]
     saved = yaml.safe_load((RUN / "config.yaml").read_text())
     assert saved["data"]["micro_batch_size"] == plan["micro_batch_size"]
     assert saved["model"]["architecture"]["recompute"] == plan["recompute"]
-    assert saved["model"]["memory_budget"] == "720KB"
+    assert saved["model"]["memory_budget"] == "680KB"
     out = " ".join(capsys.readouterr().out.split())
     assert f"micro-batches of {plan['micro_batch_size']}, " in out
     assert "overrides" not in out
@@ -88,11 +91,17 @@ def test_check_tells_the_plan_and_the_batch_that_follows(tiny, capsys):
     [
         ("80Gigs", "model.memory_budget '80Gigs' is not a size: give a number with one of B, KB, "),
         ("10KB", "model.memory_budget 10KB: memory of 10,000 bytes is too little: the smallest that fits is "),
+        (None, "model.memory_reserve 2GiB is a part of memory_budget, which is null: give both"),
+        (
+            "1GiB",
+            "model.memory_budget 1GiB: memory of 1,073,741,824 bytes is too little: the smallest that fits is 2,1",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(tiny, error_line, budget, expected):
+    reserve = {} if budget in ("10KB", "80Gigs") else {"model.memory_reserve": "2GiB"}
     with pytest.raises(SystemExit, match="2"):
-        tiny("fit", **{"model.memory_budget": budget})
+        tiny("fit", **{"model.memory_budget": budget, **reserve})
     assert expected in error_line()
 
 
@@ -110,7 +119,20 @@ def test_a_run_with_packed_documents_is_planned_for_them(tiny, tmp_path, text_fi
     assert plan.memory.peak == expected.peak
 
 
+def test_a_reserve_leaves_less_for_tensors(tiny, capsys):
+    tiny("fit", **{**BUDGET, "model.memory_budget": "780KB", "model.memory_reserve": "100KB"})
+    plan = json.loads((RUN / "plan.json").read_text())
+    assert plan["needed"] == plan["memory"]["peak"] + 100_000 <= 780_000
+    assert "and 0.10 MiB left free, of 780KB" in " ".join(capsys.readouterr().out.split())
+
+
+def test_on_a_gpu_the_budget_is_at_most_its_memory_and_keeps_a_reserve(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=79 * 2**30))
+    assert budget._memory_of(torch.device("cuda")) == 79 * 2**30
+    assert budget._memory_of(torch.device("cpu")) == float("inf")
+
+
 def test_an_mlp_of_the_users_own_is_measured(tiny, capsys):
     tiny("fit", **{**BUDGET, "model.architecture.mlp": "tests.training.callbacks.test_memory_profiler.OwnMLP"})
-    assert json.loads((RUN / "plan.json").read_text())["memory"]["peak"] <= 720_000
+    assert json.loads((RUN / "plan.json").read_text())["memory"]["peak"] <= 680_000
     assert "plan micro-batches of " in " ".join(capsys.readouterr().out.split())

@@ -73,12 +73,37 @@ def test_fit_takes_what_is_written(config, tmp_path, text_file, monkeypatch):
     assert cli.model.loss_chunks == chosen["loss_chunks"]
 
 
+def test_on_a_gpu_the_plan_leaves_memory_free(config, tmp_path, capsys):
+    large = {"architecture": {**ARCHITECTURE, "hidden_size": 1024, "num_attention_heads": 8}}
+    words = ("--config", config(model=large), "--device", "h100", "--precision", "bf16-mixed")
+    report = run(tmp_path, *words, "--memory", "90GB")
+    out = capsys.readouterr().out
+    chosen, reserve = report["chosen"], report["assumed"]["reserve"]
+    assert report["memory"] == int(79.1 * 2**30)
+    assert "83.82 GiB is more than NVIDIA H100 80GB HBM3 reports, which is 79.10 GiB" in out
+    assert chosen["needed"] == pytest.approx(1.05 * chosen["memory"]["peak"] + reserve["fixed"], abs=1)
+    assert "of it free: 728.00 MiB for context and libraries, and 5% of the tensors" in out
+    least = run(tmp_path, *words, "--memory", "90GB", "--reserve", "0B")["chosen"]
+    assert least["needed"] == least["memory"]["peak"]
+    given = config("given.yaml", model={**large, "memory_budget": "2GiB", "memory_reserve": "1GiB"})
+    words = ("--config", given, "--device", "h100", "--out", str(tmp_path / "plan.yaml"))
+    assert run(tmp_path, *words, "--memory", "2GiB")["assumed"]["reserve"] == {"fixed": 2**30, "share": 0}
+    assert "memory_reserve" not in yaml.safe_load((tmp_path / "plan.yaml").read_text())["model"]
+
+
+def test_tf32_of_the_config_counts(config, tmp_path):
+    words = ("--device", "H200", "--memory", "1GB", "--precision", "32-true")
+    plain = run(tmp_path, "--config", config(), *words)["chosen"]["time"]["matmuls"]
+    fast = run(tmp_path, "--config", config(trainer={"tf32": True}), *words)["chosen"]["time"]["matmuls"]
+    assert fast < plain
+
+
 def test_several_processes(config, tmp_path):
     words = ("--config", config(), "--device", "H200", "--world-size", "2", "--out", str(tmp_path / "plan.yaml"))
-    report = run(tmp_path, *words, "--memory", "1GB")
+    report = run(tmp_path, *words, "--memory", "3GB")
     trainer = yaml.safe_load((tmp_path / "plan.yaml").read_text())["trainer"]
     assert trainer == {"precision": "bf16-mixed", "strategy": report["chosen"]["strategy"], "devices": 2}
-    views = run(tmp_path, *words, "--memory", "1GB", "--strategy", "ddp", "--gradient-views", "--overwrite")
+    views = run(tmp_path, *words, "--memory", "3GB", "--strategy", "ddp", "--gradient-views", "--overwrite")
     assert views["chosen"]["strategy"] == "ddp"
     assert views["chosen"]["memory"]["buckets"] == 0
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())

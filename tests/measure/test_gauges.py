@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from lightning_llm.measure import gauges
 
@@ -46,6 +47,40 @@ def test_a_large_parent_does_not_show():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert held.any()
     assert int(done.stdout.split()[0]) < 256 * MIB
+
+
+def test_the_allocators_own_mark_is_read_and_left_alone(monkeypatch):
+    counters = {"current": 10, "peak": 10}
+    monkeypatch.setattr(
+        torch.cuda, "memory_stats_as_nested_dict", lambda device: {"allocated_bytes": {"all": dict(counters)}}
+    )
+    for name in ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_accumulated_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda *args: pytest.fail("the mark is the user's"))
+    gauge = gauges.AllocatorGauge(torch.device("cuda"))
+    found = []
+    for current, peak in (
+        (30, 50),
+        (20, 50),
+        (60, 60),
+        (15, 15),
+        (15, 40),
+    ):  # the user resets it in the fourth interval
+        counters.update(current=current, peak=peak)
+        found.append(tuple(gauge.read()))
+    assert found == [(30, 50), (20, 30), (60, 60), (15, 60), (15, 40)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_the_users_peak_on_cuda_outlives_readings():
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+    peak = torch.cuda.max_memory_allocated()
+    gauge = gauges.AllocatorGauge(torch.device("cuda"))
+    del held
+    readings = [gauge.read() for _ in range(3)]
+    assert torch.cuda.max_memory_allocated() == peak >= 64 * MIB
+    assert readings[0].peak_bytes >= 64 * MIB > readings[0].live_bytes == readings[1].peak_bytes
 
 
 def test_without_proc_it_is_getrusages(monkeypatch, tmp_path):

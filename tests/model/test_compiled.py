@@ -11,6 +11,7 @@ from lightning_llm.generation import generate
 from lightning_llm.model import transformer
 from lightning_llm.ops import span_attention
 from lightning_llm.ops.span_attention import with_flex_blocks
+from lightning_llm.training.callbacks.memory_profiler import is_compiled
 
 pytestmark = [  # what torch.compile of torch 2.13 says of itself
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
@@ -125,6 +126,27 @@ def test_generation_goes_without_the_compiler():
     assert counter.frame_count == 0
 
 
+def test_the_model_is_compiled_as_one():
+    counter = CompileCounterWithBackend("aot_eager")
+    torch.manual_seed(0)
+    eager, compiled = (LanguageModel(ModelConfig(**SIZES, mlp="memory_optimized_swiglu")) for _ in range(2))
+    for model in (eager, compiled):
+        model.configure_model()
+    compiled.load_state_dict(eager.state_dict())
+    compiled.transformer.compile(backend=counter)
+    assert is_compiled(compiled)
+    batch = a_batch()
+    torch.testing.assert_close(step(compiled, compiled.loss, batch), step(eager, eager.loss, batch))
+    assert (counter.frame_count, counter.op_count > 3 * 10) == (1, True)  # one graph with the work of all blocks
+    assert compiled.state_dict().keys() == eager.state_dict().keys()
+    texts = [
+        generate(one.transformer.eval(), batch["input_ids"], max_new_tokens=9, temperature=0)
+        for one in (eager, compiled)
+    ]
+    assert torch.equal(*texts)
+    assert counter.frame_count == 1
+
+
 def test_a_copy_computes_with_its_own_weights():
     _, model = with_compiled_blocks(ModelConfig(**SIZES), backend="aot_eager")
     ids = a_batch()["input_ids"]
@@ -141,5 +163,10 @@ def test_the_option_compiles_every_block():
     model = LanguageModel(ModelConfig(**SIZES), compile_mode="default")
     model.configure_model()
     assert all(layer.is_compiled for layer in model.transformer.layers)
+    assert not model.transformer.is_compiled
     plain = Transformer(ModelConfig(**SIZES))
     assert not any(layer.is_compiled for layer in plain.layers)
+    whole = LanguageModel(ModelConfig(**SIZES), compile_mode="default", compile_scope="model")
+    whole.configure_model()
+    assert whole.transformer.is_compiled
+    assert not any(layer.is_compiled for layer in whole.transformer.layers)

@@ -126,6 +126,7 @@ def test_defaults_of_the_signature():
         "weight_decay": 0.1,
         "fused": None,
         "state_dtype": None,
+        "param_rounding": "nearest",
     }
 
 

@@ -21,6 +21,19 @@ def norm64(params):
     return math.sqrt(sum(p.grad.double().square().sum().item() for p in params))
 
 
+def test_only_copies_from_cuda_are_not_waited_for(monkeypatch):
+    asked, to = [], torch.Tensor.to
+
+    def spy(self, *args, non_blocking=False, **options):
+        asked.append(non_blocking)
+        return to(self, *args, **options)
+
+    monkeypatch.setattr(torch.Tensor, "to", spy)
+    clip_grad_norm_(with_gradients(), 0.5)
+    assert asked
+    assert not any(asked)  # to the host from MPS, the numbers would not be there yet
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_norm_and_scaled_gradients_are_as_exact_as_torchs(dtype):
     ours, theirs = with_gradients(dtype), with_gradients(dtype)

@@ -81,12 +81,13 @@ def test_the_first_step_is_that_of_float32_and_its_state_a_neighbour(fused):
 @pytest.mark.parametrize("fused", [False, None])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_chunks_and_groups_do_not_matter(monkeypatch, fused, dtype):
-    results = []
+    results, options = [], {**BF16, "param_rounding": "stochastic"}
     for size, groups in [(2**20, 1), (4096, 1), (1024, 2), (2**20, len(SHAPES))]:  # cut at whole vectors
         monkeypatch.setattr(adamw, "_CHUNK_BYTES", {"cpu": size})
         params = start(dtype)
         cut = math.ceil(len(params) / groups)
-        optimizer = AdamW([{"params": params[i : i + cut]} for i in range(0, len(params), cut)], **BF16, fused=fused)
+        groups_of = [{"params": params[i : i + cut]} for i in range(0, len(params), cut)]
+        optimizer = AdamW(groups_of, **options, fused=fused)
         results.append(everything(run(optimizer, params, 4), params))
     for other in results[1:]:
         assert_same(results[0], other)
@@ -253,6 +254,52 @@ def test_other_dtypes_are_refused(value):
     for made in (lambda: AdamW(start(), state_dtype=value), lambda: AdamW([{"params": start(), "state_dtype": value}])):
         with pytest.raises(ValueError, match=r"state_dtype must be None \(the parameter's\) or 'bfloat16', got"):
             made()
+
+
+def rounded(params, kind, rounding, lr=1e-4):
+    options = {"lr": lr, "weight_decay": 0.0, "param_rounding": rounding}
+    if kind == "adamw":
+        return AdamW(params, **options)
+    return MuonAdamW([{"params": params, "algorithm": "muon"}], newton_schulz_dtype="float32", **options)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_updates_below_half_a_digit_of_bfloat16_parameters_count_in_the_mean(kind):
+    grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+
+    def change(dtype, rounding):
+        param = nn.Parameter(torch.full((64, 64), 1.5, dtype=dtype))  # a digit is 2^-7
+        optimizer = rounded([param], kind, rounding)
+        for _ in range(60):
+            param.grad = grad.to(dtype)
+            optimizer.step()
+        return param.detach().double() - 1.5
+
+    exact = change(torch.float32, "nearest")
+    assert torch.equal(change(torch.float32, "stochastic"), exact)  # nothing to round
+    assert not change(torch.bfloat16, "nearest").any()
+    found = change(torch.bfloat16, "stochastic")
+    assert float((found * exact).sum() / exact.square().sum()) == pytest.approx(1, abs=0.2)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_rounded_parameters_resume_to_the_same_bits_and_older_states_load(kind):
+    shapes = [(12, 20), (20, 12), (12, 20)]
+    whole, halves = start(torch.bfloat16, shapes), start(torch.bfloat16, shapes)
+    run(rounded(whole, kind, "stochastic", 0.01), whole, 6)
+    before = run(rounded(halves, kind, "stochastic", 0.01), halves, 3)
+    saved = reload(before.state_dict())
+    for group in saved["param_groups"]:
+        del group["param_rounding"]  # as before there was the option
+    after = rounded(halves, kind, "stochastic", 0.01)
+    after.load_state_dict(saved)
+    run(after, halves, 3, first=3)
+    assert_same(whole, halves)
+    nearest = start(torch.bfloat16, shapes)
+    run(rounded(nearest, kind, "nearest", 0.01), nearest, 6)
+    assert not torch.equal(whole[0], nearest[0])
+    with pytest.raises(ValueError, match="param_rounding must be nearest or stochastic, got 'up'"):
+        rounded(whole, kind, "up")
 
 
 def test_equal_parameters_are_rounded_by_noise_of_their_own():

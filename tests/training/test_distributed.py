@@ -1,10 +1,13 @@
 """Parameters spread over two processes: the same weights, norms and updates as in one."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
@@ -16,8 +19,16 @@ from lightning_llm.model.mlp import SwiGLU
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import is_plain
 from lightning_llm.ops.losses import linear_cross_entropy
-from lightning_llm.optim import AdamW, MuonAdamW, clip_grad_norm_, param_groups
-from lightning_llm.training.distributed import ShardedStrategy, build_sharded, is_sharded, strategy_for
+from lightning_llm.optim import AdamW, MuonAdamW, clip_grad_norm_, muon, param_groups
+from lightning_llm.training import distributed
+from lightning_llm.training.distributed import (
+    ShardedStrategy,
+    build_sharded,
+    host_group,
+    is_sharded,
+    share_work,
+    strategy_for,
+)
 from lightning_llm.training.trainer import Trainer
 
 VOCAB = 19  # rows that two processes cannot halve
@@ -157,6 +168,60 @@ def test_compiled_blocks_in_two_processes_train_the_weights_of_one(two_processes
     two_processes(compiled_in_two_processes)
 
 
+def muon_in_two_processes(rank):
+    orthogonalized, newton_schulz = [], muon.newton_schulz
+    muon.newton_schulz = lambda matrices, **options: (
+        orthogonalized.append(len(matrices)),
+        newton_schulz(matrices, **options),
+    )[1]
+    shape, mesh = config(intermediate_size=21, num_hidden_layers=3), init_device_mesh("cpu", (2,))
+    plain, copied = Transformer(shape, seed=3), Transformer(shape, seed=3)
+    sharded = build_sharded(shape, mesh, torch.device("cpu"), seed=3)
+    made = [
+        MuonAdamW(param_groups(model), lr=0.01, newton_schulz_dtype="float32") for model in (plain, copied, sharded)
+    ]
+    strategy = DDPStrategy(parallel_devices=2 * [torch.device("cpu")], cluster_environment=LightningEnvironment())
+    assert share_work(made[1], SimpleNamespace(strategy=strategy, world_size=2)) is made[1]
+    matrices = 7 * shape.num_hidden_layers  # q, k, v, o, gate, up, down
+    for turn in range(2):
+        batches = [batch(0, turn), batch(1, turn)]
+        for model, optimizer, own in zip(
+            (plain, copied, sharded), made, (batches, batches, [batches[rank]]), strict=True
+        ):
+            orthogonalized.clear()
+            step(model, optimizer, own, 0.1)
+            counts = torch.tensor(orthogonalized).sum()
+            assert (counts == matrices) == (model is plain)
+            dist.all_reduce(counts)
+            assert counts == matrices * (2 if model is plain else 1)
+    for key, value in plain.state_dict().items():
+        torch.testing.assert_close(copied.state_dict()[key], value)
+        torch.testing.assert_close(whole(sharded.state_dict()[key]), value)
+    for value in copied.state_dict().values():
+        others = [torch.empty_like(value) for _ in range(2)]
+        dist.all_gather(others, value)
+        assert torch.equal(*others)
+
+
+def test_processes_share_the_work_of_muon(two_processes):
+    two_processes(muon_in_two_processes)
+
+
+@pytest.mark.parametrize(("backends", "made"), [("cpu:gloo,cuda:gloo", 0), ("cpu:gloo,cuda:nccl", 0), ("cuda:nccl", 1)])
+def test_a_group_of_gloo_is_made_once_and_only_beside_another_backend(monkeypatch, backends, made):
+    groups = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend_config", lambda: backends)
+    monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD="the default"))
+    monkeypatch.setattr(dist, "new_group", lambda **options: groups.append(options) or "another")
+    distributed._gloo_group.cache_clear()
+    several, alone = (SimpleNamespace(world_size=size, _timeout=7) for size in (2, 1))
+    assert {host_group(several) for _ in range(3)} == {"another" if made else "the default"}
+    assert groups == made * [{"backend": "gloo", "timeout": 7}]
+    assert host_group(alone) is None
+    distributed._gloo_group.cache_clear()
+
+
 def test_no_process_holds_two_whole_blocks_while_the_model_is_made():
     whole = []
 
@@ -185,6 +250,7 @@ def test_lightnings_own_strategy_is_sharded_by_rows():
     with pytest.raises(ValueError, match="tensor_parallel_size 2: the model has no plan"):
         strategy_for(ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2))
     assert strategy_for("ddp") == "ddp"
+    assert [strategy_for(name).kind for name in ("fsdp2", "fsdp2_deferred")] == ["fsdp2", "fsdp2_deferred"]
 
 
 def test_a_size_that_the_devices_do_not_make_is_refused():

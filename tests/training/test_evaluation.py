@@ -1,11 +1,13 @@
 """Sums, not means of means."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lightning_llm.training import LanguageModelMetrics
+from lightning_llm.training.evaluation import Evaluation
 
 
 def test_batches_of_unequal_size_count_by_their_tokens():
@@ -28,6 +30,14 @@ def test_a_loss_beyond_the_range_of_exp_is_an_infinite_perplexity():
     metrics = LanguageModelMetrics()
     metrics.update(torch.tensor(1000.0), 1)
     assert metrics.compute()["perplexity"] == math.inf
+
+
+def test_sums_on_mps_are_on_the_host(monkeypatch):
+    moved = []
+    monkeypatch.setattr(LanguageModelMetrics, "to", lambda self, device: moved.append(device) or self)
+    for device in ("mps", "cuda"):
+        Evaluation(SimpleNamespace(device=torch.device(device), trainer=SimpleNamespace(testing=False)))
+    assert [torch.device(device).type for device in moved] == ["cpu", "cpu", "cuda", "cuda"]
 
 
 def test_the_mean_of_no_tokens_changes_nothing():

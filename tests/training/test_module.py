@@ -1,6 +1,7 @@
 """LanguageModel with any Trainer: what it logs and returns."""
 
 import csv
+import dataclasses
 
 import lightning.pytorch as pl
 import pytest
@@ -8,6 +9,8 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_llm import LanguageModel, ModelConfig, TokenDataModule
+from lightning_llm.accounting import step_memory
+from lightning_llm.measure import MemoryMeter
 from lightning_llm.training.callbacks import TrainingLog
 from lightning_llm.training.trainer import Trainer
 
@@ -28,6 +31,31 @@ class Losses(pl.Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.seen.append(float(outputs["loss"]) * trainer.accumulate_grad_batches)
+
+
+class Gradients(pl.Callback):
+    """How many parameters have a gradient, and the peak of the second step without parameters and optimizer state."""
+
+    def __init__(self):
+        self.seen, self.peak_bytes, self.meter = [], 0, None
+
+    def note(self, when, pl_module):
+        self.seen.append((when, sum(parameter.grad is not None for parameter in pl_module.parameters())))
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.note("start", pl_module)
+        if trainer.global_step == 1 and self.meter is None:
+            state = [t for own in trainer.optimizers[0].state.values() for t in own.values() if torch.is_tensor(t)]
+            self.meter = MemoryMeter(exclude=[pl_module, *state]).__enter__()
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.note("before step", pl_module)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.note("end", pl_module)
+        if self.meter is not None and trainer.global_step == 2 and not self.peak_bytes:
+            self.meter.__exit__(None, None, None)
+            self.peak_bytes = self.meter.peak_bytes
 
 
 @pytest.fixture
@@ -63,6 +91,31 @@ def test_a_barebones_trainer_logs_nothing(data):
     trainer.fit(model(), data)
     assert trainer.callbacks == []
     assert trainer.callback_metrics == {}
+
+
+@pytest.mark.parametrize("micro_batch_size", [8, 4])
+@pytest.mark.parametrize("trainer_class", [Trainer, pl.Trainer])
+def test_gradients_die_with_the_optimizer_step(data, trainer_class, micro_batch_size):
+    data.micro_batch_size = micro_batch_size
+    gradients = Gradients()
+    trainer = trainer_class(
+        **OPTIONS, max_steps=3, limit_val_batches=0, enable_model_summary=False, callbacks=[gradients], logger=False
+    )
+    config = dataclasses.replace(ModelConfig(**ARCHITECTURE), vocab_size=500)  # so that the peak is in the loss
+    trained = LanguageModel(config, loss_chunks=0)
+    trainer.fit(trained, data)
+    every = len(list(trained.parameters()))
+    accumulated = [("start", every), ("before step", every), ("end", 0)]
+    assert gradients.seen == 3 * (
+        [("start", 0), ("before step", every), ("end", 0)]
+        if micro_batch_size == 8
+        else [("start", 0), ("end", every), *accumulated]
+    )
+    predicted = step_memory(
+        config, rows=micro_batch_size, context_length=16, loss_chunks=0, accumulation=8 // micro_batch_size
+    )
+    assert predicted.peak_point.endswith("loss")
+    assert gradients.peak_bytes == pytest.approx(predicted.step_peak, rel=0.05)
 
 
 @pytest.mark.parametrize("trainer_class", [Trainer, pl.Trainer])

@@ -56,9 +56,8 @@ class RankConsistencyCheck(Callback):
         Raises:
             ValueError: On all ranks, with the ranks that differ from rank 0 and their differences.
         """
-        if (group := host_group(trainer)) is not None:
+        if (group := host_group(trainer.strategy)) is not None:
             differences = differences_of(gather(self.facts(getattr(trainer, "datamodule", None)), group))
-            dist.destroy_process_group(group)
             if differences:
                 raise ValueError(f"the processes differ: {'; '.join(differences)}")
 

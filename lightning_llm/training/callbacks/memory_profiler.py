@@ -97,9 +97,9 @@ class MemoryProfiler(Callback):
         self._gauge = gauge_for(device)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin; processes meet over a group of their own, which no device waits for."""
+        """Begin; processes meet in host memory, which no device waits for."""
         self._is_compiled = is_compiled(pl_module)
-        self._group = host_group(trainer)
+        self._group = host_group(trainer.strategy)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """A micro-batch begins: maybe one of a new step."""
@@ -253,7 +253,7 @@ def is_compiled(module: nn.Module) -> bool:
     return any(
         part._compiled_call_impl is not None
         or type(part).__name__ == "OptimizedModule"
-        or getattr(part, "is_compiled", False)  # a block
+        or getattr(part, "is_compiled", False)  # a block, or the transformer
         for part in module.modules()
     )
 

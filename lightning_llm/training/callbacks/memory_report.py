@@ -316,9 +316,10 @@ def cheapest(savings: Sequence[Saving], most: int = 3) -> list[Saving]:
 def candidates(run: Run) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], str]]:
     """Settings to try, each with its changes to the architecture and to the settings of the step, and a remark."""
     config, rows, chunks, exact = run.config, run.settings["rows"], run.settings["loss_chunks"], EXACT
+    halved = {"rows": rows // 2, "accumulation": 2 * run.settings["accumulation"]}
     tokens = rows * run.settings["context_length"]
     if rows > 1:
-        yield f"data.micro_batch_size {rows // 2}", {}, {"rows": rows // 2}, "same global batch, accumulated"
+        yield f"data.micro_batch_size {rows // 2}", {}, halved, "same global batch, accumulated"
     if chunks == 0:
         yield "model.loss_chunks null", {}, {"loss_chunks": None}, exact
     elif chunks is not None or tokens > 512:
@@ -361,6 +362,7 @@ def _run_of(trainer: Trainer, pl_module: LightningModule, batch: Any) -> Run | N
     precision = str(trainer.precision)
     settings = {
         **{"rows": ids.shape[0], "context_length": ids.shape[1], "document_mask": "documents" in batch, "mlp": None},
+        "accumulation": trainer.accumulate_grad_batches,
         "loss_chunks": getattr(pl_module, "loss_chunks", None),
         "precision": f"bf{precision}" if precision.startswith("16") else precision,
         "device": "cuda" if trainer.strategy.root_device.type == "cuda" else "cpu",

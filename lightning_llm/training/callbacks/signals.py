@@ -49,9 +49,8 @@ class Interrupted(Exception):
 class StopOnSignal(Callback):
     """Raises :class:`Interrupted` between two optimizer steps after SIGINT, SIGTERM, SIGHUP or SLURM's signal.
 
-    A signal may reach only some processes, or each at another step. So they vote after every step, on a process group
-    of their own in host memory; a vote is counted one step later, when it has long arrived: neither the host nor a GPU
-    waits for it.
+    A signal may reach only some processes, or each at another step. So they vote after every step, in host memory; a
+    vote is counted one step later, when it has long arrived: neither the host nor a GPU waits for it.
     """
 
     def __init__(self) -> None:
@@ -73,7 +72,7 @@ class StopOnSignal(Callback):
         """Replace Lightning's handlers; at the end it restores those from before it."""
         self._received, self._vote, self._agreed, self._is_training = 0, None, 0, True
         self._handle(lambda before: before if before is signal.SIG_IGN else self._note)
-        self._group = host_group(trainer)
+        self._group = host_group(trainer.strategy)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Outside training, the sanity check included, restore the handlers from before Lightning."""

@@ -117,7 +117,10 @@ def test_a_sampled_step_adds_up(text_file, tmp_path):
     assert max(phase["peak_bytes"] for phase in report["phases"].values()) == report["peak"]["bytes"]
     assert [phase for _, phase in report["timeline"]["marks"]] == ["forward", "backward", "optimizer"]
     assert max(sum(s["by_kind"].values()) for s in report["timeline"]["samples"]) == report["peak"]["bytes"]
-    assert report["phases"]["optimizer"]["live_bytes"] >= 4 * weights  # weights, gradients, two moments
+    optimizer = report["phases"]["optimizer"]
+    assert optimizer["peak_bytes"] >= 4 * weights > optimizer["live_bytes"]  # gradients die with the step
+    head = model.transformer.lm_head.weight
+    assert report["kept"]["by_kind"]["gradients"] == head.nbytes  # which the chunked loss makes in forward
     assert {"lm_head", "embed_tokens", "layers.0.mlp", "layers.1.self_attn"} <= set(report["peak"]["by_module"])
     assert not report["compiled"]
     assert (tmp_path / RUN / "memory/step-3.png").stat().st_size > 10_000
@@ -277,6 +280,7 @@ def test_out_of_memory_is_explained(text_file, tmp_path, capsys, monkeypatch, ev
     assert "1. option.4 4: saves 4.0 MiB, no more arithmetic; a note" in said
     (run,) = runs
     step = {"rows": BATCH, "context_length": SEQ, "loss_chunks": None, "precision": "32-true", "device": "cpu"}
+    step["accumulation"] = 1
     assert (run.optimizer, run.settings) == ("AdamW", {**step, "mlp": None})
     assert torch._C._len_torch_dispatch_stack() == 0
 
@@ -308,6 +312,7 @@ def test_the_estimate_is_what_a_step_takes(text_file, tmp_path, mlp):
     _, model = fit(text_file, tmp_path, [MemoryProfiler(every_n_steps=2)], mlp=mlp)
     report = report_of(tmp_path / RUN, 2)
     step = {"rows": BATCH, "context_length": SEQ, "loss_chunks": None, "precision": "32-true", "device": "cpu"}
+    step["accumulation"] = 1
     run = Run(model.architecture, "AdamW", {**step, "mlp": None})
     found = estimate(run)
     assert found is not None
