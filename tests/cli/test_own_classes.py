@@ -10,7 +10,7 @@ import yaml
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
-from lightning_llm import LanguageModel
+from lightning_llm import LanguageModel, ModelConfig, Trainer
 from lightning_llm.__main__ import main
 from lightning_llm.cli.train import cli_main
 from lightning_llm.training.callbacks.consistency import RankConsistencyCheck
@@ -27,6 +27,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
 from lightning_llm import LanguageModel
+from lightning_llm.data import Tokenizer
 
 print("mine: imported", file=sys.stderr)
 
@@ -56,6 +57,12 @@ class FromStep:
 
 
 class Bare(LightningDataModule):
+    tokenizer, seed = "of another library", None
+
+    @property
+    def context_length(self):
+        raise RuntimeError("not set up")
+
     def __init__(self, rows: int = 8, length: int = 12):
         super().__init__()
         self.rows, self.length = rows, length
@@ -85,6 +92,15 @@ class Digits(Bare):
 
     def load_state_dict(self, state):
         self.loaded = state
+
+
+class Bytes(Digits):
+    vocab_size, tokenizer = 256, Tokenizer.train_byte()
+
+
+class ThreeLoaders(Digits):
+    def val_dataloader(self):
+        return [super(ThreeLoaders, self).val_dataloader()] * 3
 
 
 class Tuples(Digits):
@@ -186,13 +202,29 @@ def test_other_data_train_resume_and_report_what_they_tell(run, capsys, monkeypa
 
 def test_what_data_do_not_tell_is_left_out(run, capsys):
     words = run("fit", "--data.class_path", "mine.Bare", "--model.architecture.vocab_size=10")
-    cli_main(words)
+    cli_main([*words, "--model.architecture.dropout=0.1"])
     shown = capsys.readouterr()
     assert "no MFU: the data do not tell tokens_per_step and context_length" in shown.out
     result = summary()
     assert (result["steps"], result["val_loss"], result["bits_per_byte"]) == (6, None, None)
     assert "tokens" not in result
     assert main(["compare", str(RUN)]) == 0
+
+
+def test_their_tokenizer_is_in_the_checkpoint(run, capsys):
+    cli_main(run("fit", "--data.class_path=mine.Bytes", "--trainer.max_steps=3"))
+    shown = capsys.readouterr().out
+    assert "a sample" in shown
+    assert f"lightning-llm generate {RUN}" in shown
+    assert main(["generate", str(RUN), "--prompt", "1", "--max-new-tokens", "2"]) == 0
+
+
+def test_a_budget_is_not_dropped_with_a_loader(tmp_path):
+    config = ModelConfig(vocab_size=5, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    row = {"input_ids": torch.zeros(4, dtype=torch.int64), "targets": torch.zeros(4, dtype=torch.int64)}
+    trainer = Trainer(max_steps=1, accelerator="cpu", logger=False, default_root_dir=str(tmp_path))
+    with pytest.raises(ValueError, match=r"memory_budget 1GiB sets the micro-batch of a TokenDataModule"):
+        trainer.fit(LanguageModel(config, memory_budget="1GiB"), *[DataLoader([row], batch_size=1)] * 2)
 
 
 @pytest.mark.parametrize(("own", "found"), [("Bare", ()), ("Digits", ("10 ids in the data", "12 tokens", "need"))])
@@ -258,12 +290,17 @@ BAD = [
     (["--data.class_path=mine.Digits", "--data.corpus=stdlib"], "data.corpus"),
     (["--data.class_path=mine.Digits", "--data.rows=many"], "data.rows: expected a whole number, got many"),
     (["--config=own.yaml"], "data.colour"),
+    (
+        ["--model={class_path: mine.Model}"],
+        "model.class_path mine.Model: write it in a config, or --model.class_path",
+    ),
     (["--config=nested.yaml"], "write each argument of data.class_path as data.NAME"),
     (["--model.class_path=mine.Broken"], "mine.Broken: its constructor failed: AttributeError"),
     (["--model.class_path=mine.Model", "--model.loss_chunks=-1"], "mine.Model: its constructor failed: ValueError"),
     (["--data.class_path=mine.Digits", "--model.memory_budget=1GiB"], "memory_budget 1GiB sets the micro-batch of"),
     (["--data.class_path=mine.Digits", "--model.architecture.vocab_size=9"], "vocab_size 9 is smaller than the 10 ids"),
     (["--data.class_path=mine.Bare"], "architecture.vocab_size is null and there is no data to take it from"),
+    (["--data.class_path=mine.ThreeLoaders"], "the data have more than 2 loaders for this evaluation: return fewer"),
     (["--data.class_path=mine.Tuples"], "a batch of the data must be a dict with input_ids and targets, got tuple"),
 ]
 
