@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from jsonargparse import ArgumentError
+from jsonargparse import ArgumentError, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -55,6 +55,10 @@ TRUST_CODE = "--trust-code"
 ENDED_TOGETHER = (0, 129, 130, 143)  # all processes at the same step: none waits for another any more
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MISTAKES = (ArgumentError, argparse.ArgumentError, ValueError, OSError, MisconfigurationException)
+
+
+# Lightning turns it on: a config at an address would be fetched from the network
+set_parsing_settings(config_read_mode_fsspec_enabled=False)
 
 
 class SaveConfig(SaveConfigCallback):
