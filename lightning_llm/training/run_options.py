@@ -62,7 +62,7 @@ def short_options(options: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for full, value in flat(options).items():
         names = full.split(".")
-        short = ".".join(name for name in names if name not in WRAPPERS)
+        short = ".".join(name for name in names if name not in WRAPPERS) or names[0]
         if full == CALLBACKS:
             found |= _callbacks(value)
         elif not any(full == name or full.startswith(f"{name}.") for name in UNCOMPARED):
