@@ -99,7 +99,7 @@ BEST = {"best_loss": number(), "best_step": STEP_OR_NONE, "validated_step": STEP
 CALLBACKS = {
     "ResumeDiff": some({"options": mapping(TEXT, rule("a plain value", is_plain))}, {"changes": list_of(TEXT)}),
     "RunCheckpoints": some(BEST, {"turn": COUNT}),
-    "TrainingLog": some({"loss": TENSOR, "steps": COUNT}),
+    "TrainingLog": some({"loss": TENSOR}, {"count": TENSOR, "steps": COUNT}),  # steps: of earlier versions
 }
 MODEL_CHECKPOINT = some(  # Lightning's, which removes files of these names
     {"best_model_path": TEXT, "best_model_score": any_of(TENSOR, number(), NULL)},
@@ -207,9 +207,9 @@ def _callback_problems(callbacks: Mapping[str, Any], step: int) -> Iterator[str]
     for name in ("best_step", "validated_step"):
         if (noted := callbacks.get("RunCheckpoints", {}).get(name, -1)) > step:
             yield f"callbacks.RunCheckpoints.{name} is {noted}, global_step is {step}"
-    entry = callbacks.get("TrainingLog")
-    if entry and (entry["loss"].numel() != 1 or not entry["loss"].isfinite().all()):
-        yield f"callbacks.TrainingLog.loss is {shown(entry['loss'])}, expected one number"
+    for name, value in callbacks.get("TrainingLog", {}).items():
+        if isinstance(value, Tensor) and (value.numel() != 1 or not value.isfinite().all()):
+            yield f"callbacks.TrainingLog.{name} is {shown(value)}, expected one number"
     for name, state in callbacks.items():
         if name.startswith("ModelCheckpoint"):
             where = f"callbacks.{field_name(name)}"

@@ -12,7 +12,9 @@ from torch import Tensor
 from lightning_llm.optim.groups import group_by, local
 
 
-def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, eps: float = 1e-6) -> Tensor:
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor], max_norm: float, eps: float = 1e-6, *, factor: Tensor | float = 1.0
+) -> Tensor:
     """Scales the gradients in place by ``max_norm / (norm + eps)`` if their global 2-norm is above ``max_norm``.
 
     For sharded gradients (``DTensor``) it is the norm of the whole, at one number sent; each process scales its shard.
@@ -21,10 +23,11 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, eps:
         parameters: A tensor or any iterable of them, on one or several devices; those without a gradient are skipped.
         max_norm: The largest norm allowed, above 0; ``inf`` only measures.
         eps: Keeps the scaled norm below ``max_norm`` in spite of rounding.
+        factor: Multiplies the gradients first, in the same pass over them; the norm is that of the product.
 
     Returns:
         The norm before clipping, a tensor without dimensions on the device of the first gradient, in at least float32.
-        Nothing waits for it on CUDA: read it when it is needed. A norm that is NaN leaves the gradients unchanged.
+        Nothing waits for it on CUDA: read it when it is needed. A norm that is NaN does not clip.
 
     Raises:
         ValueError: If ``max_norm`` is not above 0.
@@ -35,9 +38,11 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, eps:
     grads = [tensor.grad for tensor in tensors if tensor.grad is not None]
     with torch.no_grad():
         norm = _global_norm(grads)
-        if norm.device.type == "cpu" and not norm > max_norm:  # reading it costs nothing, and saves a pass
+        factor = factor.to(norm) if isinstance(factor, Tensor) else factor
+        norm = norm * factor
+        if norm.device.type == "cpu" and not norm > max_norm and factor == 1:  # reading costs nothing, and saves a pass
             return norm
-        scale = torch.where(norm > max_norm, max_norm / (norm + eps), 1.0)
+        scale = torch.where(norm > max_norm, max_norm / (norm + eps), 1.0) * factor
         for (device, _), alike in group_by(map(local, grads), _device_and_dtype).items():
             torch._foreach_mul_(alike, scale.to(device, non_blocking=device.type == "cuda"))
     return norm

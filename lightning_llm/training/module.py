@@ -1,22 +1,17 @@
-"""LanguageModel, the LightningModule: how a model is built, its loss, its steps, its optimizer."""
+"""LanguageModel, the LightningModule: how a model is built and evaluated, its optimizer; ``step_loss`` has its loss."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
-from torch.optim import Optimizer
 
 from lightning_llm.checkpoints.compatibility import restored_optimizer, restored_schedule
 from lightning_llm.generation import generate
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.objective import CrossEntropy
 from lightning_llm.optim.adamw import AdamW
-from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.groups import param_groups
 from lightning_llm.optim.schedules import Schedule
 from lightning_llm.training.budget import MemoryBudget, PlannedModule
@@ -24,17 +19,17 @@ from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import CheckpointedModule
 from lightning_llm.training.distributed import build_for, share_work
 from lightning_llm.training.evaluation import Evaluation
-from lightning_llm.training.execution import seed_dropout, switch_tf32
+from lightning_llm.training.execution import switch_tf32
 from lightning_llm.training.initial_weights import start_from
 from lightning_llm.training.preflight import check_setup
 from lightning_llm.training.run_length import lambda_scheduler, start_waiting
+from lightning_llm.training.step_loss import Batch, SummedLoss
 
-Batch = dict[str, Tensor]
 CompileMode = Literal["default", "max-autotune-no-cudagraphs"]  # torch's modes without CUDA graphs
 PREDICTED_TOKENS = 100
 
 
-class LanguageModel(PlannedModule, CheckpointedModule):
+class LanguageModel(PlannedModule, CheckpointedModule, SummedLoss):
     """A transformer and how it is trained.
 
     Args:
@@ -65,7 +60,6 @@ class LanguageModel(PlannedModule, CheckpointedModule):
         transformer: The model; made in ``configure_model``, when the vocabulary is known.
         seed: Of the initial values; ``fit`` sets that of ``seed_everything``. ``None``: drawn.
         plan: What was chosen for ``memory_budget``.
-        grad_norm: Norm of the last step's gradients before clipping, scalar, on the device.
     """
 
     def __init__(
@@ -89,7 +83,6 @@ class LanguageModel(PlannedModule, CheckpointedModule):
         self.loss_chunks, self.compile_mode, self.compile_scope = loss_chunks, compile_mode, compile_scope
         self.init_from, self.budget = init_from, MemoryBudget.of(memory_budget, memory_reserve)
         self.seed: int | None = None
-        self.grad_norm: Tensor | None = None
         given = {"optimizer": optimizer, "schedule": schedule}
         self.save_plain_hyperparameters(**{name: part for name, part in given.items() if isinstance(part, dict)})
 
@@ -124,38 +117,6 @@ class LanguageModel(PlannedModule, CheckpointedModule):
     def forward(self, input_ids: Tensor) -> Tensor:
         """Logits, (batch, seq) -> (batch, seq, vocab)."""
         return self.transformer.logits(self.transformer(input_ids))
-
-    def loss(self, batch: Batch) -> Tensor:
-        """What a training step minimizes: the mean of ``architecture.loss`` and what MLPs add, scalar in float32.
-
-        Args:
-            batch: ``input_ids`` and ``targets``, both (batch, seq); ``documents``, likewise, keeps attention inside.
-
-        Raises:
-            ValueError: The data gave something else.
-        """
-        loss = self._mean(self.transformer.objective, batch)
-        added = self.transformer.auxiliary_loss() if self.training else None
-        return loss if added is None else loss + added
-
-    def cross_entropy(self, batch: Batch) -> Tensor:
-        """Mean cross-entropy of a batch in nats per token, float32, whatever the model was trained for."""
-        return self._mean(CrossEntropy(self.architecture), batch)
-
-    def _mean(self, objective: torch.nn.Module, batch: Batch) -> Tensor:
-        if not isinstance(batch, Mapping) or not {"input_ids", "targets"} <= batch.keys():
-            got = sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
-            raise ValueError(f"a batch of the data must be a dict with input_ids and targets, got {got}")
-        hidden = self.transformer(batch["input_ids"], documents=batch.get("documents"))
-        total, count = objective(hidden, self.transformer.lm_head, batch["targets"], num_chunks=self.loss_chunks)
-        mean: Tensor = total / count.clamp(min=1)
-        return mean
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The loss of one micro-batch."""
-        if self.architecture.dropout:
-            seed_dropout(self.trainer)
-        return self.loss(batch)
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add a batch to the sums of its data set."""
@@ -201,13 +162,3 @@ class LanguageModel(PlannedModule, CheckpointedModule):
         """Step, then free the gradients: Lightning would hold them until the next forward pass is over."""
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         self.optimizer_zero_grad(epoch, batch_idx, optimizer)
-
-    def configure_gradient_clipping(
-        self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: str | None = None
-    ) -> None:
-        """Clip, and save the norm before clipping for the log. Works with fused optimizers under autocast too."""
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        by_value = gradient_clip_algorithm == "value" and gradient_clip_val is not None
-        self.grad_norm = clip_grad_norm_(parameters, float("inf") if by_value else gradient_clip_val or float("inf"))
-        if by_value:
-            torch.nn.utils.clip_grad_value_(parameters, gradient_clip_val)

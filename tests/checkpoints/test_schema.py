@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import os
 import pickle
 import resource
@@ -136,7 +137,8 @@ EDITS = [
     (("callbacks",), [], r"callbacks is \[\]"),
     (("callbacks", "RunCheckpoints", "best_loss"), None, "best_loss is None"),
     (("callbacks", "RunCheckpoints", "best_step"), 9, "best_step is 9, global_step is 2"),
-    (("callbacks", "TrainingLog"), {"loss": torch.zeros(2), "steps": 1}, "expected one number"),
+    (("callbacks", "TrainingLog"), {"loss": torch.zeros(2), "steps": 1}, "TrainingLog.loss is .*expected one number"),
+    (("callbacks", "TrainingLog", "count"), torch.tensor(math.nan), "TrainingLog.count is .*expected one number"),
     (("callbacks", "ResumeDiff", "options", "data.seed"), torch.zeros(2), "data.seed is a tensor"),
     (("callbacks", "ModelCheckpoint{}"), {"best_model_path": "a/../../b", "best_model_score": None}, "elsewhere"),
     (("optimizer_states",), [], "optimizer_states is a list of 0, expected one"),

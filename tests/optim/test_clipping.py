@@ -74,6 +74,26 @@ def test_gradients_at_or_below_the_maximum_are_untouched(excess):
     assert params[0].grad.tolist() == [3.0, 4.0]
 
 
+@pytest.mark.parametrize("max_norm", [math.inf, 0.5])
+@pytest.mark.parametrize("factor", [0.25, 1.0, 3.0])
+def test_a_factor_multiplies_the_gradients_before_they_are_clipped(max_norm, factor):
+    ours, theirs = with_gradients(torch.float64), with_gradients(torch.float64)
+    for param in theirs:
+        param.grad *= factor
+    norm = clip_grad_norm_(ours, max_norm, factor=torch.tensor(factor))
+    torch.testing.assert_close(norm, clip_grad_norm_(theirs, max_norm), rtol=1e-14, atol=0)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-14, atol=0)
+
+
+def test_a_factor_of_one_costs_no_pass_over_the_gradients(monkeypatch):
+    def refused(*_):
+        raise AssertionError("multiplied")
+
+    monkeypatch.setattr(torch, "_foreach_mul_", refused)
+    clip_grad_norm_(with_gradients(), math.inf, factor=torch.tensor(1.0, dtype=torch.float64))
+
+
 def test_iterators_single_tensors_and_missing_gradients():
     params = with_gradients()
     params[1].grad = None

@@ -20,7 +20,7 @@ from lightning_llm.optim.groups import local
 from lightning_llm.training.callbacks.consistency import ResumeDiff
 from lightning_llm.training.run_options import short_options, shown
 
-TRAIN_LOSS = "train_loss"  # mean over the steps since the last entry, nats per token
+TRAIN_LOSS = "train_loss"  # mean over the targets since the last entry, nats per token
 VAL_LOSS = "val_loss"
 TRAIN_LOSS_EVAL = "train_loss_eval"  # the training text, read like the validation text
 VAL_PERPLEXITY = "val_perplexity"

@@ -1,6 +1,6 @@
 """The training curve and the speed, at almost no cost per step.
 
-Between two log steps the only work is one addition on the device and a few readings of the clock. ``self.log`` in every
+Between two log steps the only work is a few additions on the device and readings of the clock. ``self.log`` in every
 step would cost 0.75 ms (measured with Lightning 2.6 on a 2-core CPU), and reading the loss in every step would make the
 host wait for a GPU.
 """
@@ -45,9 +45,10 @@ class Utilization(NamedTuple):
 class TrainingLog(Callback):
     """Every ``trainer.log_every_n_steps`` optimizer steps: loss, learning rate, gradient norm, speed.
 
-    ``train_loss`` is the mean over all steps since the last entry. ``throughput/…``: ``tokens_per_second`` of all
-    processes, ``step_s``, ``data_stall_percent`` (share of the time spent waiting for data), ``mfu_percent``
-    and ``hfu_percent`` (model and hardware FLOPs against the device's peak, Chowdhery et al. 2022, "PaLM", appendix B).
+    ``train_loss`` is the mean over all targets of the steps since the last entry, by their weights if they have some.
+    ``throughput/…``: ``tokens_per_second`` of all processes, ``step_s``, ``data_stall_percent`` (share of the time
+    spent waiting for data), ``mfu_percent`` and ``hfu_percent`` (model and hardware FLOPs against the device's peak,
+    Chowdhery et al. 2022, "PaLM", appendix B).
     ``time/…_s``: seconds per step in ``data``, ``forward``, ``backward``, ``optimizer`` (with clipping) and ``other``
     (callbacks, logging, Lightning). Validation and saving checkpoints are not counted. The x axis is the number of
     optimizer steps.
@@ -65,16 +66,16 @@ class TrainingLog(Callback):
             raise ValueError(f"peak_tflops must be above 0, got {peak_tflops}")
         self.peak_tflops = peak_tflops
         self.utilization: Utilization | None = None
-        self._loss: torch.Tensor | None = None
-        self._steps = 0  # in the sum of the loss
+        self._sums: torch.Tensor | None = None  # of the loss over targets, and of the targets, of this process
+        self._saved: torch.Tensor | None = None  # in the checkpoint, of all processes
         self._tokens, self._timed_steps, self._waited = 0, 0, 0.0
         self._has_saved = False
         self._clock = PhaseClock()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock; the loss continues from the sum in the checkpoint."""
-        if self._loss is not None:
-            self._loss = self._loss.to(pl_module.device)
+        if self._saved is not None:
+            self._sums, self._saved = self._saved.to(pl_module.device) / trainer.world_size, None
         self.utilization = utilization_of(trainer, getattr(pl_module, "architecture", None), self.peak_tflops)
         self._clock = PhaseClock(pl_module.device)
         self._tokens, self._timed_steps, self._waited = 0, 0, 0.0
@@ -102,10 +103,12 @@ class TrainingLog(Callback):
         """Add to the sums; log at log steps."""
         self._clock.mark("optimizer")
         loss = outputs["loss"].detach()  # already divided by the number of micro-batches in a step
-        self._loss = loss if self._loss is None else self._loss + loss
+        counted = getattr(pl_module, "counted", None)
+        scale, count = counted or (trainer.accumulate_grad_batches, torch.ones_like(loss))
+        sums = torch.stack([loss.to(count.dtype) * scale, count])
+        self._sums = sums if self._sums is None else self._sums + sums
         self._tokens += batch["input_ids"].numel()
         if step_is_complete(trainer):
-            self._steps += 1
             self._timed_steps += 1
             if is_log_step(trainer):
                 self._write(trainer, pl_module)
@@ -121,28 +124,34 @@ class TrainingLog(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Save the current sums, so that a resumed run has the same curve as an uninterrupted one."""
         self._has_saved = True
-        if self._loss is not None:
-            loss = trainer.strategy.reduce(self._loss.clone(), reduce_op="mean")
-            checkpoint["callbacks"][self.state_key] = {"loss": loss, "steps": self._steps}
+        if self._sums is not None:
+            loss, count = self._over_processes(trainer, self._sums)
+            checkpoint["callbacks"][self.state_key] = {"loss": loss.clone(), "count": count.clone()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the sums."""
-        self._loss, self._steps = state_dict["loss"], state_dict["steps"]
+        """Restore the sums; those of an earlier version are not of targets, and are left out."""
+        if "count" in state_dict:
+            self._saved = torch.stack([state_dict[name].reshape(()) for name in ("loss", "count")])
 
     def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert self._loss is not None
-        loss = trainer.strategy.reduce(self._loss, reduce_op="mean") if trainer.world_size > 1 else self._loss
-        metrics = {names.TRAIN_LOSS: loss.item() / self._steps}  # reading it, the host has waited for the device
+        assert self._sums is not None
+        loss, count = self._over_processes(trainer, self._sums).tolist()  # here the host has waited for the device
+        metrics = {names.TRAIN_LOSS: loss / (count or 1)}
         metrics[names.LEARNING_RATE] = trainer.optimizers[0].param_groups[0]["lr"]
         if (grad_norm := getattr(pl_module, "grad_norm", None)) is not None:
             metrics[names.GRAD_NORM] = grad_norm.item()
         speed = self._speed(trainer)
-        self._loss, self._tokens, self._steps, self._timed_steps = None, 0, 0, 0
+        self._sums, self._tokens, self._timed_steps = None, 0, 0
         # For the progress bar and other callbacks. `log_dict` would end in the same dict, 1.8 ms later.
         watched = {**metrics, names.TOKENS_PER_SECOND: speed[names.TOKENS_PER_SECOND]}
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in watched.items()})
         for logger in trainer.loggers:
             logger.log_metrics({**metrics, **speed}, step=trainer.global_step)
+
+    @staticmethod
+    def _over_processes(trainer: Trainer, sums: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = trainer.strategy.reduce(sums.clone(), reduce_op="sum") if trainer.world_size > 1 else sums
+        return total
 
     def _speed(self, trainer: Trainer) -> dict[str, float]:
         """``throughput/…`` and ``time/…`` since the last entry."""
