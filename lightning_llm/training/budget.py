@@ -69,6 +69,8 @@ class MemoryBudget:
         Raises:
             ValueError: Nothing fits the budget, or the accounting does not cover the run.
         """
+        if not isinstance(data, TokenDataModule):
+            raise ValueError(f"model.memory_budget {self.size} sets the micro-batch of a TokenDataModule: leave it out")
         task = _task_of(model, data, trainer, self.reserve)
         if task != self._task and not hasattr(model, "transformer"):
             try:
@@ -100,6 +102,12 @@ class PlannedModule:
 
     budget: MemoryBudget | None = None
     plan: Plan | None = None
+
+    def setup(self, stage: str) -> None:
+        """Plan, unless the data's ``setup`` has asked for it."""
+        trainer = cast(Any, self)._trainer
+        if stage == "fit" and self.plan is None:
+            self.keep_to_budget(getattr(trainer, "datamodule", None), trainer)
 
     def keep_to_budget(self, data: Any, trainer: Any) -> None:
         """Plan for ``memory_budget``; the data call this in their ``setup``. See :meth:`MemoryBudget.apply`."""

@@ -27,7 +27,7 @@ from lightning_llm.training.distributed import build_for, share_work
 from lightning_llm.training.evaluation import Evaluation
 from lightning_llm.training.execution import seed_dropout, switch_tf32
 from lightning_llm.training.initial_weights import start_from
-from lightning_llm.training.preflight import check_setup
+from lightning_llm.training.preflight import check_batch, check_setup
 from lightning_llm.training.run_length import lambda_scheduler, start_waiting
 
 Batch = dict[str, Tensor]
@@ -65,7 +65,6 @@ class LanguageModel(PlannedModule, CheckpointedModule):
     Attributes:
         transformer: The model; made in ``configure_model``, when the vocabulary is known.
         seed: Of the initial values; ``fit`` sets that of ``seed_everything``. ``None``: drawn.
-        plan: What was chosen for ``memory_budget``.
         grad_norm: Norm of the last step's gradients before clipping, scalar, on the device.
     """
 
@@ -98,6 +97,7 @@ class LanguageModel(PlannedModule, CheckpointedModule):
         """Check model and data against each other: a ``ValueError`` lists all errors."""
         check_setup(self, self._trainer)
         switch_tf32(self._trainer)
+        super().setup(stage)
 
     def configure_model(self) -> None:
         """Make the transformer, once the data know the vocabulary."""
@@ -130,6 +130,7 @@ class LanguageModel(PlannedModule, CheckpointedModule):
         Args:
             batch: ``input_ids`` and ``targets``, both (batch, seq); ``documents``, likewise, keeps attention inside.
         """
+        check_batch(batch)
         hidden = self.transformer(batch["input_ids"], documents=batch.get("documents"))
         head, targets = self.transformer.lm_head, batch["targets"]
         if self.loss_chunks == 0 or not is_plain(head, torch.nn.Linear):  # an adapter on the head has to be called
