@@ -103,6 +103,12 @@ class PlannedModule:
     budget: MemoryBudget | None = None
     plan: Plan | None = None
 
+    def setup(self, stage: str) -> None:
+        """Plan, unless the data's ``setup`` has asked for it."""
+        trainer = cast(Any, self)._trainer
+        if stage == "fit" and self.plan is None:
+            self.keep_to_budget(getattr(trainer, "datamodule", None), trainer)
+
     def keep_to_budget(self, data: Any, trainer: Any) -> None:
         """Plan for ``memory_budget``; the data call this in their ``setup``. See :meth:`MemoryBudget.apply`."""
         if self.budget is not None:

@@ -1,7 +1,6 @@
 """LanguageModel, the LightningModule: how a model is built, its loss, its steps, its optimizer."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -26,7 +25,7 @@ from lightning_llm.training.distributed import build_for, share_work
 from lightning_llm.training.evaluation import Evaluation
 from lightning_llm.training.execution import seed_dropout, switch_tf32
 from lightning_llm.training.initial_weights import start_from
-from lightning_llm.training.preflight import check_setup
+from lightning_llm.training.preflight import check_batch, check_setup
 from lightning_llm.training.run_length import lambda_scheduler, start_waiting
 
 Batch = dict[str, Tensor]
@@ -64,7 +63,6 @@ class LanguageModel(PlannedModule, CheckpointedModule):
     Attributes:
         transformer: The model; made in ``configure_model``, when the vocabulary is known.
         seed: Of the initial values; ``fit`` sets that of ``seed_everything``. ``None``: drawn.
-        plan: What was chosen for ``memory_budget``.
         grad_norm: Norm of the last step's gradients before clipping, scalar, on the device.
     """
 
@@ -97,8 +95,7 @@ class LanguageModel(PlannedModule, CheckpointedModule):
         """Check model and data against each other: a ``ValueError`` lists all errors."""
         check_setup(self, self._trainer)
         switch_tf32(self._trainer)
-        if stage == "fit" and self.plan is None:  # the data's setup has not asked for it
-            self.keep_to_budget(getattr(self._trainer, "datamodule", None), self._trainer)
+        super().setup(stage)
 
     def configure_model(self) -> None:
         """Make the transformer, once the data know the vocabulary."""
@@ -130,9 +127,6 @@ class LanguageModel(PlannedModule, CheckpointedModule):
 
         Args:
             batch: ``input_ids`` and ``targets``, both (batch, seq); ``documents``, likewise, keeps attention inside.
-
-        Raises:
-            ValueError: The data gave something else.
         """
         loss = self._mean(self.transformer.objective, batch)
         added = self.transformer.auxiliary_loss() if self.training else None
@@ -143,9 +137,7 @@ class LanguageModel(PlannedModule, CheckpointedModule):
         return self._mean(CrossEntropy(self.architecture), batch)
 
     def _mean(self, objective: torch.nn.Module, batch: Batch) -> Tensor:
-        if not isinstance(batch, Mapping) or not {"input_ids", "targets"} <= batch.keys():
-            got = sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
-            raise ValueError(f"a batch of the data must be a dict with input_ids and targets, got {got}")
+        check_batch(batch)
         hidden = self.transformer(batch["input_ids"], documents=batch.get("documents"))
         total, count = objective(hidden, self.transformer.lm_head, batch["targets"], num_chunks=self.loss_chunks)
         mean: Tensor = total / count.clamp(min=1)

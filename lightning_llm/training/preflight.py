@@ -111,6 +111,17 @@ def check_setup(model: Any, trainer: Any) -> None:
     refuse([*errors, *(_accumulation_errors(trainer.callbacks) if isinstance(data, TokenDataModule) else ())])
 
 
+def check_batch(batch: Any) -> None:
+    """Refuse a batch of other data than ``LanguageModel`` trains on.
+
+    Raises:
+        ValueError: It is no dict with ``input_ids`` and ``targets``.
+    """
+    if not isinstance(batch, Mapping) or not {"input_ids", "targets"} <= batch.keys():
+        got = sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
+        raise ValueError(f"a batch of the data must be a dict with input_ids and targets, got {got}")
+
+
 def _compile_errors(model: Any, trainer: Any) -> Iterator[str]:
     if model.compile_scope == "model" and model.compile_mode is None:
         yield "model.compile_scope model compiles nothing while model.compile_mode is null: set it, such as to default"
