@@ -48,11 +48,11 @@ class SymbolicModel:
         shape, mask = (int(s.head_dim), seq), "spans" if documents else "causal"
         self.form = attention_form(ops.device, ops.matmul_size, *shape, mask=mask, dropout=config.dropout)
         if self.form == "math":
-            reason = "torch would compute all scores at once; choose a multiple of 8"
-            raise ValueError(f"head_dim {s.head_dim} is not covered by the estimate on {ops.device}: {reason}")
+            raise ValueError(
+                f"head_dim {s.head_dim} is not covered by the estimate on {ops.device}: use multiples of 8"
+            )
         self.parameters: list[Tensor] = []
         self.causal_mask: Tensor | None = None
-        self.spans: Tensor | None = None
         self.embed_tokens = self._parameter(s.vocab * s.hidden)
         if config.position == "learned":
             self.embed_positions = self._parameter(s.positions * s.hidden)

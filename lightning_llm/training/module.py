@@ -146,9 +146,8 @@ class LanguageModel(PlannedModule, CheckpointedModule):
         if self.loss_chunks == 0 or not is_plain(head, torch.nn.Linear):  # an adapter on the head has to be called
             return F.cross_entropy(self.transformer.logits(hidden).flatten(0, -2).float(), targets.flatten())
         chunks = self.loss_chunks and min(self.loss_chunks, targets.numel())  # the last batch of a text has fewer
-        return linear_cross_entropy(
-            hidden, head.weight, targets, bias=head.bias, num_chunks=chunks, vocab_size=self.architecture.vocab_size
-        )
+        bias, size = head.bias, self.architecture.vocab_size
+        return linear_cross_entropy(hidden, head.weight, targets, bias=bias, num_chunks=chunks, vocab_size=size)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of one micro-batch."""
