@@ -48,8 +48,9 @@ class SymbolicModel:
         shape, mask = (int(s.head_dim), seq), "spans" if documents else "causal"
         self.form = attention_form(ops.device, ops.matmul_size, *shape, mask=mask, dropout=config.dropout)
         if self.form == "math":
-            reason = "torch would compute all scores at once; choose a multiple of 8"
-            raise ValueError(f"head_dim {s.head_dim} is not covered by the estimate on {ops.device}: {reason}")
+            raise ValueError(
+                f"head_dim {s.head_dim} is not covered by the estimate on {ops.device}: use multiples of 8"
+            )
         self.parameters: list[Tensor] = []
         self.causal_mask: Tensor | None = None
         self.embed_tokens = self._parameter(s.vocab * s.hidden)
@@ -65,7 +66,8 @@ class SymbolicModel:
         ops, s = self.ops, self.s
         self._enter("embeddings", EMBEDDING)
         places = self.tokens if self.documents else self.seq
-        positions = [ops.new(places, INT64) for _ in range(2 if self.documents else 1)]  # with the spans
+        positions = ops.new(places, INT64)
+        self.spans = ops.new(places, INT64) if self.documents else None  # every layer saves them
         x = ops.embedding(self.embed_tokens, self.tokens * s.hidden)
         if self.config.position == "learned":
             x = ops.add(x, ops.embedding(self.embed_positions, places * s.hidden))
@@ -78,11 +80,14 @@ class SymbolicModel:
         del x, cos_sin, positions
         self._enter("loss", LOSS)
         if loss_chunks == 0:
-            logits = ops.linear(hidden, self.lm_head, self.tokens * s.vocab)
-            if self.config.vocab_size != self.config.vocab_rows:
-                logits = ops.apply(logits.view(self.tokens * (self.config.vocab_size or 0)), [logits])
-            return ops.cross_entropy(logits)
+            return ops.cross_entropy(self._logits(hidden))
         return ops.linear_cross_entropy(hidden, self.lm_head, self.tokens, s.vocab, loss_chunks)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = self.ops.linear(hidden, self.lm_head, self.tokens * self.s.vocab)
+        if self.config.vocab_size in (None, self.config.vocab_rows):
+            return logits
+        return self.ops.apply(logits.view(self.tokens * self.config.vocab_size), [logits])
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 

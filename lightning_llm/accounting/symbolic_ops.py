@@ -248,7 +248,7 @@ class Operators(Graph):
     def span_attention(self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...]) -> Tensor:
         """In blocks of queries; ``shape``: rows, heads, positions, key heads, width of a head. For the longest span."""
         size, shapes, (_, heads, seq, kv_heads, head_dim) = query.itemsize, [x.size for x in (query, key, value)], shape
-        rows, some = sizes.span_heads(*shape[:4], itemsize=size)
+        rows, some = sizes.span_heads(shape, kv_heads, size)
         places = sizes.even(seq, sizes.ATTENTION_ROWS)
         all_queries, hidden = rows * some * (heads // kv_heads) * places, (rows + 1) * places * seq * BOOL
         tile, block, seen = (all_queries * seq, size), all_queries * head_dim * size, rows * some * seq * head_dim

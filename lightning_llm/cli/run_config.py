@@ -232,6 +232,8 @@ def read_run(options: argparse.Namespace) -> RunConfig:
     for file in options.config:
         content = read_config(file)
         raw, source = merged(raw, content), file if VOCABULARY & _section(content, "data").keys() else source
+    if not isinstance(document_mask := _section(raw, "data").get("document_mask", False), bool):
+        raise ValueError(f"data.document_mask must be true or false, got {document_mask!r:.80}")
     if is_foreign(path := _name(raw, "data.class_path", OWN)) and not _section(raw, "data").keys() >= SIZES:
         raise ValueError(f"data.class_path {path} is not run: add data.context_length and data.global_batch_size")
     if is_foreign(path := _name(raw, "model.class_path", OWN)):
@@ -256,7 +258,7 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         precision_reason=reason,
         tf32=_section(raw, "trainer").get("tf32") is True,
         context_length=_whole(raw, "data.context_length", 256),
-        document_mask=_flag(raw, "data.document_mask"),
+        document_mask=document_mask,
         global_batch_size=_whole(raw, "data.global_batch_size", 32),
         micro_batch_size=_whole(raw, "data.micro_batch_size"),
         loss_chunks=_whole(raw, "model.loss_chunks", least=0),
@@ -299,14 +301,6 @@ def _whole(raw: Section, name: str, default: Any = None, *, least: int = 1) -> A
     value = _section(raw, section).get(option, default)
     if value is not default and (type(value) is not int or not least <= value <= MOST):
         raise ValueError(f"{name} must be a whole number from {least} to {MOST}, got {value!r:.80}")
-    return value
-
-
-def _flag(raw: Section, name: str) -> bool:
-    section, _, option = name.rpartition(".")
-    value = _section(raw, section).get(option, False)
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be true or false, got {value!r:.80}")
     return value
 
 
