@@ -11,10 +11,12 @@ other rows. So a prompt gives the same text alone and in any batch, and copies o
 When a row has filled the context, its newest half is read again as a new prompt and decoding continues. Positions stay
 within what the model was trained on. As they start again from 0, the cached keys, rotated by their old positions,
 cannot be reused; a prefill every half context costs one more position per step, in larger matmuls than decoding's.
+A model with an attention that keeps no cache reads the whole context at each step.
 """
 
 import dataclasses
 import hashlib
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypedDict, cast, overload
 
@@ -303,6 +305,10 @@ class Decoder:
         self._contexts = [prompt[-self._longest :] for prompt in self.prompts]
         self._ended = [False] * len(self.prompts)
         self._device = self._model.embed_tokens.weight.device
+        if not self._model.uses_cache:
+            kinds = {type(layer.self_attn).__qualname__ for layer in self._model.layers}
+            text = f"attention {', '.join(sorted(kinds))} has no cache: each token is computed from the whole context"
+            warnings.warn(text, stacklevel=2)
         self._seen: Tensor | None = None
         if sampling.repetition_penalty != 1:
             shape = len(self.prompts), self._model.config.vocab_size or 0
@@ -319,7 +325,8 @@ class Decoder:
         for step in range(self._max_new_tokens):
             if all(self._ended):
                 return
-            tokens = self._choose(self._prefill() if step == 0 else self._advance())
+            read = self._read_all if not self._model.uses_cache else self._advance if step else self._prefill
+            tokens = self._choose(read())
             going = {row: token for row, token in enumerate(tokens) if not self._ended[row]}
             for row, token in enumerate(tokens):
                 self._contexts[row].append(token)
@@ -340,6 +347,18 @@ class Decoder:
         self._packed = PackedStep(model, self._cache) if packs else None
         ends = torch.tensor(lengths, device=self._device) - 1
         return model.logits(hidden[torch.arange(len(lengths), device=self._device), ends])
+
+    @torch.no_grad()
+    def _read_all(self) -> Tensor:
+        """Read all contexts, without a cache: (batch, vocab)."""
+        for row, context in enumerate(self._contexts):
+            if len(context) > self._longest:
+                self._contexts[row] = context[-max(1, self._longest // 2) :]
+        lengths = [len(context) for context in self._contexts]
+        rows = [context + [0] * (max(lengths) - len(context)) for context in self._contexts]
+        hidden = self._model(torch.tensor(rows, device=self._device))
+        ends = torch.tensor(lengths, device=self._device) - 1
+        return self._model.logits(hidden[torch.arange(len(lengths), device=self._device), ends])
 
     @torch.no_grad()
     def _advance(self) -> Tensor:

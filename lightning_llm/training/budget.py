@@ -20,7 +20,7 @@ from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import param_groups
-from lightning_llm.training.measured_mlp import measure_mlp
+from lightning_llm.training.measured_parts import measure_parts
 
 
 class MemoryBudget:
@@ -139,7 +139,7 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any) -> Task:
         strategies=("fsdp2" if isinstance(strategy, ModelParallelStrategy) else "ddp",),
         gradient_views=isinstance(strategy, DDPStrategy) and bool(strategy._ddp_kwargs.get("gradient_as_bucket_view")),
         state_per_parameter=optimizer_state_bytes(model, transformer) / sum(p.nbytes for p in transformer.parameters()),
-        mlp=measure_mlp(architecture, precision),
+        measured=measure_parts(architecture, precision, data.context_length),
     )
 
 

@@ -154,7 +154,11 @@ def test_the_rotation_is_read_by_its_old_and_its_new_names(exported, changes, th
         ("llama", {"model_type": "absent", "architectures": "absent"}, "neither model_type nor architectures"),
         ("llama", {"num_attention_heads": 0}, "num_attention_heads must be a whole number above 0"),
         ("llama", {"num_attention_heads": 5}, "num_attention_heads 5 is not a multiple of num_key_value_heads 2"),
-        ("llama", {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "rope_type 'longrope' is not supported"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
+            "rope_type 'longrope' is not supported",
+        ),
         (
             "llama",
             {"rope_parameters": "absent", "rope_scaling": {"type": "dynamic", "factor": 2.0}},
