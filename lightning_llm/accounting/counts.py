@@ -52,6 +52,7 @@ class Count(int):
         return Count(int(self) * int(other), f"{self.formula}·{getattr(other, 'formula', other)}")
 
 
+LONGEST_MEASURED = 1280  # tokens of a row in which attention is measured: more than twice those of a short attention
 Growth = tuple[float, float, float]  # a fixed amount, one per token, and one per token and position of its row
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from lightning_llm.accounting.counts import MLP_MATRICES, Count, Measured, Sizes, parts_to_measure
+from lightning_llm.accounting.counts import LONGEST_MEASURED, MLP_MATRICES, Count, Measured, Sizes, parts_to_measure
 from lightning_llm.accounting.symbolic import FLOAT32, INT64
 from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
 from lightning_llm.accounting.symbolic_ops import Operators
@@ -25,6 +25,7 @@ NORM_NAMES: dict[str, tuple[str, ...]] = {
         *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
     ),
 }
+POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")  # after the sums
 EMBEDDING, NORMS, ATTENTION, MLP, RESIDUAL, LOSS = "embeddings", "norms", "attention", "mlp", "residual stream", "loss"
 
 Function = Callable[[Tensor], Tensor]
@@ -123,7 +124,8 @@ class SymbolicModel:
         made: dict[str, Any] = self._own(*BRANCHES)
         if "block" in measured:
             return made
-        made |= {name: self._norm() for name in NORM_NAMES[name_of(config.block)] if name}
+        names = POST_NORMS if config.block == "post" else NORM_NAMES[name_of(config.block)]
+        made |= {name: self._norm() for name in names if name}
         for name, (out, into) in s.matrices().items():
             in_mlp = name in MLP_MATRICES
             has_bias = config.mlp_bias if in_mlp else config.attention_bias
@@ -142,8 +144,8 @@ class SymbolicModel:
         return self.ops.checkpoint(function, x) if self.config.recompute == part else function(x)
 
     def _measured(self, kind: str, x: Tensor, weights: list[Tensor], window: int | None = None) -> Tensor:
-        reach = int(self.seq) if window is None else min(int(self.seq), window - 1 + ATTENTION_ROWS)
-        return self.ops.measured(x, self.measured[kind], weights, int(self.tokens), reach)
+        reach = self.seq if window is None else max(LONGEST_MEASURED, window - 1 + ATTENTION_ROWS)
+        return self.ops.measured(x, self.measured[kind], weights, int(self.tokens), min(int(self.seq), reach))
 
     def _block(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
         if "block" in self.measured:
@@ -154,12 +156,12 @@ class SymbolicModel:
         self._enter(f"layer {layer}, attention", RESIDUAL)
         x = self.ops.add(x, mixed)
         del mixed
-        x = self._normalize(x, own["post_attention_layernorm"]) if is_post else x
+        x = self._normalize(x, own[POST_NORMS[0]]) if is_post else x
         out = self._checkpointed("mlp", partial(self._mlp, layer), x)
         self._enter(f"layer {layer}, mlp", RESIDUAL)
         x = self.ops.add(x, out)
         del out
-        return self._normalize(x, own["post_feedforward_layernorm"]) if is_post else x
+        return self._normalize(x, own[POST_NORMS[1]]) if is_post else x
 
     def _normalize(self, x: Tensor, weights: list[Tensor]) -> Tensor:
         if "norm" in self.measured:

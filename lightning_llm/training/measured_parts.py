@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_llm.accounting.counts import Growth, Measured, MeasuredPart, parts_to_measure
+from lightning_llm.accounting.counts import LONGEST_MEASURED, Growth, Measured, MeasuredPart, parts_to_measure
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.model.block import Block
 from lightning_llm.model.build import build
@@ -19,11 +19,9 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context, Shared
 from lightning_llm.model.position import Position
 from lightning_llm.ops.conventions import matmul_dtype
-from lightning_llm.ops.sizes import LONGEST_SHORT_ATTENTION
 
-TINY = 32  # tokens of a row, and twice as many
-LONG = 5 * 128  # where another attention runs than in short contexts
-EXTENDED = f"The estimate extrapolates {{}} from a measurement at {TINY} and {2 * TINY} tokens."
+TINY = 32  # tokens, and two and four times as many; for attention and blocks the context, up to a limit
+EXTENDED = "The estimate extrapolates {} from a measurement on one and two rows."
 
 
 def measure_parts(config: ModelConfig, precision: str, context_length: int) -> Measured:
@@ -48,15 +46,16 @@ def _measured(kind: str, config: ModelConfig, precision: str, dtype: torch.dtype
         # attention and MLP get what a norm before them returns
         of_norm = norm(torch.zeros(1, 1, config.hidden_size, dtype=dtype)).dtype
     is_inside = kind in ("attention", "mlp") and config.block != "post"
-    rows_of = TINY if context_length <= LONGEST_SHORT_ATTENTION or kind not in ("attention", "block") else LONG
+    sees_others = kind in ("attention", "block")
+    seq = max(2, min(context_length, LONGEST_MEASURED)) if sees_others else 2 * TINY
     found = []
-    for rows, seq in ((1, rows_of), (2, rows_of), (1, 2 * rows_of)):
-        x = torch.randn(rows, seq, config.hidden_size).to(of_norm if is_inside else dtype).requires_grad_()
-        call = _call(kind, part, position, head, x, seq, precision)
+    for rows, length in ((1, seq), (2, seq), (1, seq // 2)):
+        x = torch.randn(rows, length, config.hidden_size).to(of_norm if is_inside else dtype).requires_grad_()
+        call = _call(kind, part, position, head, x, length, precision)
         found.append(_figures(call, [part, *([head] if kind == "loss" else [])], x, precision))
 
     def growth(name: str) -> Growth:
-        return _growth([each[name] for each in found], rows_of)
+        return _growth([each[name] for each in found], seq)
 
     return MeasuredPart(
         parameters=sum(parameter.numel() for parameter in part.parameters()),
@@ -124,8 +123,9 @@ def _figures(call: Callable[[], Tensor], modules: list[nn.Module], x: Tensor, pr
 
 
 def _growth(found: list[float], seq: int) -> Growth:
-    """From (1, seq), (2, seq) and (1, 2 seq) rows and tokens of a row."""
-    once, rows, longer = found
-    per_pair = (longer - rows) / (2 * seq * seq)
-    per_token = (rows - once) / seq - seq * per_pair
-    return once - seq * (per_token + seq * per_pair), per_token, per_pair
+    """From one row and two of ``seq`` tokens, and one of half as many: exact for any rows of that length."""
+    one, two, shorter = found
+    of_row, half = two - one, seq // 2
+    fixed = one - of_row
+    per_pair = (of_row * half / seq - (shorter - fixed)) / (half * (seq - half))
+    return fixed, of_row / seq - seq * per_pair, per_pair
