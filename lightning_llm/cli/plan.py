@@ -24,7 +24,7 @@ from lightning_llm.io.atomic import write_json, write_text
 PATIENCE = 1.0  # seconds before progress is shown
 VIEWS = {"gradient_as_bucket_view": True}
 WITH_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": VIEWS}
-SHARED = "config context_length document_mask global_batch_size precision world_size state_per_parameter mlp"
+SHARED = "config context_length document_mask global_batch_size precision world_size state_per_parameter measured"
 TRACES = 400  # about as many as a plan with its frontier needs
 
 
@@ -62,8 +62,8 @@ def run_plan(options: argparse.Namespace) -> None:
         f"{planner.rows[-1] * task.world_size} rows of {task.context_length} tokens a step, {task.precision}, on "
         f"{task.world_size} × {cost.device.name} with {size} each"
     )
-    if run.mlp is not None:
-        print(f"mlp {run.config.mlp} was measured with a few tokens and extended")
+    for note in run.notes:
+        print(note)
     if run.precision_reason:
         print(f"precision auto is {run.precision}: {run.precision_reason}")
     if cost.device.source == "assumed":

@@ -16,7 +16,13 @@ from typing import Any, Literal, cast
 
 import yaml
 
-from lightning_llm.accounting.counts import MeasuredMLP, hidden_matrix_parameters, parameters_by_part
+from lightning_llm.accounting.counts import (
+    UNMEASURED,
+    Measured,
+    hidden_matrix_parameters,
+    parameters_by_part,
+    parts_to_measure,
+)
 from lightning_llm.accounting.hardware import (
     Device,
     Reserve,
@@ -184,7 +190,16 @@ class RunConfig:
     state_per_parameter: float
     state_dtype: str | None
     reserve: Reserve
-    mlp: MeasuredMLP | None
+    measured: Measured
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know about the figures of parts that no formula describes."""
+        names = parts_to_measure(self.config)
+        notes = [f"{kind} {name} was measured with a few tokens and extended" for kind, name in names.items()]
+        if self.config.is_gated and "mixture_of_experts" in names.values():
+            notes.append("the experts are assumed to get equally many tokens")
+        return notes
 
     @property
     def device_kind(self) -> Literal["cpu", "cuda"]:
@@ -209,7 +224,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--reserve", type=size_option, metavar="SIZE", help=free)
     add("--json", type=Path, metavar="FILE", help="write all figures to this file")
-    add("--trust-code", action="store_true", help="import and measure an MLP class outside lightning_llm")
+    add("--trust-code", action="store_true", help="import and measure classes outside lightning_llm")
 
 
 def size_option(words: str) -> int:
@@ -250,6 +265,8 @@ def read_run(options: argparse.Namespace) -> RunConfig:
     name, arguments = _class(raw, "trainer.strategy", "")
     is_sharded, is_deferred = name.rpartition(".")[2] in SHARDING, arguments.get("defer_reduction") is True
     sharding = "fsdp2_deferred" if is_deferred or name == "fsdp2_deferred" else "fsdp2"
+    context_length = _whole(raw, "data.context_length", 256)
+    measured = _measured(config, precision, context_length)
     return RunConfig(
         raw=raw,
         config=config,
@@ -257,7 +274,7 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         precision=precision,
         precision_reason=reason,
         tf32=_section(raw, "trainer").get("tf32") is True,
-        context_length=_whole(raw, "data.context_length", 256),
+        context_length=context_length,
         document_mask=document_mask,
         global_batch_size=_whole(raw, "data.global_batch_size", 32),
         micro_batch_size=_whole(raw, "data.micro_batch_size"),
@@ -266,8 +283,8 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         max_steps=max(0, _whole(raw, "trainer.max_steps", 0, least=-1)),
         strategy=options.strategy or (sharding if is_sharded else "ddp"),
         reserve=_reserve(raw, options.reserve, "cpu" if device is None else "cuda", world_size),
-        **_optimizer(raw, config, precision, options.state_dtype, mlp := _measured(config, precision)),
-        mlp=mlp,
+        **_optimizer(raw, config, precision, options.state_dtype, measured),
+        measured=measured,
     )
 
 
@@ -339,13 +356,13 @@ def _architecture(raw: Section, options: argparse.Namespace, source: Path) -> Mo
     return config_of_file(fields, "the config", trust_code=options.trust_code)
 
 
-def _measured(config: ModelConfig, precision: str) -> MeasuredMLP | None:
-    """Of an MLP that the accounting does not know: it costs loading torch, and runs the class."""
-    if "mlp" not in config.own_parts:
-        return None
-    from lightning_llm.training.measured_mlp import measure_mlp
+def _measured(config: ModelConfig, precision: str, context_length: int) -> Measured:
+    """The parts that the accounting does not know: it costs loading torch, and runs their classes."""
+    if not parts_to_measure(config):
+        return UNMEASURED
+    from lightning_llm.training.measured_parts import measure_parts
 
-    return measure_mlp(config, precision)
+    return measure_parts(config, precision, context_length)
 
 
 def _vocab_size_of_run(config: Path) -> int | None:
@@ -360,7 +377,7 @@ def _vocab_size_of_run(config: Path) -> int | None:
 
 
 def _optimizer(
-    raw: Section, config: ModelConfig, precision: str, asked: str | None, mlp: MeasuredMLP | None
+    raw: Section, config: ModelConfig, precision: str, asked: str | None, measured: Measured
 ) -> dict[str, Any]:
     """The four fields of a RunConfig about the optimizer and its state; ``asked`` is --state-dtype."""
     path, arguments = _class(raw, "model.optimizer", f"{OWN}AdamW")
@@ -376,8 +393,8 @@ def _optimizer(
         raise ValueError(f"state_dtype is an option of {OWN}AdamW, the optimizer is {name}: {instead}")
     state: float = STATE_PER_PARAMETER[name] + (1 if name == "SGD" and arguments.get("momentum") else 0)
     if is_muon:  # one tensor for Muon's matrices, two of state_dtype for the rest
-        parameters, itemsize = sum(parameters_by_part(config, mlp).values()), 2 if precision == "bf16-true" else 4
-        matrices = hidden_matrix_parameters(config)
+        parameters, itemsize = sum(parameters_by_part(config, measured).values()), 2 if precision == "bf16-true" else 4
+        matrices = hidden_matrix_parameters(config, measured)
         others = 2 * (parameters - matrices) * (STATE_BYTES[dtype] or itemsize)
         state = (matrices * itemsize + others) / (parameters * itemsize)
     own_dtype = dtype if is_own else None

@@ -14,10 +14,12 @@ next one, so the device never waits; the step after a text's last token is waste
 When a row has filled the context, its newest half is read again as a new prompt and decoding continues. Positions stay
 within what the model was trained on. As they start again from 0, the cached keys, rotated by their old positions,
 cannot be reused; a prefill every half context costs one more position per step, in larger matmuls than decoding's.
+A model with an attention that keeps no cache reads the whole context at each step.
 """
 
 import dataclasses
 import hashlib
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast, overload
@@ -306,6 +308,10 @@ class Decoder:
         sums_on_host = self._device.type == "mps" or torch.are_deterministic_algorithms_enabled()
         self._choosing = torch.device("cpu") if sums_on_host and not sampling.is_greedy else self._device
         self._draws = None if sampling.is_greedy else Draws(self.prompts, generator, self._choosing)
+        if not self._model.uses_cache:
+            kinds = {type(layer.self_attn).__qualname__ for layer in self._model.layers}
+            text = f"attention {', '.join(sorted(kinds))} has no cache: each token is computed from the whole context"
+            warnings.warn(text, stacklevel=2)
         self._seen: Tensor | None = None
         if sampling.repetition_penalty != 1:
             shape = len(self.prompts), self._model.config.vocab_size or 0
@@ -319,14 +325,16 @@ class Decoder:
 
     def __iter__(self) -> Iterator[dict[int, int]]:
         """Decode once; a ``ValueError`` if the logits are NaN."""
-        ahead, unread = _AHEAD.get(self._device.type, 0), deque[tuple[Tensor, torch.cuda.Event | None]]()
+        ahead = _AHEAD.get(self._device.type, 0) if self._model.uses_cache else 0
+        unread = deque[tuple[Tensor, torch.cuda.Event | None]]()
         for step in range(self._max_new_tokens):
             # the context of a full row is read again, so all of it must be known
             while unread and (len(unread) > ahead or self._longest in self._cache.lengths):
                 yield self._read(*unread.popleft())
             if all(self._ended):
                 return
-            self._tokens = self._choose(self._prefill() if step == 0 else self._advance())
+            read = self._read_all if not self._model.uses_cache else self._advance if step else self._prefill
+            self._tokens = self._choose(read())
             unread.append(_sent_to_host(self._tokens))
         while unread and not all(self._ended):
             yield self._read(*unread.popleft())
@@ -359,6 +367,18 @@ class Decoder:
         self._packed = PackedStep(model, self._cache) if packs else None
         ends = torch.tensor(lengths, device=self._device) - 1
         return model.logits(hidden[torch.arange(len(lengths), device=self._device), ends])
+
+    @torch.no_grad()
+    def _read_all(self) -> Tensor:
+        """Read all contexts, without a cache: (batch, vocab)."""
+        for row, context in enumerate(self._contexts):
+            if len(context) > self._longest:
+                self._contexts[row] = context[-max(1, self._longest // 2) :]
+        lengths = [len(context) for context in self._contexts]
+        rows = [context + [0] * (max(lengths) - len(context)) for context in self._contexts]
+        hidden = self._model(torch.tensor(rows, device=self._device))
+        ends = torch.tensor(lengths, device=self._device) - 1
+        return self._model.logits(hidden[torch.arange(len(lengths), device=self._device), ends])
 
     @torch.no_grad()
     def _advance(self) -> Tensor:

@@ -22,6 +22,7 @@ from lightning_llm.model.parts import (
     normalized,
     option_of,
     part_faults,
+    window_of_layer,
 )
 
 Recompute = Literal["none", "mlp", "attention", "block"]
@@ -157,6 +158,12 @@ class ModelConfig:
     def rotary_dim(self) -> int:
         """How many dimensions of a head ``rope`` rotates."""
         return int((self.head_dim or 0) * self.partial_rotary_factor)
+
+    @property
+    def attention_windows(self) -> list[int | None]:
+        """How many positions the attention of each layer sees; ``None``: all before it."""
+        window, every = (option_of("attention", self.attention, name) for name in ("window", "every"))
+        return [window_of_layer(layer, window, every) for layer in range(self.num_hidden_layers)]
 
     @property
     def own_parts(self) -> dict[str, str]:

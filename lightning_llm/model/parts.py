@@ -111,6 +111,11 @@ def option_of(kind: str, part: Part, name: str) -> Any:
     return arguments_of(part).get(name, built_in.options[name].default)
 
 
+def window_of_layer(layer: int, window: int | None, every: int | None) -> int | None:
+    """The window of a layer's attention; ``None`` where it is full."""
+    return None if every is not None and (layer + 1) % every == 0 else window
+
+
 def normalized(part: Any) -> Any:
     """A part in its shortest form: a name where it gives no arguments. A malformed one is returned as it is."""
     if not isinstance(part, dict) or set(part) - {CLASS_PATH, INIT_ARGS} or not isinstance(part.get(CLASS_PATH), str):

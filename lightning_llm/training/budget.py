@@ -22,7 +22,7 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import param_groups
 from lightning_llm.training.execution import uses_tf32
-from lightning_llm.training.measured_mlp import measure_mlp
+from lightning_llm.training.measured_parts import measure_parts
 
 
 class MemoryBudget:
@@ -172,7 +172,7 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any, reserve: int | Non
         gradient_views=isinstance(strategy, DDPStrategy) and bool(strategy._ddp_kwargs.get("gradient_as_bucket_view")),
         state_per_parameter=optimizer_state_bytes(model, transformer) / sum(p.nbytes for p in transformer.parameters()),
         reserve=reserve_for(strategy.root_device.type, trainer.world_size, reserve),
-        mlp=measure_mlp(architecture, precision),
+        measured=measure_parts(architecture, precision, data.context_length),
     )
 
 
