@@ -15,8 +15,20 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_llm.checkpoints.loop_state import LOOPS, loop_problems
 from lightning_llm.data.tokenizers import Tokenizer
-from lightning_llm.io import untrusted
-from lightning_llm.io.untrusted import TEXT, Kind, field_name, list_of, maybe, one_of, refuse, rule, shown, some, whole
+from lightning_llm.io.untrusted import (
+    TEXT,
+    Kind,
+    field_name,
+    list_of,
+    maybe,
+    one_of,
+    record,
+    refuse,
+    rule,
+    shown,
+    some,
+    whole,
+)
 from lightning_llm.model.config import ModelConfig
 
 FORMAT = "lightning_llm"  # the key of a checkpoint's own part
@@ -106,7 +118,7 @@ MODEL_CHECKPOINT = some(  # Lightning's, which removes files of these names
     {"dirpath": maybe(TEXT), "best_k_models": PLAIN_DICT, "kth_best_model_path": TEXT, "last_model_path": TEXT},
 )
 OPTIONS = {  # of optimizers
-    **dict.fromkeys(("lr", "initial_lr", "weight_decay", "momentum"), RATE),
+    **dict.fromkeys(("lr", "initial_lr", "lr_factor", "weight_decay", "weight_decay_factor", "momentum"), RATE),
     **dict.fromkeys(("amsgrad", "fused", "foreach", "maximize", "nesterov"), maybe(BOOL)),
     "betas": list_of(BELOW_ONE),
     "eps": any_of(RATE, list_of(ANYTHING)),
@@ -115,10 +127,11 @@ OPTIONS = {  # of optimizers
     "name": TEXT,
 }
 HYPER_PARAMETERS = {
-    "architecture": untrusted.record({}, {name: _kind_of(kind) for name, kind in get_type_hints(ModelConfig).items()}),
+    "architecture": record({}, {name: _kind_of(kind) for name, kind in get_type_hints(ModelConfig).items()}),
     "loss_chunks": maybe(COUNT),
     "optimizer": maybe(some({"class_path": TEXT}, {"init_args": some({}, OPTIONS)})),
     "schedule": maybe(some({"class_path": TEXT}, {"init_args": PLAIN_DICT})),
+    "groups": list_of(record({"pattern": TEXT}, {"lr_factor": RATE, "weight_decay_factor": maybe(RATE)}), 1000),
     **dict.fromkeys(("memory_budget", "init_from", "compile_mode"), maybe(TEXT)),
     "_instantiator": NULL,  # Lightning would import the class of this name
 }

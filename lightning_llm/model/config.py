@@ -21,6 +21,7 @@ BUILT_IN_MLPS = (*GATED_MLPS, "gelu", "gelu_tanh", "relu")
 CHECKPOINT_LEVELS = (0, 1, 2)
 MOST_LAYERS = 2000  # twice the deepest that were trained (Wang et al. 2022, "DeepNet", arXiv:2203.00555)
 MOST_SIZE, MOST_NUMBER = 2**40, 1e30  # beyond them torch overflows
+MUP, MOST_BASE = ("base_width", "base_head_dim"), 2**16  # the options of mup
 MOST_PARAMETERS = 10**13  # several times the largest that were trained
 # The options of each way to stretch the rotation, by Hugging Face's names.
 ROPE_SCALINGS = {
@@ -78,6 +79,10 @@ class ModelConfig:
         lm_head_bias: A bias on the logits.
         tie_word_embeddings: The head shares the embedding's weight.
         initializer_range: Standard deviation of the initial weights.
+        mup: Maximal update parametrization for AdamW (Yang et al. 2022, "Tensor Programs V", arXiv:2203.03466, table
+            8): ``{base_width: 64, base_head_dim: 16}`` sets initial values and learning rates such that a learning
+            rate tuned at ``hidden_size`` 64 and ``head_dim`` 16 fits wider models. ``None``: the same learning rate
+            for all weights.
     """
 
     vocab_size: int | None = None
@@ -103,6 +108,7 @@ class ModelConfig:
     lm_head_bias: bool = False
     tie_word_embeddings: bool = False
     initializer_range: float = 0.02
+    mup: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         faults = list(self._type_faults())
@@ -197,6 +203,7 @@ class ModelConfig:
             )
         yield from self._level_faults()
         yield from self._scaling_faults()
+        yield from self._mup_faults()
         if self.mlp_bias and self.mlp == "memory_optimized_swiglu":
             yield "mlp_bias is not supported by mlp 'memory_optimized_swiglu': use 'swiglu'"
         if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
@@ -228,6 +235,17 @@ class ModelConfig:
         yield from faults
         if self.position != "rope":
             yield f"rope_scaling needs position 'rope', got {self.position!r}"
+
+    def _mup_faults(self) -> Iterator[str]:
+        if self.mup is None:
+            return
+        sizes = [value for value in self.mup.values() if type(value) is int and 1 <= value <= MOST_BASE]
+        if set(self.mup) != set(MUP) or len(sizes) != len(MUP):
+            yield f"mup must have {' and '.join(MUP)}, whole numbers from 1 to {MOST_BASE}, got {shown(self.mup)}"
+        if self.tie_word_embeddings:
+            yield "mup needs tie_word_embeddings false: embedding and head get different learning rates"
+        if self.mlp not in BUILT_IN_MLPS:
+            yield f"mup knows the scales of mlp {', '.join(BUILT_IN_MLPS)}, not of {self.mlp!r}"
 
     def _level_faults(self) -> Iterator[str]:
         given = self.checkpoint_level
