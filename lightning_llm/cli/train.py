@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from jsonargparse import ArgumentError
+from jsonargparse import ArgumentError, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
@@ -63,6 +63,10 @@ IGNORED_WARNINGS = (
     ".*sync_dist=True.*",  # what is logged is the same in every process
     r".*isinstance\(treespec, LeafSpec\).*",  # Lightning 2.6 with torch 2.13
 )
+
+
+# Lightning turns it on: a config at an address would be fetched from the network
+set_parsing_settings(config_read_mode_fsspec_enabled=False)
 
 
 class SaveConfig(SaveConfigCallback):

@@ -135,7 +135,8 @@ def _callbacks(given: Any) -> dict[str, Any]:
     for number, (kind, each) in enumerate(changing):
         again = found[CALLBACKS][:number].count(kind)
         name = f"{CALLBACKS}.{kind}" + (f"#{again + 1}" if again else "")
-        found |= flat(each.get("init_args") or {}, f"{name}.")
+        given = each.get("init_args")
+        found |= flat(given if isinstance(given, Mapping) else {}, f"{name}.")
     return found
 
 
