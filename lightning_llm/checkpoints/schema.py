@@ -15,20 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_llm.checkpoints.loop_state import LOOPS, loop_problems
 from lightning_llm.data.tokenizers import Tokenizer
-from lightning_llm.io.untrusted import (
-    TEXT,
-    Kind,
-    field_name,
-    list_of,
-    maybe,
-    one_of,
-    record,
-    refuse,
-    rule,
-    shown,
-    some,
-    whole,
-)
+from lightning_llm.io import untrusted
+from lightning_llm.io.untrusted import TEXT, Kind, field_name, list_of, maybe, one_of, refuse, rule, shown, some, whole
 from lightning_llm.model.config import ModelConfig
 
 FORMAT = "lightning_llm"  # the key of a checkpoint's own part
@@ -127,11 +115,13 @@ OPTIONS = {  # of optimizers
     "name": TEXT,
 }
 HYPER_PARAMETERS = {
-    "architecture": record({}, {name: _kind_of(kind) for name, kind in get_type_hints(ModelConfig).items()}),
+    "architecture": untrusted.record({}, {name: _kind_of(kind) for name, kind in get_type_hints(ModelConfig).items()}),
     "loss_chunks": maybe(COUNT),
     "optimizer": maybe(some({"class_path": TEXT}, {"init_args": some({}, OPTIONS)})),
     "schedule": maybe(some({"class_path": TEXT}, {"init_args": PLAIN_DICT})),
-    "groups": list_of(record({"pattern": TEXT}, {"lr_factor": RATE, "weight_decay_factor": maybe(RATE)}), 1000),
+    "groups": list_of(
+        untrusted.record({"pattern": TEXT}, dict.fromkeys(("lr_factor", "weight_decay_factor"), maybe(RATE))), 1000
+    ),
     **dict.fromkeys(("memory_budget", "init_from", "compile_mode"), maybe(TEXT)),
     "_instantiator": NULL,  # Lightning would import the class of this name
 }

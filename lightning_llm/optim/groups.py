@@ -79,13 +79,11 @@ class GroupRule:
     weight_decay_factor: float | None = None
 
     def __post_init__(self) -> None:
-        faults = [
-            f"{name} must be a number of at least 0, got {value!r}"
-            for name in ("lr_factor", "weight_decay_factor")
-            if not _is_not_negative(value := getattr(self, name)) and (value is not None or name == "lr_factor")
-        ]
-        if not isinstance(self.pattern, str) or not self.pattern:
-            faults.insert(0, f"pattern must be a name, with * for any characters, got {self.pattern!r}")
+        named = isinstance(self.pattern, str) and self.pattern
+        faults = [] if named else [f"pattern must be a name, with * for any characters, got {self.pattern!r}"]
+        for name in ("lr_factor", "weight_decay_factor"):
+            if not _is_not_negative(value := getattr(self, name)) and (value is not None or name == "lr_factor"):
+                faults.append(f"{name} must be a number of at least 0, got {value!r}")
         if faults:
             raise ValueError("; ".join(faults))
 
@@ -116,7 +114,9 @@ def param_groups(
     """
     decays = {HIDDEN_MATRICES: True, MATRICES: True, EMBEDDINGS: decay_embeddings, VECTORS: False}
     labels, factors = _labels(module, heads), lr_factors or {}
-    _check_rules(rules, labels)
+    if not labels:
+        raise ValueError(f"{type(module).__name__} has no trainable parameters: nothing to optimize")
+    _check_rules(rules, list(labels.values()))
     by_pattern = {rule.pattern: rule for rule in rules}
 
     def division(param: nn.Parameter) -> tuple[str, str | None, str | None]:
@@ -137,8 +137,6 @@ def param_groups(
         if not decay or weight_decay is not None:
             group["weight_decay"] = weight_decay if decay else 0.0
         groups.append(group)
-    if not groups:
-        raise ValueError(f"{type(module).__name__} has no trainable parameters: nothing to optimize")
     check_coverage(module, groups)
     return groups
 
@@ -201,20 +199,17 @@ def _first(patterns: Iterable[str], labels: Sequence[str]) -> str | None:
     return next((pattern for pattern in patterns if any(fnmatchcase(label, pattern) for label in labels)), None)
 
 
-def _check_rules(rules: Sequence[GroupRule], labels: Mapping[nn.Parameter, Sequence[str]]) -> None:
+def _check_rules(rules: Sequence[GroupRule], labels: Sequence[Sequence[str]]) -> None:
     """Raises ValueError for a rule that decides nothing."""
-    left = list(labels.values())
+    left = labels
     for pattern in (rule.pattern for rule in rules):
         rest = [own for own in left if _first([pattern], own) is None]
-        if len(rest) < len(left):
-            left = rest
-        elif any(_first([pattern], own) for own in labels.values()):
-            raise ValueError(f"pattern {pattern!r} decides nothing: patterns before it match all that it matches")
-        else:
-            known = "; ".join(
-                f"{own[1]} in group {own[0]}" for own in list(labels.values())[:: max(1, len(labels) - 1)]
-            )
-            raise ValueError(f"pattern {pattern!r} matches no trainable parameter, such as {known}")
+        if len(rest) == len(left):
+            if any(_first([pattern], own) for own in labels):
+                raise ValueError(f"pattern {pattern!r} decides nothing: patterns before it match all that it matches")
+            group, name, *_ = labels[0]
+            raise ValueError(f"pattern {pattern!r} matches no trainable parameter, such as {name} in group {group}")
+        left = rest
 
 
 class GroupOptimizer(Optimizer, abc.ABC):

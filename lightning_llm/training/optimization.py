@@ -6,7 +6,7 @@ both do nothing if that is done already, as in the package ``schedulefree``. Val
 the average.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -62,24 +62,24 @@ class OptimizedModule(LightningModule):
 
     def on_train_start(self) -> None:
         """Put the weights to train into the parameters."""
-        _switch(self.trainer, "train")
+        _switch(self.trainer.optimizers, "train")
 
     def on_validation_start(self) -> None:
         """Put the weights to evaluate into the parameters."""
-        _switch(self.trainer, "eval")
+        _switch(self.trainer.optimizers, "eval")
 
     def on_validation_end(self) -> None:
         """After callbacks have saved them, continue with the weights to train."""
         if self.trainer.state.fn == "fit":
-            _switch(self.trainer, "train")
+            _switch(self.trainer.optimizers, "train")
 
     def on_train_end(self) -> None:
         """Leave the weights to evaluate in the parameters."""
-        _switch(self.trainer, "eval")
+        _switch(self.trainer.optimizers, "eval")
 
 
-def _switch(trainer: Trainer, mode: Literal["train", "eval"]) -> None:
-    for optimizer in trainer.optimizers:
+def _switch(optimizers: Iterable[Optimizer], mode: Literal["train", "eval"]) -> None:
+    for optimizer in optimizers:
         if hasattr(optimizer, mode):  # no optimizer of torch has these methods
             getattr(optimizer, mode)()
 
@@ -96,13 +96,11 @@ def evaluated(trainer: Trainer, *, exactly: bool = False) -> Iterator[None]:
     averaging = [optimizer for optimizer in trainer.optimizers if trainer.training and hasattr(optimizer, "eval")]
     held = [param for optimizer in averaging for group in optimizer.param_groups for param in group["params"]]
     copies = [param.detach().clone() for param in held] if exactly else []
-    if averaging:
-        _switch(trainer, "eval")
+    _switch(averaging, "eval")
     try:
         yield
     finally:
-        if averaging:
-            _switch(trainer, "train")
+        _switch(averaging, "train")
         with torch.no_grad():
             for param, copy in zip(held, copies, strict=False):
                 param.copy_(copy)

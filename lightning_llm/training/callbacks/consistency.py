@@ -166,10 +166,10 @@ class ResumeDiff(Callback):
             return
         configured: Any = pl_module.configure_optimizers()
         optimizer = configured["optimizer"]
-        known = inspect.signature(type(optimizer)).parameters
-        progress = optimizer.defaults.keys() - known.keys()  # a schedule-free optimizer counts its steps there
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
-            progress = set()
+        known = inspect.signature(type(optimizer)).parameters.values()
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known)
+        # a schedule-free optimizer counts its steps in its groups
+        progress = set() if takes_any else optimizer.defaults.keys() - {parameter.name for parameter in known}
         for group, asked in zip(trainer.optimizers[0].param_groups, optimizer.param_groups, strict=True):
             group.update({name: value for name, value in asked.items() if name not in {"params", *progress}})
         for config in trainer.lr_scheduler_configs:
