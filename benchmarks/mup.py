@@ -252,7 +252,8 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
                 axis.grid()
                 axis.legend(fontsize=7)
             if own[0].changes:
-                line[0].set(ylabel="mean change of activations", yscale="log")
+                most = max(max(row.changes) for row in own)
+                line[0].set(ylabel="mean change of activations", yscale="log", ylim=(None, 1e3 * most))  # the legend's
             else:
                 line[0].set(ylabel=f"validation loss, nats/character{LOWER}")
                 best = min(min(row.losses) for row in own)
