@@ -106,7 +106,7 @@ MODEL_CHECKPOINT = some(  # Lightning's, which removes files of these names
     {"dirpath": maybe(TEXT), "best_k_models": PLAIN_DICT, "kth_best_model_path": TEXT, "last_model_path": TEXT},
 )
 OPTIONS = {  # of optimizers
-    **dict.fromkeys(("lr", "initial_lr", "weight_decay", "momentum"), RATE),
+    **dict.fromkeys(("lr", "initial_lr", "lr_factor", "weight_decay", "weight_decay_factor", "momentum"), RATE),
     **dict.fromkeys(("amsgrad", "fused", "foreach", "maximize", "nesterov"), maybe(BOOL)),
     "betas": list_of(BELOW_ONE),
     "eps": any_of(RATE, list_of(ANYTHING)),
@@ -120,6 +120,9 @@ HYPER_PARAMETERS = {
     "loss_chunks": maybe(COUNT),
     "optimizer": maybe(some({"class_path": TEXT}, {"init_args": some({}, OPTIONS)})),
     "schedule": maybe(some({"class_path": TEXT}, {"init_args": PLAIN_DICT})),
+    "groups": list_of(
+        untrusted.record({"pattern": TEXT}, dict.fromkeys(("lr_factor", "weight_decay_factor"), maybe(RATE))), 1000
+    ),
     **dict.fromkeys(("memory_budget", "memory_reserve", "init_from", "compile_mode", "compile_scope"), maybe(TEXT)),
     "_instantiator": NULL,  # Lightning would import the class of this name
 }

@@ -20,7 +20,6 @@ from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
-from lightning_llm.optim.groups import param_groups
 from lightning_llm.training.execution import uses_tf32
 from lightning_llm.training.measured_parts import measure_parts
 
@@ -130,7 +129,7 @@ def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
     """
     parameters = list(transformer.parameters())
     try:
-        optimizer = model.make_optimizer(param_groups(transformer))
+        optimizer = model.optimizer_over(model.groups_of(transformer))
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)
         optimizer.step()

@@ -19,7 +19,6 @@ from lightning_llm.data.datamodule import TokenDataModule, offered
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
-from lightning_llm.optim.groups import param_groups
 from lightning_llm.training.budget import optimizer_state_bytes
 from lightning_llm.training.initial_weights import read_initial_weights
 from lightning_llm.training.run_length import total_steps
@@ -310,10 +309,12 @@ def _steps(data: TokenDataModule, trainer: Any) -> Iterator[Check]:
 
 
 def _memory_and_disk(model: Any, transformer: Transformer, weights: int, trainer: Any, folder: Path) -> Iterator[Check]:
+    option = "groups"
     try:
-        yield Check("optimizer", type(model.make_optimizer(param_groups(transformer))).__name__)
-    except ValueError as error:  # an option out of range
-        yield Check("optimizer", "cannot be made", f"model.optimizer: {error}")
+        groups, option = model.groups_of(transformer), "optimizer"
+        yield Check("optimizer", type(model.optimizer_over(groups)).__name__)
+    except ValueError as error:  # a pattern that decides nothing, an option out of range
+        yield Check("optimizer", "cannot be made", f"model.{option}: {error}")
     state = optimizer_state_bytes(model, transformer)
     yield from _memory(2 * weights + state, "parameters, gradients and optimizer state", trainer)
     keep_last = next((c.keep_last for c in trainer.callbacks if hasattr(c, "keep_last")), None)

@@ -28,6 +28,7 @@ from lightning_llm.training.checkpointing import AtomicCheckpointIO
 from lightning_llm.training.distributed import strategy_for
 from lightning_llm.training.execution import choose_precision
 from lightning_llm.training.json_logger import JSONLinesLogger
+from lightning_llm.training.optimization import evaluated
 from lightning_llm.training.preflight import Check, check_nodes, check_options, check_run
 
 Plugin = Precision | ClusterEnvironment | CheckpointIO | LayerSync  # as in Lightning
@@ -144,6 +145,11 @@ class Trainer(pl.Trainer):
             raise
         if not was_open:
             self.run_directory.close()
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """As Lightning's; of a schedule-free optimizer, the weights are those to evaluate."""
+        with evaluated(self):
+            super().save_checkpoint(*args, **kwargs)
 
     def open_run(self) -> None:
         """Claim the run directory and keep others out, until ``fit`` ends; does nothing the second time.
