@@ -72,7 +72,7 @@ class SaveConfig(SaveConfigCallback):
         """For ``fit`` only: an evaluation changes no record. Lightning would write to the logger's folder."""
         if stage != "fit":
             return
-        self.config["ckpt_path"] = None
+        self.config["ckpt_path"] = self.config["trainer.run_dir"] = None
         plan, job, run = getattr(pl_module, "plan", None), jobs.this_job(), trainer.run_dir  # a broadcast: all must ask
         if plan is not None:  # the memory budget stays in the config: a resumed run plans again, to the same result
             chosen = chosen_options(plan)
@@ -127,7 +127,8 @@ class TrainingCLI(LightningCLI):
         if self._options.get("weights_only") is False:
             raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
         command_line.check_store(self._options.data, self._words)
-        folder = Path(self._options.trainer.default_root_dir) / self.experiment
+        asked = self._options.trainer
+        folder = Path(asked.run_dir or Path(asked.default_root_dir) / self.experiment)
         if self._ckpt_path is not None:
             self.checkpoint = find_checkpoint(self._ckpt_path, folder, _say)
         elif self.subcommand == "fit":
@@ -144,7 +145,6 @@ class TrainingCLI(LightningCLI):
             elif self._options.model.get("init_from") is not None and not self._trusts_code:
                 check_trust(self._options.model.init_from)
         # what `auto` means goes into the config, so that its record, the checkpoints and all ranks have the same
-        asked = self._options.trainer
         self.precision_reason = "as asked for"
         if asked.precision in ("auto", None):
             if "precision" in saved:
