@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.io.atomic import write_json
-from lightning_llm.io.untrusted import NUMBER, TEXT, list_of, maybe, read_json, read_text, some, validate, whole
+from lightning_llm.io.untrusted import NUMBER, TEXT, list_of, maybe, read_json, read_text, rule, some, validate, whole
 
 EXPERIMENT = "run"  # without a name
 CHECKPOINTS, TURN, EVENTS = "checkpoints", "turn", "events.out.tfevents."
@@ -44,6 +44,10 @@ KILLED = "killed"  # in words only: a killed process writes no status
 _STATUS = some(
     {"status": TEXT},
     {"step": whole(), "val_loss": maybe(NUMBER), "reason": TEXT, "host": TEXT, "process": maybe(whole(1, 1 << 30))},
+)
+
+_TEXTS = rule(
+    "texts by name", lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 )
 
 _held: set[Path] = set()  # by this process, to which the kernel would give a lock twice
@@ -377,6 +381,7 @@ def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
         OSError: It cannot be read.
     """
     fields = {**dict.fromkeys(measured, maybe(NUMBER)), "threads": maybe(whole()), "changed_on_resume": list_of(TEXT)}
+    fields |= {"initial_values": maybe(_TEXTS), "batches": maybe(TEXT), "validation_batches": maybe(TEXT)}
     try:
         content = read_json(run / SUMMARY, nan_is_null=True)  # older ones contain Infinity
         validate(content, some({}, fields), run / SUMMARY)

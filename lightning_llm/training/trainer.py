@@ -19,6 +19,7 @@ from lightning_llm.checkpoints.run_directory import CHECKPOINTS, RunDirectory
 from lightning_llm.checkpoints.schema import RESUME
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints, refuse_names_of_ours
 from lightning_llm.training.callbacks.dashboard import Dashboard, RunLogger
+from lightning_llm.training.callbacks.inputs import InputHashes
 from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
 from lightning_llm.training.callbacks.non_finite import StopOnNonFinite
 from lightning_llm.training.callbacks.progress import StepProgressBar
@@ -48,8 +49,8 @@ class Trainer(pl.Trainer):
         logger: Null or true: TensorBoard, in the run directory. False: none. Another logger chooses where its own files
             go; the run's other files go to the run directory.
         callbacks: Added to the project's own: checkpoints (unless ``enable_checkpointing`` is false), the progress bar,
-            the training log, the memory profiler and the dashboard (unless one of the same kind is given), and the
-            clean stop on Ctrl-C, SIGTERM and SIGHUP. With ``barebones`` none of them is added.
+            the training log, the memory profiler and the dashboard (unless one of the same kind is given), the hashes
+            of what the run used, and the clean stop on Ctrl-C, SIGTERM and SIGHUP. With ``barebones`` none is added.
         plugins: As in Lightning.
         strategy: As in Lightning; also ``fsdp2``: shard parameters, gradients and optimizer state over all processes.
         max_steps: Optimizer steps of the whole run; -1: as many as ``max_epochs`` gives.
@@ -221,5 +222,6 @@ def _with_own(given: list[Any], *, progress: bool, checkpoints: bool) -> list[An
     own |= {RunCheckpoints: RunCheckpoints} if checkpoints else {}
     own |= {ProgressBar: StepProgressBar} if progress else {}
     missing = [make() for kind, make in own.items() if not any(isinstance(callback, kind) for callback in given)]
-    # StopOnSignal is last: it ends the run after the others have seen the step
-    return [StopOnNonFinite(), *missing, *given, StopOnSignal()]
+    # InputHashes is first: what others save at the end of a step contains that step. StopOnSignal is last: it ends the
+    # run after the others have seen the step
+    return [InputHashes(), StopOnNonFinite(), *missing, *given, StopOnSignal()]

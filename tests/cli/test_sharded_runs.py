@@ -98,6 +98,8 @@ def test_the_curve_is_that_of_one_process_and_of_copies(folder, model):
     assert_same_curves(sharded, one)
     summaries = [json.loads((run / "summary.json").read_text()) for run in (one, sharded)]
     assert summaries[0].keys() == summaries[1].keys()
+    for name in ("initial_values", "batches", "validation_batches"):
+        assert summaries[0][name] == summaries[1][name] != None  # noqa: E711
     assert (sharded / "checkpoints" / "best.ckpt" / "shard-00001.pt").is_file()
 
 
