@@ -172,8 +172,7 @@ class TrainingCLI(LightningCLI):
             devices = options.get("devices")
             raise ValueError(f"trainer.devices {devices!r} or another trainer option: {error}") from error
         trainer.precision_reason = self.precision_reason
-        plain = self._parser(self.subcommand).dump(self._options, format="json")
-        own = [RankConsistencyCheck(json.loads(plain), self.checkpoint), ResumeDiff(json.loads(plain))]
+        own = [RankConsistencyCheck(self.resolved, self.checkpoint), ResumeDiff(self.resolved)]
         trainer.callbacks[:0] = [*own, StatusFile()]  # type: ignore[attr-defined]
         if trainer.run_directory.experiment is None:
             trainer.run_directory.experiment = self.experiment
@@ -216,6 +215,12 @@ class TrainingCLI(LightningCLI):
         for prompt, ids in zip(self.datamodule.predict_prompts, self.trainer.predict_loop.predictions, strict=True):
             row = {"prompt": prompt, "text": decode(ids[0].tolist())}
             print(json.dumps(row, ensure_ascii=False, allow_nan=False))
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """All options, as plain values."""
+        options: dict[str, Any] = json.loads(self._parser(self.subcommand).dump(self._options, format="json"))
+        return options
 
     @property
     def report(self) -> RunReport:
