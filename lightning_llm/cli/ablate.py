@@ -20,6 +20,7 @@ from lightning_llm.ablate import claims, local
 from lightning_llm.ablate.experiment import BASELINE, MOST_PAIRS, Experiment, experiment_of, varied
 from lightning_llm.ablate.plan import CODE, MAIN, Plan
 from lightning_llm.ablate.results import COST, Loaded, load_experiment
+from lightning_llm.ablate.slurm import submit
 from lightning_llm.ablate.worker import Stopped, work
 from lightning_llm.cli.errors import OneLineParser, Tool
 from lightning_llm.cli.process import interrupts
@@ -51,6 +52,8 @@ def _options(parser: OneLineParser) -> None:
         action.add_argument("folder", type=Path, metavar="DIR", help="folder of an experiment")
     for action in (run, extend):
         action.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: one per GPU or core)")
+        about = "submit the workers as an array of SLURM jobs, with these settings of submitit, such as partition=gpu"
+        action.add_argument("--slurm", nargs="*", metavar="KEY=VALUE", help=about)
     worker.add_argument("--cores", default="", help=argparse.SUPPRESS)
     worker.add_argument("--parent", type=int, help=argparse.SUPPRESS)
 
@@ -96,7 +99,7 @@ def _run(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
         plan = Plan.read(Path(options.experiment))
     else:
         plan = _planned(asked(options), of_fit, options.workers)
-    _carry_out(plan, options.workers)
+    _carry_out(plan, options)
 
 
 def asked(options: argparse.Namespace) -> Experiment:
@@ -128,9 +131,14 @@ def _planned(experiment: Experiment, of_fit: Sequence[str], workers: int | None)
     return Setup(experiment, of_fit).plan(workers)
 
 
-def _carry_out(plan: Plan, workers: int | None) -> None:
-    """Start workers, wait for the verdicts, and measure the cost."""
-    content, console = plan.content, Console(stderr=True)
+def _carry_out(plan: Plan, options: argparse.Namespace) -> None:
+    """Start workers, wait for the verdicts, and measure the cost; or submit workers to SLURM, and leave."""
+    content, console, workers = plan.content, Console(stderr=True), options.workers
+    if options.slurm is not None:
+        needed = len(load_experiment(plan.out).state.needed)
+        jobs = submit(plan, min(needed, workers or needed), options.slurm) if needed else []
+        console.print(f"{plan.out}: submitted {', '.join(jobs) or 'nothing: no run is needed'}", highlight=False)
+        return
     gpus = _gpus() if content["accelerator"] == "cuda" else []
     places = local.slots(plan, gpus, workers)
     if load_experiment(plan.out).state.needed:
@@ -158,7 +166,7 @@ def _extend(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     if not 1 <= options.pairs <= MOST_PAIRS:
         raise ValueError(f"--pairs must be from 1 to {MOST_PAIRS}, got {options.pairs}")
     loaded.plan.add(options.pairs)
-    _carry_out(loaded.plan, options.workers)
+    _carry_out(loaded.plan, options)
 
 
 def _status(options: argparse.Namespace, of_fit: Sequence[str]) -> None:

@@ -42,7 +42,7 @@ def folder(tmp_path, monkeypatch, text_file):
 
 def planned(monkeypatch, **experiment):
     """Freeze the plan of an experiment without running anything; the exit status."""
-    monkeypatch.setattr("lightning_llm.cli.ablate._carry_out", lambda plan, workers: None)
+    monkeypatch.setattr("lightning_llm.cli.ablate._carry_out", lambda plan, options: None)
     Path("exp.yaml").write_text(yaml.safe_dump({"baseline": "base.yaml", "out": "out", **experiment}))
     return lambda *words: main(["ablate", "run", "exp.yaml", *words])
 
@@ -60,7 +60,7 @@ def the_line(capsys):
         ({"variants": {"a": {"model.architecture.mpl": "relu"}}}, "a: "),  # an option that the baseline lacks
         ({"variants": {"a": {"model.architecture.checkpoint_level": 0}}}, "a equals the baseline: change an option"),
         ({"variants": {"a": RELU, "b": RELU}}, "b equals a"),
-        ({"variants": {"a": {"data.tokenizer": "byte"}}}, "a changes data.tokenizer: losses per token cannot be compared"),
+        ({"variants": {"a": {"data.tokenizer": "byte"}}}, "data.tokenizer: losses per token cannot be compared"),
         ({"variants": {"a": {"data.context_length": 8}}}, "a changes data.context_length: a pair needs the same"),
         ({"variants": {"a": {"trainer.limit_val_batches": 1}}}, "a changes trainer.limit_val_batches"),
         ({"variants": {"a": {"trainer.max_steps": 9}}}, "a changes trainer.max_steps: match says how many"),
@@ -104,7 +104,7 @@ def test_a_plan_is_frozen_once(folder, monkeypatch, capsys):
 
 
 def test_the_command_line_names_its_variants(folder, monkeypatch, capsys):
-    monkeypatch.setattr("lightning_llm.cli.ablate._carry_out", lambda plan, workers: None)
+    monkeypatch.setattr("lightning_llm.cli.ablate._carry_out", lambda plan, options: None)
     words = ["--baseline", "base.yaml", "--vary", f"{MLP}=relu", "--vary", f"{MLP}=gelu", "--name", "which-mlp"]
     assert main(["ablate", "run", *words]) == 0
     plan = json.loads(Path("runs/which-mlp", PLAN).read_text())
@@ -147,10 +147,10 @@ def numbers(folder):
     return {"verdicts": loaded.state.verdicts, "losses": losses, "replay": loaded.replay_difference}
 
 
-def processes(out):
-    """The process numbers of workers and of ``fit`` that belong to an experiment."""
+def processes(out, kind):
+    """The numbers of the processes of an experiment: ``ablate run``, ``fit.py fit`` or ``fit.py ablate work``."""
     listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    return [int(line.split()[0]) for line in listed.splitlines() if f"{out}/code/fit.py" in line]
+    return [int(line.split()[0]) for line in listed.splitlines() if str(out) in line and kind in line]
 
 
 @pytest.mark.slow
@@ -184,18 +184,18 @@ def test_kills_change_nothing(folder):
     rng, out = random.Random(0), (folder / "killed").resolve()
     words = ["run", "exp.yaml", "--out", str(out)]
     planner = start(folder, *words)
-    for kill in range(3):
-        deadline = time.monotonic() + 240
-        while not (found := processes(out)):  # the worker or a fit
+    for ended, kind in ((0, "ablate run"), (2, "fit.py fit"), (4, "fit.py ablate work")):
+        deadline = time.monotonic() + 300
+        while len(list(out.glob("runs/*/summary.json"))) < ended or not (found := processes(out, kind)):
             assert planner.poll() is None, (folder / "out.txt").read_text()
             assert time.monotonic() < deadline
-            time.sleep(0.1)
-        time.sleep(rng.random() * 12)
-        victims = [planner.pid] if kill == 0 else [rng.choice(processes(out) or found)]
-        for victim in victims:
-            with suppress(ProcessLookupError):
-                os.kill(victim, signal.SIGKILL)
-        if kill == 0:
+            time.sleep(0.05)
+        until = time.monotonic() + rng.random() * 4  # anywhere in a run: starting, training, saving, reporting
+        while time.monotonic() < until and planner.poll() is None:
+            time.sleep(0.05)
+        with suppress(ProcessLookupError):
+            os.kill(rng.choice(processes(out, kind) or found), signal.SIGKILL)
+        if kind == "ablate run":
             planner.wait()
             planner = start(folder, *words)
     assert planner.wait() == 0, (folder / "out.txt").read_text()
