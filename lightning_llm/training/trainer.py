@@ -45,6 +45,8 @@ class Trainer(pl.Trainer):
             ``32-true``, ``bf16-true``, ….
         default_root_dir: Folder for run directories: ``<default_root_dir>/<experiment>/version_<n>``, one for each
             run, with any logger.
+        run_dir: The folder of this run, in place of one in ``default_root_dir``. It must not exist, unless a run in it
+            is resumed. A logger that names its own folder writes only its own files there.
         logger: Null or true: TensorBoard, in the run directory. False: none. Another logger chooses where its own files
             go; the run's other files go to the run directory.
         callbacks: Added to the project's own: checkpoints (unless ``enable_checkpointing`` is false), the progress bar,
@@ -67,6 +69,7 @@ class Trainer(pl.Trainer):
         *,
         precision: str | int | None = "auto",
         default_root_dir: str = "runs",
+        run_dir: str | None = None,
         logger: Logger | list[Logger] | bool | None = None,
         callbacks: list[pl.Callback] | pl.Callback | None = None,
         plugins: list[Plugin] | Plugin | None = None,
@@ -91,6 +94,8 @@ class Trainer(pl.Trainer):
             raise ValueError(f"trainer.precision {precision} needs a GPU: use bf16-mixed, bf16-true or 32-true")
         own_place = (each.run for each in _listed(logger) if isinstance(each, JSONLinesLogger))
         self.run_directory = next(own_place, None) or RunDirectory(default_root_dir)
+        if run_dir is not None:
+            self.run_directory.name(Path(run_dir))
         self._has_run = self._is_agreed = False
         if not kwargs.get("barebones"):  # there, Lightning refuses what would cost time, and says what
             logger = RunLogger(self.run_directory) if logger in (None, True) else logger
