@@ -7,7 +7,7 @@ of linear layers are cast once per forward pass (the copies live at least until 
 
 from typing import Any
 
-from lightning_llm.accounting.counts import Count, Growth, MeasuredPart
+from lightning_llm.accounting.counts import Count
 from lightning_llm.accounting.symbolic import (
     BFLOAT16,
     BOOL,
@@ -20,10 +20,23 @@ from lightning_llm.accounting.symbolic import (
     Size,
 )
 from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
+from lightning_llm.io.untrusted import shown
 from lightning_llm.ops import sizes
 
 WEIGHT_CASTS = "weights cast by autocast"
 PRECISIONS = {"32-true": (FLOAT32, FLOAT32), "bf16-true": (BFLOAT16, BFLOAT16), "bf16-mixed": (FLOAT32, BFLOAT16)}
+
+
+def item_sizes(precision: str) -> tuple[int, int]:
+    """Bytes of a number in a parameter, and in a factor of a matmul.
+
+    Raises:
+        ValueError: The precision is unknown.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {shown(precision)} is not covered: choose one of {', '.join(PRECISIONS)}")
+    return PRECISIONS[precision]
+
 
 Held = list[Tensor]
 Linear = tuple[Tensor, Tensor | None]  # weight and bias
@@ -43,7 +56,7 @@ class Operators(Graph):
     def __init__(self, log: AllocationLog, device: str, precision: str) -> None:
         super().__init__(log, adds_in_place=device != "cpu")  # on a CPU, what the meter sees
         self.device = device
-        self.storage_size, self.matmul_size = PRECISIONS[precision]
+        self.storage_size, self.matmul_size = item_sizes(precision)
         self.is_autocast = self.storage_size != self.matmul_size
 
     def parameter(self, elements: Count) -> Tensor:
@@ -158,22 +171,6 @@ class Operators(Graph):
         self.apply(logs, [logits], [logs])
         return self.apply(self.new(1, FLOAT32), [logs], [logs])
 
-    def measured(self, x: Tensor, part: MeasuredPart, weights: list[Tensor], tokens: int, reach: int) -> Tensor:
-        """A part known by measurement alone; ``reach``: how many positions each token sees."""
-
-        def at(line: Growth) -> int:
-            return max(0, round(line[0] + tokens * (line[1] + reach * line[2])))
-
-        saved, shapes = self.new(at(part.saved), 1), [each.size for each in (x, *weights)]
-        self.scratch((at(part.forward), 1))
-
-        def backward(dy: Tensor, held: Held) -> Gradients:
-            gradients: Gradients = [self.new(*shape) for shape in shapes]
-            self.scratch((at(part.backward), 1))
-            return gradients
-
-        return self.apply(self.new(x.elements, part.itemsize), [x, *weights], [x, saved], backward)
-
     # -- ops/conventions.py -------------------------------------------------------------------------------------------
 
     def _scratch_of_sum(self, elements: int, *, accumulates: bool) -> None:
@@ -238,7 +235,7 @@ class Operators(Graph):
     ) -> Tensor:
         """In blocks of queries; ``shape``: rows, heads, positions, key heads, width of a head. For the longest span."""
         size, shapes, (_, heads, seq, kv_heads, head_dim) = query.itemsize, [x.size for x in (query, key, value)], shape
-        rows, some = sizes.span_heads(*shape[:4], itemsize=size)
+        rows, some = sizes.span_heads(shape, kv_heads, size)
         places = sizes.even(seq, sizes.ATTENTION_ROWS)
         reach = seq if window is None else min(seq, window - 1 + places)  # keys that a block sees
         all_queries, hidden = rows * some * (heads // kv_heads) * places, (rows + 1) * places * reach * BOOL

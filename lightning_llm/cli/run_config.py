@@ -8,6 +8,7 @@ time: aliases that multiply, deep nesting, numbers of thousands of digits, large
 import argparse
 import dataclasses
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG
 from lightning_llm.io.untrusted import file_in, read_json, read_text, shown
 from lightning_llm.model.config import ModelConfig, config_of_file
+from lightning_llm.model.parts import is_foreign
 
 LARGEST = 1 << 18  # bytes of a config; the largest of this project has 3,000
 MOST_NODES = 100_000  # an alias counts as what it stands for
@@ -41,6 +43,7 @@ STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop
 OWN = "lightning_llm.optim."
 MOST = 2**40  # of any whole number
 VOCABULARY = {"store", "corpus", "path", "tokenizer", "vocab_size", "mixture", "raw_dtype"}  # in data: decide it
+SIZES = {"context_length", "global_batch_size"}
 SHARDING = ("fsdp2", "ModelParallelStrategy", "ShardedStrategy")
 
 Section = dict[str, Any]
@@ -228,6 +231,12 @@ def read_run(options: argparse.Namespace) -> RunConfig:
     for file in options.config:
         content = read_config(file)
         raw, source = merged(raw, content), file if VOCABULARY & _section(content, "data").keys() else source
+    if not isinstance(document_mask := _section(raw, "data").get("document_mask", False), bool):
+        raise ValueError(f"data.document_mask must be true or false, got {document_mask!r:.80}")
+    if is_foreign(path := _name(raw, "data.class_path", OWN)) and not _section(raw, "data").keys() >= SIZES:
+        raise ValueError(f"data.class_path {path} is not run: add data.context_length and data.global_batch_size")
+    if is_foreign(path := _name(raw, "model.class_path", OWN)):
+        print(f"model.class_path {path} is counted as a LanguageModel: what it adds is left out", file=sys.stderr)
     config = _architecture(raw, options, source)
     device = None if options.device is None else device_from_part(options.device)
     precision, reason = options.precision or _name(raw, "trainer.precision", "auto"), ""
@@ -247,7 +256,7 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         precision=precision,
         precision_reason=reason,
         context_length=context_length,
-        document_mask=_flag(raw, "data.document_mask"),
+        document_mask=document_mask,
         global_batch_size=_whole(raw, "data.global_batch_size", 32),
         micro_batch_size=_whole(raw, "data.micro_batch_size"),
         loss_chunks=_whole(raw, "model.loss_chunks", least=0),
@@ -289,14 +298,6 @@ def _whole(raw: Section, name: str, default: Any = None, *, least: int = 1) -> A
     value = _section(raw, section).get(option, default)
     if value is not default and (type(value) is not int or not least <= value <= MOST):
         raise ValueError(f"{name} must be a whole number from {least} to {MOST}, got {value!r:.80}")
-    return value
-
-
-def _flag(raw: Section, name: str) -> bool:
-    section, _, option = name.rpartition(".")
-    value = _section(raw, section).get(option, False)
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be true or false, got {value!r:.80}")
     return value
 
 

@@ -77,11 +77,10 @@ def initialize(part: nn.Module, config: ModelConfig, seed: int, name: str = "") 
     for path, module in part.named_modules(prefix=name):
         if isinstance(module, nn.Linear | nn.Embedding):
             is_residual = path.rpartition(".")[2] in RESIDUAL_PROJECTIONS
-            rows = config.vocab_size if path in VOCAB_TABLES else None  # the rest is for no token
+            rows = config.vocab_size if path in VOCAB_TABLES else len(module.weight)  # the rest is for no token
             std = residual_std if is_residual else config.initializer_range
             _draw(module.weight.detach()[:rows], f"{path}.weight", seed, std)
-            if rows is not None:
-                nn.init.zeros_(module.weight.detach()[rows:])
+            nn.init.zeros_(module.weight.detach()[rows:])
         elif isinstance(module, nn.RMSNorm | nn.LayerNorm) and module.weight is not None:
             nn.init.ones_(module.weight)
         if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:

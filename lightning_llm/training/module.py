@@ -1,6 +1,7 @@
 """LanguageModel, the LightningModule: how a model is built, its loss, its steps, its optimizer."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -99,6 +100,8 @@ class LanguageModel(PlannedModule, CheckpointedModule):
     def setup(self, stage: str) -> None:
         """Check model and data against each other: a ``ValueError`` lists all errors."""
         check_setup(self.architecture, self._trainer)
+        if stage == "fit" and self.plan is None:  # the data's setup has not asked for it
+            self.keep_to_budget(getattr(self._trainer, "datamodule", None), self._trainer)
 
     def configure_model(self) -> None:
         """Make the transformer, once the data know the vocabulary."""
@@ -129,6 +132,9 @@ class LanguageModel(PlannedModule, CheckpointedModule):
 
         Args:
             batch: ``input_ids`` and ``targets``, both (batch, seq); ``documents``, likewise, keeps attention inside.
+
+        Raises:
+            ValueError: The data gave something else.
         """
         loss = self._mean(self.transformer.objective, batch)
         added = self.transformer.auxiliary_loss() if self.training else None
@@ -139,6 +145,9 @@ class LanguageModel(PlannedModule, CheckpointedModule):
         return self._mean(CrossEntropy(self.architecture), batch)
 
     def _mean(self, objective: torch.nn.Module, batch: Batch) -> Tensor:
+        if not isinstance(batch, Mapping) or not {"input_ids", "targets"} <= batch.keys():
+            got = sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
+            raise ValueError(f"a batch of the data must be a dict with input_ids and targets, got {got}")
         hidden = self.transformer(batch["input_ids"], documents=batch.get("documents"))
         total, count = objective(hidden, self.transformer.lm_head, batch["targets"], num_chunks=self.loss_chunks)
         mean: Tensor = total / count.clamp(min=1)
