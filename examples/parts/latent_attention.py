@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from lightning_llm.model.attention import attend
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context
+from lightning_llm.model.norm import RMSNorm
 
 
 class LatentAttention(nn.Module):
@@ -29,7 +30,7 @@ class LatentAttention(nn.Module):
         width = config.num_attention_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
         self.down = nn.Linear(config.hidden_size, rank + self.rotary_dim, bias=False)
-        self.norm = nn.RMSNorm(rank, eps=config.rms_norm_eps)
+        self.norm = RMSNorm(rank, eps=config.rms_norm_eps)
         of_head = 2 * config.head_dim - self.rotary_dim  # of the rest of its key, and of its value
         self.up = nn.Linear(rank, config.num_attention_heads * of_head, bias=False)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=False)

@@ -6,6 +6,7 @@ lightning-llm fit … --model.architecture.loss multi_token.MultiToken
 from torch import Tensor, nn
 
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.norm import RMSNorm
 from lightning_llm.model.objective import IGNORED, CrossEntropy
 
 
@@ -20,7 +21,7 @@ class MultiToken(CrossEntropy):
     def __init__(self, config: ModelConfig, *, weight: float = 0.5) -> None:
         super().__init__(config)
         self.weight = weight
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.ahead_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(

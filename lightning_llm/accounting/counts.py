@@ -58,11 +58,12 @@ Growth = tuple[float, float, float]  # a fixed amount, one per token, and one pe
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasuredPart:
-    """What was measured of a part that the formulas do not know, for one layer.
+    """What was measured of a part that the formulas do not know, for one layer: the second, if there are several.
 
     Attributes:
         parameters: Number of elements.
-        matrices: Those of them in two-dimensional parameters.
+        more_parameters: What the parameters of all layers have beyond equally many in each.
+        matrices: Elements in two-dimensional parameters.
         flops: Of matmuls in forward.
         saved: Bytes saved for backward besides the input.
         forward: Bytes of temporaries in forward.
@@ -71,6 +72,7 @@ class MeasuredPart:
     """
 
     parameters: int
+    more_parameters: int
     matrices: int
     flops: Growth
     saved: Growth
@@ -173,7 +175,7 @@ def parameter_terms(config: ModelConfig, measured: Measured = UNMEASURED) -> dic
     s = Sizes.of(config, measured)
     layers, hidden, wide = s.layers, s.hidden, s.intermediate
     widening, experts = 2 if s.is_gated else 1, Count(s.experts or 1, "E")  # matrices; of a mixture
-    own = {kind: Count(measured[kind].parameters, "measured") for kind in config.own_parts if kind in measured}
+    own = {kind: _all_layers(kind, layers, measured[kind]) for kind in config.own_parts if kind in measured}
     has_attention, has_mlp = not own.keys() & {"attention", "block"}, not own.keys() & {"mlp", "block"}
     has_attention_bias, has_mlp_bias = has_attention and config.attention_bias, has_mlp and config.mlp_bias
     matrices, norms = layers * hidden * wide * (widening + 1), NORMS_OF_A_BLOCK.get(name_of(config.block), 0)
@@ -186,16 +188,16 @@ def parameter_terms(config: ModelConfig, measured: Measured = UNMEASURED) -> dic
         ("attention", has_attention_bias, layers * s.heads * s.head_dim),
         ("attention", has_attention_bias, layers * s.kv_heads * s.head_dim * 2),
         ("attention", has_attention_bias, layers * hidden),
-        ("attention", "attention" in own, layers * own.get("attention", 0)),
+        ("attention", "attention" in own, own.get("attention", Count(0))),
         ("mlp", has_mlp, matrices * experts if s.experts else matrices),
         ("mlp", has_mlp and s.experts is not None, layers * hidden * experts),
         ("mlp", has_mlp_bias, layers * wide * (widening * (s.experts or 1))),
         ("mlp", has_mlp_bias, layers * hidden * (s.experts or 1)),
-        ("mlp", "mlp" in own, layers * own.get("mlp", 0)),
+        ("mlp", "mlp" in own, own.get("mlp", Count(0))),
         ("norms", "block" not in own, layers * norm_elements(config, measured) * norms),
         ("norms", True, norm_elements(config, measured)),
         ("norms", has_attention and config.qk_norm, layers * s.head_dim * 2),
-        *([("blocks", True, layers * own["block"])] if "block" in own else []),
+        *([("blocks", True, own["block"])] if "block" in own else []),
         ("head", not config.tie_word_embeddings, s.vocab * hidden),
         ("head", config.lm_head_bias, s.vocab),
         *([("loss", True, own["loss"])] if "loss" in own else []),
@@ -205,6 +207,13 @@ def parameter_terms(config: ModelConfig, measured: Measured = UNMEASURED) -> dic
         if is_there:
             terms[part][count.formula] = int(count)
     return terms
+
+
+def _all_layers(kind: str, layers: Count, part: MeasuredPart) -> Count:
+    """The parameters of a measured part, in all layers if it is in each."""
+    if kind not in ("attention", "mlp", "block"):
+        return Count(part.parameters, "measured")
+    return Count(layers * part.parameters + part.more_parameters, "measured")
 
 
 def norm_elements(config: ModelConfig, measured: Measured = UNMEASURED) -> Count:

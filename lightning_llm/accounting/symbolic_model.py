@@ -7,8 +7,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from lightning_llm.accounting.counts import LONGEST_MEASURED, MLP_MATRICES, Count, Measured, Sizes, parts_to_measure
-from lightning_llm.accounting.symbolic import FLOAT32, INT64
+from lightning_llm.accounting.counts import (
+    LONGEST_MEASURED,
+    MLP_MATRICES,
+    Count,
+    Growth,
+    Measured,
+    Sizes,
+    parts_to_measure,
+)
+from lightning_llm.accounting.symbolic import FLOAT32, INT64, Gradients
 from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
 from lightning_llm.accounting.symbolic_ops import Operators
 from lightning_llm.model.config import ModelConfig
@@ -148,8 +156,23 @@ class SymbolicModel:
         return self.ops.checkpoint(function, x) if self.config.recompute == part else function(x)
 
     def _measured(self, kind: str, x: Tensor, weights: list[Tensor], window: int | None = None) -> Tensor:
+        """A part known by measurement alone; ``window``: of its attention."""
+        ops, part, tokens, shapes = self.ops, self.measured[kind], int(self.tokens), [y.size for y in (x, *weights)]
         reach = self.seq if window is None else max(LONGEST_MEASURED, window - 1 + ATTENTION_ROWS)
-        return self.ops.measured(x, self.measured[kind], weights, int(self.tokens), min(int(self.seq), reach))
+
+        def at(line: Growth) -> int:
+            return max(0, round(line[0] + tokens * (line[1] + min(int(self.seq), reach) * line[2])))
+
+        saved = ops.new(at(part.saved), 1)
+        ops.scratch((at(part.forward), 1))
+
+        def backward(dy: Tensor, held: list[Tensor]) -> Gradients:
+            gradients: Gradients = [ops.new(*shape) for shape in shapes]
+            ops.scratch((at(part.backward), 1))
+            return gradients
+
+        elements = 1 if kind == "loss" else x.elements
+        return ops.apply(ops.new(elements, part.itemsize), [x, *weights], [x, saved], backward)
 
     def _block(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
         if "block" in self.measured:

@@ -7,7 +7,7 @@ of linear layers are cast once per forward pass (the copies live at least until 
 
 from typing import Any
 
-from lightning_llm.accounting.counts import Count, Growth, MeasuredPart
+from lightning_llm.accounting.counts import Count
 from lightning_llm.accounting.symbolic import (
     BFLOAT16,
     BOOL,
@@ -170,22 +170,6 @@ class Operators(Graph):
         logs = self.like(logits)
         self.apply(logs, [logits], [logs])
         return self.apply(self.new(1, FLOAT32), [logs], [logs])
-
-    def measured(self, x: Tensor, part: MeasuredPart, weights: list[Tensor], tokens: int, reach: int) -> Tensor:
-        """A part known by measurement alone; ``reach``: how many positions each token sees."""
-
-        def at(line: Growth) -> int:
-            return max(0, round(line[0] + tokens * (line[1] + reach * line[2])))
-
-        saved, shapes = self.new(at(part.saved), 1), [each.size for each in (x, *weights)]
-        self.scratch((at(part.forward), 1))
-
-        def backward(dy: Tensor, held: Held) -> Gradients:
-            gradients: Gradients = [self.new(*shape) for shape in shapes]
-            self.scratch((at(part.backward), 1))
-            return gradients
-
-        return self.apply(self.new(x.elements, part.itemsize), [x, *weights], [x, saved], backward)
 
     # -- ops/conventions.py -------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ gets numbers alone, so it needs no torch.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from lightning_llm.model.position import Position
 from lightning_llm.ops.conventions import matmul_dtype
 
 TINY = 32  # tokens, and two and four times as many; for attention and blocks the context, up to a limit
+IN_LAYERS = ("attention", "mlp", "block")
 EXTENDED = "The estimate extrapolates {} from a measurement on one and two rows."
 
 
@@ -40,25 +42,37 @@ def measure_parts(config: ModelConfig, precision: str, context_length: int) -> M
 
 
 def _measured(kind: str, config: ModelConfig, precision: str, dtype: torch.dtype, context_length: int) -> MeasuredPart:
-    part, position, norm = (_built(each, config, dtype) for each in (kind, "position", "norm"))
+    layers = config.num_hidden_layers if kind in IN_LAYERS else 1
+    first, part = (_built(kind, config, layer).to(dtype) for layer in (0, min(1, layers - 1)))
+    position, norm = (_built(each, config).to(dtype) for each in ("position", "norm"))
     head = nn.Linear(config.hidden_size, config.vocab_rows, bias=config.lm_head_bias).to(dtype)
     with torch.autocast("cpu", enabled=precision == "bf16-mixed"):
         # attention and MLP get what a norm before them returns
         of_norm = norm(torch.zeros(1, 1, config.hidden_size, dtype=dtype)).dtype
     is_inside = kind in ("attention", "mlp") and config.block != "post"
-    sees_others = kind in ("attention", "block")
-    seq = max(2, min(context_length, LONGEST_MEASURED)) if sees_others else 2 * TINY
+    seq = max(2, min(context_length, LONGEST_MEASURED)) if kind in ("attention", "block") else 2 * TINY
     found = []
     for rows, length in ((1, seq), (2, seq), (1, seq // 2)):
         x = torch.randn(rows, length, config.hidden_size).to(of_norm if is_inside else dtype).requires_grad_()
-        call = _call(kind, part, position, head, x, length, precision)
+        with torch.autocast("cpu", enabled=precision == "bf16-mixed"):
+            positions = torch.arange(length)
+            context = Context(positions, position, Shared(), position.prepare(positions, matmul_dtype(x)))
+            if kind in ("attention", "block"):
+                for each in (first, part):
+                    each.prepare(x, context) if hasattr(each, "prepare") else None
+                if layers > 1:
+                    first(x, context)  # which leaves what later layers may ask for
+        call = _call(kind, part, head, x, context)
         found.append(_figures(call, [part, *([head] if kind == "loss" else [])], x, precision))
 
     def growth(name: str) -> Growth:
         return _growth([each[name] for each in found], seq)
 
+    with torch.device("meta"):
+        in_all = sum(_elements(_built(kind, config, layer)) for layer in range(layers))
     return MeasuredPart(
-        parameters=sum(parameter.numel() for parameter in part.parameters()),
+        parameters=_elements(part),
+        more_parameters=in_all - layers * _elements(part),
         matrices=sum(parameter.numel() for parameter in part.parameters() if parameter.dim() == 2),
         flops=growth("flops"),
         saved=growth("saved"),
@@ -68,37 +82,31 @@ def _measured(kind: str, config: ModelConfig, precision: str, dtype: torch.dtype
     )
 
 
-def _built(kind: str, config: ModelConfig, dtype: torch.dtype) -> Any:
+def _built(kind: str, config: ModelConfig, layer: int = 0) -> Any:
     base = {"position": Position, "block": Block}.get(kind, nn.Module)
     size = config.hidden_size if kind == "norm" else None
-    part: nn.Module = build(kind, config, seed=0, path=kind, size=size, base=base)
-    return part.to(dtype)
+    return build(kind, config, seed=0, path=kind, layer=layer, size=size, base=base)
 
 
-def _call(
-    kind: str, part: Any, position: Position, head: nn.Module, x: Tensor, seq: int, precision: str
-) -> Callable[[], Tensor]:
-    """The part's forward pass on ``x``; what blocks share is made before it is measured."""
-    positions = torch.arange(seq)
+def _elements(part: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in part.parameters())
+
+
+def _call(kind: str, part: Any, head: nn.Module, x: Tensor, context: Context) -> Callable[[], Tensor]:
+    """The part's forward pass on ``x``."""
     if kind == "position":
         kept: list[Any] = []  # it lives as long as the forward pass of the model
 
         def embed() -> Tensor:
-            kept[:] = [part.prepare(positions, matmul_dtype(x))]
-            out: Tensor = part.embed(x, positions)
+            kept[:] = [part.prepare(context.positions, matmul_dtype(x))]
+            out: Tensor = part.embed(x, context.positions)
             return out
 
         return embed
     if kind == "loss":
         targets = torch.zeros(x.shape[:2], dtype=torch.int64)
         return lambda: part(x, head, targets, None, None)[0]
-    if kind in ("mlp", "norm"):
-        return lambda: part(x)
-    with torch.autocast("cpu", enabled=precision == "bf16-mixed"):
-        context = Context(positions, position, Shared(), position.prepare(positions, matmul_dtype(x)))
-    if hasattr(part, "prepare"):
-        part.prepare(x, context)
-    return lambda: part(x, context)
+    return partial(part, x) if kind in ("mlp", "norm") else partial(part, x, context)
 
 
 def _figures(call: Callable[[], Tensor], modules: list[nn.Module], x: Tensor, precision: str) -> dict[str, float]:
