@@ -17,7 +17,7 @@ from lightning_llm.ablate.cost import Side
 from lightning_llm.ablate.experiment import FLOPS, PARAMETERS, TIME, TOKENS
 from lightning_llm.accounting.counts import step_flops
 from lightning_llm.model.transformer import Transformer
-from lightning_llm.training.measured_mlp import measure_mlp
+from lightning_llm.training.measured_parts import measure_parts
 
 STEPS = "trainer.max_steps"
 CLOSE = 0.005  # of the number of parameters
@@ -88,8 +88,9 @@ def flops_of(side: Side) -> int | None:
     """FLOPs of its optimizer step, without what is recomputed; ``None`` for parts that cannot be counted."""
     config, tokens = side.architecture, side.data.tokens_per_step
     try:
-        mlp = measure_mlp(config, str(side.trainer.precision))
-        return step_flops(config, tokens=tokens, context_length=side.data.context_length, mlp=mlp).model
+        length = side.data.context_length
+        measured = measure_parts(config, str(side.trainer.precision), length)
+        return step_flops(config, tokens=tokens, context_length=length, measured=measured).model
     except ValueError:
         return None
 
