@@ -191,8 +191,7 @@ def test_the_plain_gpt_has_the_matrices_of_ours():
 
 
 PARTS = {"a": operators, "b": training, "c": end_to_end}
-# What the processor or the environment of a test may lack.
-EXCUSED = re.compile("liger-kernel|is not installed|CUDA")
+EXCUSED = re.compile("is not installed|has none$")  # what the environment of a test may lack
 
 
 @pytest.mark.slow
@@ -217,7 +216,8 @@ def test_a_dry_run_measures_everything_and_goes_on_after_a_kill(letter, tmp_path
     assert not failed, done.stderr
     assert "not measured" not in done.stdout
     assert {row.task for row in rows} == {task.name for task in part.tasks(Machine(inputs=inputs, dry_run=True))}
-    assert vars(first) == vars(next(row for row in rows if row.variant == first.variant))
+    again = vars(next(row for row in rows if row.variant == first.variant))
+    assert {**again, **vars(first)} == again  # it may be completed from rows that came later
     assert path.with_suffix(".png").stat().st_size > 5000
     assert json.loads(path.read_text())["command"] == f"python -m benchmarks.gpu --part {letter} --dry-run"
     if part is end_to_end:
