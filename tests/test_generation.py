@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lightning_llm import ModelConfig, Transformer
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.generation import Sampling, decoding, generate, generate_text, stream, stream_text
-from lightning_llm.generation.decoding import Decoder, Draws, filter_logits, pick
+from lightning_llm.generation.decoding import Decoder
 from lightning_llm.generation.packed_step import can_pack
+from lightning_llm.generation.sampling import Draws, filter_logits, pick
 from lightning_llm.generation.text import StopStrings
 
 

@@ -22,9 +22,9 @@ from lightning_llm.ablate.plan import CODE, MAIN, Plan
 from lightning_llm.ablate.results import COST, Loaded, load_experiment
 from lightning_llm.ablate.slurm import submit
 from lightning_llm.ablate.worker import Stopped, work
+from lightning_llm.cli.config_file import read_config
 from lightning_llm.cli.errors import OneLineParser, Tool
 from lightning_llm.cli.process import interrupts
-from lightning_llm.cli.run_config import read_config
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
 
