@@ -68,6 +68,12 @@ def test_the_e_process_may_look_at_any_time(null):
     assert values.mean() == pytest.approx(1, abs=0.03)
 
 
+def test_more_pairs_after_all_planned_looks_are_a_second_chance():
+    draws = np.random.default_rng(12).normal(size=(30_000, 64))
+    rules = {n: AnyLook(n) for n in range(17, 65)} | dict(zip(LOOKS, RULES, strict=True))
+    assert rejected(draws, rules) == pytest.approx(0.057, abs=0.004)
+
+
 def test_the_e_process_by_hand():
     # n = 2, t = 3: 3^(-1/2) (10 / 4) = 1.443
     assert np.exp(AnyLook(2).log_e(3.0)) == pytest.approx(2.5 / 3**0.5)

