@@ -305,7 +305,8 @@ class Decoder:
         self._contexts = [prompt[-self._longest :] for prompt in self.prompts]
         self._ended = [False] * len(self.prompts)
         self._device = self._model.embed_tokens.weight.device
-        if not self._model.uses_cache:
+        self._uses_cache = getattr(self._model, "uses_cache", True)
+        if not self._uses_cache:
             kinds = {type(layer.self_attn).__qualname__ for layer in self._model.layers}
             text = f"attention {', '.join(sorted(kinds))} has no cache: each token is computed from the whole context"
             warnings.warn(text, stacklevel=2)
@@ -325,7 +326,7 @@ class Decoder:
         for step in range(self._max_new_tokens):
             if all(self._ended):
                 return
-            read = self._read_all if not self._model.uses_cache else self._advance if step else self._prefill
+            read = (self._advance if step else self._prefill) if self._uses_cache else self._read_all
             tokens = self._choose(read())
             going = {row: token for row, token in enumerate(tokens) if not self._ended[row]}
             for row, token in enumerate(tokens):
