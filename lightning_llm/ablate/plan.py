@@ -166,7 +166,7 @@ def freeze(out: Path, content: Mapping[str, Any], configs: Mapping[str, Any], co
 
 def digest(content: object) -> str:
     """The SHA-256 of a value as JSON."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def file_hash(path: Path) -> str:

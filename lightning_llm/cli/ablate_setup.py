@@ -34,7 +34,10 @@ REDRAW = "lightning_llm.ablate.null_variant.RedrawMLP"
 
 def words_of(options: Mapping[str, Any]) -> list[str]:
     """Options as words of a command line."""
-    return [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in options.items()]
+    return [
+        f"--{name}={value if isinstance(value, str) else json.dumps(value, allow_nan=False)}"
+        for name, value in options.items()
+    ]
 
 
 def read_side(name: str, files: Sequence[str | Path], words: Sequence[str]) -> Side:

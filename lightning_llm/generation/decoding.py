@@ -157,7 +157,8 @@ class Decoder:
         sums_on_host = self._device.type == "mps" or torch.are_deterministic_algorithms_enabled()
         self._choosing = torch.device("cpu") if sums_on_host and not sampling.is_greedy else self._device
         self._draws = None if sampling.is_greedy else Draws(self.prompts, generator, self._choosing)
-        if not self._model.uses_cache:
+        self._uses_cache = getattr(self._model, "uses_cache", True)
+        if not self._uses_cache:
             kinds = {type(layer.self_attn).__qualname__ for layer in self._model.layers}
             text = f"attention {', '.join(sorted(kinds))} has no cache: each token is computed from the whole context"
             warnings.warn(text, stacklevel=2)
@@ -174,7 +175,7 @@ class Decoder:
 
     def __iter__(self) -> Iterator[dict[int, int]]:
         """Decode once; a ``ValueError`` if the logits are NaN."""
-        ahead = _AHEAD.get(self._device.type, 0) if self._model.uses_cache else 0
+        ahead = _AHEAD.get(self._device.type, 0) if self._uses_cache else 0
         unread = deque[tuple[Tensor, torch.cuda.Event | None]]()
         for step in range(self._max_new_tokens):
             # the context of a full row is read again, so all of it must be known
@@ -182,7 +183,7 @@ class Decoder:
                 yield self._read(*unread.popleft())
             if all(self._ended):
                 return
-            read = self._read_all if not self._model.uses_cache else self._advance if step else self._prefill
+            read = (self._advance if step else self._prefill) if self._uses_cache else self._read_all
             self._tokens = self._choose(read())
             unread.append(_sent_to_host(self._tokens))
         while unread and not all(self._ended):

@@ -148,8 +148,10 @@ def part_faults(kind: str, part: Part) -> Iterator[str]:
     if name in known:
         yield from _option_faults(kind, name, known[name].options, given)
     elif "." not in name:
-        or_path = "or give the import path of a class (package.module.Class)"
-        yield f"{kind} {shown(name)} is unknown: choose one of {', '.join(known)}, {or_path}"
+        yield (
+            f"{kind} {shown(name)} is unknown: choose one of {', '.join(known)}, "
+            "or give the import path of a class (package.module.Class)"
+        )
     elif _size(given, MOST_NESTED) > MOST_ARGUMENTS:
         yield f"{kind}.init_args of {shown(name)} must be plain values, at most {MOST_ARGUMENTS}, got {shown(given)}"
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lightning_llm.model import ModelConfig, Transformer, attention
+from lightning_llm.model import ModelConfig, Transformer
 from lightning_llm.ops import losses, sizes
 
 triton = pytest.importorskip("triton", reason="the kernels need Triton")
@@ -192,7 +192,8 @@ def like_cuda(monkeypatch, launches):
     for name, table in vars(sizes).items():
         if isinstance(table, dict) and "cpu" in table:
             monkeypatch.setattr(sizes, name, {"cpu": table["cuda"]} if "cuda" in table else {})
-    monkeypatch.setattr(attention, "is_faster_than_builtin", lambda query: False)
+    form = sizes.attention_form
+    monkeypatch.setattr(sizes, "attention_form", lambda device, *args, **options: form("cuda", *args, **options))
     monkeypatch.setattr(losses, "_check_targets", lambda *_: None)  # on CUDA it would wait for their values
     return launches
 
