@@ -330,7 +330,7 @@ def test_the_estimate_is_what_a_step_takes(text_file, tmp_path, mlp):
         assert 0 < level.estimated_bytes_saved <= LAYERS * 4 * 4 * BATCH * SEQ * INTERMEDIATE
         assert found.remarks == []
     else:
-        assert found.remarks == [f"The estimate extrapolates {mlp} from a measurement at 32 and 64 tokens."]
+        assert found.remarks == [f"The estimate extrapolates {mlp} from a measurement on one and two rows."]
 
 
 def test_the_cheapest_come_first_one_of_each_option():
