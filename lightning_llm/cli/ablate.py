@@ -29,10 +29,12 @@ from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
 
 PROG = "lightning-llm ablate"
+AGAIN = "; the same command again continues"
 OF_FIT = ("model", "data", "trainer", "seed_everything", "keep_freed_memory")  # their options follow those of run
 
 
 def _options(parser: OneLineParser) -> None:
+    parser.description = "Compare a baseline with variants of it, in pairs of runs with the same seed, until a verdict."
     actions = parser.add_subparsers(dest="action", required=True, metavar="run|status|extend|measure|work")
     run = actions.add_parser("run", help="plan an experiment, or continue one, and train its runs on this machine")
     add = run.add_argument
@@ -61,11 +63,10 @@ def _options(parser: OneLineParser) -> None:
 def run_ablate(words: Sequence[str]) -> int:
     """Compare a baseline with variants of it."""
     own, of_fit = _split(words)
-    return Tool(partial(_act, of_fit=of_fit), PROG, _options)(own)
+    return Tool(partial(_act, of_fit=of_fit), PROG, _options, when_interrupted=AGAIN)(own)
 
 
-run_ablate.parser = OneLineParser(PROG)  # type: ignore[attr-defined]
-_options(run_ablate.parser)  # type: ignore[attr-defined]
+run_ablate.parser = Tool(lambda options: None, PROG, _options).parser  # type: ignore[attr-defined]
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -81,7 +82,6 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
-    """Compare a baseline with variants of it, in pairs of runs with the same seeds, until a verdict is reached."""
     if of_fit and options.action != "run":
         raise ValueError(f"{of_fit[0]} is an option of fit: only ablate run takes it")
     if getattr(options, "workers", None) is not None and options.workers < 1:

@@ -149,7 +149,7 @@ def numbers(folder):
 
 def processes(out, kind):
     """The numbers of the processes of an experiment: ``ablate run``, ``fit.py fit`` or ``fit.py ablate work``."""
-    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
     return [int(line.split()[0]) for line in listed.splitlines() if str(out) in line and kind in line]
 
 
