@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.table import Table
 
 from lightning_llm.ablate import claims, local
-from lightning_llm.ablate.experiment import BASELINE, MOST_PAIRS, Experiment, experiment_of, varied
+from lightning_llm.ablate.experiment import BASELINE, MOST_PAIRS, OWN_OPTIONS, Experiment, experiment_of, varied
 from lightning_llm.ablate.plan import CODE, MAIN, Plan
 from lightning_llm.ablate.results import COST, Loaded, load_experiment
 from lightning_llm.ablate.slurm import submit
@@ -84,6 +84,9 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     if of_fit and options.action != "run":
         raise ValueError(f"{of_fit[0]} is an option of fit: only ablate run takes it")
+    for name in (word.removeprefix("--").partition("=")[0] for word in of_fit):
+        if name in OWN_OPTIONS:
+            raise ValueError(f"--{name} is set by the experiment: leave it out")
     if getattr(options, "workers", None) is not None and options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
     with interrupts.taken("ablate"):
