@@ -32,7 +32,7 @@ NAMES = ("millions of parameters",)
 FILES = ("lightning_llm/checkpoints", "lightning_llm/training/checkpointing.py")
 DEFAULT_SHAPES = ["30"]
 DTYPES = ("float32",)
-VARIANTS = ("waiting", "in the background", "step alone", "step beside the writing")
+VARIANTS = ("waiting", "in the background", "step alone", "step during the write")
 COLUMNS: Columns = {
     **columns("ms", "least", "most", "ratio", "saved MiB"),
     "MB/s to disk": ("bytes_per_s", 1e-6, ".0f"),

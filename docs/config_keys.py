@@ -9,6 +9,7 @@ unit, is an error.
 
 import re
 import types
+from argparse import SUPPRESS
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -200,7 +201,7 @@ def keys_of(parser: ArgumentParser) -> Iterator[tuple[str, str, str, str, str]]:
             raise ValueError(f"{key} has no line: describe it in its class's docstring, or in LINES of {__file__}")
         if not unit and any(kind in (int, float) for kind in members(hint)):
             raise ValueError(f"{key} is a number without a unit: add it to UNITS of {__file__}")
-        default = "required" if action.required else value(action.default)
+        default = "required" if action.required else "" if action.default == SUPPRESS else value(action.default)
         yield key, " or ".join(dict.fromkeys(name(kind) for kind in members(hint))), default, unit, line
 
 

@@ -32,7 +32,7 @@ from lightning_llm.accounting.counts import MeasuredMLP, parameters_by_part
 from lightning_llm.accounting.hardware import shown_size
 from lightning_llm.accounting.symbolic import AllocationLog, Leaf
 from lightning_llm.accounting.symbolic_model import SymbolicModel
-from lightning_llm.accounting.symbolic_ops import PRECISIONS, Operators
+from lightning_llm.accounting.symbolic_ops import Operators, item_sizes
 from lightning_llm.model.config import ModelConfig
 
 LEVELS = (2, 1, 0)  # the order of the runs: what early layers save lives the longest, so they save the least
@@ -130,8 +130,6 @@ def step_memory(
         ValueError: The vocabulary is not known, the MLP is the user's own class, the precision is unknown, or the
             setting is not covered: dropout on a CPU.
     """
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision {precision!r} is not covered: choose one of {', '.join(PRECISIONS)}")
     if config.dropout and device == "cpu":
         raise ValueError("dropout on a CPU is not covered by the estimate: set dropout to 0, or name a GPU by --device")
     log = AllocationLog()
@@ -324,7 +322,7 @@ def shared_memory(
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy {strategy!r} is not covered: choose one of {', '.join(STRATEGIES)}")
-    storage, gathered_size = PRECISIONS[precision]
+    storage, gathered_size = item_sizes(precision)
     elements = sum(parameters_by_part(config, mlp).values())
     state = round(elements * state_per_parameter * (state_itemsize or storage))
     if strategy == "ddp" or world_size == 1:

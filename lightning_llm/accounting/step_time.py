@@ -12,7 +12,7 @@ from typing import Literal
 from lightning_llm.accounting.counts import MeasuredMLP, Sizes, parameters_by_part, step_flops
 from lightning_llm.accounting.hardware import GIGA, TERA, Device
 from lightning_llm.accounting.memory import root_elements
-from lightning_llm.accounting.symbolic_ops import PRECISIONS
+from lightning_llm.accounting.symbolic_ops import item_sizes
 from lightning_llm.model.config import ModelConfig
 
 MATMUL_SHARE = 0.6  # of the peak, for large matmuls; assumed
@@ -137,10 +137,10 @@ def step_time(
         mlp: As in ``step_memory``.
 
     Raises:
-        ValueError: As in ``step_flops``, or the device has no peak for the precision.
+        ValueError: As in ``step_flops``, the precision is unknown, or the device has no peak for it.
     """
     tokens = rows * accumulation * context_length
-    storage, factor = PRECISIONS[precision]  # bytes of a number in a parameter, and in a factor of a matmul
+    storage, factor = item_sizes(precision)
     peak, bandwidth = cost_model.peak(precision), cost_model.device.bandwidth * BANDWIDTH_SHARE
     flops = step_flops(config, tokens=tokens, context_length=context_length, mlp=mlp)
     scores = flops.by_part["attention_scores"]

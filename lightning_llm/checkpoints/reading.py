@@ -69,8 +69,13 @@ def _validated(
     return content
 
 
-def check_run_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+def check_run_checkpoint(path: str | os.PathLike[str], *, is_described: bool = True) -> dict[str, Any]:
     """Check that a run can resume from a file, without reading its tensors.
+
+    Args:
+        path: The checkpoint.
+        is_described: Whether its architecture describes all its weights, and it holds the state of token data: not if
+            model or data are of the user's own classes.
 
     Returns:
         The part under ``FORMAT``, which this project adds to Lightning's.
@@ -78,8 +83,9 @@ def check_run_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         ValueError: As :func:`read_checkpoint`, or the file is not the checkpoint of a run.
     """
-    content = read_checkpoint(path, mmap=True, needs=(*RESUME, "TokenDataModule"))
-    check_described(content, path)
+    content = read_checkpoint(path, mmap=True, needs=(*RESUME, "TokenDataModule") if is_described else RESUME)
+    if is_described:
+        check_described(content, path)
     own: dict[str, Any] = content[FORMAT]
     return own
 

@@ -81,7 +81,7 @@ OPTIONS = {
     "global_batch_size, micro_batch_size, eval_batch_size, num_workers, predict_prompts, UTF-8",
     "docs/distributed.md": "devices, num_nodes, strategy, MASTER_ADDR, processes, has lost the others, "
     "could not reach the others",
-    "docs/extending.md": "mlp, optimizer, schedule, callbacks",
+    "docs/extending.md": "model.class_path, data.class_path, constructor, mlp, optimizer, schedule, callbacks",
     "docs/interop.md": "init_from, rope_scaling",
     "docs/memory-optimized.md": "checkpoint_level, recompute, loss_chunks",
     "docs/memory.md": "MemoryProfiler, out of memory",
@@ -192,6 +192,7 @@ _REWORDED = [
     (r"(Expected a dot import path string:|Unexpected import path format:)", "expected an import path, got"),
     (r"Expected an import path or a subclass spec, but got", "expected an import path, got"),
     (r"Unable to load config '(.*?)' - .*", r"expected options by name, got \1"),
+    (r"Subcommand \S+ does not accept option '(\w+)\.init_args", r"write each argument of \1.class_path as \1.NAME: '"),
     (r"'(\w+)' object has no attribute 'keys'", r"init_args: Expected a <class 'dict'>, got <class '\1'>"),
     (r"Expected a typing\.Literal\[(.*?)\]", r"expected one of \1"),
 ]

@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from rich.markup import escape
 from rich.table import Table
 
 from lightning_llm.checkpoints.reading import BEST
 from lightning_llm.checkpoints.run_directory import FINISHED, run_dir_of, write_status
+from lightning_llm.cli.own_classes import is_own, path_of
 from lightning_llm.cli.runs import SUMMARY
+from lightning_llm.data.datamodule import TokenDataModule, offered, tokenizer_of
 from lightning_llm.generation import generate
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
@@ -99,7 +102,7 @@ class RunReport(Callback):
             if trainer.is_global_zero:
                 resumed = f"Resumed from step {steps}: {escape(str(trainer.ckpt_path))}; " if trainer.ckpt_path else ""
                 self.console.print(f"{resumed}no steps are left")
-        if not is_validated or not self._has_trained:
+        if (not is_validated or not self._has_trained) and is_overridden("val_dataloader", data):
             loggers = trainer.loggers
             trainer.loggers = [] if is_validated else loggers  # the curve already has it
             trainer.validate(model, data, verbose=False)
@@ -116,7 +119,7 @@ class RunReport(Callback):
             "train_loss": metrics.get("train_loss_eval"),
             "best_val_loss": None if checkpoints is None else checkpoints.best_loss,
             "steps": steps,
-            "tokens": steps * data.tokens_per_step,
+            **({} if (tokens := offered(data, "tokens_per_step")) is None else {"tokens": steps * tokens}),
             "seconds": round(seconds, 3),
             **record(trainer),
             "changed_on_resume": getattr(callback_of(trainer, ResumeDiff), "changes", []),
@@ -132,8 +135,9 @@ class RunReport(Callback):
             print_sample(self.console, model, data)
         if run is not None:
             self.console.print("\n[bold]next[/]")
-            if newest is not None:
+            if newest is not None and tokenizer_of(data) is not None:
                 self.console.print(f'  lightning-llm generate {escape(str(run))} --prompt "…" --max-new-tokens 200')
+            if newest is not None:
                 self.console.print(f"  lightning-llm validate --ckpt_path {escape(str(run))}")
             self.console.print(f"  lightning-llm dashboard {escape(str(run.parent))}")
 
@@ -169,8 +173,8 @@ def print_sample(console: Console, model: LightningModule, data: Any) -> None:
     """
     was_training = model.training
     try:
-        if data.tokenizer is None:
-            raise ValueError("the token files are raw: there is no tokenizer to print text")
+        if tokenizer_of(data) is None:
+            raise ValueError("the data have no tokenizer to print text")
         text = _sample(model.eval(), data)
     except Exception as error:
         console.print(f"\n[bold]no sample[/]  {escape(' '.join(str(error).split()) or type(error).__name__)}")
@@ -185,7 +189,7 @@ def _sample(model: LightningModule, data: Any) -> str:
     tokenizer, prompt = data.tokenizer, []
     with suppress(ValueError):  # the tokenizer does not have it
         prompt = tokenizer.encode("\n")
-    prompt = prompt or [int(data.store.tokens("train")[0])]
+    prompt = prompt or [int(data.store.tokens("train")[0]) if isinstance(data, TokenDataModule) else 0]
     generator = torch.Generator(model.device).manual_seed(0)
     settings: dict[str, Any] = {"max_new_tokens": SAMPLE_TOKENS, "temperature": 0.8, "top_k": 50}
     (ids,) = generate(model, torch.tensor([prompt], device=model.device), generator=generator, **settings)
@@ -206,6 +210,7 @@ def _describe_model(model: Any) -> str:
     config, parameters = model.transformer.config, dict(model.named_parameters())
     embedding = sum(p.numel() for name, p in parameters.items() if "embed" in name or "lm_head" in name)
     return (
+        f"{f'{path_of(type(model))}: ' if is_own(type(model)) else ''}"
         f"{sum(p.numel() for p in parameters.values()):,} parameters ({embedding:,} in embedding and head): "
         f"{config.num_hidden_layers} layers, {config.hidden_size} wide, {config.num_attention_heads} heads, "
         f"{config.mlp}, vocabulary {config.vocab_size}"
@@ -213,6 +218,8 @@ def _describe_model(model: Any) -> str:
 
 
 def _describe_data(data: Any) -> str:
+    if not isinstance(data, TokenDataModule):
+        return path_of(type(data))
     lines, shares = [], sum(source.weight for source in data.sources)
     for source in data.sources:
         train, val = (source.store.splits[split].tokens for split in ("train", "val"))
@@ -224,10 +231,12 @@ def _describe_data(data: Any) -> str:
 def _describe_steps(trainer: Trainer) -> str:
     data = trainer.datamodule  # type: ignore[attr-defined]
     accumulation = f" in {n} micro-batches" if (n := trainer.accumulate_grad_batches) > 1 else ""
-    size = f"of {data.tokens_per_step:,} tokens ({data.global_batch_size} × {data.context_length}{accumulation})"
+    is_token_data, tokens = isinstance(data, TokenDataModule), offered(data, "tokens_per_step")
+    size = "" if tokens is None else f"of {tokens:,} tokens"
+    size += f" ({data.global_batch_size} × {data.context_length}{accumulation})" if is_token_data else accumulation
     if (steps := total_steps(trainer)) is None:
-        return f"{size}, until max_time or a signal ends the run"
-    return f"{steps:,} {size}: {steps / data.steps_per_epoch:.2f} epochs"
+        return f"{size}, until max_time or a signal ends the run".removeprefix(", ")
+    return f"{steps:,} {size}" + (f": {steps / data.steps_per_epoch:.2f} epochs" if is_token_data else "")
 
 
 def _describe_device(trainer: Trainer) -> str:

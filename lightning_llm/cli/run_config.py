@@ -8,6 +8,7 @@ time: aliases that multiply, deep nesting, numbers of thousands of digits, large
 import argparse
 import dataclasses
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from lightning_llm.accounting.memory import STRATEGIES
 from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG
 from lightning_llm.io.untrusted import file_in, read_json, read_text, shown
-from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig, config_of_file
+from lightning_llm.model.config import BUILT_IN_MLPS, ModelConfig, config_of_file, is_foreign
 
 LARGEST = 1 << 18  # bytes of a config; the largest of this project has 3,000
 MOST_NODES = 100_000  # an alias counts as what it stands for
@@ -35,6 +36,7 @@ STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop
 OWN = "lightning_llm.optim."
 MOST = 2**40  # of any whole number
 VOCABULARY = {"store", "corpus", "path", "tokenizer", "vocab_size", "mixture", "raw_dtype"}  # in data: decide it
+SIZES = {"context_length", "global_batch_size"}
 SHARDING = ("fsdp2", "ModelParallelStrategy", "ShardedStrategy")
 
 Section = dict[str, Any]
@@ -213,6 +215,10 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         raw, source = merged(raw, content), file if VOCABULARY & _section(content, "data").keys() else source
     if _section(raw, "data").get("document_mask"):
         raise ValueError("data.document_mask is not covered: its masks are not counted; leave it out")
+    if is_foreign(path := _name(raw, "data.class_path", OWN)) and not _section(raw, "data").keys() >= SIZES:
+        raise ValueError(f"data.class_path {path} is not run: add data.context_length and data.global_batch_size")
+    if is_foreign(path := _name(raw, "model.class_path", OWN)):
+        print(f"model.class_path {path} is counted as a LanguageModel: what it adds is left out", file=sys.stderr)
     config = _architecture(raw, options, source)
     device = None if options.device is None else device_from_part(options.device)
     precision, reason = options.precision or _name(raw, "trainer.precision", "auto"), ""

@@ -1,39 +1,38 @@
-"""``lightning-llm fit|check|validate|test|predict``: LightningCLI around LanguageModel and TokenDataModule.
+"""``lightning-llm fit|check|validate|test|predict``: LightningCLI around LanguageModel and TokenDataModule, or others.
 
 Differences from a plain LightningCLI: a user's mistake is one line; ``--ckpt_path`` never overrides the command line
 and the configs (Lightning's would silently build the model from the checkpoint); ``last`` without a checkpoint is an
 error; a resumed run stays in its own run directory.
 
 ``cli_main`` runs a command and turns every error into one line and an exit status. It makes a ``TrainingCLI``, whose
-methods run in this order: parse_arguments, before_instantiate_classes, instantiate_trainer, before_fit, (the Trainer's
-``fit``), after_fit.
+methods run in this order: parse_arguments, before_instantiate_classes, instantiate_classes, instantiate_trainer,
+before_fit, (the Trainer's ``fit``), after_fit.
 """
 
 import argparse
 import errno
 import json
-import logging
 import os
 import signal
 import sys
 import threading
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from jsonargparse import ArgumentError
+from jsonargparse import ArgumentError, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint, read_outline
 from lightning_llm.checkpoints.run_directory import CONFIG
 from lightning_llm.checkpoints.schema import LIGHTNING
-from lightning_llm.cli import command_line, jobs
+from lightning_llm.cli import command_line, jobs, own_classes
 from lightning_llm.cli.errors import COMMANDS, FAILED, SYNTAX, USER_ERROR, in_plain_words, one_line, reports, with_page
-from lightning_llm.cli.process import interrupts, is_first_process
+from lightning_llm.cli.process import interrupts, is_first_process, quieten
 from lightning_llm.cli.report import RunReport, callback_of, print_checks
 from lightning_llm.cli.runs import JOB, checkpoint_in, find_checkpoint, newest_run, run_of, step_in
 from lightning_llm.data.datamodule import TokenDataModule
@@ -56,13 +55,10 @@ TRUST_CODE = "--trust-code"
 ENDED_TOGETHER = (0, 129, 130, 143)  # all processes at the same step: none waits for another any more
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MISTAKES = (ArgumentError, argparse.ArgumentError, ValueError, OSError, MisconfigurationException)
-IGNORED_WARNINGS = (
-    ".*does not have many workers.*",
-    ".*Experiment logs directory .* not empty",  # it has our config.yaml
-    "Checkpoint directory .* exists and is not empty",  # it has our checkpoints
-    ".*sync_dist=True.*",  # what is logged is the same in every process
-    r".*isinstance\(treespec, LeafSpec\).*",  # Lightning 2.6 with torch 2.13
-)
+
+
+# Lightning turns it on: a config at an address would be fetched from the network
+set_parsing_settings(config_read_mode_fsspec_enabled=False)
 
 
 class SaveConfig(SaveConfigCallback):
@@ -105,20 +101,29 @@ class TrainingCLI(LightningCLI):
         text += "The process stays at its largest size. On two CPU cores, this changed the speed of a training step by "
         text += "+1.5 percent in bf16 and by -6 percent in float32 (November 2026)."
         parser.add_argument("--keep_freed_memory", type=bool, default=True, help=text)
+        for section, kind in self.classes.items():
+            own_classes.add_option(parser, section, kind)
+
+    @property
+    def classes(self) -> dict[str, Any]:
+        """The classes of model and data, by section."""
+        return {"model": self.model_class, "data": self.datamodule_class}
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, and take ``ckpt_path`` aside: with it Lightning would let the checkpoint override the options."""
         self._trusts_code = TRUST_CODE in args  # on the command line only: a config could grant it to itself
-        words = command_line.with_config_of_run([word for word in args if word != TRUST_CODE])
-        words = command_line.configs_first(words)
-        for line in command_line.check_configs(words):  # before the parser imports what they name
-            _say(f"lightning-llm {words[0]}: {line}")
+        words, data_class = [word for word in args if word != TRUST_CODE], self.classes["data"]
         for word in ("validate", "test"):  # our report prints the metrics
             self._parser(word).set_defaults(verbose=False)
+        command = words[0] if words and words[0] in self.subcommands() else "fit"
+        hidden = own_classes.hide_options_of_ours(self._parser(command), words, data_class)
         self.experiment, self._words = command_line.experiment_of(words), words
         self.config = parser.parse_args(words)
         self._options = self.config[self.config.subcommand]
+        own_classes.check_parsed(self._options, words, self.classes)
         self._ckpt_path = self._options.pop("ckpt_path", None)
+        if left_out := [name for name in hidden if self._options.pop(name, self) is not self]:
+            _say(f"lightning-llm {command}: {own_classes.path_of(data_class)} lacks {', '.join(left_out)}: left out")
 
     def before_instantiate_classes(self) -> None:
         """Find the checkpoint; prepare the process."""
@@ -126,7 +131,10 @@ class TrainingCLI(LightningCLI):
         jobs.check_address()
         if self._options.get("weights_only") is False:
             raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
-        command_line.check_store(self._options.data, self._words)
+        if issubclass(self.classes["data"], TokenDataModule):
+            command_line.check_store(self._options.data, self._words)
+        elif self.subcommand == "predict":
+            raise ValueError("predict continues the predict_prompts of TokenDataModule: use lightning-llm generate")
         asked = self._options.trainer
         folder = Path(asked.run_dir or Path(asked.default_root_dir) / self.experiment)
         if self._ckpt_path is not None:
@@ -141,7 +149,8 @@ class TrainingCLI(LightningCLI):
         saved: dict[str, Any] = {}
         if self.subcommand in ("fit", "check"):
             if self.checkpoint is not None:
-                saved = check_run_checkpoint(self.checkpoint).get(EXECUTION, {})
+                is_described = not any(map(own_classes.is_own, self.classes.values()))
+                saved = check_run_checkpoint(self.checkpoint, is_described=is_described).get(EXECUTION, {})
             elif self._options.model.get("init_from") is not None and not self._trusts_code:
                 check_trust(self._options.model.init_from)
         # what `auto` means goes into the config, so that its record, the checkpoints and all ranks have the same
@@ -157,7 +166,13 @@ class TrainingCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Model, data and trainer; the seed of ``seed_everything`` is that of the initial weights too."""
-        super().instantiate_classes()
+        config = self.config.clone()
+        for section in self.classes:  # it has chosen the class, whose constructor does not take it
+            config.pop(f"{self.subcommand}.{section}.{own_classes.CLASS_PATH}")
+        with own_classes.blaming(*self.classes.values()):
+            self.config_init = self.parser.instantiate_classes(config)
+        self.datamodule, self.model = (self._get(self.config_init, name) for name in ("data", "model"))
+        self.trainer = self.instantiate_trainer()
         seed = self._get(self.config, "seed_everything")
         self.model.seed = None if seed is False else seed
 
@@ -229,12 +244,19 @@ class TrainingCLI(LightningCLI):
         return report
 
 
-def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
+def cli_main(
+    args: Sequence[str] | None = None,
+    *,
+    model_class: type[LanguageModel] | None = None,
+    data_class: type[LightningDataModule] | None = None,
+) -> TrainingCLI:
     """Run ``fit``, ``check``, ``validate``, ``test`` or ``predict``: the same entry for shell, tests and notebooks.
 
     Args:
         args: The command and its options, such as ``["fit", "--config", "configs/quickstart.yaml"]``; ``None`` takes
             them from the shell.
+        model_class: A subclass of LanguageModel, as by ``--model.class_path``, which overrides it.
+        data_class: Any LightningDataModule, as by ``--data.class_path``.
 
     Returns:
         The command line object, with ``trainer``, ``model`` and ``datamodule`` as they are after the run.
@@ -244,13 +266,13 @@ def cli_main(args: Sequence[str] | None = None) -> TrainingCLI:
             loss is NaN or infinite, memory has run out or another process is lost, 129, 130 or 143 after SIGHUP, Ctrl-C
             or SIGTERM.
     """
-    _quieten()
+    quieten()
     threading.excepthook = _of_thread
     words = list(sys.argv[1:] if args is None else args)
     command = words[0] if words else "fit"
     with interrupts.taken(command):
         try:
-            return _run_command(command, words)
+            return _run_command(command, words, {"model": model_class, "data": data_class})
         except (KeyboardInterrupt, SystemExit) as leaving:  # Lightning makes the one the other, of status 1
             if not isinstance(leaving, KeyboardInterrupt) and not interrupts.number:
                 raise
@@ -279,11 +301,15 @@ class _LeftTheOthers(SystemExit):
     """This process ends wherever it was; others may be waiting for it."""
 
 
-def _run_command(command: str, words: list[str]) -> TrainingCLI:
+def _run_command(command: str, words: list[str], given: dict[str, type | None]) -> TrainingCLI:
     try:
+        complete = command_line.configs_first(command_line.with_config_of_run(words))
+        for line in command_line.check_configs(complete):  # before anything imports what they name
+            _say(f"lightning-llm {command}: {line}")
+        classes: dict[str, Any] = own_classes.choose(complete, given)
         return TrainingCLI(
-            LanguageModel,
-            TokenDataModule,
+            classes["model"],
+            classes["data"],
             save_config_callback=SaveConfig,
             save_config_kwargs={"overwrite": True},
             trainer_class=Trainer,
@@ -296,7 +322,7 @@ def _run_command(command: str, words: list[str]) -> TrainingCLI:
                 "parser_mode": command_line.STRICT_YAML,
                 **{word: _help_of(word) for word in TrainingCLI.subcommands()},
             },
-            args=words,
+            args=complete,
         )
     except Interrupted as interruption:
         interrupts.hold_off()
@@ -370,12 +396,3 @@ def _of_earlier_attempt(folder: Path) -> Path | None:
     if jobs.restarts():
         _say(f"job {job} was started again; it left no checkpoint in {folder}: starting from scratch")
     return None
-
-
-def _quieten() -> None:
-    """Hide Lightning's notes on devices, seeds and its services; our own report prints what matters."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # results of --trainer.profiler
-    for message in IGNORED_WARNINGS:
-        warnings.filterwarnings("ignore", message=message)

@@ -340,3 +340,25 @@ class TokenDataModule(LightningDataModule):
                 f"the checkpoint was trained on token store {state_dict.get('store')}, data.store {paths} is "
                 f"{fingerprint(self.sources)}: other text or another tokenizer; use the store that it was trained on"
             )
+
+
+# ---- any data module
+
+
+def offered(data: Any, name: str) -> Any:
+    """What a data module, perhaps of the user's own class, tells by an attribute; ``None`` if it does not tell.
+
+    A property of another class may fail before the ``setup`` that makes what it reads.
+    """
+    if isinstance(data, TokenDataModule):
+        return getattr(data, name)
+    try:
+        return getattr(data, name, None)
+    except Exception:
+        return None
+
+
+def tokenizer_of(data: Any) -> Tokenizer | None:
+    """The tokenizer of a data module, if it is one that a checkpoint can hold."""
+    found = offered(data, "tokenizer")
+    return found if isinstance(found, Tokenizer) else None

@@ -277,13 +277,16 @@ def check_bpe(vocab_size: int, special_tokens: Sequence[str] = ()) -> list[str]:
 
     Raises:
         ValueError: If ``vocab_size`` is above :data:`LARGEST_VOCABULARY` or too small for the bytes and the special
-            tokens, or a special token is empty, is given twice, or contains white space (where text is cut).
+            tokens, or a special token is empty, is given twice, is no Unicode, or contains white space (where text is
+            cut).
     """
     special = [END_OF_TEXT, *(token for token in special_tokens if token != END_OF_TEXT)]
-    if not all(special) or len(set(special)) < len(special) or any(map(str.isspace, "".join(special))):
+    letters = "".join(special)
+    is_text = letters.encode(errors="ignore").decode() == letters  # half of a surrogate pair is none
+    if not all(special) or len(set(special)) < len(special) or any(map(str.isspace, letters)) or not is_text:
         raise ValueError(
-            "special tokens must differ from each other, have at least one character and no white space, "
-            f"got {', '.join(map(repr, special_tokens))}"
+            "special tokens must differ from each other, have at least one character, all of them Unicode, and no "
+            f"white space, got {', '.join(map(repr, special_tokens))}"
         )
     smallest = 256 + len(special)
     if vocab_size < smallest:

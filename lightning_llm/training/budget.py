@@ -57,6 +57,8 @@ class MemoryBudget:
         Raises:
             ValueError: Nothing fits the budget, or the accounting does not cover the run.
         """
+        if not isinstance(data, TokenDataModule):
+            raise ValueError(f"model.memory_budget {self.size} sets the micro-batch of a TokenDataModule: leave it out")
         task = _task_of(model, data, trainer)
         if task != self._task and not hasattr(model, "transformer"):
             try:

@@ -17,6 +17,7 @@ from lightning_llm.checkpoints.compatibility import check_loading
 from lightning_llm.checkpoints.loop_state import rescale_batch_progress
 from lightning_llm.checkpoints.reading import EXECUTION, only_checkpoints, read_checkpoint
 from lightning_llm.checkpoints.schema import FORMAT, FORMAT_VERSION, LIGHTNING
+from lightning_llm.data.datamodule import tokenizer_of
 from lightning_llm.io.atomic import remove_path
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.execution import print_changes, record
@@ -59,7 +60,7 @@ class CheckpointedModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the tokenizer: a checkpoint alone is enough to generate text."""
-        tokenizer = getattr(getattr(self._trainer, "datamodule", None), "tokenizer", None)
+        tokenizer = tokenizer_of(getattr(self._trainer, "datamodule", None))
         content = None if tokenizer is None else tokenizer.to_str()
         checkpoint[FORMAT] = {"format_version": FORMAT_VERSION, "tokenizer": content, EXECUTION: record(self.trainer)}
 

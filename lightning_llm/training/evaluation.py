@@ -14,7 +14,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_llm.data.batches import IGNORED
-from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.data.datamodule import TokenDataModule, offered
 from lightning_llm.data.mixture import Source
 
 
@@ -72,7 +72,7 @@ class Evaluation:
         self._loaders: list[tuple[list[str], float | None]] = []  # names of metrics, bytes per token
         for split, source in itertools.product(splits, sources):
             if source is None or split == "train":
-                self._loaders.append(([split], None))
+                self._loaders.append(([split], None if split == "train" else offered(data, "bytes_per_token")))
             else:
                 parts = [f"{split}/{source.name}"] if len(sources) > 1 else []
                 self._loaders.append(([split, *parts], source.store.bytes_per_token(split)))
@@ -81,6 +81,8 @@ class Evaluation:
 
     def add(self, mean_loss: Tensor, targets: Tensor, loader: int) -> None:
         """Add a batch of one of the data loaders. Targets of -100 do not count."""
+        if loader >= len(self._loaders):
+            raise ValueError(f"the data have more than {len(self._loaders)} loaders for this evaluation: return fewer")
         tokens = (targets != IGNORED).sum()
         names, bytes_per_token = self._loaders[loader]
         for name in names:

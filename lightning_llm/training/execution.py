@@ -60,7 +60,7 @@ def print_changes(saved: Mapping[str, Any], trainer: Any) -> None:
 
 def seed_dropout(trainer: Any) -> None:
     """Make dropout a function of seed, position and process: a resumed run drops what an uninterrupted one would."""
-    seed = int(getattr(getattr(trainer, "datamodule", None), "seed", 0))
+    seed = int(getattr(getattr(trainer, "datamodule", None), "seed", None) or 0)
     torch.manual_seed(hash((seed, micro_batches_started(trainer), trainer.global_rank)) % 2**63)
 
 

@@ -18,6 +18,7 @@ from lightning_llm.checkpoints.reading import BEST, read_checkpoint, read_outlin
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS
 from lightning_llm.checkpoints.schema import FORMAT, WEIGHTS
 from lightning_llm.checkpoints.sharded import Rows, is_folder, local_rows
+from lightning_llm.data.datamodule import offered, tokenizer_of
 from lightning_llm.interop.reader import is_model_folder, read_folder
 from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.model.weights import only_finite
@@ -67,10 +68,10 @@ class InitialWeights(NamedTuple):
         """Why a model of another architecture, or with data of another tokenizer, cannot start from these weights."""
         faults = []
         if wanted.vocab_size is None:
-            wanted = dataclasses.replace(wanted, vocab_size=data.vocab_size)
+            wanted = dataclasses.replace(wanted, vocab_size=offered(data, "vocab_size"))
         if differences := architecture_differences(self.config, wanted, ignored=free_fields(wanted)):
             faults.append(f"init_from {self.path} is of another architecture: {'; '.join(differences)}")
-        used = getattr(data, "tokenizer", None)
+        used = tokenizer_of(data)
         if used is not None and self.tokenizer is not None and _ids(used.to_str()) != _ids(self.tokenizer):
             faults.append(
                 f"init_from {self.path}: its tokenizer is not that of the data, so that ids mean something else: "

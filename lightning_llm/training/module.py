@@ -1,6 +1,7 @@
 """LanguageModel, the LightningModule: how a model is built, its loss, its steps, its optimizer."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -101,6 +102,8 @@ class LanguageModel(PlannedModule, CheckpointedModule):
     def setup(self, stage: str) -> None:
         """Check model and data against each other: a ``ValueError`` lists all errors."""
         check_setup(self.architecture, self._trainer)
+        if stage == "fit" and self.plan is None:  # the data's setup has not asked for it
+            self.keep_to_budget(getattr(self._trainer, "datamodule", None), self._trainer)
 
     def configure_model(self) -> None:
         """Make the transformer, once the data know the vocabulary."""
@@ -131,7 +134,13 @@ class LanguageModel(PlannedModule, CheckpointedModule):
 
         Args:
             batch: ``input_ids`` and ``targets``, both (batch, seq); ``documents``, likewise, keeps attention inside.
+
+        Raises:
+            ValueError: The data gave something else.
         """
+        if not isinstance(batch, Mapping) or not {"input_ids", "targets"} <= batch.keys():
+            got = sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
+            raise ValueError(f"a batch of the data must be a dict with input_ids and targets, got {got}")
         hidden = self.transformer(batch["input_ids"], documents=batch.get("documents"))
         head, targets = self.transformer.lm_head, batch["targets"]
         if self.loss_chunks == 0 or not is_plain(head, torch.nn.Linear):  # an adapter on the head has to be called

@@ -15,7 +15,7 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.data.datamodule import TokenDataModule, offered
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
@@ -107,9 +107,8 @@ def check_setup(architecture: ModelConfig, trainer: Any) -> None:
         ValueError: With every error.
     """
     data = getattr(trainer, "datamodule", None)
-    if isinstance(data, TokenDataModule):
-        errors = [check.fault for check in _fit_together(architecture, data) if check.fault]
-        refuse([*errors, *_accumulation_errors(trainer.callbacks)])
+    errors = [check.fault for check in _fit_together(architecture, data) if check.fault]
+    refuse([*errors, *(_accumulation_errors(trainer.callbacks) if isinstance(data, TokenDataModule) else ())])
 
 
 def _accumulation_errors(callbacks: Sequence[Any]) -> Iterator[str]:
@@ -123,26 +122,30 @@ def _accumulation_errors(callbacks: Sequence[Any]) -> Iterator[str]:
 # ---- a run, before its first step
 
 
-def check_run(model: Any, data: TokenDataModule, trainer: Any, folder: Path) -> list[Check]:
+def check_run(model: Any, data: Any, trainer: Any, folder: Path) -> list[Check]:
     """Check everything that the first step and the first checkpoint need.
 
     Args:
         model: The LanguageModel, before its transformer is made.
-        data: Its data; a missing token store is prepared.
+        data: Its data; a missing token store is prepared. Nothing of another class is called but its properties.
         trainer: Lightning's trainer; nothing in it is started.
         folder: Where checkpoints will go.
 
     Returns:
-        All checks. Those that need a token store are left out without one.
+        All checks. Those that need a token store, or a vocabulary that is not known yet, are left out without one.
     """
-    try:
-        store = data.store
-    except ValueError as error:
-        return [Check("data", "cannot be used", str(error)), _batch(data, trainer), _precision(trainer)]
-    is_small = torch.iinfo(getattr(torch, store.dtype)).max < store.vocab_size - 1
-    fault = f"token store {store.path}: dtype {store.dtype} cannot hold the {store.vocab_size} ids of its vocabulary"
-    found = Check("data", f"{store.path}, {store.dtype}", fault if is_small else "")
-    vocab_size = model.architecture.vocab_size or store.vocab_size
+    store, found = None, Check("data", f"{type(data).__module__}.{type(data).__qualname__}")
+    if isinstance(data, TokenDataModule):
+        try:
+            store = data.store
+        except ValueError as error:
+            return [Check("data", "cannot be used", str(error)), _batch(data, trainer), _precision(trainer)]
+        is_small = torch.iinfo(getattr(torch, store.dtype)).max < store.vocab_size - 1
+        fault = f"token store {store.path}: {store.dtype} cannot hold the {store.vocab_size} ids of its vocabulary"
+        found = Check("data", f"{store.path}, {store.dtype}", fault if is_small else "")
+    vocab_size = model.architecture.vocab_size or offered(data, "vocab_size")
+    if vocab_size is None:
+        return [found, *_fit_together(model.architecture, data), *_budget(model, data, trainer), _precision(trainer)]
     with torch.device("meta"):
         transformer = Transformer(dataclasses.replace(model.architecture, vocab_size=vocab_size))
     weights = sum(p.nbytes for p in transformer.parameters())
@@ -155,32 +158,34 @@ def check_run(model: Any, data: TokenDataModule, trainer: Any, folder: Path) -> 
         *_fit_together(model.architecture, data),
         *_initial_weights(model, data),
         *_compiler(model, trainer),
-        *(_length(store, split, data.context_length) for split in ("train", "val")),
+        *([] if store is None else [_length(store, split, data.context_length) for split in ("train", "val")]),
         *first,
-        _batch(data, trainer),
+        *([] if store is None else [_batch(data, trainer)]),
         _precision(trainer),
-        *_steps(data, trainer),
+        *([] if store is None else _steps(data, trainer)),
         *_memory_and_disk(model, transformer, weights, trainer, folder),
     ]
 
 
-def _fit_together(architecture: ModelConfig, data: TokenDataModule) -> Iterator[Check]:
-    longest, ids, vocab_size = architecture.max_position_embeddings, data.vocab_size, architecture.vocab_size
-    fault = (
-        f"architecture.vocab_size {vocab_size} is smaller than the {ids} ids of the token store: leave it at null to "
-        "take the store's"
-    )
-    finding = f"{ids} ids in the data, {'as many' if vocab_size is None else vocab_size} in the model"
-    yield Check("vocabulary", finding, fault if vocab_size is not None and vocab_size < ids else "")
-    fault = (
-        f"data.context_length {data.context_length} is longer than architecture.max_position_embeddings {longest}: "
-        "shorten the one or raise the other"
-    )
-    finding = f"{data.context_length} tokens, the model takes {longest}"
-    yield Check("context", finding, fault if data.context_length > longest else "")
+def _fit_together(architecture: ModelConfig, data: Any) -> Iterator[Check]:
+    """Of what the data tell."""
+    longest, vocab_size = architecture.max_position_embeddings, architecture.vocab_size
+    if (ids := offered(data, "vocab_size")) is not None:
+        fault = (
+            f"architecture.vocab_size {vocab_size} is smaller than the {ids} ids of the data: leave it at null to "
+            "take the data's"
+        )
+        finding = f"{ids} ids in the data, {'as many' if vocab_size is None else vocab_size} in the model"
+        yield Check("vocabulary", finding, fault if vocab_size is not None and vocab_size < ids else "")
+    if (tokens := offered(data, "context_length")) is not None:
+        fault = (
+            f"data.context_length {tokens} is longer than architecture.max_position_embeddings {longest}: "
+            "shorten the one or raise the other"
+        )
+        yield Check("context", f"{tokens} tokens, the model takes {longest}", fault if tokens > longest else "")
 
 
-def _initial_weights(model: Any, data: TokenDataModule) -> Iterator[Check]:
+def _initial_weights(model: Any, data: Any) -> Iterator[Check]:
     """Those of ``init_from``, if they exist: a resumed run does not need them."""
     given = getattr(model, "init_from", None)
     if given is not None and Path(given).exists():
@@ -225,7 +230,7 @@ def _devices(trainer: Any) -> Iterator[Check]:
         yield Check("devices", f"{asked} processes on {cores} cores", fault if asked > cores else "")
 
 
-def _budget(model: Any, data: TokenDataModule, trainer: Any) -> Iterator[Check]:
+def _budget(model: Any, data: Any, trainer: Any) -> Iterator[Check]:
     if (budget := getattr(model, "budget", None)) is not None:
         try:
             model.keep_to_budget(data, trainer)

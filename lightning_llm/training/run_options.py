@@ -62,7 +62,7 @@ def short_options(options: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for full, value in flat(options).items():
         names = full.split(".")
-        short = ".".join(name for name in names if name not in WRAPPERS)
+        short = ".".join(name for name in names if name not in WRAPPERS) or names[0]
         if full == CALLBACKS:
             found |= _callbacks(value)
         elif not any(full == name or full.startswith(f"{name}.") for name in UNCOMPARED):
@@ -135,7 +135,8 @@ def _callbacks(given: Any) -> dict[str, Any]:
     for number, (kind, each) in enumerate(changing):
         again = found[CALLBACKS][:number].count(kind)
         name = f"{CALLBACKS}.{kind}" + (f"#{again + 1}" if again else "")
-        found |= flat(each.get("init_args") or {}, f"{name}.")
+        given = each.get("init_args")
+        found |= flat(given if isinstance(given, Mapping) else {}, f"{name}.")
     return found
 
 

@@ -140,6 +140,7 @@ def test_no_torch_is_imported():
         ([], {}, "the following arguments are required: --memory"),
         (["--memory", "1GB", "--device", "H20"], {}, "device 'H20' is not in the table: there are NVIDIA H200, "),
         (["--memory", "1GB", "--device", "Q9", "--precision", "bf16-mixed"], {}, "device 'Q9' is not in the table"),
+        (["--memory", "1GB", "--precision", "8-bit"], {}, "precision '8-bit' is not covered: choose one of 32-true"),
         (
             ["--memory", "1GB", "--device", "Tesla T4", "--precision", "bf16-mixed"],
             {},

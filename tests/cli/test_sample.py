@@ -20,7 +20,7 @@ def test_raw_files_have_no_sample_and_the_run_succeeds(tiny, tmp_path, capsys):
     options = {"data.path": None, "data.store": "raw", "data.raw_dtype": "uint16", "data.vocab_size": 50}
     tiny("fit", **options)
     out = capsys.readouterr().out
-    assert "no sample  the token files are raw: there is no tokenizer to print text" in out
+    assert "no sample  the data have no tokenizer to print text" in out
     assert out.index("no sample") < out.index("next")
     assert result()["steps"] == 6
 

@@ -119,6 +119,7 @@ def test_bytes_and_tokens_count_the_pieces_together(corpus):
         (["--vocab-size", "256"], "vocab_size must be at least 257"),
         (["--vocab-size", "257", "--special-token", "<x>"], "(256 bytes and 2 special tokens)"),
         (["--special-token", "a b"], "no white space, got 'a b'"),
+        (["--special-token", "\ud800"], "all of them Unicode"),
         (["--special-token", "<x>", "--special-token", "<x>"], "must differ from each other"),
         (["--kind", "char", "--vocab-size", "300"], "--vocab-size needs --kind bpe"),
         (["--kind", "byte", "--special-token", "<x>"], "--special-token needs --kind bpe"),

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -352,6 +353,14 @@ def test_a_signal_leaves_a_checkpoint_that_goes_on_to_the_same_bits(
     assert_same_weights(weights(whole), weights(rest))
     best = read_checkpoint("other/run/version_0/checkpoints/best.ckpt")
     assert best["global_step"] in (3, 6)
+
+
+def test_a_config_at_an_address_is_not_fetched(monkeypatch, capsys):
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("something was asked for over the network"))
+    with pytest.raises(SystemExit) as leaving:
+        cli_main(["fit", "--config", "http://127.0.0.1:9/config.yaml"])
+    assert leaving.value.code == 2
+    assert "http://127.0.0.1:9/config.yaml" in one_line(capsys)
 
 
 def test_code_in_a_checkpoint_is_never_run(tiny, tmp_path, capsys):

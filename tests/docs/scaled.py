@@ -54,7 +54,10 @@ def scaled(words: Sequence[str]) -> list[str]:
         has_text = any(word.startswith(("--data.store", "--data.path", "--data.mixture")) for word in options)
         resumes = any(word.startswith("--ckpt_path") for word in options)
         steps = f"--trainer.max_steps={STEPS_RESUMED if resumes else STEPS}"
-        return [command, *options, *([] if has_text else TEXT), *MODEL, *TRAINER, steps]
+        sizes = [*([] if has_text else TEXT), *MODEL]
+        if any(word.startswith("--data.class_path") for word in options):  # which takes none of these
+            sizes = [word for word in sizes if not word.startswith("--data.")]
+        return [command, *options, *sizes, *TRAINER, steps]
     if command == "generate":
         return [command, *options, "--max-new-tokens", "4"]
     if command == "evaluate":

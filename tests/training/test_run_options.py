@@ -37,6 +37,11 @@ def test_dotted_names_are_as_good_as_nested_ones():
     }
 
 
+def test_options_of_a_callback_that_are_none_are_left_out():
+    callback = {"class_path": "mine.Mine", "init_args": "text"}
+    assert list(short_options({"trainer": {"callbacks": [callback]}})) == ["trainer.callbacks"]
+
+
 def test_where_a_run_is_done_is_left_out():
     trainer = {"default_root_dir": "x", "logger": {"class_path": "y"}, "enable_progress_bar": False, "max_steps": 1}
     assert short_options({"ckpt_path": "z", "trainer": trainer}) == {"trainer.max_steps": 1}

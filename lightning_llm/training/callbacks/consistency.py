@@ -66,7 +66,7 @@ class RankConsistencyCheck(Callback):
         """What this rank runs, by name."""
         return {
             **{f"option {name}": value for name, value in self.options.items()},
-            "data": data.state_dict()["store"] if hasattr(data, "state_dict") else None,
+            "data": data.state_dict().get("store") if hasattr(data, "state_dict") else None,
             "checkpoint": None if self.checkpoint is None else self.checkpoint.name,
             "code of lightning_llm": code_digest(),
             "version of torch": torch.__version__,

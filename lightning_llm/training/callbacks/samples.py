@@ -11,6 +11,7 @@ from rich.markup import escape
 from torch import nn
 
 from lightning_llm.checkpoints.loop_state import step_is_complete
+from lightning_llm.data.datamodule import tokenizer_of
 from lightning_llm.generation import generate
 from lightning_llm.io.console import Console
 from lightning_llm.training.callbacks.dashboard import SAMPLES, tensorboard_writers
@@ -66,7 +67,7 @@ class SampleText(Callback):
             if trainer.is_global_zero:
                 self._console.print("SampleText prints no samples: no process holds a sharded model")
             return
-        self._tokenizer = getattr(getattr(trainer, "datamodule", None), "tokenizer", None)
+        self._tokenizer = tokenizer_of(getattr(trainer, "datamodule", None))
         if self._tokenizer is None:
             raise ValueError("SampleText needs a tokenizer and the data hold none: leave it out, or prepare the text")
         try:

@@ -14,6 +14,7 @@ import lightning_llm.training.callbacks.dashboard as names
 from lightning_llm.accounting.counts import StepFlops, step_flops
 from lightning_llm.accounting.hardware import TERA, find_device
 from lightning_llm.checkpoints.loop_state import is_log_step, step_is_complete
+from lightning_llm.data.datamodule import offered
 from lightning_llm.measure.timer import PhaseClock
 
 _BETWEEN = "between"  # the end of one micro-batch and the beginning of the next
@@ -170,8 +171,11 @@ def utilization_of(trainer: Trainer, architecture: Any, peak_tflops: float | Non
         peak_tflops: Of one device, in 10^12 FLOP per second; ``None`` looks the device up.
     """
     data, flops = getattr(trainer, "datamodule", None), None
+    tokens, context_length = (offered(data, name) for name in ("tokens_per_step", "context_length"))
     try:
-        flops = step_flops(architecture, tokens=data.tokens_per_step, context_length=data.context_length)  # type: ignore[union-attr]
+        if tokens is None or context_length is None:
+            raise ValueError("the data do not tell tokens_per_step and context_length")
+        flops = step_flops(architecture, tokens=tokens, context_length=context_length)
         peak, note = _peak_of(trainer, peak_tflops)
     except (AttributeError, ValueError) as error:  # the user's own data or MLP, or no peak
         return Utilization(flops, None, f"no MFU: {error}")
