@@ -183,14 +183,16 @@ def code_of(configs: Mapping[str, Any]) -> dict[str, Path]:
     Modules in the standard library or installed for this interpreter are no part of it.
     """
     found = {f"{PACKAGE.name}/{name}": path for name, path in code_in(PACKAGE).items()}
-    tops = {leaf.partition(".")[0] for leaf in _texts_in(configs) if all(map(str.isidentifier, leaf.split(".")))}
-    for top in sorted(tops - {PACKAGE.name}):
+    paths = {leaf for leaf in _texts_in(configs) if "." in leaf and all(map(str.isidentifier, leaf.split(".")))}
+    for top, rest in sorted({tuple(path.split(".")[:2]) for path in paths}):
         with suppress(ValueError, ImportError):
             spec = find_spec(top)
-            if spec is None or spec.origin in ("built-in", "frozen"):
+            if top == PACKAGE.name or spec is None or spec.origin in ("built-in", "frozen"):
                 continue
             folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-            places = folders or [Path(str(spec.origin))]
+            if spec.origin is None:  # any folder is a package, if it has no module of that name it is none of a class
+                folders = [folder for folder in folders if (folder / rest).with_suffix(".py").is_file()]
+            places = folders or [Path(spec.origin or "")]
             if any(_is_installed(place) for place in places):
                 continue
             for folder in folders:

@@ -5,10 +5,12 @@ takes a job's time away, ``submitit`` gets its signal: the worker stops, its run
 Nobody else queues it: the fits do not see that they are in a job (``worker.environment``).
 """
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,8 @@ class WorkerJob:
         from submitit.helpers import DelayedSubmission
 
         self._process.terminate()
-        self._process.wait()
+        with suppress(ChildProcessError):  # this interrupts the other wait, which holds the lock of Popen.wait
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         return DelayedSubmission(WorkerJob(self.out))
 
 

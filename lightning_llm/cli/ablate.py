@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.table import Table
 
 from lightning_llm.ablate import claims, local
-from lightning_llm.ablate.experiment import BASELINE, MOST_PAIRS, Experiment, experiment_of, varied
+from lightning_llm.ablate.experiment import BASELINE, MOST_PAIRS, OWN_OPTIONS, Experiment, experiment_of, varied
 from lightning_llm.ablate.plan import CODE, MAIN, Plan
 from lightning_llm.ablate.results import COST, Loaded, load_experiment
 from lightning_llm.ablate.slurm import submit
@@ -29,10 +29,12 @@ from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
 
 PROG = "lightning-llm ablate"
+AGAIN = "; the same command again continues"
 OF_FIT = ("model", "data", "trainer", "seed_everything", "keep_freed_memory")  # their options follow those of run
 
 
 def _options(parser: OneLineParser) -> None:
+    parser.description = "Compare a baseline with variants of it, in pairs of runs with the same seed, until a verdict."
     actions = parser.add_subparsers(dest="action", required=True, metavar="run|status|extend|measure|work")
     run = actions.add_parser("run", help="plan an experiment, or continue one, and train its runs on this machine")
     add = run.add_argument
@@ -61,11 +63,10 @@ def _options(parser: OneLineParser) -> None:
 def run_ablate(words: Sequence[str]) -> int:
     """Compare a baseline with variants of it."""
     own, of_fit = _split(words)
-    return Tool(partial(_act, of_fit=of_fit), PROG, _options)(own)
+    return Tool(partial(_act, of_fit=of_fit), PROG, _options, when_interrupted=AGAIN)(own)
 
 
-run_ablate.parser = OneLineParser(PROG)  # type: ignore[attr-defined]
-_options(run_ablate.parser)  # type: ignore[attr-defined]
+run_ablate.parser = Tool(lambda options: None, PROG, _options).parser  # type: ignore[attr-defined]
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -81,9 +82,11 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
-    """Compare a baseline with variants of it, in pairs of runs with the same seeds, until a verdict is reached."""
     if of_fit and options.action != "run":
         raise ValueError(f"{of_fit[0]} is an option of fit: only ablate run takes it")
+    for name in (word.removeprefix("--").partition("=")[0] for word in of_fit):
+        if name in OWN_OPTIONS:
+            raise ValueError(f"--{name} is set by the experiment: leave it out")
     if getattr(options, "workers", None) is not None and options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
     with interrupts.taken("ablate"):

@@ -22,6 +22,7 @@ from lightning_llm.ablate.plan import PLAN, Plan, code_hash, code_of, digest, fr
 from lightning_llm.checkpoints.run_directory import RunLock
 from lightning_llm.cli.errors import one_line
 from lightning_llm.cli.train import cli_main
+from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.measure.gauges import resident_bytes
 
 BITS_PER_BYTE = "bits_per_byte"
@@ -167,6 +168,9 @@ def refuse_unsuitable(base: Side, metric: str) -> None:
         ValueError: It does not validate, writes no run, or has no known length.
     """
     trainer = base.options["trainer"]
+    if not isinstance(base.data, TokenDataModule):
+        kind = f"{type(base.data).__module__}.{type(base.data).__qualname__}"
+        raise ValueError(f"the baseline has data.class_path {kind}: pairs need the data.seed of TokenDataModule")
     if trainer.get("limit_val_batches") == 0:
         raise ValueError("the baseline has trainer.limit_val_batches 0: there is no loss to compare")
     if switch := next((name for name in ("fast_dev_run", "barebones") if trainer.get(name)), None):

@@ -1,6 +1,10 @@
 """What a user asks for: read strictly, with one line for each mistake."""
 
+import re
+from pathlib import Path
+
 import pytest
+import yaml
 
 from lightning_llm.ablate.experiment import experiment_of, varied
 
@@ -12,6 +16,13 @@ def test_a_file_with_only_the_required_keys_gets_the_defaults():
     assert (found.name, found.baseline, found.folder) == ("f", ("a.yaml",), "runs/f")
     assert (found.metric, found.alpha, found.delta, found.match) == ("val_loss", 0.05, 0.005, "tokens")
     assert found.looks == (4, 6, 8, 12, 16)
+
+
+def test_the_file_on_the_page_is_one():
+    page = Path(__file__).parents[2] / "docs" / "ablate.md"
+    content = yaml.safe_load(re.search(r"```yaml\n(.+?)```", page.read_text(encoding="utf-8"), re.S)[1])
+    found = experiment_of(content, page, "page")
+    assert (found.name, found.folder, list(found.variants)) == ("qk-norm", "runs/qk-norm", ["qk_norm", "relu"])
 
 
 def test_nested_options_are_those_with_dots():

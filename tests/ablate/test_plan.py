@@ -8,6 +8,7 @@ import pytest
 from lightning_llm.ablate.plan import CODE, CONFIGS, PLAN, Plan, code_of
 
 VARIANTS = {"a": {"effect": -0.5}}
+OTHERS = {"d": {"norm": "plain.part.Norm", "text": "stores.txt", "precision": "auto"}}
 
 
 def test_a_plan_is_read_back_as_it_was_frozen(experiment):
@@ -56,10 +57,15 @@ def test_the_snapshot_has_the_package_and_the_modules_of_the_users_classes(tmp_p
     (tmp_path / "my_parts").mkdir()
     (tmp_path / "my_parts" / "__init__.py").write_text("")
     (tmp_path / "my_parts" / "deep.py").write_text("x = 1\n")
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "part.py").write_text("x = 1\n")
+    (tmp_path / "stores").mkdir()
+    (tmp_path / "stores" / "x.py").write_text("")
+    (tmp_path / "auto.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     configs = {"a": {"model": {"mlp": "my_part.MLP", "optimizer": {"class_path": "my_parts.deep.SGD"}}, "b": ["x.y"]}}
-    code = code_of(configs | {"c": {"optimizer": "torch.optim.SGD", "loader": "json.loads", "path": "../a.b"}})
+    code = code_of(configs | {"c": {"optimizer": "torch.optim.SGD", "loader": "json.loads", "path": "../a.b"}} | OTHERS)
     own = {name for name in code if not name.startswith("lightning_llm/")}
-    assert own == {"my_part.py", "my_parts/__init__.py", "my_parts/deep.py"}
+    assert own == {"my_part.py", "my_parts/__init__.py", "my_parts/deep.py", "plain/part.py"}
     assert {"lightning_llm/__main__.py", "lightning_llm/training/module.py"} <= code.keys()
     assert "my_part" not in sys.modules

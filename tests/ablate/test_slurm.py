@@ -18,7 +18,7 @@ from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.slurm import submit
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
-DEADLINE_S = 600
+DEADLINE_S = 240
 CONFIG = """
 ClusterName=test
 SlurmctldHost={host}
@@ -157,7 +157,7 @@ def test_an_array_ends_with_the_same_results_after_a_requeue_and_a_kill(slurm, t
 
     def worker_of(task):
         job = re.search(r"JobId=(\d+)", slurm("scontrol", "show", "job", f"{array}_{task}"))
-        listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
         rows = [line.split(maxsplit=1) for line in listed.splitlines() if "ablate work" in line]
         return [int(pid) for pid, _ in rows if job and f"SLURM_JOB_ID={job[1]}".encode() in environ(pid)]
 

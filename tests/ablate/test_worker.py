@@ -23,6 +23,7 @@ def test_a_worker_takes_runs_until_the_verdicts_are_in(experiment):
     assert Run("a", 2) not in loaded.results  # decided at two pairs
     assert Run("b", 2) in loaded.results
     assert loaded.replay_difference == 0.0
+    assert loaded.null_sd == pytest.approx(0.003e-3 / 2**0.5)
     assert loaded.results[Run("a", 1)].summary["seconds"] == 1.0
     work(plan.out, say=said.append)
     assert len(said) == len(loaded.results)  # nothing is repeated

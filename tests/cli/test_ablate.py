@@ -117,6 +117,7 @@ def test_the_command_line_names_its_variants(folder, monkeypatch, capsys):
         (["run"], "give an experiment's FILE, or --baseline CONFIG and at least one --vary"),
         (["run", "exp.yaml", "--vary", "a=1"], "are in place of a file: leave out exp.yaml"),
         (["run", "exp.yaml", "--workers", "0"], "--workers must be at least 1, got 0"),
+        (["run", "exp.yaml", "--data.seed", "3"], "--data.seed is set by the experiment: leave it out"),
         (["status", "out", "--trainer.max_steps=3"], "--trainer.max_steps=3 is an option of fit: only ablate run"),
         (["status", "nowhere"], "nowhere holds no plan.json"),
         (["extend", "out", "--pairs", "many"], "invalid int value: 'many'"),
@@ -149,7 +150,7 @@ def numbers(folder):
 
 def processes(out, kind):
     """The numbers of the processes of an experiment: ``ablate run``, ``fit.py fit`` or ``fit.py ablate work``."""
-    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
     return [int(line.split()[0]) for line in listed.splitlines() if str(out) in line and kind in line]
 
 
