@@ -48,9 +48,7 @@ class SymbolicModel:
         shape, mask = (int(s.head_dim), seq), "spans" if documents else "causal"
         self.form = attention_form(ops.device, ops.matmul_size, *shape, mask=mask, dropout=config.dropout)
         if self.form == "math":
-            raise ValueError(
-                f"head_dim {s.head_dim} is not covered by the estimate on {ops.device}: use multiples of 8"
-            )
+            raise ValueError(f"head_dim {s.head_dim} is not estimated on {ops.device}: use a multiple of 8")
         self.parameters: list[Tensor] = []
         self.causal_mask: Tensor | None = None
         self.embed_tokens = self._parameter(s.vocab * s.hidden)
@@ -203,7 +201,7 @@ class SymbolicModel:
             query, key = ops.copy(query), key if is_grouped else ops.copy(key)
         if is_strided and not is_grouped:
             value = ops.copy(value)
-        out = ops.causal_attention(query, key, value, self.batch * s.heads, self.seq, s.head_dim)
+        out = ops.causal_attention(query, key, value, (self.batch * s.heads, self.seq, s.head_dim))
         return ops.copy_gradient(out) if is_strided else out
 
     def _span_attention(self, query: Tensor, key: Tensor, value: Tensor, *, is_contiguous: bool) -> Tensor:

@@ -186,8 +186,6 @@ class Operators(Graph):
 
         return self.apply(self.new(x.elements, self.matmul_size), [x, weight], [x, saved], backward)
 
-    # -- ops/conventions.py -------------------------------------------------------------------------------------------
-
     def _scratch_of_sum(self, elements: int, *, accumulates: bool) -> None:
         """``matmul_into`` a wider dtype: on CUDA the product is wide, and needs no buffer unless it is added."""
         if self.device != "cuda" or accumulates:
@@ -224,20 +222,17 @@ class Operators(Graph):
 
     # -- ops/attention.py ---------------------------------------------------------------------------------------------
 
-    def causal_attention(
-        self, query: Tensor, key: Tensor, value: Tensor, heads: Count, seq: Count, head_dim: Count
-    ) -> Tensor:
-        """Saves its probabilities. All three are of the queries' size, ``heads`` those of all rows of the batch."""
-        size, shape = query.itemsize, query.size
+    def causal_attention(self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[Count, Count, Count]) -> Tensor:
+        """Saves its probabilities. All are (heads of all rows of the batch, positions, width of a head)."""
+        size, query_size, (heads, seq, head_dim) = query.itemsize, query.size, shape
         blocks = [(start, Count(end, "end")) for start, end in sizes.attention_blocks(seq)]
         probabilities = [self.new(heads * (end - start) * end, size) for start, end in blocks]
-        rows = sizes.even(seq, sizes.ATTENTION_ROWS)
-        some = sizes.attention_heads(heads, seq, size)
+        rows, some = sizes.even(seq, sizes.ATTENTION_ROWS), sizes.attention_heads(heads, seq, size)
         out, tile = self.like(query), (some * rows * seq, size)
         self.scratch(tile)
 
         def backward(dy: Tensor, held: Held) -> Gradients:
-            gradients: Gradients = [self.new(*shape) for _ in range(3)]
+            gradients: Gradients = [self.new(*query_size) for _ in range(3)]
             self.scratch(tile, (some * (blocks[-2][1] if len(blocks) > 1 else rows) * head_dim, size))
             return gradients
 
@@ -248,15 +243,10 @@ class Operators(Graph):
     def span_attention(self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...]) -> Tensor:
         """In blocks of queries; ``shape``: rows, heads, positions, key heads, width of a head. For the longest span."""
         size, shapes, (_, heads, seq, kv_heads, head_dim) = query.itemsize, [x.size for x in (query, key, value)], shape
-        rows, some = sizes.span_heads(shape, kv_heads, size)
-        places = sizes.even(seq, sizes.ATTENTION_ROWS)
+        (rows, some), places = sizes.span_heads(shape, kv_heads, size), sizes.even(seq, sizes.ATTENTION_ROWS)
         all_queries, hidden = rows * some * (heads // kv_heads) * places, (rows + 1) * places * seq * BOOL
         tile, block, seen = (all_queries * seq, size), all_queries * head_dim * size, rows * some * seq * head_dim
-        q_copy, dy_copy = (
-            block * (heads > kv_heads),
-            block * (heads > kv_heads or rows > 1),
-        )  # no views of one dimension
-        out = self.like(query)
+        out, q_copy, dy_copy = self.like(query), block * (heads > kv_heads), block * (heads > kv_heads or rows > 1)
         self.scratch(tile, (max(block, q_copy + hidden), 1))
 
         def backward(dy: Tensor, held: Held) -> Gradients:
