@@ -4,8 +4,8 @@ Every side has a process of its own, and they are interleaved: same shape, same 
 ``ours`` goes through `fit`'s Trainer with all its defaults, freed memory kept; the others run as their users run them.
 A side with ``(kept)`` after its name runs with freed memory kept as well, ``ours (memory returned)`` without.
 ``(compiled)`` is by ``torch.compile``: the blocks of ours, the whole model of the others as litgpt's trainer does; the
-time of compiling is not counted. ``matmuls alone`` is no model: a step's matmuls with weights and nothing else, which no
-program can undercut that computes them with torch.
+time of compiling is not counted. ``matmuls alone`` is no model: a step's matmuls with weights and nothing else, which
+no program can undercut that computes them with torch.
 
 Ours runs on a token store; the others in the plain loop of their users: the model's own loss, autocast, clipping at 1,
 torch's AdamW as their trainers set it up.
