@@ -237,8 +237,7 @@ class SymbolicModel:
         mask = "spans" if self.documents or is_window else "causal"
         form = attention_form(ops.device, ops.matmul_size, head_dim, self.seq, mask=mask, dropout=config.dropout)
         if form == "math":
-            reason = "torch would compute all scores at once; choose a multiple of 8"
-            raise ValueError(f"head_dim {head_dim} is not covered by the estimate on {ops.device}: {reason}")
+            raise ValueError(f"head_dim {head_dim} is not estimated on {ops.device}: use a multiple of 8")
         return form
 
     def _attention(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
@@ -291,7 +290,7 @@ class SymbolicModel:
             query, key = ops.copy(query), key if is_grouped else ops.copy(key)
         if is_strided and not is_grouped:
             value = ops.copy(value)
-        out = ops.causal_attention(query, key, value, self.batch * s.heads, self.seq, s.head_dim)
+        out = ops.causal_attention(query, key, value, (self.batch * s.heads, self.seq, s.head_dim))
         return ops.copy_gradient(out) if is_strided else out
 
     def _span_attention(

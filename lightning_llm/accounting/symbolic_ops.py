@@ -209,20 +209,17 @@ class Operators(Graph):
 
     # -- ops/attention.py ---------------------------------------------------------------------------------------------
 
-    def causal_attention(
-        self, query: Tensor, key: Tensor, value: Tensor, heads: Count, seq: Count, head_dim: Count
-    ) -> Tensor:
-        """Saves its probabilities. All three are of the queries' size, ``heads`` those of all rows of the batch."""
-        size, shape = query.itemsize, query.size
+    def causal_attention(self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[Count, Count, Count]) -> Tensor:
+        """Saves its probabilities. All are (heads of all rows of the batch, positions, width of a head)."""
+        size, query_size, (heads, seq, head_dim) = query.itemsize, query.size, shape
         blocks = [(start, Count(end, "end")) for start, end in sizes.attention_blocks(seq)]
         probabilities = [self.new(heads * (end - start) * end, size) for start, end in blocks]
-        rows = sizes.even(seq, sizes.ATTENTION_ROWS)
-        some = sizes.attention_heads(heads, seq, size)
+        rows, some = sizes.even(seq, sizes.ATTENTION_ROWS), sizes.attention_heads(heads, seq, size)
         out, tile = self.like(query), (some * rows * seq, size)
         self.scratch(tile)
 
         def backward(dy: Tensor, held: Held) -> Gradients:
-            gradients: Gradients = [self.new(*shape) for _ in range(3)]
+            gradients: Gradients = [self.new(*query_size) for _ in range(3)]
             self.scratch(tile, (some * (blocks[-2][1] if len(blocks) > 1 else rows) * head_dim, size))
             return gradients
 

@@ -69,6 +69,7 @@ class LanguageModel(PlannedModule, OptimizedModule, CheckpointedModule):
         transformer: The model; made in ``configure_model``, when the vocabulary is known.
         seed: Of the initial values; ``fit`` sets that of ``seed_everything``. ``None``: drawn.
         grad_norm: Norm of the last step's gradients before clipping, scalar, on the device.
+        auxiliary_loss: What MLPs added to the loss of the last micro-batch, scalar, on the device.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class LanguageModel(PlannedModule, OptimizedModule, CheckpointedModule):
         self.init_from, self.budget = init_from, MemoryBudget.of(memory_budget, memory_reserve)
         self.seed: int | None = None
         self.grad_norm: Tensor | None = None
+        self.auxiliary_loss: Tensor | None = None
         given = {"optimizer": optimizer, "schedule": schedule}
         self.save_plain_hyperparameters(**{name: part for name, part in given.items() if isinstance(part, dict)})
 
@@ -137,7 +139,10 @@ class LanguageModel(PlannedModule, OptimizedModule, CheckpointedModule):
         """
         loss = self._mean(self.transformer.objective, batch)
         added = self.transformer.auxiliary_loss() if self.training else None
-        return loss if added is None else loss + added
+        if added is None:
+            return loss
+        self.auxiliary_loss = added.detach()
+        return loss + added
 
     def cross_entropy(self, batch: Batch) -> Tensor:
         """Mean cross-entropy of a batch in nats per token, float32, whatever the model was trained for."""

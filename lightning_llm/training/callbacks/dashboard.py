@@ -27,6 +27,7 @@ VAL_PERPLEXITY = "val_perplexity"
 VAL_BITS_PER_BYTE = "val_bits_per_byte"
 LEARNING_RATE = "learning_rate"  # learning_rate/ and the name of a group, if model.groups or mup divide them
 GRAD_NORM = "grad_norm"
+AUXILIARY_LOSS = "auxiliary_loss"
 
 TOKENS_PER_SECOND = "throughput/tokens_per_second"
 STEP_SECONDS = "throughput/step_s"

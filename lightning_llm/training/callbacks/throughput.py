@@ -137,6 +137,8 @@ class TrainingLog(Callback):
         metrics |= _learning_rates(trainer.optimizers[0].param_groups)
         if (grad_norm := getattr(pl_module, "grad_norm", None)) is not None:
             metrics[names.GRAD_NORM] = grad_norm.item()
+        if (added := getattr(pl_module, "auxiliary_loss", None)) is not None:
+            metrics[names.AUXILIARY_LOSS] = added.item()
         speed = self._speed(trainer)
         self._loss, self._tokens, self._steps, self._timed_steps = None, 0, 0, 0
         # For the progress bar and other callbacks. `log_dict` would end in the same dict, 1.8 ms later.
