@@ -9,6 +9,7 @@ from lightning_llm.ablate.experiment import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.pairing import BATCHES, INITIAL_VALUES, VALIDATION_BATCHES, mismatch
 from lightning_llm.ablate.plan import RUNS, Plan
 from lightning_llm.ablate.scheduler import Run, State, state_of
+from lightning_llm.ablate.statistics import paired
 from lightning_llm.checkpoints.run_directory import DIVERGED, FINISHED, STATUS, read_summary
 from lightning_llm.checkpoints.run_directory import state_of as run_state
 from lightning_llm.io.untrusted import read_json
@@ -79,6 +80,14 @@ class Loaded:
             both = dict(ours[name]), dict(theirs[name])
             pairs += [(both[0][step], both[1][step]) for step in both[0].keys() & both[1].keys()]
         return max(abs(one - other) for one, other in pairs)
+
+    @property
+    def null_sd(self) -> float | None:
+        """Standard deviation of the differences of the null variant: what chance alone makes of a pair."""
+        losses = {run: each.loss for run, each in self.results.items() if each.loss is not None}
+        seeds = [seed for name, seed in losses if name == NULL and Run(BASELINE, seed) in losses]
+        sides = [[losses[Run(name, seed)] for seed in seeds] for name in (BASELINE, NULL)]
+        return paired(*sides).sd if len(seeds) > 1 else None
 
 
 def load_experiment(out: str | Path) -> Loaded:

@@ -41,12 +41,12 @@ def main():
 def experiment(tmp_path):
     """``experiment(variants={name: config}, looks=…)``: a frozen plan."""
 
-    def make(variants, looks=(2, 3), delta=None, out="out", **asked):
+    def make(variants, looks=(2, 3), delta=None, out="out", base=None, **asked):
         files = {"lightning_llm/__init__.py": "", "lightning_llm/__main__.py": STAND_IN}
         code = {name: tmp_path / f"code-{number}" for number, name in enumerate(files)}
         for name, path in code.items():
             path.write_text(files[name])
-        configs = {BASELINE: {"effect": 0.0}, NULL: {"effect": 0.003}, **variants}
+        configs = {BASELINE: {"effect": 0.0, **(base or {})}, NULL: {"effect": 0.003}, **variants}
         sides = {name: {"steps": 6, "tokenizer": "t"} for name in configs}
         content = {
             **{"name": "test", "variants": {name: {} for name in variants}, "metric": "val_loss", "delta": delta},
