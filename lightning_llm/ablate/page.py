@@ -63,6 +63,9 @@ def _parts(report: Mapping[str, Any], curves: Curves) -> list[str]:
     parts = [f"<h1>{_text(report['name'])}</h1>", f'<p class="soft">{_text(facts)}; looks at {looks} pairs</p>']
     parts += [unfinished, "<h2>Differences from the baseline</h2>", _plot(_forest, report, height=_rows(report))]
     parts += [_verdict_table(report), _paragraphs(noise_lines(report))]
+    if report["tuning"] and report["tuning"]["sides"]:
+        parts += ["<h2>Tuning curves</h2>", _plot(_tuning_curves, report, height=3.4)]
+    parts.append(_paragraphs(tuning_lines(report)))
     if BASELINE in curves.steps:
         parts += [
             "<h2>Validation loss during training</h2>",
@@ -106,6 +109,26 @@ def noise_lines(report: Mapping[str, Any]) -> list[str]:
             lines.append(f"{name}: {', '.join(words)}.")
     lines += [f"{run} diverged: {reason}." for run, reason in report["diverged_runs"].items()]
     return lines
+
+
+def tuning_lines(report: Mapping[str, Any]) -> list[str]:
+    """The optimum of each side, whether it is inside the grid, and what tuning took."""
+    tuning = report["tuning"]
+    if tuning is None or not tuning["sides"]:
+        return [] if tuning is None else [f"Tuning of {tuning['option']} has not ended."]
+    words = []
+    for name, side in tuning["sides"].items():
+        edge = "" if side["is_bracketed"] else ", not bracketed: at the edge of the grid"
+        best = "none, each value diverged" if side["best"] is None else f"{side['best']:g}"
+        words.append(f"{name} {best} (untuned {side['untuned']:g}{edge})")
+    took = f"{tuning['runs']} runs took {shown_duration(tuning['run_seconds'])}"
+    return [f"Tuned {tuning['option']}: {', '.join(words)}; {took}."]
+
+
+def labeled(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The variants, each followed by itself with both sides tuned."""
+    rows = ((name, row, row["tuned"]) for name, row in report["variants"].items())
+    return [each for name, row, tuned in rows for each in ((name, row), (f"{name}, tuned", tuned)) if each[1]]
 
 
 def cost_lines(report: Mapping[str, Any]) -> list[str]:
@@ -157,7 +180,7 @@ def _verdict_table(report: Mapping[str, Any]) -> str:
             *(_digits(row[field]) for field in ("p", "p_adjusted", "sd")),
             verdict_in_words(row),
         ]
-        for name, row in report["variants"].items()
+        for name, row in labeled(report)
     ]
     return _table(head, rows)
 
@@ -230,25 +253,28 @@ def _colors(report: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _rows(report: Mapping[str, Any]) -> float:
-    return 1.3 + 0.45 * len(report["variants"])
+    return 1.3 + 0.45 * len(labeled(report))
 
 
 def _forest(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
-    axis, colors = axes[0], _colors(report)
+    axis, colors, rows = axes[0], _colors(report), labeled(report)
     if report["delta"] is not None:
         axis.axvspan(-report["delta"], report["delta"], color=GRAY, alpha=0.2, lw=0)
     axis.axvline(0, color=INK, lw=0.8)
-    for place, (name, row) in enumerate(report["variants"].items()):
+    for place, (name, row) in enumerate(rows):
         if row["difference"] is None:
             axis.annotate(verdict_in_words(row), (0, place), (6, 0), textcoords="offset points", va="center")
             continue
         low, high = row["interval"] or [row["difference"]] * 2
         ends = [[row["difference"] - low], [high - row["difference"]]]
-        axis.errorbar(row["difference"], place, xerr=ends, fmt="o", ms=7, capsize=4, color=colors[name])
+        is_tuned = name not in colors
+        look = {"color": colors[name.removesuffix(", tuned") if is_tuned else name]}
+        look |= {"mfc": "none"} if is_tuned else {}
+        axis.errorbar(row["difference"], place, xerr=ends, fmt="o", ms=7, capsize=4, **look)
         word = WORDS[row["verdict"]]
         axis.annotate(word, (row["difference"], place), (0, 9), textcoords="offset points", ha="center", fontsize=8.5)
-    axis.set_yticks(range(len(report["variants"])), [printable(name) for name in report["variants"]])
-    axis.set(ylim=(len(report["variants"]) - 0.4, -0.8))
+    axis.set_yticks(range(len(rows)), [printable(name) for name, _ in rows])
+    axis.set(ylim=(len(rows) - 0.4, -0.8))
     zone = "" if report["delta"] is None else f"; shaded: ±{report['delta']:g}"
     axis.set_xlabel(f"difference of {report['metric']}, {report['unit']} (negative is better){zone}")
     axis.grid(axis="x")
@@ -280,6 +306,19 @@ def _difference(axis: Any, steps: Sequence[int], differences: Any, color: str) -
     if (pairs := len(differences)) > 1:
         half = student(0.05, pairs - 1) * differences.std(axis=0, ddof=1) / np.sqrt(pairs)
         axis.fill_between(steps, middle - half, middle + half, color=color, alpha=0.2, lw=0)
+
+
+def _tuning_curves(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
+    axis, colors = axes[0], _colors(report)
+    for name, side in report["tuning"]["sides"].items():
+        points = [each for each in zip(side["values"], side["losses"], strict=True) if each[1] is not None]
+        axis.plot(*zip(*points, strict=True), "o-", color=colors[name], label=printable(name)) if points else None
+        if side["best"] is not None:
+            axis.axvline(side["best"], color=colors[name], ls=":", lw=1.2)
+    axis.set(xscale="log", ylabel=f"mean {report['metric']}, {report['unit']}")
+    axis.set_xlabel(f"{report['tuning']['option']} (dotted: the tuned value)")
+    axis.grid()
+    axis.figure.legend(loc="outside lower center", ncols=6)
 
 
 def _cost_plot(axes: Sequence[Any], report: Mapping[str, Any]) -> None:

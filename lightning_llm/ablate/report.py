@@ -15,7 +15,8 @@ from lightning_llm.ablate.experiment import BASELINE, NULL
 from lightning_llm.ablate.results import Loaded
 from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.statistics import Array, sign_flip
-from lightning_llm.ablate.verdict import Verdict
+from lightning_llm.ablate.tuning import FIRST_SEED
+from lightning_llm.ablate.verdict import UNDECIDED, Verdict
 
 UNITS = {"val_loss": "nats/token", "bits_per_byte": "bits/byte"}
 LOSS = "val_loss"
@@ -25,7 +26,7 @@ Curve = list[tuple[int, float]]
 def report_of(loaded: Loaded) -> dict[str, Any]:
     """The report of an experiment as it is now, as JSON takes it."""
     content, state = loaded.plan.content, loaded.state
-    variants = {name: _variant(loaded, name, state.verdicts.get(name)) for name in content["variants"]}
+    variants = {name: _variant(loaded, name) for name in content["variants"]}
     known = ("name", "metric", "delta", "alpha", "looks", "match", "solved", "threads", "accelerator")
     lost = [result for result in loaded.results.values() if result.has_diverged]
     return {
@@ -40,32 +41,44 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
         "baseline": _side(loaded, BASELINE),
         "variants": variants,
         "diverged_runs": {str(result.run): result.reason for result in sorted(lost, key=lambda each: each.run)},
+        "tuning": _tuning(loaded),
         "cost": _cost(loaded),
     }
 
 
-def _variant(loaded: Loaded, name: str, found: Verdict | None) -> dict[str, Any]:
-    """What lab words and scripts read of a variant; before the first look, its numbers are null."""
-    fields = [field.name for field in dataclasses.fields(Verdict)]
-    row: dict[str, Any] = dict.fromkeys(fields) | {
-        "verdict": "undecided",
-        "pairs": 0,
-        "diverged": 0,
-        "note": "no look yet",
+def _variant(loaded: Loaded, name: str) -> dict[str, Any]:
+    """A variant without tuning, which scripts read, and under ``tuned`` the same of the tuned sides."""
+    state = loaded.state
+    tuned = None if state.tuned is None else state.tuned.verdicts.get(name)
+    names = [loaded.tuned_name(side) for side in (BASELINE, name)]
+    row = _numbers(loaded, state.verdicts.get(name), BASELINE, name) | _side(loaded, name)
+    return {**row, "tuned": None if tuned is None else _numbers(loaded, tuned, *names)}
+
+
+def _numbers(loaded: Loaded, found: Verdict | None, baseline: str, variant: str) -> dict[str, Any]:
+    """What a verdict says, and the sign-flip test; before the first look, the numbers are null."""
+    if found is None:
+        row: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(Verdict))
+        return row | {"verdict": UNDECIDED, "pairs": 0, "diverged": 0, "note": "no look yet", "sign_flip": None}
+    losses = {run: each.loss for run, each in loaded.results.items()}
+    both = [(losses.get(Run(baseline, seed)), losses.get(Run(variant, seed))) for seed in range(found.pairs)]
+    differences = [ours - base for base, ours in both if base is not None and ours is not None]
+    flip = None if found.difference is None else dataclasses.asdict(sign_flip(differences))
+    return dataclasses.asdict(found) | {"sign_flip": flip}
+
+
+def _tuning(loaded: Loaded) -> dict[str, Any] | None:
+    """Values, mean losses and optimum of each side, and what they cost; ``None``: nothing is tuned."""
+    tune = loaded.plan.tune
+    if tune is None:
+        return None
+    found = {
+        name: {"untuned": tune.values[name]} | dataclasses.asdict(each) for name, each in loaded.state.tuning.items()
     }
-    if found is not None:
-        row = dataclasses.asdict(found)
-        both = paired_losses(loaded, name, found.pairs)
-        if found.difference is not None and both:
-            row["sign_flip"] = dataclasses.asdict(sign_flip([ours - base for base, ours in both]))
-    return {**row, **_side(loaded, name)}
-
-
-def paired_losses(loaded: Loaded, name: str, pairs: int) -> list[tuple[float, float]]:
-    """The metric of baseline and variant, for each of the first seeds of which both have one."""
-    runs = ((loaded.results.get(Run(BASELINE, seed)), loaded.results.get(Run(name, seed))) for seed in range(pairs))
-    found = ((base.loss, ours.loss) for base, ours in runs if base and ours)
-    return [(base, ours) for base, ours in found if base is not None and ours is not None]
+    grid = [each for run, each in loaded.results.items() if run.seed >= FIRST_SEED]
+    seconds = sum(each.summary.get("seconds") or 0.0 for each in grid)
+    seeds = list(range(FIRST_SEED, FIRST_SEED + tune.seeds))
+    return {"option": tune.option, "seeds": seeds, "sides": found, "runs": len(grid), "run_seconds": seconds}
 
 
 def _side(loaded: Loaded, name: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from lightning_llm.ablate.plan import CODE, MAIN, Plan
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.slurm import submit
+from lightning_llm.ablate.tuning import FIRST_SEED
 from lightning_llm.ablate.worker import Stopped, work
 from lightning_llm.cli.ablate_report import show_report, write_report
 from lightning_llm.cli.config_file import read_config
@@ -168,10 +169,13 @@ def _extend(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     if loaded.state.needed:
         command = f"lightning-llm ablate run {options.folder}"
         raise ValueError(f"{options.folder} has not used up its plan: {command} continues it")
-    if not loaded.state.undecided:
+    tuned = loaded.state.tuned
+    if not loaded.state.undecided and not (tuned and tuned.undecided):
         raise ValueError(f"{options.folder}: every variant has a verdict, or a run that diverged: nothing to extend")
     if not 1 <= options.pairs <= MOST_PAIRS:
         raise ValueError(f"--pairs must be from 1 to {MOST_PAIRS}, got {options.pairs}")
+    if loaded.plan.tune and loaded.state.look + options.pairs > FIRST_SEED:
+        raise ValueError(f"--pairs {options.pairs}: seeds from {FIRST_SEED} on belong to tuning: give fewer")
     loaded.plan.add(options.pairs)
     _carry_out(loaded.plan, options)
 

@@ -6,7 +6,16 @@ from typing import Any
 
 from rich.table import Table
 
-from lightning_llm.ablate.page import bounds, cost_lines, noise_lines, page_of, signed, verdict_in_words
+from lightning_llm.ablate.page import (
+    bounds,
+    cost_lines,
+    labeled,
+    noise_lines,
+    page_of,
+    signed,
+    tuning_lines,
+    verdict_in_words,
+)
 from lightning_llm.ablate.report import curves_of, report_of
 from lightning_llm.ablate.results import Loaded
 from lightning_llm.io.atomic import write_json, write_text
@@ -29,7 +38,7 @@ def show_report(report: Mapping[str, Any], console: Console) -> None:
     head = f"{report['name']}: {report['metric']} of {report['validation']}, {state}; plan {report['plan'][:12]}"
     console.print(head, soft_wrap=True, highlight=False)
     table = Table("variant", "pairs", "difference", "interval", "p adjusted", "× time", "MiB", "verdict")
-    for name, row in report["variants"].items():
+    for name, row in labeled(report):
         side = report["cost"]["sides"].get(name, {})
         p = "–" if row["p_adjusted"] is None else f"{row['p_adjusted']:.4f}"
         ratio, peak = side.get("ratio"), side.get("peak_bytes")
@@ -37,5 +46,5 @@ def show_report(report: Mapping[str, Any], console: Console) -> None:
         numbers = [str(row["pairs"]), signed(row["difference"]), bounds(row["interval"]), p, *cost]
         table.add_row(name, *numbers, verdict_in_words(row))
     console.print(table)
-    for line in (*noise_lines(report), *cost_lines(report)):
+    for line in (*noise_lines(report), *tuning_lines(report), *cost_lines(report)):
         console.print(line, soft_wrap=True, highlight=False)
