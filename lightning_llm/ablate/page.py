@@ -145,9 +145,17 @@ def cost_lines(report: Mapping[str, Any]) -> list[str]:
     cost = report["cost"]
     if cost["sides"]:
         many = f"{cost['rounds']} interleaved steps, {cost['threads']} thread{'s' * (cost['threads'] != 1)}"
-        lines.append(f"Time and memory of a step: {many}, alone on {cost['machine']}, {cost['date']}.")
+        times = [_in_short(name, side) for name, side in cost["sides"].items()]
+        lines.append(
+            f"Time and memory of a step: {'; '.join(times)}. {many}, alone on {cost['machine']}, {cost['date']}."
+        )
     lines.append(f"{cost['runs']} runs took {shown_duration(cost['run_seconds'])} of training on a shared machine.")
     return lines
+
+
+def _in_short(name: str, side: Mapping[str, Any]) -> str:
+    time = f"{1e3 * side['step_s']:.3g} ms" if name == BASELINE else f"{side['ratio']:.3f} × the time"
+    return f"{name} {time}" + ("" if side["peak_bytes"] is None else f", {side['peak_bytes'] / MIB:.4g} MiB")
 
 
 def verdict_in_words(row: Mapping[str, Any]) -> str:

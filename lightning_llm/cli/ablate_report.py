@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from lightning_llm.ablate.page import (
     bounds,
@@ -37,13 +37,10 @@ def show_report(report: Mapping[str, Any], console: Console) -> None:
     state = "ended" if report["has_ended"] else "has not ended"
     head = f"{report['name']}: {report['metric']} of {report['validation']}, {state}; plan {report['plan'][:12]}"
     console.print(head, soft_wrap=True, highlight=False)
-    table = Table("variant", "pairs", "difference", "interval", "p adjusted", "× time", "MiB", "verdict")
+    table = Table("variant", "pairs", "difference", Column("interval", no_wrap=True), "p adjusted", "verdict")
     for name, row in labeled(report):
-        side = report["cost"]["sides"].get(name, {})
         p = "–" if row["p_adjusted"] is None else f"{row['p_adjusted']:.4f}"
-        ratio, peak = side.get("ratio"), side.get("peak_bytes")
-        cost = ["–" if ratio is None else f"{ratio:.3f}", "–" if peak is None else f"{peak / 2**20:.4g}"]
-        numbers = [str(row["pairs"]), signed(row["difference"]), bounds(row["interval"]), p, *cost]
+        numbers = str(row["pairs"]), signed(row["difference"]), bounds(row["interval"]), p
         table.add_row(name, *numbers, verdict_in_words(row))
     console.print(table)
     for line in (*noise_lines(report), *tuning_lines(report), *cost_lines(report)):
