@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightning_llm.ablate.tuning import FIRST_SEED
 from lightning_llm.io.untrusted import TEXT, Kind, file_name, list_of, maybe, record, rule, shown, validate, whole
 
 BASELINE, AGAIN, NULL = "baseline", "baseline-again", "null"
@@ -18,6 +19,7 @@ DELTA, ALPHA = 0.005, 0.05
 TOKENS, FLOPS, TIME, PARAMETERS = "tokens", "flops", "time", "parameters"
 MATCHES = (TOKENS, FLOPS, TIME)
 MOST_PAIRS = 1000
+FACTORS, TUNING_SEEDS = (0.5, 0.71, 1.0, 1.41, 2.0), 2
 # Set by the experiment, so that neither options nor variants can
 OWN_OPTIONS = ("seed_everything", "data.seed", "ckpt_path", "trainer.run_dir", "trainer.default_root_dir")
 
@@ -39,6 +41,7 @@ class Experiment:
         looks: Numbers of pairs.
         match: What is equal on both sides: ``tokens``, ``flops``, ``time`` or ``parameters``.
         solved: With ``parameters``, the option of the variants that is solved for.
+        tune: The ``option`` that is tuned for each side, the ``factors`` of its grid, and how many ``seeds``.
         out: The folder of the experiment.
     """
 
@@ -52,6 +55,7 @@ class Experiment:
     looks: tuple[int, ...] = LOOKS
     match: str = TOKENS
     solved: str | None = None
+    tune: dict[str, Any] | None = None
     out: str = ""
 
     @property
@@ -60,6 +64,11 @@ class Experiment:
         return self.out or f"runs/{file_name(self.name)}"
 
 
+_TUNED = rule(
+    "a number of the model that changes no initial value, such as model.optimizer.init_args.lr",
+    lambda value: isinstance(value, str) and value.startswith("model.") and not value.startswith("model.architecture."),
+)
+_FACTORS = rule("at least three increasing numbers above 0", lambda value: _are_factors(value))
 _OPTIONS = rule("options by dotted name", lambda value: isinstance(value, dict) and all(map(_is_text, value)))
 _NUMBER = rule("a number above 0", lambda value: type(value) in (int, float) and 0 < value < math.inf)
 
@@ -97,7 +106,7 @@ _FILE = record(
             f"{', '.join(MATCHES)} or {PARAMETERS}: {{option: model.architecture.NAME}}",
             lambda value: value in MATCHES or _solved(value) is not None,
         ),
-        "tune": lambda value, name: [f"{name} does not work yet: leave it out, or give each side its tuned options"],
+        "tune": maybe(record({"option": _TUNED}, {"factors": _FACTORS, "seeds": whole(1, MOST_PAIRS)})),
         "out": TEXT,
     },
 )
@@ -110,6 +119,12 @@ def _are_looks(value: object) -> bool:
         and all(type(each) is int and 1 <= each <= MOST_PAIRS for each in value)
         and sorted(set(value)) == value
     )
+
+
+def _are_factors(value: object) -> bool:
+    if not isinstance(value, list) or not all(type(each) in (int, float) and 0 < each < math.inf for each in value):
+        return False
+    return len(value) > 2 and sorted(set(value)) == value
 
 
 def _solved(match: object) -> str | None:
@@ -141,6 +156,11 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
     asked: dict[str, Any] = {key: given[key] for key in ("metric", "delta", "alpha", "out") if key in given}
     asked |= {"looks": _looks(given, source, len(variants)), "options": flat_options(given.get("options", {}))}
     asked |= {"solved": _solved(match), "match": PARAMETERS if isinstance(match, dict) else match}
+    if (tune := given.get("tune")) is not None:
+        factors = [float(factor) for factor in tune.get("factors", FACTORS)]
+        asked["tune"] = {"option": tune["option"], "factors": factors, "seeds": tune.get("seeds", TUNING_SEEDS)}
+        if asked["looks"][-1] > FIRST_SEED:
+            raise ValueError(f"{source}: seeds from {FIRST_SEED} on belong to tune: give at most {FIRST_SEED} pairs")
     for options, where in ((asked["options"], "options"), *((v, f"variants.{k}") for k, v in variants.items())):
         if own := [option for option in options if option in OWN_OPTIONS]:
             raise ValueError(f"{source}: {where}: {own[0]} is set by the experiment: leave it out")

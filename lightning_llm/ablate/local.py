@@ -194,6 +194,8 @@ def progress_in_words(state: State, results: Mapping[Run, Result], run_s: float 
     sides = (BASELINE, *state.undecided)
     pairs = [seed for seed in range(state.look) if all(Run(name, seed) in results for name in sides)]
     words = [f"{len(pairs)} of {state.look} pairs"]
+    if any("," in run.name for run in state.needed):
+        words.append(f"{len(state.needed)} runs of tuned sides to go")
     if run_s is not None and state.needed:
         words.append(f"about {shown_duration(run_s * len(state.needed))} to this look")
     for name in state.undecided:

@@ -21,6 +21,7 @@ import yaml
 
 from lightning_llm.ablate.experiment import AGAIN, BASELINE, METRICS, NULL
 from lightning_llm.ablate.scheduler import Rules, Run
+from lightning_llm.ablate.tuning import Tune
 from lightning_llm.io.atomic import atomic_path, remove_path, write_json
 from lightning_llm.io.untrusted import (
     NUMBER,
@@ -51,6 +52,7 @@ ASKED = {
     "looks": list_of(whole(2)),
     "match": TEXT,
     "solved": maybe(TEXT),
+    "tune": maybe(record({"option": TEXT, "factors": list_of(NUMBER), "seeds": whole(1)})),
     "asked_configs": _ANY,
     "code": SHA256,
 }
@@ -100,7 +102,26 @@ class Plan:
     def rules(self) -> Rules:
         """What it says about verdicts, with the pairs that were added."""
         content = self.content
-        return Rules(list(content["variants"]), content["looks"], content["delta"], content["alpha"], self.added)
+        looks, tune = content["looks"], self.tune
+        return Rules(list(content["variants"]), looks, content["delta"], content["alpha"], self.added, tune)
+
+    @property
+    def tune(self) -> Tune | None:
+        """What is tuned; ``None``: nothing."""
+        asked = self.content["tune"]
+        values = {name: side.get("tuned") for name, side in self.content["sides"].items()}
+        return None if asked is None else Tune(**asked, values=values)
+
+    def side(self, name: str) -> str | None:
+        """The side that runs of this name belong to, tuned or not; ``None``: they are no runs of this plan."""
+        side, comma, option = name.partition(",")
+        is_known = not comma or (self.tune is not None and option.startswith(f"{self.tune.word}="))
+        return side if is_known and side in self.names else None
+
+    def options(self, name: str) -> list[str]:
+        """The options of fit that runs of this name have besides those of their side."""
+        _, comma, option = name.partition(",")
+        return [f"--{self.tune.option}={option.partition('=')[2]}"] if comma and self.tune is not None else []
 
     @property
     def added(self) -> list[int]:
@@ -120,8 +141,9 @@ class Plan:
         return self.out / RUNS / str(run)
 
     def config(self, name: str) -> Path:
-        """The config of a side; the baseline that runs again has the baseline's."""
-        return (self.out / CONFIGS / f"{BASELINE if name == AGAIN else name}.yaml").resolve()
+        """The config of a run's side; the baseline that runs again has the baseline's."""
+        side = self.side(name)
+        return (self.out / CONFIGS / f"{BASELINE if side == AGAIN else side}.yaml").resolve()
 
     @property
     def names(self) -> list[str]:

@@ -81,6 +81,11 @@ class Loaded:
             pairs += [(both[0][step], both[1][step]) for step in both[0].keys() & both[1].keys()]
         return max(abs(one - other) for one, other in pairs)
 
+    def tuned_name(self, side: str) -> str:
+        """What the runs of a side are called once it is tuned."""
+        tune, found = self.plan.tune, self.state.tuning.get(side)
+        return side if tune is None or found is None or found.best is None else tune.tuned_name(side, found.best)
+
     @property
     def null_sd(self) -> float | None:
         """Standard deviation of the differences of the null variant: what chance alone makes of a pair."""
@@ -117,7 +122,7 @@ def results_of(plan: Plan, known: Mapping[Run, Result] | None = None) -> dict[Ru
     for folder in folders:
         name, _, seed = folder.name.rpartition(",seed=")
         run = Run(name, int(seed) if seed.isdecimal() else -1)
-        if run not in found and name in plan.names and run.seed >= 0 and (result := _result(plan, run, folder)):
+        if run not in found and plan.side(name) and run.seed >= 0 and (result := _result(plan, run, folder)):
             found[run] = result
     for run, result in found.items():
         base = found.get(Run(BASELINE, run.seed)) if run.name != BASELINE else None
@@ -140,9 +145,9 @@ def _result(plan: Plan, run: Run, folder: Path) -> Result | None:
 
 def _mismatch(plan: Plan, base: Result, other: Result) -> str:
     """Why two runs are no pair, apart from what the plan makes different."""
-    sides, name = plan.content["sides"], other.run.name
+    sides, name = plan.content["sides"], plan.side(other.run.name)
     excused = [INITIAL_VALUES] if name == NULL else []
-    side = sides[BASELINE if name == AGAIN else name]
+    side = sides[BASELINE if name == AGAIN else str(name)]
     if side["steps"] != sides[BASELINE]["steps"] or side["tokenizer"] != sides[BASELINE]["tokenizer"]:
         excused += [BATCHES]
     if side["tokenizer"] != sides[BASELINE]["tokenizer"]:

@@ -88,7 +88,7 @@ def _fit(plan: Plan, run: Run, claim: claims.Claim, parent: int | None) -> int |
     """The exit status of a fit; ``None``: another worker has taken the run."""
     folder, log = plan.run_dir(run).resolve(), _log(plan, run)
     words = [f"--config={plan.config(run.name)}", f"--seed_everything={run.seed}", f"--data.seed={run.seed}"]
-    words.append(f"--trainer.run_dir={folder}")
+    words += [*plan.options(run.name), f"--trainer.run_dir={folder}"]
     if _has_checkpoint(folder):
         words.append("--ckpt_path=last")
     else:  # killed before its first checkpoint: a new run needs a new folder

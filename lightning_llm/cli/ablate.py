@@ -1,11 +1,11 @@
 """``lightning-llm ablate``: does a change help? Runs of a baseline and its variants in pairs, until a verdict.
 
 ``run`` plans an experiment, freezes the plan, and starts workers on this machine; ``work`` is one worker; ``status``
-shows how far an experiment is; ``extend`` adds pairs; ``measure`` measures time and memory of each side.
+shows how far an experiment is; ``report`` writes what it has found; ``extend`` adds pairs; ``measure`` measures time
+and memory of each side.
 """
 
 import argparse
-import math
 import os
 import subprocess
 import sys
@@ -14,14 +14,15 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from rich.table import Table
-
 from lightning_llm.ablate import claims, local
 from lightning_llm.ablate.experiment import BASELINE, MOST_PAIRS, OWN_OPTIONS, Experiment, experiment_of, varied
 from lightning_llm.ablate.plan import CODE, MAIN, Plan
-from lightning_llm.ablate.results import COST, Loaded, load_experiment
+from lightning_llm.ablate.report import report_of
+from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.slurm import submit
+from lightning_llm.ablate.tuning import FIRST_SEED
 from lightning_llm.ablate.worker import Stopped, work
+from lightning_llm.cli.ablate_report import show_report, write_report
 from lightning_llm.cli.config_file import read_config
 from lightning_llm.cli.errors import OneLineParser, Tool
 from lightning_llm.cli.process import interrupts
@@ -35,7 +36,7 @@ OF_FIT = ("model", "data", "trainer", "seed_everything", "keep_freed_memory")  #
 
 def _options(parser: OneLineParser) -> None:
     parser.description = "Compare a baseline with variants of it, in pairs of runs with the same seed, until a verdict."
-    actions = parser.add_subparsers(dest="action", required=True, metavar="run|status|extend|measure|work")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="run|status|report|extend|measure|work")
     run = actions.add_parser("run", help="plan an experiment, or continue one, and train its runs on this machine")
     add = run.add_argument
     about = "an experiment (YAML), or the folder of one to continue; options of fit may follow, for all runs"
@@ -48,9 +49,10 @@ def _options(parser: OneLineParser) -> None:
     extend = actions.add_parser("extend", help="add pairs for the variants without a verdict, and train them")
     extend.add_argument("--pairs", type=int, required=True, metavar="N", help="how many")
     status = actions.add_parser("status", help="show how far an experiment is")
+    report = actions.add_parser("report", help="print the report, and write report.json and report.html to its folder")
     measure = actions.add_parser("measure", help="measure time and memory of each side, alone on this machine")
     worker = actions.add_parser("work", help="take runs that no other worker has, until the experiment has ended")
-    for action in (extend, status, measure, worker):
+    for action in (extend, status, report, measure, worker):
         action.add_argument("folder", type=Path, metavar="DIR", help="folder of an experiment")
     for action in (run, extend):
         action.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: one per GPU or core)")
@@ -90,9 +92,15 @@ def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     if getattr(options, "workers", None) is not None and options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
     with interrupts.taken("ablate"):
-        {"run": _run, "extend": _extend, "status": _status, "measure": _measure, "work": _work}[options.action](
-            options, of_fit
-        )
+        acts = {
+            "run": _run,
+            "extend": _extend,
+            "status": _status,
+            "report": _report,
+            "measure": _measure,
+            "work": _work,
+        }
+        acts[options.action](options, of_fit)
 
 
 def _run(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
@@ -156,7 +164,7 @@ def _carry_out(plan: Plan, options: argparse.Namespace) -> None:
         if done.returncode:
             lines = done.stderr.strip().splitlines() or ["no output"]
             console.print(f"time and memory were not measured: {lines[-1]}", soft_wrap=True, highlight=False)
-    show(load_experiment(plan.out), Console())
+    _write(plan.out)
 
 
 def _extend(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
@@ -164,16 +172,35 @@ def _extend(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     if loaded.state.needed:
         command = f"lightning-llm ablate run {options.folder}"
         raise ValueError(f"{options.folder} has not used up its plan: {command} continues it")
-    if not loaded.state.undecided:
+    tuned = loaded.state.tuned
+    if not loaded.state.undecided and not (tuned and tuned.undecided):
         raise ValueError(f"{options.folder}: every variant has a verdict, or a run that diverged: nothing to extend")
     if not 1 <= options.pairs <= MOST_PAIRS:
         raise ValueError(f"--pairs must be from 1 to {MOST_PAIRS}, got {options.pairs}")
+    if loaded.plan.tune and loaded.state.look + options.pairs > FIRST_SEED:
+        raise ValueError(f"--pairs {options.pairs}: seeds from {FIRST_SEED} on belong to tuning: give fewer")
     loaded.plan.add(options.pairs)
     _carry_out(loaded.plan, options)
 
 
 def _status(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
-    show(load_experiment(options.folder), Console())
+    loaded, console = load_experiment(options.folder), Console()
+    needed = loaded.state.needed
+    taken = sum(claims.is_taken(loaded.plan.out, str(run)) for run in needed)
+    runs = f"{len(loaded.results)} runs have ended, {taken} train, {len(needed) - taken} wait"
+    console.print(f"{options.folder}: {runs}", soft_wrap=True, highlight=False)
+    show_report(report_of(loaded), console)
+
+
+def _report(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
+    _write(options.folder)
+
+
+def _write(out: Path) -> None:
+    report, page = write_report(load_experiment(out))
+    console = Console()
+    show_report(report, console)
+    console.print(f"Written: {page}", soft_wrap=True, highlight=False)
 
 
 def _work(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
@@ -201,30 +228,3 @@ def _gpus() -> list[str]:
 
     named = os.environ.get(local.VISIBLE)
     return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
-
-
-def show(loaded: Loaded, console: Console) -> None:
-    """Print how far an experiment is, and the verdicts."""
-    content, state = loaded.plan.content, loaded.state
-    taken = [run for run in state.needed if claims.is_taken(loaded.plan.out, str(run))]
-    runs = f"{len(loaded.results)} runs have ended, {len(taken)} train, {len(state.needed) - len(taken)} wait"
-    console.print(f"{content['name']}: {runs}; plan {content['hash'][:12]}", highlight=False)
-    replay = loaded.replay_difference
-    if replay is not None:
-        again = f"{replay:.3g} apart" if replay else "equal to the bit"
-        console.print(f"the baseline's seed 0 again: {again}", highlight=False)
-    table = Table("variant", "pairs", "difference", "interval", "p adjusted", "verdict")
-    for name in content["variants"]:
-        found = state.verdicts.get(name)
-        if found is None:
-            table.add_row(name, "0", "", "", "", "no look yet")
-            continue
-        interval = "" if found.interval is None else f"{found.interval[0]:+.4f} to {found.interval[1]:+.4f}"
-        difference = "" if found.difference is None else f"{found.difference:+.4f}"
-        p = "" if found.p_adjusted is None or not math.isfinite(found.p_adjusted) else f"{found.p_adjusted:.4f}"
-        verdict = found.verdict + (f" ({found.note})" if found.note else "")
-        table.add_row(name, str(found.pairs), difference, interval, p, verdict)
-    console.print(table)
-    for result in loaded.results.values():
-        if result.has_diverged:
-            console.print(f"{result.run} diverged: {result.reason}", soft_wrap=True, highlight=False)

@@ -78,12 +78,14 @@ class Setup:
         self.sides = {BASELINE: self._side(BASELINE, {})}
         base = self.sides[BASELINE]
         refuse_unsuitable(base, experiment.metric)
+        tuned_value(base, experiment)
         for name, options in experiment.variants.items():
             side = self._side(name, options)
             for other in self.sides.values():
                 if side.options == other.options:
                     raise ValueError(f"{name} equals {_the(other.name)}: change an option that it does not have yet")
             refuse_incomparable(base, side, experiment.metric)
+            tuned_value(side, experiment)
             self.sides[name] = side
         self._code = code_of({name: side.options for name, side in self.sides.items()})
         self.asked = self._asked()
@@ -102,6 +104,7 @@ class Setup:
             "delta": asked.delta,
         }
         known |= {"alpha": asked.alpha, "looks": list(asked.looks), "match": asked.match, "solved": asked.solved}
+        known["tune"] = asked.tune
         return {**known, "asked_configs": configs, "code": code_hash(self._code)}
 
     def plan(self, workers: int | None) -> Plan:
@@ -126,7 +129,8 @@ class Setup:
         threads = threads_for(accelerator, torch.cuda.device_count(), need, workers)
         self._match(threads)
         known = {name: {**matching.facts(side), "tokenizer": _tokenizer(side)} for name, side in self.sides.items()}
-        for side in known.values():
+        for name, side in known.items():
+            side["tuned"] = tuned_value(self.sides[name], self.experiment)
             side["ratio"] = matching.closeness(self.experiment.match, known[BASELINE], side)
         known[NULL] = dict(known[BASELINE])
         configs = {name: side.options for name, side in self.sides.items()}
@@ -159,6 +163,23 @@ class Setup:
                     self.sides[name] = self._side(name, {**options, **extra})
         finally:
             torch.set_num_threads(before)
+
+
+def tuned_value(side: Side, experiment: Experiment) -> float | None:
+    """The value that a side has of the option that is tuned; ``None``: none is.
+
+    Raises:
+        ValueError: It is no number above 0.
+    """
+    if experiment.tune is None:
+        return None
+    option, found = experiment.tune["option"], side.options
+    for word in option.split("."):
+        inner = found if isinstance(found, dict) else {}
+        found = inner.get(word, (inner.get("init_args") or {}).get(word))
+    if type(found) not in (int, float) or not found > 0:  # type: ignore[operator]
+        raise ValueError(f"tune.option {option} of {_the(side.name)} is {found!r}, expected a number above 0")
+    return float(found)  # type: ignore[arg-type]
 
 
 def refuse_unsuitable(base: Side, metric: str) -> None:

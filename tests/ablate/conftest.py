@@ -7,7 +7,7 @@ from lightning_llm.ablate.plan import code_hash, freeze
 
 # Instead of the package, in the snapshot: writes what a run writes, with a loss that its config and its seed decide
 STAND_IN = """
-import json, os, sys
+import json, math, os, sys
 from pathlib import Path
 
 import yaml
@@ -30,6 +30,9 @@ def main():
     hashes = {"initial_values": {"a.weight": "2x2 float32 00"}, "validation_batches": "1"}
     hashes["batches"] = asked.get("batches", "2")
     loss = 3.0 + 0.01 * seed + asked["effect"] * (1 + 0.001 * (seed % 3))
+    if "best" in asked:  # a parabola over the logarithm of the rate
+        rate = float(words.get("model.optimizer.init_args.lr", asked["lr"]))
+        loss += math.log2(rate / asked["best"]) ** 2
     (run / "config.yaml").write_text("{}")
     (run / "summary.json").write_text(json.dumps({"val_loss": loss, "seconds": 1.0, **hashes}))
     (run / "status.json").write_text(json.dumps({"status": "finished", "step": 6}))
@@ -41,16 +44,17 @@ def main():
 def experiment(tmp_path):
     """``experiment(variants={name: config}, looks=…)``: a frozen plan."""
 
-    def make(variants, looks=(2, 3), delta=None, out="out", **asked):
+    def make(variants, looks=(2, 3), delta=None, out="out", base=None, **asked):
         files = {"lightning_llm/__init__.py": "", "lightning_llm/__main__.py": STAND_IN}
         code = {name: tmp_path / f"code-{number}" for number, name in enumerate(files)}
         for name, path in code.items():
             path.write_text(files[name])
-        configs = {BASELINE: {"effect": 0.0}, NULL: {"effect": 0.003}, **variants}
+        configs = {BASELINE: {"effect": 0.0, **(base or {})}, NULL: {"effect": 0.003}, **variants}
         sides = {name: {"steps": 6, "tokenizer": "t"} for name in configs}
         content = {
             **{"name": "test", "variants": {name: {} for name in variants}, "metric": "val_loss", "delta": delta},
-            **{"alpha": 0.05, "looks": list(looks), "match": "tokens", "solved": None, "asked_configs": {}},
+            **{"alpha": 0.05, "looks": list(looks), "match": "tokens", "solved": None, "tune": None},
+            **{"asked_configs": {}},
             **{"code": code_hash(code), "first_seed": 0, "threads": 1, "accelerator": "cpu", "folder": str(tmp_path)},
             **{"sides": sides, **asked},
         }

@@ -8,6 +8,7 @@ import yaml
 
 from lightning_llm.ablate.experiment import experiment_of, varied
 
+RATE = "model.optimizer.init_args.lr"
 BASE = {"baseline": "a.yaml", "variants": {"relu": {"model.architecture.mlp": "relu"}}}
 
 
@@ -63,7 +64,13 @@ def test_parameters_are_matched_by_an_option():
         ({"pairs": 1}, "one pair has no interval"),
         ({"pairs": 3}, "3 pairs are too few for the first look at 4, which costs 13 runs"),
         ({"match": "memory"}, "match is 'memory', expected tokens, flops, time or parameters: {option: "),
-        ({"tune": {"option": "x"}}, "tune does not work yet: leave it out"),
+        ({"tune": {"option": "model.architecture.dropout"}}, "tune.option is 'model.architecture.dropout', expected a"),
+        ({"tune": {"option": RATE, "factors": [1, 2]}}, "tune.factors is [1, 2], expected at least three increasing"),
+        ({"tune": {"option": RATE, "seed": 2}}, "tune.seed is unknown"),
+        (
+            {"tune": {"option": RATE}, "looks": [4, 101]},
+            "seeds from 100 on belong to tune: give at most 100",
+        ),
         ({"seeds": 3}, "seeds is unknown"),
     ],
 )
@@ -73,6 +80,11 @@ def test_a_mistake_is_one_line(change, says):
     assert str(error.value).startswith("f.yaml: ")
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_the_grid_of_a_tuned_option_has_a_default():
+    found = experiment_of({**BASE, "tune": {"option": RATE}}, "f", "f")
+    assert found.tune == {"option": RATE, "factors": [0.5, 0.71, 1.0, 1.41, 2.0], "seeds": 2}
 
 
 def test_variants_of_the_command_line_are_named_by_option_and_value():
