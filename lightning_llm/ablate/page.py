@@ -95,8 +95,8 @@ def noise_lines(report: Mapping[str, Any]) -> list[str]:
         again = f"{aa['replay_difference']:.3g} apart" if aa["replay_difference"] else "equal to the bit"
         lines.append(f"The baseline's seed 0 again: {again}.")
     if aa["null_sd"] is not None:
-        words = "differences of the null variant, which only draws other MLPs, have a standard deviation of"
-        lines.append(f"Noise: {words} {aa['null_sd']:.4g} {report['unit']}.")
+        what = "differences of the null variant, which only draws other MLPs, have a standard deviation of"
+        lines.append(f"Noise: {what} {aa['null_sd']:.4g} {report['unit']}.")
     for name, row in report["variants"].items():
         words = [] if row["correlation"] is None else [f"correlation of the pairs {row['correlation']:.2f}"]
         if row["seeds_saved"] is not None:

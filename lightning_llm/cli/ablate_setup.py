@@ -173,13 +173,14 @@ def tuned_value(side: Side, experiment: Experiment) -> float | None:
     """
     if experiment.tune is None:
         return None
-    option, found = experiment.tune["option"], side.options
+    option = experiment.tune["option"]
+    found: Any = side.options
     for word in option.split("."):
         inner = found if isinstance(found, dict) else {}
         found = inner.get(word, (inner.get("init_args") or {}).get(word))
-    if type(found) not in (int, float) or not found > 0:  # type: ignore[operator]
+    if type(found) not in (int, float) or not found > 0:
         raise ValueError(f"tune.option {option} of {_the(side.name)} is {found!r}, expected a number above 0")
-    return float(found)  # type: ignore[arg-type]
+    return float(found)
 
 
 def refuse_unsuitable(base: Side, metric: str) -> None:
