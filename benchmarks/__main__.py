@@ -9,12 +9,13 @@ from lightning_llm.cli import bench
 PROGRAM = "python -m benchmarks"
 BENCHES = {
     "runs": "the shipped configs, trained as their users train them (options of fit may follow behind --)",
-    "baselines": "whole training steps, compared with transformers and litgpt",
+    "baselines": "whole training steps, compared with transformers, litgpt and plain torch",
     "cost": "how time and memory of a step grow with each size, and the time to the first step of fit",
     "memory-scaling": "peak memory of the MLP against the number of tokens",
     "process-scaling": "tokens per second on 1 to N processes, and a prediction for 8 and 64",
     "checkpoint": "how long saving holds up training: waiting for the disk, and in the background",
     "optimizer": "milliseconds per step of each optimizer, ours and torch's",
+    "mup": "whether a learning rate fits wider models, with mup and without (--shapes, --text FILE)",
     "data": "speed and memory of prepare, for each tokenizer",
     "faults": "random kills, full disks, damaged files and so on, and their cost (--rounds: total, --seed)",
 }

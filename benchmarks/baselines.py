@@ -1,34 +1,36 @@
-"""``python -m benchmarks baselines``: whole training steps of ours, compared with those of transformers and litgpt.
+"""``python -m benchmarks baselines``: whole training steps of ours, compared with those of others.
 
 Every side has a process of its own, and they are interleaved: same shape, same precision, same number of threads.
 ``ours`` goes through `fit`'s Trainer with all its defaults, freed memory kept; the others run as their users run them.
-A side with ``(kept)`` after its name runs with freed memory kept as well, ``ours (memory returned)`` without it.
-``(compiled)`` is by ``torch.compile``: the blocks of ours, the whole model of the others as litgpt's trainer does; the time of
-compiling is not counted. ``matmuls alone`` is no model: a step's matmuls with weights and nothing else, which no
-program can undercut that computes them with torch.
+A side with ``(kept)`` after its name runs with freed memory kept as well, ``ours (memory returned)`` without.
+``(compiled)`` is by ``torch.compile``: the blocks of ours, the whole model of the others as litgpt's trainer does; the
+time of compiling is not counted. ``matmuls alone`` is no model: only the matmuls of a step with weights, which no
+program can undercut that computes them with torch. ``nanogpt`` is ``plain_gpt.py``, ``liger`` is transformers with
+Liger-Kernel's operators, on CUDA.
 
 Ours runs on a token store; the others in the plain loop of their users: the model's own loss, autocast, clipping at 1,
-torch's AdamW as their trainers set it up.
+torch's AdamW as their trainers set it up. They never read a loss, which on CUDA would wait for the device.
 """
 
 import contextlib
-import importlib.util
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback
 
+from benchmarks.plain_gpt import PlainGPT
 from lightning_llm.bench.harness import Request, Row, Sizes, columns, llama, make_store, model_config, ratios
 from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.measure.gauges import high_water_bytes, in_fresh_processes, resident_bytes, restart_high_water
-from lightning_llm.measure.timer import now, seconds_of
+from lightning_llm.measure.timer import PhaseClock, now
 from lightning_llm.training.callbacks.memory_profiler import GIB, MemoryProfiler
 from lightning_llm.training.execution import keep_freed_memory
 from lightning_llm.training.module import LanguageModel
@@ -41,6 +43,7 @@ SHAPES = {
     "1.3b": ["24x16x2048x5504x2048x4x50304"],
 }
 FILES = ("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim")
+PACKAGES = {"transformers": ["transformers"], "litgpt": ["litgpt"], "liger": ["transformers", "liger_kernel"]}
 DEFAULT_SHAPES = ["shakespeare"]
 ALLOCATOR = "freed memory kept by ours"
 DTYPES = ("float32", "bfloat16")  # the second by autocast
@@ -71,12 +74,15 @@ class Variant(NamedTuple):
 VARIANTS = {
     "transformers": Variant("transformers"),
     "litgpt": Variant("litgpt"),
+    "nanogpt": Variant("nanogpt"),
     "ours": Variant("ours", keep_freed_memory=True),
     "transformers (kept)": Variant("transformers", keep_freed_memory=True),
     "litgpt (kept)": Variant("litgpt", keep_freed_memory=True),
     "ours (memory returned)": Variant("ours"),
     "transformers (compiled)": Variant("transformers", compiled=True),
     "litgpt (compiled)": Variant("litgpt", compiled=True),
+    "nanogpt (compiled)": Variant("nanogpt", compiled=True),
+    "liger (compiled)": Variant("liger", compiled=True),
     "ours (compiled)": Variant("ours", keep_freed_memory=True, compiled=True),
     "matmuls alone": Variant("products", keep_freed_memory=True),
 }
@@ -84,14 +90,11 @@ VARIANTS = {
 
 def run(asked: Request) -> Iterator[Row]:
     """A row for each side; ``ratio`` is its time over ours."""
-    own = ("ours", "products")
-    here = [name for name, how in VARIANTS.items() if how.side in own or importlib.util.find_spec(how.side)]
+    here = [name for name in VARIANTS if not lacking(name, asked.device)]
     for name in asked.variants or ():
         if name in VARIANTS and name not in here:
-            side = VARIANTS[name].side
-            fix = f"{side} is not installed; python -m pip install {side}, or leave it out"
-            raise ValueError(f"variants {name!r}: {fix}")
-    found = asked.interleaved({name: partial(_run_side, name, asked) for name in asked.chosen(here)})
+            raise ValueError(f"variants {name!r}: {lacking(name, asked.device)}, or leave it out")
+    found = asked.interleaved({name: partial(run_side, name, asked) for name in asked.chosen(here)})
     seconds = {name: [one["median_s"] for one in results] for name, results in found.items()}
     for name, results in found.items():
         yield asked.row(
@@ -103,9 +106,20 @@ def run(asked: Request) -> Iterator[Row]:
         )
 
 
-def _run_side(name: str, asked: Request) -> dict[str, float]:
+def lacking(name: str, device: str) -> str:
+    """What a variant lacks here; empty if it can run."""
+    side = VARIANTS[name].side
+    missing = [package.replace("_", "-") for package in PACKAGES.get(side, []) if find_spec(package) is None]
+    if missing:
+        return f"{missing[0]} is not installed; python -m pip install {missing[0]}"
+    return "its kernels need CUDA; measure it with --device cuda" if (side, device) == ("liger", "cpu") else ""
+
+
+def run_side(name: str, asked: Request, environment: Mapping[str, str] | None = None) -> dict[str, float]:
+    """One variant in a process of its own: the median seconds of a step, and its peak in bytes."""
     job = {"sizes": asked.sizes, "dtype": asked.dtype, "device": asked.device, "steps": STEPS[asked.device]}
-    return in_fresh_processes(measure, [{**job, **VARIANTS[name]._asdict()}], name=name)[0]
+    jobs = [{**job, **VARIANTS[name]._asdict()}]
+    return in_fresh_processes(measure, jobs, name=name, environment=environment)[0]
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
@@ -116,18 +130,21 @@ def notes(rows: Sequence[Row]) -> list[str]:
 # ---- the sides, each in a process of its own
 
 
-def ours(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
-    """Each step of ``fit``, including all that happens between the ends of two steps."""
+def ours(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False, **fields: Any) -> Found:
+    """Each step of ``fit``, including all that happens between the ends of two steps.
+
+    ``dtype`` may be a precision of the Trainer as well, and ``fields`` are options of the model.
+    """
     context, rows = sizes["context"], sizes["rows"]
     with tempfile.TemporaryDirectory(prefix="bench-baselines-") as name, open(os.devnull, "w") as nowhere:
         store = make_store(Path(name, "store"), vocab=sizes["vocab"], tokens=(context + 1) * rows * 4)
         data = TokenDataModule(store=store, context_length=context, global_batch_size=rows)
-        ends, profiler = _Ends(), MemoryProfiler()
+        clock, profiler = _StepClock(device), MemoryProfiler()
         with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
             trainer = Trainer(
-                precision=PRECISIONS[dtype],
+                precision=PRECISIONS.get(dtype, dtype),
                 default_root_dir=name,
-                callbacks=[ends, profiler],
+                callbacks=[clock, profiler],
                 max_steps=WARM_UP + steps,
                 accelerator=device,
                 devices=1,
@@ -135,19 +152,25 @@ def ours(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = 
                 limit_val_batches=0,
                 gradient_clip_val=1.0,
             )
-            model = LanguageModel(model_config(sizes), compile_mode="default" if compiled else None)
+            model = LanguageModel(model_config(sizes, **fields), compile_mode="default" if compiled else None)
             trainer.fit(model, datamodule=data)
-    seconds = [end - start for start, end in zip(ends.times[WARM_UP - 1 :], ends.times[WARM_UP:], strict=False)]
     # the profiler restarts CUDA's own high-water at each phase, and knows the highest
-    return seconds, int(profiler.highest_gib * GIB) if device == "cuda" else None
+    return clock.seconds()[WARM_UP - 1 :], int(profiler.highest_gib * GIB) if device == "cuda" else None
 
 
-class _Ends(Callback):
-    def __init__(self) -> None:
-        self.times: list[float] = []
+class _StepClock(Callback):
+    """Seconds from the end of each step to the end of the next one, by the device."""
+
+    def __init__(self, device: str) -> None:
+        self.clock, self.device, self.steps = PhaseClock(device), device, 0
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        self.times.append(now("cuda" if torch.cuda.is_available() else "cpu"))
+        self.clock.mark(str(self.steps)) if self.steps else self.clock.start()
+        self.steps += 1
+
+    def seconds(self) -> list[float]:
+        now(self.device)
+        return list(self.clock.take().values())
 
 
 def transformers(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
@@ -158,6 +181,25 @@ def transformers(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled:
         return run(input_ids=ids, labels=ids).loss
 
     return _plain_loop(model, loss, sizes, dtype, device, steps, compiled=compiled, fused=True)
+
+
+def liger(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+    """The same, with Liger-Kernel's norm, rotation, MLP, and head with loss."""
+    from liger_kernel.transformers import apply_liger_kernel_to_llama
+
+    apply_liger_kernel_to_llama()
+    return transformers(sizes, dtype, device, steps, compiled=compiled)
+
+
+def nanogpt(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+    """``PlainGPT``, whose MLP has as many parameters as the others'."""
+    return _plain_loop(
+        PlainGPT(model_config(sizes)), _call, sizes, dtype, device, steps, compiled=compiled, fused=device == "cuda"
+    )
+
+
+def _call(run: Any, ids: torch.Tensor, targets: torch.Tensor) -> Any:
+    return run(ids, targets)
 
 
 def litgpt(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
@@ -220,17 +262,24 @@ def _plain_loop(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        value.item()
 
     return _timed(step, device, steps)
 
 
 def _timed(step: Callable[[], None], device: str, steps: int) -> Found:
-    seconds = [seconds_of(step, device) for _ in range(WARM_UP + steps)][WARM_UP:]
-    return seconds, torch.cuda.max_memory_allocated() if device == "cuda" else None
+    clock = PhaseClock(device)
+    clock.start()
+    for number in range(WARM_UP + steps):
+        step()
+        clock.mark(str(number))
+    now(device)
+    return list(clock.take().values())[WARM_UP:], torch.cuda.max_memory_allocated() if device == "cuda" else None
 
 
-SIDES = {"ours": ours, "transformers": transformers, "litgpt": litgpt, "products": matmuls}
+SIDES: dict[str, Callable[..., Found]] = {
+    **{"ours": ours, "transformers": transformers, "liger": liger, "litgpt": litgpt, "nanogpt": nanogpt},
+    "products": matmuls,
+}
 
 
 def measure(job: dict[str, Any]) -> dict[str, float]:

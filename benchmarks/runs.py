@@ -48,7 +48,9 @@ def run(asked: Request) -> Iterator[Row]:
     """A row for each run."""
     for config, seed, words in asked.sizes:
         seeds = [] if seed is None else [f"--seed_everything={seed}", f"--data.seed={seed}"]
-        summary, seconds = _fit([f"--config={ROOT / 'configs' / config}", *words, *seeds, *asked.options.fit_options])
+        given = [f"--config={ROOT / 'configs' / config}", *words, *seeds, *asked.options.fit_options]
+        with tempfile.TemporaryDirectory(prefix="bench-runs-") as folder:
+            summary, seconds = fit(given, folder)
         yield asked.row(
             config,
             [seconds],
@@ -61,13 +63,20 @@ def run(asked: Request) -> Iterator[Row]:
         )
 
 
-def _fit(words: Sequence[str]) -> tuple[dict[str, Any], float]:
-    with tempfile.TemporaryDirectory(prefix="bench-runs-") as folder:
-        command = [sys.executable, "-m", "lightning_llm", "fit", *words]
-        begun = time.perf_counter()
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-        seconds = time.perf_counter() - begun
-        if done.returncode:
-            raise RuntimeError((done.stderr.strip().splitlines() or ["no output"])[-1])
-        (found,) = Path(folder).glob("runs/*/*/summary.json")
-        return json.loads(found.read_text(encoding="utf-8")), seconds
+def fit(words: Sequence[str], folder: str) -> tuple[dict[str, Any], float]:
+    """Train in a process of its own, whose run directory is the only one in ``folder``.
+
+    Returns:
+        The content of ``summary.json``, and the seconds of the whole command.
+
+    Raises:
+        RuntimeError: It failed, with the last line that it wrote.
+    """
+    command = [sys.executable, "-m", "lightning_llm", "fit", *words]
+    begun = time.perf_counter()
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    seconds = time.perf_counter() - begun
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no output"])[-1])
+    (found,) = Path(folder).glob("runs/*/*/summary.json")
+    return json.loads(found.read_text(encoding="utf-8")), seconds

@@ -7,6 +7,7 @@ classes. Lines for Lightning's own options and all units are in this file. A key
 unit, is an error.
 """
 
+import dataclasses
 import re
 import types
 from argparse import SUPPRESS
@@ -244,7 +245,7 @@ def name(kind: Any) -> str:
         return f"list of {' or '.join(dict.fromkeys(map(name, members(get_args(kind)[0]))))}"
     if get_origin(kind) is tuple:
         return f"list of {len(get_args(kind))} {name(get_args(kind)[0])}"
-    if get_origin(kind) is dict:
+    if get_origin(kind) is dict or dataclasses.is_dataclass(kind):
         return "mapping"
     if get_origin(kind) is Callable or get_origin(kind) is type(lambda: 0):
         return "class"

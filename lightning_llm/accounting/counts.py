@@ -12,8 +12,12 @@ first (MFU) says how fast the run is, by the second (HFU) how busy the device is
 """
 
 import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.parts import BUILT_IN, name_of, option_of
 
 LETTERS = {  # of each size: its field in the config, and how it is written
     "vocab": ("vocab_rows", "V"),
@@ -25,6 +29,10 @@ LETTERS = {  # of each size: its field in the config, and how it is written
     "positions": ("max_position_embeddings", "P"),
     "layers": ("num_hidden_layers", "L"),
 }
+
+
+MLP_MATRICES = ("gate_proj", "up_proj", "down_proj")
+NORMS_OF_A_BLOCK = {"pre": 2, "post": 2, "sandwich": 4}
 
 
 class Count(int):
@@ -44,23 +52,51 @@ class Count(int):
         return Count(int(self) * int(other), f"{self.formula}·{getattr(other, 'formula', other)}")
 
 
+LONGEST_MEASURED = 1280  # tokens of a row in which attention is measured: more than twice those of a short attention
+Growth = tuple[float, float, float]  # a fixed amount, one per token, and one per token and position of its row
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MeasuredMLP:
-    """What was measured of an MLP class that the formulas do not know, for one layer.
+class MeasuredPart:
+    """What was measured of a part that the formulas do not know, for one layer: the second, if there are several.
 
     Attributes:
         parameters: Number of elements.
-        flops: Of matmuls in forward, per token.
-        saved: Bytes saved for backward besides the input: fixed, and per token.
-        forward: Bytes of temporaries in forward: fixed, and per token.
+        more_parameters: What the parameters of all layers have beyond equally many in each.
+        matrices: Elements in two-dimensional parameters.
+        flops: Of matmuls in forward.
+        saved: Bytes saved for backward besides the input.
+        forward: Bytes of temporaries in forward.
         backward: The same in backward.
+        itemsize: Bytes of each number of the output.
     """
 
     parameters: int
-    flops: int
-    saved: tuple[float, float]
-    forward: tuple[float, float]
-    backward: tuple[float, float]
+    more_parameters: int
+    matrices: int
+    flops: Growth
+    saved: Growth
+    forward: Growth
+    backward: Growth
+    itemsize: int
+
+
+Measured = Mapping[str, MeasuredPart]  # by the kind of part; "block" is all of a block
+UNMEASURED: Measured = MappingProxyType({})
+
+
+def parts_to_measure(config: ModelConfig) -> dict[str, str]:
+    """The parts of a model whose memory the formulas do not know, by kind, and their names.
+
+    A block of the user's own is measured as a whole. Positions of the user's own change what attention does.
+    """
+    names, own = {kind: name_of(getattr(config, kind)) for kind in BUILT_IN}, config.own_parts
+    kinds = {*own, *(["mlp"] if names["mlp"] == "mixture_of_experts" else [])}
+    if "position" in own or option_of("attention", config.attention, "softcap") is not None:
+        kinds.add("attention")
+    if "block" in own:
+        kinds -= {"attention", "mlp"}
+    return {kind: names[kind] for kind in BUILT_IN if kind in kinds}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,20 +112,24 @@ class Sizes:
     positions: Count
     layers: Count
     is_gated: bool
+    experts: int | None
+    top_k: int | None
 
     @classmethod
-    def of(cls, config: ModelConfig, mlp: MeasuredMLP | None = None) -> "Sizes":
+    def of(cls, config: ModelConfig, measured: Measured = UNMEASURED) -> "Sizes":
         """The sizes of a config.
 
         Raises:
-            ValueError: The vocabulary is not known, or the MLP is the user's own class and was not measured.
+            ValueError: The vocabulary is not known, or a part is the user's own class and was not measured.
         """
         if config.vocab_size is None:
             raise ValueError("vocab_size is null: give the number of token ids (--vocab-size)")
-        if "mlp" in config.own_parts and mlp is None:
-            raise ValueError(f"mlp {config.mlp!r} is not built in: its cost cannot be computed from the config")
+        for kind, name in config.own_parts.items():
+            if kind in parts_to_measure(config) and kind not in measured:
+                raise ValueError(f"{kind} {name!r} is not built in: its cost cannot be computed from the config")
         sizes = {name: Count(getattr(config, field), letter) for name, (field, letter) in LETTERS.items()}
-        return cls(**sizes, is_gated=config.is_gated)
+        experts, top_k = (option_of("mlp", config.mlp, name) for name in ("num_experts", "top_k"))
+        return cls(**sizes, is_gated=config.is_gated, experts=experts, top_k=top_k)
 
     @property
     def queries(self) -> Count:
@@ -102,7 +142,10 @@ class Sizes:
         return self.kv_heads * self.head_dim
 
     def matrices(self) -> dict[str, tuple[Count, Count]]:
-        """The linear layers of a block with a built-in MLP, each (out, in), in the order of the model."""
+        """The linear layers of a block with built-in parts, each (out, in), in the order of the model.
+
+        Of a mixture of experts, those of one expert.
+        """
         hidden, wide = self.hidden, self.intermediate
         return {
             "q_proj": (self.queries, hidden),
@@ -115,41 +158,49 @@ class Sizes:
         }
 
 
-def parameters_by_part(config: ModelConfig, mlp: MeasuredMLP | None = None) -> dict[str, int]:
+def parameters_by_part(config: ModelConfig, measured: Measured = UNMEASURED) -> dict[str, int]:
     """The number of parameters of embeddings, attention, MLP, norms and head, summed over layers.
 
-    A tied head has no parameters of its own but its bias.
+    A tied head has no parameters of its own but its bias. Those of a block of the user's own are ``blocks``, those of
+    a loss ``loss``.
 
     Raises:
         ValueError: As in ``Sizes.of``.
     """
-    return {part: sum(terms.values()) for part, terms in parameter_terms(config, mlp).items()}
+    return {part: sum(terms.values()) for part, terms in parameter_terms(config, measured).items()}
 
 
-def parameter_terms(config: ModelConfig, mlp: MeasuredMLP | None = None) -> dict[str, dict[str, int]]:
+def parameter_terms(config: ModelConfig, measured: Measured = UNMEASURED) -> dict[str, dict[str, int]]:
     """The same, term by term: for each part the products that add up to it, written out, and their values."""
-    s = Sizes.of(config, mlp)
+    s = Sizes.of(config, measured)
     layers, hidden, wide = s.layers, s.hidden, s.intermediate
-    vectors = 2 if config.norm == "layernorm" else 1  # weight and bias
-    widening = 2 if s.is_gated else 1  # matrices
-    has_attention_bias, has_mlp_bias = config.attention_bias, config.mlp_bias and mlp is None
-    whole_mlp = layers * hidden * wide * (widening + 1)
+    widening, experts = 2 if s.is_gated else 1, Count(s.experts or 1, "E")  # matrices; of a mixture
+    own = {kind: _all_layers(kind, layers, measured[kind]) for kind in config.own_parts if kind in measured}
+    has_attention, has_mlp = not own.keys() & {"attention", "block"}, not own.keys() & {"mlp", "block"}
+    has_attention_bias, has_mlp_bias = has_attention and config.attention_bias, has_mlp and config.mlp_bias
+    matrices, norms = layers * hidden * wide * (widening + 1), NORMS_OF_A_BLOCK.get(name_of(config.block), 0)
     rows = [
         ("embeddings", True, s.vocab * hidden),
         ("embeddings", config.position == "learned", s.positions * hidden),
-        ("attention", True, layers * hidden * s.heads * s.head_dim * 2),  # q and o
-        ("attention", True, layers * hidden * s.kv_heads * s.head_dim * 2),  # k and v
+        ("embeddings", "position" in own, own.get("position", Count(0))),
+        ("attention", has_attention, layers * hidden * s.heads * s.head_dim * 2),  # q and o
+        ("attention", has_attention, layers * hidden * s.kv_heads * s.head_dim * 2),  # k and v
         ("attention", has_attention_bias, layers * s.heads * s.head_dim),
         ("attention", has_attention_bias, layers * s.kv_heads * s.head_dim * 2),
         ("attention", has_attention_bias, layers * hidden),
-        ("mlp", True, whole_mlp if mlp is None else layers * Count(mlp.parameters, "measured")),
-        ("mlp", has_mlp_bias, layers * wide * widening),
-        ("mlp", has_mlp_bias, layers * hidden),
-        ("norms", True, layers * hidden * (2 * vectors)),
-        ("norms", True, hidden * vectors),
-        ("norms", config.qk_norm, layers * s.head_dim * 2),
+        ("attention", "attention" in own, own.get("attention", Count(0))),
+        ("mlp", has_mlp, matrices * experts if s.experts else matrices),
+        ("mlp", has_mlp and s.experts is not None, layers * hidden * experts),
+        ("mlp", has_mlp_bias, layers * wide * (widening * (s.experts or 1))),
+        ("mlp", has_mlp_bias, layers * hidden * (s.experts or 1)),
+        ("mlp", "mlp" in own, own.get("mlp", Count(0))),
+        ("norms", "block" not in own, layers * norm_elements(config, measured) * norms),
+        ("norms", True, norm_elements(config, measured)),
+        ("norms", has_attention and config.qk_norm, layers * s.head_dim * 2),
+        *([("blocks", True, own["block"])] if "block" in own else []),
         ("head", not config.tie_word_embeddings, s.vocab * hidden),
         ("head", config.lm_head_bias, s.vocab),
+        *([("loss", True, own["loss"])] if "loss" in own else []),
     ]
     terms: dict[str, dict[str, int]] = {part: {} for part, _, _ in rows}
     for part, is_there, count in rows:
@@ -158,9 +209,33 @@ def parameter_terms(config: ModelConfig, mlp: MeasuredMLP | None = None) -> dict
     return terms
 
 
-def hidden_matrix_parameters(config: ModelConfig) -> int:
+def _all_layers(kind: str, layers: Count, part: MeasuredPart) -> Count:
+    """The parameters of a measured part, in all layers if it is in each."""
+    if kind not in ("attention", "mlp", "block"):
+        return Count(part.parameters, "measured")
+    return Count(layers * part.parameters + part.more_parameters, "measured")
+
+
+def norm_elements(config: ModelConfig, measured: Measured = UNMEASURED) -> Count:
+    """Parameters of a norm of the residual stream."""
+    if "norm" in config.own_parts:
+        return Count(measured["norm"].parameters, "measured")
+    hidden = Count(config.hidden_size, LETTERS["hidden"][1])
+    return hidden * 2 if config.norm == "layernorm" else hidden  # weight and bias
+
+
+def hidden_matrix_parameters(config: ModelConfig, measured: Measured = UNMEASURED) -> int:
     """Parameters of the matrices of attention and MLP: the group ``hidden_matrices`` of ``optim.param_groups``."""
-    return config.num_hidden_layers * sum(out * into for out, into in Sizes.of(config).matrices().values())
+    s, own = Sizes.of(config, measured), config.own_parts
+    if "block" in own:
+        return config.num_hidden_layers * measured["block"].matrices
+    sizes: Counter[str] = Counter()
+    for name, (out, into) in s.matrices().items():
+        in_mlp = name in MLP_MATRICES
+        sizes["mlp" if in_mlp else "attention"] += out * into * ((s.experts or 1) if in_mlp else 1)
+    sizes["mlp"] += s.hidden * (s.experts or 0)
+    sizes.update({kind: measured[kind].matrices - sizes[kind] for kind in ("attention", "mlp") if kind in own})
+    return config.num_hidden_layers * sizes.total()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,42 +265,61 @@ class StepFlops:
         return self.model + self.recomputed
 
 
-def step_flops(config: ModelConfig, *, tokens: int, context_length: int, mlp: MeasuredMLP | None = None) -> StepFlops:
-    """The FLOPs of one optimizer step.
+def step_flops(config: ModelConfig, *, tokens: int, context_length: int, measured: Measured = UNMEASURED) -> StepFlops:
+    """The FLOPs of one optimizer step. A mixture of experts counts the experts that a token goes to.
 
     Args:
         config: ``vocab_size`` must be known.
         tokens: Of the step, summed over micro-batches.
-        context_length: Tokens per row; attention is quadratic in it.
-        mlp: Of a class that the formulas do not know.
+        context_length: Tokens per row; attention is quadratic in it, or linear in a window.
+        measured: Parts that the formulas do not know.
 
     Raises:
         ValueError: As in ``Sizes.of``.
     """
-    layer, s = layer_flops(config, context_length, mlp), Sizes.of(config, mlp)
+    s, levels = Sizes.of(config, measured), config.checkpoint_levels
+    kinds = Counter(zip(config.attention_windows, levels, strict=True))  # of layers
+    layers = {kind: layer_flops(config, min(context_length, kind[0] or context_length), measured) for kind in kinds}
+
+    def total(*names: str) -> int:
+        return sum(count * sum(layers[kind][name] for name in names) for kind, count in kinds.items())
+
     by_part = {
-        "attention_projections": (layer["qkv"] + layer["o"]) * s.layers,
-        "attention_scores": layer["scores"] * s.layers,
-        "mlp": (layer["mlp_in"] + layer["mlp_out"]) * s.layers,
-        "lm_head": 2 * s.hidden * s.vocab,
+        "attention_projections": total("qkv", "o"),
+        "attention_scores": total("scores"),
+        "mlp": total("mlp_in", "mlp_out"),
+        "lm_head": 2 * s.hidden * s.vocab + (round(measured["loss"].flops[1]) if "loss" in config.own_parts else 0),
     }
     by_part = {name: tokens * int(flops) for name, flops in by_part.items()}
     forward = sum(by_part.values())
-    recomputed = tokens * sum(_recomputed(config, layer, level) for level in config.checkpoint_levels)
+    recomputed = tokens * sum(count * _recomputed(config, layers[kind], kind[1]) for kind, count in kinds.items())
     return StepFlops(forward=forward, backward=2 * forward, recomputed=recomputed, by_part=by_part)
 
 
-def layer_flops(config: ModelConfig, context_length: int, mlp: MeasuredMLP | None = None) -> dict[str, int]:
-    """FLOPs of one block per token: ``qkv``, ``scores``, ``o``, ``mlp_in`` (gate and up) and ``mlp_out`` (down)."""
-    s = Sizes.of(config, mlp)
+def layer_flops(config: ModelConfig, reach: int, measured: Measured = UNMEASURED) -> dict[str, int]:
+    """FLOPs of one block per token: ``qkv``, ``scores``, ``o``, ``mlp_in`` (gate and up) and ``mlp_out`` (down).
+
+    Args:
+        config: The model.
+        reach: How many positions a token's attention computes scores for.
+        measured: Parts that the formulas do not know. Those of a whole block count as attention.
+    """
+    s, own = Sizes.of(config, measured), config.own_parts
     flops = {name: 2 * int(out) * int(into) for name, (out, into) in s.matrices().items()}
-    return {
+    experts = s.top_k or 1  # of each token
+    found = {
         "qkv": flops["q_proj"] + flops["k_proj"] + flops["v_proj"],
-        "scores": 4 * context_length * int(s.queries),  # Q Kᵀ and P V
+        "scores": 4 * reach * int(s.queries),  # Q Kᵀ and P V
         "o": flops["o_proj"],
-        "mlp_in": mlp.flops if mlp is not None else flops["up_proj"] + flops.get("gate_proj", 0),
-        "mlp_out": 0 if mlp is not None else flops["down_proj"],
+        "mlp_in": experts * (flops["up_proj"] + flops.get("gate_proj", 0)) + 2 * int(s.hidden) * (s.experts or 0),
+        "mlp_out": experts * flops["down_proj"],
     }
+    if "mlp" in own or "block" in own:
+        found |= {"mlp_in": round(measured["mlp"].flops[1]) if "block" not in own else 0, "mlp_out": 0}
+    if "attention" in own or "block" in own:
+        _, per_token, per_pair = measured["block" if "block" in own else "attention"].flops
+        found |= {"qkv": round(per_token), "scores": round(reach * per_pair), "o": 0}
+    return found
 
 
 def _recomputed(config: ModelConfig, layer: dict[str, int], level: int) -> int:

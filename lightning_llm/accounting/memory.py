@@ -28,7 +28,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from lightning_llm.accounting.counts import MeasuredMLP, parameters_by_part
+from lightning_llm.accounting.counts import UNMEASURED, Measured, norm_elements, parameters_by_part
 from lightning_llm.accounting.hardware import shown_size
 from lightning_llm.accounting.symbolic import AllocationLog, Leaf
 from lightning_llm.accounting.symbolic_model import SymbolicModel
@@ -109,7 +109,7 @@ def step_memory(
     accumulation: int = 1,
     state_per_parameter: int = 2,
     state_itemsize: int | None = None,
-    mlp: MeasuredMLP | None = None,
+    measured: Measured = UNMEASURED,
     document_mask: bool = False,
 ) -> StepMemory:
     """The memory of a step of ``LanguageModel``, which frees the gradients when the optimizer has stepped.
@@ -125,11 +125,11 @@ def step_memory(
         state_per_parameter: Tensors of the optimizer for each parameter, of its shape: 2 for AdamW.
         state_itemsize: Bytes of each of their numbers: 2 for AdamW's ``state_dtype="bfloat16"``. ``None``: those of the
             parameter's dtype.
-        mlp: What was measured of an MLP class that the formulas do not know.
+        measured: Parts that the formulas do not know.
         document_mask: Attention stays inside documents; the longest fills its row.
 
     Raises:
-        ValueError: The vocabulary is not known, the MLP is the user's own class, the precision is unknown, or the
+        ValueError: The vocabulary is not known, a part has to be measured, the precision is unknown, or the
             setting is not covered: dropout on a CPU or with ``document_mask``, or a ``head_dim`` for which torch has no
             kernel that saves memory.
     """
@@ -138,7 +138,7 @@ def step_memory(
         raise ValueError(f"dropout {where} is not covered by the estimate: set dropout to 0, or {fix}")
     log = AllocationLog()
     ops = Operators(log, device, precision)
-    model = SymbolicModel(config, ops, rows, context_length, mlp, documents=document_mask)
+    model = SymbolicModel(config, ops, rows, context_length, measured, documents=document_mask)
     state = state_per_parameter * sum(int(p.elements) * (state_itemsize or p.itemsize) for p in model.parameters)
     leaves = [p.node for p in model.parameters if isinstance(p.node, Leaf)]
     parameters = gradients = log.live["parameters", ""]
@@ -219,6 +219,8 @@ class LayeredMemory:
 
     def at(self, counts: Counts) -> StepPoints:
         """The step with so many layers at level 2, then 1, then 0."""
+        if len(set(self.config.attention_windows)) > 1:  # layers of one level differ
+            return self._trace(counts)
         base_counts = deep, shallow, rest = tuple(min(count, LONG) for count in counts)
         base = self._trace((deep, shallow, rest))
         longer = []  # for each long run its further layers, and a trace with one of them
@@ -299,7 +301,7 @@ def shared_memory(
     step: StepPoints,
     *,
     precision: str,
-    mlp: MeasuredMLP | None = None,
+    measured: Measured = UNMEASURED,
     strategy: str = "ddp",
     world_size: int = 1,
     accumulation: int = 1,
@@ -313,7 +315,7 @@ def shared_memory(
         config: The model, with its true number of layers.
         step: Its points, in ``activation_precision``.
         precision: Of the run.
-        mlp: As in ``step_memory``.
+        measured: As in ``step_memory``.
         strategy: ``ddp``, ``fsdp2`` or ``fsdp2_deferred``; with one process all are the same.
         world_size: Processes.
         accumulation: Micro-batches per step.
@@ -327,7 +329,7 @@ def shared_memory(
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy {strategy!r} is not covered: choose one of {', '.join(STRATEGIES)}")
     storage, gathered_size = item_sizes(precision)
-    elements = sum(parameters_by_part(config, mlp).values())
+    elements = sum(parameters_by_part(config, measured).values())
     state = round(elements * state_per_parameter * (state_itemsize or storage))
     if strategy == "ddp" or world_size == 1:
         in_buckets = step.gradients if world_size > 1 else 0  # as long as training lasts
@@ -336,7 +338,7 @@ def shared_memory(
         peak = step.points[point][has_views] + state + in_buckets
         buckets = 0 if has_views else in_buckets
         return SharedMemory(step.parameters, step.gradients, state, buckets, 0, peak, point)
-    root, head_and_norm = root_elements(config, mlp), _head_and_norm(config, mlp)
+    root, head_and_norm = root_elements(config, measured), _head_and_norm(config, measured)
     block = (elements - root) // config.num_hidden_layers
     share, state = -(-elements * storage // world_size), -(-state // world_size)
     blocks = min(GATHERED_BLOCKS, config.num_hidden_layers) * block
@@ -360,17 +362,13 @@ def shared_memory(
     return SharedMemory(share, gradients, state, 0, (root + blocks) * gathered_size, needed(point), point)
 
 
-def root_elements(config: ModelConfig, mlp: MeasuredMLP | None) -> int:
+def root_elements(config: ModelConfig, measured: Measured) -> int:
     """Parameters outside the blocks: embeddings, final norm, head."""
-    counts = parameters_by_part(config, mlp)
-    return counts["embeddings"] + counts["head"] + _norm_elements(config)
+    counts = parameters_by_part(config, measured)
+    return counts["embeddings"] + counts["head"] + counts.get("loss", 0) + norm_elements(config, measured)
 
 
-def _head_and_norm(config: ModelConfig, mlp: MeasuredMLP | None) -> int:
+def _head_and_norm(config: ModelConfig, measured: Measured) -> int:
     """Of head and final norm, whether the head is tied or not."""
     untied = dataclasses.replace(config, tie_word_embeddings=False)
-    return parameters_by_part(untied, mlp)["head"] + _norm_elements(config)
-
-
-def _norm_elements(config: ModelConfig) -> int:
-    return config.hidden_size * (2 if config.norm == "layernorm" else 1)
+    return parameters_by_part(untied, measured)["head"] + norm_elements(config, measured)

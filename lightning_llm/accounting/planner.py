@@ -17,7 +17,7 @@ from functools import cache, partial
 from itertools import product
 from typing import Any
 
-from lightning_llm.accounting.counts import MeasuredMLP, parameters_by_part
+from lightning_llm.accounting.counts import Measured, parameters_by_part
 from lightning_llm.accounting.hardware import Reserve
 from lightning_llm.accounting.memory import (
     LEVELS,
@@ -55,7 +55,7 @@ class Task:
         state_per_parameter: As in ``step_memory``; a mean where parameters differ.
         document_mask: As in ``step_memory``.
         reserve: Memory of each device that tensors do not get.
-        mlp: As in ``step_memory``.
+        measured: As in ``step_memory``.
     """
 
     config: ModelConfig
@@ -71,7 +71,7 @@ class Task:
     state_per_parameter: float = 2
     document_mask: bool = False
     reserve: Reserve = dataclasses.field(default_factory=Reserve)
-    mlp: MeasuredMLP | None = None
+    measured: Measured = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,12 +128,12 @@ class Planner:
         if rest:
             uneven = f"global_batch_size {task.global_batch_size} cannot be divided by {task.world_size} processes"
             raise ValueError(f"{uneven}: change one of them")
-        parameters_by_part(task.config, task.mlp)  # reports what is not covered before anything else fails on it
+        parameters_by_part(task.config, task.measured)  # reports what is not covered before anything else fails on it
         self.task, self._tick = task, tick
         self.rows = [rows for rows in range(1, share + 1) if share % rows == 0]
         self.deepest = 0  # the highest level that the model can have
         if task.config.mlp == "memory_optimized_swiglu":
-            self.deepest = 2 if task.config.norm == "rmsnorm" else 1
+            self.deepest = 2 if task.config.norm == "rmsnorm" and task.config.block != "post" else 1
         self._layered = cache(self._layered_memory)
         self.memory, self.time = cache(self._memory), cache(self._time)
         # the memory-optimized MLP has levels for what recomputing an MLP does
@@ -161,7 +161,7 @@ class Planner:
 
     def _layered_memory(self, recompute: Recompute, **settings: Any) -> LayeredMemory:
         config, task = dataclasses.replace(self.task.config, recompute=recompute), self.task
-        run = {"context_length": task.context_length, "document_mask": task.document_mask, "mlp": task.mlp}
+        run = {"context_length": task.context_length, "document_mask": task.document_mask, "measured": task.measured}
         return LayeredMemory(config, device=task.cost_model.kind, **run, **settings)
 
     def _time(self, setting: Setting) -> StepTime:
@@ -179,7 +179,7 @@ class Planner:
         """What memory and time both depend on."""
         return {
             "precision": self.task.precision,
-            "mlp": self.task.mlp,
+            "measured": self.task.measured,
             "strategy": setting.strategy,
             "world_size": self.task.world_size,
             "accumulation": self.accumulation(setting),

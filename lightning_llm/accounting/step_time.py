@@ -9,7 +9,15 @@ seconds themselves are worth no more than the assumptions, which docs/accounting
 import dataclasses
 from typing import Literal
 
-from lightning_llm.accounting.counts import MeasuredMLP, Sizes, parameters_by_part, step_flops
+from lightning_llm.accounting.counts import (
+    UNMEASURED,
+    Growth,
+    Measured,
+    MeasuredPart,
+    Sizes,
+    parameters_by_part,
+    step_flops,
+)
 from lightning_llm.accounting.hardware import GIGA, TERA, Device
 from lightning_llm.accounting.memory import root_elements
 from lightning_llm.accounting.symbolic_ops import item_sizes
@@ -125,7 +133,7 @@ def step_time(
     world_size: int = 1,
     state_per_parameter: float = 2,
     state_itemsize: int | None = None,
-    mlp: MeasuredMLP | None = None,
+    measured: Measured = UNMEASURED,
 ) -> StepTime:
     """The time of one optimizer step on one of equally fast processes.
 
@@ -141,7 +149,7 @@ def step_time(
         world_size: Processes.
         state_per_parameter: As in ``step_memory``; a mean where parameters differ.
         state_itemsize: As in ``step_memory``.
-        mlp: As in ``step_memory``.
+        measured: As in ``step_memory``.
 
     Raises:
         ValueError: As in ``step_flops``, the precision is unknown, or the device has no peak for it.
@@ -149,15 +157,15 @@ def step_time(
     tokens = rows * accumulation * context_length
     storage, factor = item_sizes(precision)
     peak, bandwidth = cost_model.peak(precision), cost_model.device.bandwidth * BANDWIDTH_SHARE
-    flops = step_flops(config, tokens=tokens, context_length=context_length, mlp=mlp)
+    flops = step_flops(config, tokens=tokens, context_length=context_length, measured=measured)
     scores = flops.by_part["attention_scores"]
     repeated_scores = scores if config.recompute in ("attention", "block") else 0
-    parameters, layers = sum(parameters_by_part(config, mlp).values()), config.num_hidden_layers
+    parameters, layers = sum(parameters_by_part(config, measured).values()), config.num_hidden_layers
 
     def matmul_seconds(total: int, scores: int) -> float:
         return ((total - scores) / cost_model.matmul_share + scores / ATTENTION_SHARE) / peak
 
-    passes, repeated_passes = _passes(config, loss_chunks, mlp, factor)
+    passes, repeated_passes = _passes(config, loss_chunks, measured, context_length, factor)
     reading_weights = accumulation * WEIGHT_PASSES * factor * parameters / bandwidth
     casts = (storage + factor) * parameters if storage != factor else 0
     share = 1 if strategy == "ddp" else world_size
@@ -169,7 +177,7 @@ def step_time(
     if strategy == "ddp":
         sent = 2 * ring * storage * parameters  # once per step: micro-batches before the last do not synchronize
     else:  # blocks are gathered again in backward
-        twice = 2 * parameters - root_elements(config, mlp)
+        twice = 2 * parameters - root_elements(config, measured)
         reductions = 1 if strategy == "fsdp2_deferred" else accumulation
         sent = ring * (accumulation * factor * twice + reductions * storage * parameters)
     return StepTime(
@@ -184,19 +192,26 @@ def step_time(
 
 
 def _passes(
-    config: ModelConfig, loss_chunks: int | None, measured: MeasuredMLP | None, itemsize: int
+    config: ModelConfig, loss_chunks: int | None, measured: Measured, context_length: int, itemsize: int
 ) -> tuple[float, float]:
     """Elements per token that a step reads and writes besides its matmuls: once, and again where it recomputes."""
     s, recompute, layers = Sizes.of(config, measured), config.recompute, config.num_hidden_layers
     heads = int(s.queries) + int(s.keys)
     rotated = ROTATION_PASSES * heads // 2 if config.position == "rope" else 0
+    attention: float
+    whole_attention: float
     norm, attention, whole_norm = NORM[0] * s.hidden, rotated + ATTENTION_PASSES * heads, sum(NORM) * s.hidden
     activation = GATED_ACTIVATION if config.is_gated else PLAIN_ACTIVATION
     mlp, whole_mlp = (float(passes * s.intermediate) for passes in (activation[0], sum(activation)))
-    if measured is not None:  # each byte that it allocates is written and read
-        mlp = 2 * (measured.saved[1] + measured.forward[1]) / itemsize
-        whole_mlp = mlp + 2 * measured.backward[1] / itemsize
+    if s.top_k:
+        mlp, whole_mlp = mlp * s.top_k, whole_mlp * s.top_k
+    found = {kind: _measured_passes(part, context_length, itemsize) for kind, part in measured.items()}
+    if "mlp" in config.own_parts and "mlp" in found:
+        mlp, whole_mlp = found["mlp"]
     whole_attention = attention + rotated + 2 * ATTENTION_PASSES * heads
+    if kind := next((kind for kind in ("attention", "block") if kind in config.own_parts and kind in found), None):
+        attention, whole_attention = found[kind]
+        mlp, whole_mlp = (0.0, 0.0) if kind == "block" else (mlp, whole_mlp)
     layer = 2 * whole_norm + whole_attention + whole_mlp + 2 * RESIDUAL_PASSES * s.hidden
     loss = LOSS_PASSES["whole" if loss_chunks == 0 else "chunked"] * s.vocab
     repeated: float = norm + attention if recompute in ("attention", "block") else 0
@@ -204,3 +219,13 @@ def _passes(
     repeated += RESIDUAL_PASSES // 2 * s.hidden if recompute == "block" else 0
     in_levels = sum(mlp * (level > 0) + norm * (level == 2) for level in config.checkpoint_levels)
     return layer * layers + whole_norm + loss, repeated * layers + in_levels
+
+
+def _measured_passes(part: MeasuredPart, context_length: int, itemsize: int) -> tuple[float, float]:
+    """Of a measured part per token, in forward and in all: each byte that it allocates is written and read."""
+
+    def per_token(*lines: Growth) -> float:
+        return 2 * sum(line[1] + line[2] * context_length for line in lines) / itemsize
+
+    forward = per_token(part.saved, part.forward)
+    return forward, forward + per_token(part.backward)

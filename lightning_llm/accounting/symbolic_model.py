@@ -7,13 +7,33 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from lightning_llm.accounting.counts import Count, MeasuredMLP, Sizes
-from lightning_llm.accounting.symbolic import FLOAT32, INT64
+from lightning_llm.accounting.counts import (
+    LONGEST_MEASURED,
+    MLP_MATRICES,
+    Count,
+    Growth,
+    Measured,
+    Sizes,
+    parts_to_measure,
+)
+from lightning_llm.accounting.symbolic import FLOAT32, INT64, Gradients
 from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
 from lightning_llm.accounting.symbolic_ops import Operators
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.ops.sizes import attention_form
+from lightning_llm.model.parts import name_of
+from lightning_llm.ops.sizes import ATTENTION_ROWS, attention_form
 
+ROOTS, BRANCHES = ("position", "loss"), ("block", "attention", "mlp")
+# Of each kind of block, the norms before and after attention, before and after the MLP.
+NORM_NAMES: dict[str, tuple[str, ...]] = {
+    "pre": ("input_layernorm", "", "post_attention_layernorm", ""),
+    "post": ("", "", "", ""),
+    "sandwich": (
+        *("input_layernorm", "post_attention_layernorm"),
+        *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    ),
+}
+POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")  # after the sums
 EMBEDDING, NORMS, ATTENTION, MLP, RESIDUAL, LOSS = "embeddings", "norms", "attention", "mlp", "residual stream", "loss"
 
 Function = Callable[[Tensor], Tensor]
@@ -28,7 +48,7 @@ class SymbolicModel:
         ops: Device and precision.
         rows: Of the micro-batch.
         seq: Tokens per row.
-        mlp: Of a class that the formulas do not know.
+        measured: Parts that the formulas do not know.
         documents: Whether attention stays inside documents. Each row counts as one document, which needs the most.
 
     Raises:
@@ -36,25 +56,27 @@ class SymbolicModel:
     """
 
     def __init__(
-        self, config: ModelConfig, ops: Operators, rows: int, seq: int, mlp: MeasuredMLP | None, *, documents: bool
+        self, config: ModelConfig, ops: Operators, rows: int, seq: int, measured: Measured, *, documents: bool
     ) -> None:
-        self.config, self.ops, self.measured_mlp, self.documents = config, ops, mlp, documents
-        s = self.s = Sizes.of(config, mlp)
+        self.config, self.ops, self.documents = config, ops, documents
+        if missing := [f"{kind} {name!r}" for kind, name in parts_to_measure(config).items() if kind not in measured]:
+            raise ValueError(f"{', '.join(missing)}: the memory cannot be computed from the config, only measured")
+        self.measured = {kind: measured[kind] for kind in parts_to_measure(config)}
+        s = self.s = Sizes.of(config, measured)
         if seq > s.positions:
             longer = f"context_length {seq} is more than max_position_embeddings {s.positions}"
             raise ValueError(f"{longer}: shorten one or lengthen the other")
         self.batch, self.seq = Count(rows, "B"), Count(seq, "T")
         self.tokens = self.batch * self.seq
-        shape, mask = (int(s.head_dim), seq), "spans" if documents else "causal"
-        self.form = attention_form(ops.device, ops.matmul_size, *shape, mask=mask, dropout=config.dropout)
-        if self.form == "math":
-            reason = "torch would compute all scores at once; choose a multiple of 8"
-            raise ValueError(f"head_dim {s.head_dim} is not covered by the estimate on {ops.device}: {reason}")
+        self.forms = {window: self._form(window) for window in config.attention_windows}
         self.parameters: list[Tensor] = []
         self.causal_mask: Tensor | None = None
         self.embed_tokens = self._parameter(s.vocab * s.hidden)
         if config.position == "learned":
             self.embed_positions = self._parameter(s.positions * s.hidden)
+        self.own = {
+            kind: [self._parameter(Count(measured[kind].parameters))] for kind in ROOTS if kind in self.measured
+        }
         self.layers = [self._layer() for _ in range(config.num_hidden_layers)]
         self.norm = self._norm()
         head = self.embed_tokens if config.tie_word_embeddings else self._parameter(s.vocab * s.hidden)
@@ -65,10 +87,13 @@ class SymbolicModel:
         ops, s = self.ops, self.s
         self._enter("embeddings", EMBEDDING)
         places = self.tokens if self.documents else self.seq
-        positions = [ops.new(places, INT64) for _ in range(2 if self.documents else 1)]  # with the spans
+        positions = ops.new(places, INT64)
+        self.spans = ops.new(places, INT64) if self.documents else None  # every layer saves them
         x = ops.embedding(self.embed_tokens, self.tokens * s.hidden)
         if self.config.position == "learned":
             x = ops.add(x, ops.embedding(self.embed_positions, places * s.hidden))
+        if "position" in self.measured:
+            x = self._measured("position", x, self.own["position"])
         x = ops.dropout(x, self.config.dropout)
         cos_sin = self._cos_sin(places)
         for layer in range(len(self.layers)):
@@ -77,12 +102,17 @@ class SymbolicModel:
         hidden = self._normalize(x, self.norm)
         del x, cos_sin, positions
         self._enter("loss", LOSS)
+        if "loss" in self.measured:
+            return self._measured("loss", hidden, [*self.own["loss"], *(each for each in self.lm_head if each)])
         if loss_chunks == 0:
-            logits = ops.linear(hidden, self.lm_head, self.tokens * s.vocab)
-            if self.config.vocab_size != self.config.vocab_rows:
-                logits = ops.apply(logits.view(self.tokens * (self.config.vocab_size or 0)), [logits])
-            return ops.cross_entropy(logits)
+            return ops.cross_entropy(self._logits(hidden))
         return ops.linear_cross_entropy(hidden, self.lm_head, self.tokens, s.vocab, loss_chunks)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = self.ops.linear(hidden, self.lm_head, self.tokens * self.s.vocab)
+        if self.config.vocab_size in (None, self.config.vocab_rows):
+            return logits
+        return self.ops.apply(logits.view(self.tokens * self.config.vocab_size), [logits])
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
@@ -91,20 +121,30 @@ class SymbolicModel:
         return self.parameters[-1]
 
     def _norm(self) -> list[Tensor]:
+        if "norm" in self.measured:
+            return [self._parameter(Count(self.measured["norm"].parameters))]
         return [self._parameter(self.s.hidden) for _ in range(2 if self.config.norm == "layernorm" else 1)]
 
+    def _own(self, *kinds: str) -> dict[str, list[Tensor]]:
+        """One parameter for all of each measured part."""
+        return {
+            kind: [self._parameter(Count(part.parameters))] for kind, part in self.measured.items() if kind in kinds
+        }
+
     def _layer(self) -> dict[str, Any]:
-        s, config, mlp = self.s, self.config, self.measured_mlp
-        made: dict[str, Any] = {"input_layernorm": self._norm(), "post_attention_layernorm": self._norm()}
+        s, config, measured = self.s, self.config, self.measured
+        made: dict[str, Any] = self._own(*BRANCHES)
+        if "block" in measured:
+            return made
+        names = POST_NORMS if config.block == "post" else NORM_NAMES[name_of(config.block)]
+        made |= {name: self._norm() for name in names if name}
         for name, (out, into) in s.matrices().items():
-            in_mlp = name in ("gate_proj", "up_proj", "down_proj")
+            in_mlp = name in MLP_MATRICES
             has_bias = config.mlp_bias if in_mlp else config.attention_bias
-            if mlp is None or not in_mlp:
+            if ("mlp" if in_mlp else "attention") not in measured:
                 made[name] = self._parameter(out * into), self._parameter(out) if has_bias else None
-        if config.qk_norm:
+        if config.qk_norm and "attention" not in measured:
             made |= {"q_norm": [self._parameter(s.head_dim)], "k_norm": [self._parameter(s.head_dim)]}
-        if mlp is not None:
-            made["mlp"] = [self._parameter(Count(mlp.parameters))]
         return made
 
     # -- blocks -------------------------------------------------------------------------------------------------------
@@ -115,33 +155,61 @@ class SymbolicModel:
     def _checkpointed(self, part: str, function: Function, x: Tensor) -> Tensor:
         return self.ops.checkpoint(function, x) if self.config.recompute == part else function(x)
 
+    def _measured(self, kind: str, x: Tensor, weights: list[Tensor], window: int | None = None) -> Tensor:
+        """A part known by measurement alone; ``window``: of its attention."""
+        ops, part, tokens, shapes = self.ops, self.measured[kind], int(self.tokens), [y.size for y in (x, *weights)]
+        reach = self.seq if window is None else max(LONGEST_MEASURED, window - 1 + ATTENTION_ROWS)
+
+        def at(line: Growth) -> int:
+            return max(0, round(line[0] + tokens * (line[1] + min(int(self.seq), reach) * line[2])))
+
+        saved = ops.new(at(part.saved), 1)
+        ops.scratch((at(part.forward), 1))
+
+        def backward(dy: Tensor, held: list[Tensor]) -> Gradients:
+            gradients: Gradients = [ops.new(*shape) for shape in shapes]
+            ops.scratch((at(part.backward), 1))
+            return gradients
+
+        elements = 1 if kind == "loss" else x.elements
+        return ops.apply(ops.new(elements, part.itemsize), [x, *weights], [x, saved], backward)
+
     def _block(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
+        if "block" in self.measured:
+            self._enter(f"layer {layer}, attention", ATTENTION)
+            return self._measured("block", x, self.layers[layer]["block"])
+        is_post, own = self.config.block == "post", self.layers[layer]
         mixed = self._checkpointed("attention", partial(self._attention, layer, cos_sin), x)
         self._enter(f"layer {layer}, attention", RESIDUAL)
         x = self.ops.add(x, mixed)
         del mixed
+        x = self._normalize(x, own[POST_NORMS[0]]) if is_post else x
         out = self._checkpointed("mlp", partial(self._mlp, layer), x)
         self._enter(f"layer {layer}, mlp", RESIDUAL)
-        return self.ops.add(x, out)
+        x = self.ops.add(x, out)
+        del out
+        return self._normalize(x, own[POST_NORMS[1]]) if is_post else x
 
     def _normalize(self, x: Tensor, weights: list[Tensor]) -> Tensor:
+        if "norm" in self.measured:
+            return self._measured("norm", x, weights)
         if self.config.norm == "layernorm":
             return self.ops.fused_norm(x, weights, self.tokens, statistics=2)
         return self.ops.rms_norm(x, weights[0], self.tokens)
 
     def _mlp(self, layer: int, x: Tensor) -> Tensor:
         ops, s, own, kind = self.ops, self.s, self.layers[layer], self.config.mlp
-        level, norm = self.config.checkpoint_levels[layer], own["post_attention_layernorm"]
-        if level < 2:
+        level, (_, _, before, after) = self.config.checkpoint_levels[layer], NORM_NAMES[name_of(self.config.block)]
+        if before and level < 2:
             self._enter(f"layer {layer}, mlp", NORMS)
-            x = self._normalize(x, norm)
+            x = self._normalize(x, own[before])
         self._enter(f"layer {layer}, mlp", MLP)
         wide = self.tokens * s.intermediate
-        if self.measured_mlp is not None:
-            out = ops.measured_mlp(x, self.measured_mlp, own["mlp"][0], self.tokens)
+        if "mlp" in self.measured:
+            out = self._measured("mlp", x, own["mlp"])
         elif kind == "memory_optimized_swiglu":
             gate, up, down = (own[f"{name}_proj"][0] for name in ("gate", "up", "down"))
-            weights = (gate, up, down, norm[0] if level == 2 else None)
+            weights = (gate, up, down, own[before][0] if level == 2 else None)
             out = ops.swiglu(x, weights, (self.tokens, s.hidden, s.intermediate), saves=level == 0)
             del x
         else:
@@ -150,18 +218,44 @@ class SymbolicModel:
                 inner = ops.multiply(gate, ops.linear(x, own["up_proj"], wide))
                 del gate
             else:
-                inner = ops.activation(ops.linear(x, own["up_proj"], wide), saves_output=kind == "relu")
+                inner = ops.activation(ops.linear(x, own["up_proj"], wide), saves_output=kind in ("relu", "relu2"))
+                inner = ops.activation(inner) if kind == "relu2" else inner
             out = ops.linear(inner, own["down_proj"], self.tokens * s.hidden)
             del inner
-        return ops.dropout(out, self.config.dropout)
+        return ops.dropout(self._normalize(out, own[after]) if after else out, self.config.dropout)
 
     # -- attention ----------------------------------------------------------------------------------------------------
 
+    def _form(self, window: int | None) -> str:
+        """Which attention runs, in layers with this window."""
+        config, ops, head_dim = self.config, self.ops, int(self.s.head_dim)
+        if {"attention", "block"} & self.measured.keys():
+            return "measured"
+        is_window = window is not None and window < self.seq
+        if is_window and config.dropout:
+            raise ValueError("attention 'sliding_window' with dropout is not covered by the estimate: set dropout to 0")
+        mask = "spans" if self.documents or is_window else "causal"
+        form = attention_form(ops.device, ops.matmul_size, head_dim, self.seq, mask=mask, dropout=config.dropout)
+        if form == "math":
+            raise ValueError(f"head_dim {head_dim} is not estimated on {ops.device}: use a multiple of 8")
+        return form
+
     def _attention(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
-        ops, s, own = self.ops, self.s, self.layers[layer]
-        self._enter(f"layer {layer}, attention", NORMS)
-        x = self._normalize(x, own["input_layernorm"])
+        own, (before, after, _, _) = self.layers[layer], NORM_NAMES[name_of(self.config.block)]
+        if before:
+            self._enter(f"layer {layer}, attention", NORMS)
+            x = self._normalize(x, own[before])
         self._enter(f"layer {layer}, attention", ATTENTION)
+        if "attention" in self.measured:
+            out = self._measured("attention", x, own["attention"], self.config.attention_windows[layer])
+        else:
+            out = self._mixed(layer, cos_sin, x)
+        del x
+        return self.ops.dropout(self._normalize(out, own[after]) if after else out, self.config.dropout)
+
+    def _mixed(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
+        ops, s, own, window = self.ops, self.s, self.layers[layer], self.config.attention_windows[layer]
+        form = self.forms[window]
         query = ops.linear(x, own["q_proj"], self.tokens * s.heads * s.head_dim)
         key = ops.linear(x, own["k_proj"], self.tokens * s.kv_heads * s.head_dim)
         value = ops.linear(x, own["v_proj"], self.tokens * s.kv_heads * s.head_dim)
@@ -170,21 +264,19 @@ class SymbolicModel:
             key = ops.rms_norm(key, own["k_norm"][0], self.tokens * s.kv_heads)
         if cos_sin is not None:
             query, key = self._rotate(query, *cos_sin), self._rotate(key, *cos_sin)
-        if self.form == "short":
+        if form == "short":
             mixed = self._short_attention(query, key, value, is_contiguous=cos_sin is not None)
-        elif self.form == "spans":
-            mixed = self._span_attention(query, key, value, is_contiguous=cos_sin is not None)
+        elif form == "spans":
+            mixed = self._span_attention(query, key, value, window, is_contiguous=cos_sin is not None)
         else:
-            if self.form == "efficient" and s.heads > s.kv_heads:
+            if form == "efficient" and s.heads > s.kv_heads:
                 whole = self.tokens * s.heads * s.head_dim
                 key, value = ops.repeat(key, whole), ops.repeat(value, whole)
             mixed = ops.flash_attention(query, key, value, self.tokens * s.heads)
         del query, key, value
-        if s.heads > 1 and (self.form in ("short", "spans") or cos_sin is not None):
+        if s.heads > 1 and (form in ("short", "spans") or cos_sin is not None):
             mixed = ops.copy(mixed)  # transpose and flatten; free where the built-in attention got strided queries
-        out = ops.linear(mixed, own["o_proj"], self.tokens * s.hidden)
-        del x, mixed
-        return ops.dropout(out, self.config.dropout)
+        return ops.linear(mixed, own["o_proj"], self.tokens * s.hidden)
 
     def _short_attention(self, query: Tensor, key: Tensor, value: Tensor, *, is_contiguous: bool) -> Tensor:
         ops, s = self.ops, self.s
@@ -198,28 +290,30 @@ class SymbolicModel:
             query, key = ops.copy(query), key if is_grouped else ops.copy(key)
         if is_strided and not is_grouped:
             value = ops.copy(value)
-        out = ops.causal_attention(query, key, value, self.batch * s.heads, self.seq, s.head_dim)
+        out = ops.causal_attention(query, key, value, (self.batch * s.heads, self.seq, s.head_dim))
         return ops.copy_gradient(out) if is_strided else out
 
-    def _span_attention(self, query: Tensor, key: Tensor, value: Tensor, *, is_contiguous: bool) -> Tensor:
+    def _span_attention(
+        self, query: Tensor, key: Tensor, value: Tensor, window: int | None, *, is_contiguous: bool
+    ) -> Tensor:
         ops, s = self.ops, self.s
         if not is_contiguous:
             query, key = ops.copy(query) if s.heads > 1 else query, ops.copy(key) if s.kv_heads > 1 else key
         value = ops.copy(value) if s.kv_heads > 1 else value
-        return ops.span_attention(query, key, value, (self.batch, s.heads, self.seq, s.kv_heads, s.head_dim))
+        return ops.span_attention(query, key, value, (self.batch, s.heads, self.seq, s.kv_heads, s.head_dim), window)
 
     def _cos_sin(self, places: Count) -> CosSin:
         if self.config.position != "rope":
             return None
-        half = places * Count(self.s.head_dim // 2, "d/2")
+        half = places * Count(self.config.rotary_dim // 2, "d/2" if self.config.partial_rotary_factor == 1 else "r/2")
         _angles = self.ops.new(half, FLOAT32)
         return self.ops.new(half, self.ops.matmul_size), self.ops.new(half, self.ops.matmul_size)
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ops, elements = self.ops, x.elements
-        left, right = ops.halves(x, elements // 2)
+        ops, rotated = self.ops, x.elements // self.s.head_dim * self.config.rotary_dim
+        left, right, *rest = ops.split(x, *(size for size in (*[rotated // 2] * 2, x.elements - rotated) if size))
         first = ops.scale(left, cos)
         first = ops.subtract(first, ops.scale(right, sin))
         second = ops.scale(right, cos)
         second = ops.add(second, ops.scale(left, sin))
-        return ops.join(first, second, elements)
+        return ops.join(first, second, *rest)

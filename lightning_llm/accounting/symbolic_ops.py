@@ -7,7 +7,7 @@ of linear layers are cast once per forward pass (the copies live at least until 
 
 from typing import Any
 
-from lightning_llm.accounting.counts import Count, MeasuredMLP
+from lightning_llm.accounting.counts import Count
 from lightning_llm.accounting.symbolic import (
     BFLOAT16,
     BOOL,
@@ -93,7 +93,7 @@ class Operators(Graph):
         return self.apply(self.like(x), [x, y], [x, y])
 
     def activation(self, x: Tensor, *, saves_output: bool = False) -> Tensor:
-        """SiLU and GELU save their input, ReLU its output."""
+        """SiLU, GELU and the square save their input, ReLU its output."""
         out = self.like(x)
         return self.apply(out, [x], [out if saves_output else x])
 
@@ -112,15 +112,16 @@ class Operators(Graph):
         """A view whose gradient must be copied."""
         return self.apply(x.view(), [x])
 
-    def halves(self, x: Tensor, half: int) -> tuple[Tensor, Tensor]:
-        """``x.chunk(2)``: two views, whose gradients are joined in a new tensor."""
-        left, right = self.apply(x.view(half), [x]), x.view(half)
-        right.node, right.slot = left.node, 1
-        return left, right
+    def split(self, x: Tensor, *sizes: int) -> list[Tensor]:
+        """``x.split``: views, whose gradients are joined in a new tensor."""
+        parts = [self.apply(x.view(sizes[0]), [x]), *(x.view(size) for size in sizes[1:])]
+        for slot, part in enumerate(parts):
+            part.node, part.slot = parts[0].node, slot
+        return parts
 
-    def join(self, left: Tensor, right: Tensor, elements: int) -> Tensor:
+    def join(self, *parts: Tensor) -> Tensor:
         """``torch.cat``: the gradients are views."""
-        return self._viewing(self.new(elements, left.itemsize), left, right)
+        return self._viewing(self.new(sum(part.elements for part in parts), parts[0].itemsize), *parts)
 
     def repeat(self, x: Tensor, elements: Count) -> Tensor:
         """``repeat_interleave``: the gradients of a group are summed."""
@@ -170,22 +171,6 @@ class Operators(Graph):
         self.apply(logs, [logits], [logs])
         return self.apply(self.new(1, FLOAT32), [logs], [logs])
 
-    def measured_mlp(self, x: Tensor, mlp: MeasuredMLP, weight: Tensor, tokens: int) -> Tensor:
-        """An MLP known by measurement alone. ``weight`` stands for all its parameters."""
-
-        def at(line: tuple[float, float]) -> int:
-            return max(0, round(line[0] + tokens * line[1]))
-
-        saved, shapes = self.new(at(mlp.saved), 1), [x.size, weight.size]
-        self.scratch((at(mlp.forward), 1))
-
-        def backward(dy: Tensor, held: Held) -> Gradients:
-            gradients: Gradients = [self.new(*shape) for shape in shapes]
-            self.scratch((at(mlp.backward), 1))
-            return gradients
-
-        return self.apply(self.new(x.elements, self.matmul_size), [x, weight], [x, saved], backward)
-
     # -- ops/conventions.py -------------------------------------------------------------------------------------------
 
     def _scratch_of_sum(self, elements: int, *, accumulates: bool) -> None:
@@ -224,20 +209,17 @@ class Operators(Graph):
 
     # -- ops/attention.py ---------------------------------------------------------------------------------------------
 
-    def causal_attention(
-        self, query: Tensor, key: Tensor, value: Tensor, heads: Count, seq: Count, head_dim: Count
-    ) -> Tensor:
-        """Saves its probabilities. All three are of the queries' size, ``heads`` those of all rows of the batch."""
-        size, shape = query.itemsize, query.size
+    def causal_attention(self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[Count, Count, Count]) -> Tensor:
+        """Saves its probabilities. All are (heads of all rows of the batch, positions, width of a head)."""
+        size, query_size, (heads, seq, head_dim) = query.itemsize, query.size, shape
         blocks = [(start, Count(end, "end")) for start, end in sizes.attention_blocks(seq)]
         probabilities = [self.new(heads * (end - start) * end, size) for start, end in blocks]
-        rows = sizes.even(seq, sizes.ATTENTION_ROWS)
-        some = sizes.attention_heads(heads, seq, size)
+        rows, some = sizes.even(seq, sizes.ATTENTION_ROWS), sizes.attention_heads(heads, seq, size)
         out, tile = self.like(query), (some * rows * seq, size)
         self.scratch(tile)
 
         def backward(dy: Tensor, held: Held) -> Gradients:
-            gradients: Gradients = [self.new(*shape) for _ in range(3)]
+            gradients: Gradients = [self.new(*query_size) for _ in range(3)]
             self.scratch(tile, (some * (blocks[-2][1] if len(blocks) > 1 else rows) * head_dim, size))
             return gradients
 
@@ -245,23 +227,24 @@ class Operators(Graph):
 
     # -- ops/span_attention.py ----------------------------------------------------------------------------------------
 
-    def span_attention(self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def span_attention(
+        self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...], window: int | None = None
+    ) -> Tensor:
         """In blocks of queries; ``shape``: rows, heads, positions, key heads, width of a head. For the longest span."""
         size, shapes, (_, heads, seq, kv_heads, head_dim) = query.itemsize, [x.size for x in (query, key, value)], shape
-        rows, some = sizes.span_heads(*shape[:4], itemsize=size)
+        rows, some = sizes.span_heads(shape, kv_heads, size)
         places = sizes.even(seq, sizes.ATTENTION_ROWS)
-        all_queries, hidden = rows * some * (heads // kv_heads) * places, (rows + 1) * places * seq * BOOL
+        reach = seq if window is None else min(seq, window - 1 + places)  # keys that a block sees
+        all_queries, hidden = rows * some * (heads // kv_heads) * places, (rows + 1) * places * reach * BOOL
         tile, block, seen = (all_queries * seq, size), all_queries * head_dim * size, rows * some * seq * head_dim
-        q_copy, dy_copy = (
-            block * (heads > kv_heads),
-            block * (heads > kv_heads or rows > 1),
-        )  # no views of one dimension
+        q_copy = block * (heads > kv_heads)  # no views of one dimension
+        dy_copy = block * (heads > kv_heads or rows > 1)
         out = self.like(query)
         self.scratch(tile, (max(block, q_copy + hidden), 1))
 
         def backward(dy: Tensor, held: Held) -> Gradients:
             gradients: Gradients = [self.new(*each) for each in shapes]
-            product = max(block, 0 if size == FLOAT32 else seen * size)
+            product = max(block, 0 if size == FLOAT32 else seen // seq * reach * size)
             self.scratch(tile, tile, (2 * seen, FLOAT32), (q_copy + max(hidden, dy_copy + product), 1))
             return gradients
 

@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import gc
 import json
+import shutil
 import statistics
 import subprocess
 import time
@@ -48,7 +49,7 @@ HEAD_DIM = 64  # where a shape has no number of heads
 FIELDS = {
     **{"vocab": "vocab_size", "hidden": "hidden_size", "intermediate": "intermediate_size"},
     **{"layers": "num_hidden_layers", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads"},
-    "context": "max_position_embeddings",
+    **{"context": "max_position_embeddings", "tied": "tie_word_embeddings"},
 }
 Sizes = dict[str, int]
 Found = TypeVar("Found")
@@ -57,7 +58,7 @@ MEASURED = (  # the fields of every row
     *("peak_bytes", "saved_bytes", "resident_bytes", "tokens_per_s", "bytes_per_s", "wire_bytes"),
 )
 # By heading: a field of a row, or a function of it; what it is multiplied by; its format.
-Columns = dict[str, tuple[str | Callable[["Row"], float | None], float, str]]
+Columns = dict[str, tuple[str | Callable[["Row"], Any], float, str]]
 KNOWN: Columns = {
     **{f"{part} ms": (f"{part}_s", 1e3, ".1f") for part in ("forward", "backward", "total")},
     **{"p20": ("total_p20_s", 1e3, ".2f"), "p80": ("total_p80_s", 1e3, ".2f"), "ms": ("total_s", 1e3, ".2f")},
@@ -333,7 +334,9 @@ def ratios(samples: Sequence[float], first: Sequence[float]) -> dict[str, float]
     return dict(zip(("ratio", "ratio_p20", "ratio_p80"), map(float, found), strict=True))
 
 
-def write_rows(rows: Iterable[Row], path: Path, command: str, files: Sequence[str] = ()) -> None:
+def write_rows(
+    rows: Iterable[Row], path: Path, command: str, files: Sequence[str] = (), commit: str | None = None
+) -> None:
     """Write rows with their origin, as JSON.
 
     Args:
@@ -341,10 +344,12 @@ def write_rows(rows: Iterable[Row], path: Path, command: str, files: Sequence[st
         path: Of the file.
         command: That measured it.
         files: The code that it measured, from the root of a clone; by default all of the package.
+        commit: Of the code, where git cannot tell: in a copy of a clone, or on a machine without git.
     """
     root = Path(__file__).parents[2]
     git = ["git", "-C", str(root), "log", "-1", "--format=%H"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if (root / ".git").exists() else None
+    if (root / ".git").exists() and shutil.which("git"):
+        commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() or commit
     record = {"command": command, "date": date.today().isoformat(), "commit": commit}
     written = [{k: v for k, v in vars(row).items() if not k.startswith("_")} for row in rows]
     write_json(path, {**record, "files": list(files) or ["lightning_llm"], "rows": written}, indent=1)
@@ -376,6 +381,6 @@ def print_table(rows: Iterable[Row], console: Console, shown: Columns) -> None:
         console.print(table)
 
 
-def _cell(row: Row, what: str | Callable[[Row], float | None], factor: float, spec: str) -> str:
+def _cell(row: Row, what: str | Callable[[Row], Any], factor: float, spec: str) -> str:
     value = what(row) if callable(what) else getattr(row, what)
     return "–" if value is None else format(value * factor, spec)

@@ -22,7 +22,8 @@ from lightning_llm.checkpoints.schema import ARCHITECTURE, RESUME, is_plain, val
 from lightning_llm.io.untrusted import refuse, shown
 from lightning_llm.model.config import SWIGLUS, ModelConfig
 from lightning_llm.model.transformer import Transformer
-from lightning_llm.optim.groups import param_groups, saved_state_faults
+from lightning_llm.model.weights import lr_factors
+from lightning_llm.optim.groups import GroupRule, param_groups, saved_state_faults
 
 Recipe = dict[str, Any]
 
@@ -43,7 +44,7 @@ def free_fields(architecture: ModelConfig) -> frozenset[str]:
     """What may differ between a model and the one whose weights it starts from."""
     # RoPE has no parameters and extends to any length
     length = {"max_position_embeddings"} if architecture.position == "rope" else set()
-    return EXECUTION_FIELDS | {"initializer_range", "vocab_multiple_of"} | length
+    return EXECUTION_FIELDS | {"initializer_range", "mup", "vocab_multiple_of"} | length
 
 
 def architecture_differences(
@@ -83,7 +84,7 @@ def check_loading(checkpoint: Mapping[str, Any], model: Any) -> None:
         raise ValueError(f"the checkpoint is of another architecture: {'; '.join(differences)}")
     if trainer is not None and model.strict_loading:  # else torch compares them
         is_ours = type(model).configure_optimizers.__module__.startswith("lightning_llm.")  # else its order is unknown
-        groups = param_groups(model) if is_fitting and is_ours else ()
+        groups = model.groups_of(model) if is_fitting and is_ours else ()
         check_fits(checkpoint, model.state_dict(), trainer.ckpt_path, groups)
 
 
@@ -126,10 +127,15 @@ def check_described(content: Mapping[str, Any], path: object) -> None:
     model = nn.Module()
     with torch.device("meta"):
         model.transformer = Transformer(config)
-    check_fits(content, model.state_dict(), path, param_groups(model))
+    try:
+        rules = [GroupRule(**rule) for rule in content["hyper_parameters"].get("groups", ())]
+        groups = param_groups(model, rules=rules, lr_factors=lr_factors(config))
+    except ValueError as error:
+        raise ValueError(f"checkpoint {path}: hyper_parameters.groups: {error}") from error
+    check_fits(content, model.state_dict(), path, groups)
     for state in content.get("optimizer_states", ())[:1]:
         recipe = content["hyper_parameters"].get("optimizer")
-        refuse(_optimizer_problems(state, recipe, param_groups(model)), f"checkpoint {path}")
+        refuse(_optimizer_problems(state, recipe, groups), f"checkpoint {path}")
 
 
 def _optimizer_problems(state: dict[str, Any], recipe: Recipe | None, groups: list[dict[str, Any]]) -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""The folder of a run, ``<root>/<experiment>/version_<n>``: its name, its lock, and ``status.json``. Needs no torch.
+"""The folder of a run: its name, its lock, and ``status.json``. Needs no torch.
 
-Each run has its own folder, whatever its loggers are. The first process of a run claims it by creating it, which only
-one of several processes can do, and holds its lock while the run lasts. The other processes are told its name
-(``Trainer.run_dir``).
+Each run has its own folder, ``<root>/<experiment>/version_<n>`` or one that its user names, whatever its loggers are.
+The first process of a run claims it by creating it, which only one of several processes can do, and holds its lock
+while the run lasts. The other processes are told its name (``Trainer.run_dir``).
 
 The lock is the kernel's (``fcntl``, POSIX record locks): it ends with the process that holds it, even by SIGKILL, so
 nothing has to be cleaned up. Neither forked data workers nor programs that the process starts hold it. It would also
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.io.atomic import write_json
-from lightning_llm.io.untrusted import NUMBER, TEXT, list_of, maybe, read_json, read_text, some, validate, whole
+from lightning_llm.io.untrusted import NUMBER, TEXT, list_of, maybe, read_json, read_text, rule, some, validate, whole
 
 EXPERIMENT = "run"  # without a name
 CHECKPOINTS, TURN, EVENTS = "checkpoints", "turn", "events.out.tfevents."
@@ -38,10 +38,16 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 CONFIG, STATUS, SUMMARY = "config.yaml", "status.json", "summary.json"
 RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"
+DIVERGED = "diverged"  # failed by a loss, gradient or weight that is NaN or infinite
+ENDED_EARLY = (INTERRUPTED, FAILED, DIVERGED)
 KILLED = "killed"  # in words only: a killed process writes no status
 _STATUS = some(
     {"status": TEXT},
     {"step": whole(), "val_loss": maybe(NUMBER), "reason": TEXT, "host": TEXT, "process": maybe(whole(1, 1 << 30))},
+)
+
+_TEXTS = rule(
+    "texts by name", lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 )
 
 _held: set[Path] = set()  # by this process, to which the kernel would give a lock twice
@@ -65,6 +71,7 @@ class RunDirectory:
                 raise ValueError(f"run directory {name} points outside {root}: give the name of a folder in it")
         self.root, self.experiment, self._version = Path(root).expanduser(), experiment, version
         self._path: Path | None = None
+        self._named: Path | None = None
         self._lock: RunLock | None = None
 
     @property
@@ -73,7 +80,10 @@ class RunDirectory:
         if self._path is None:
             parent = self.root / (EXPERIMENT if self.experiment is None else self.experiment)
             if not is_first_process():
-                return parent / f"{PREFIX}{next_number(parent)}"
+                return self._named or parent / f"{PREFIX}{next_number(parent)}"
+            if self._named is not None:
+                self._path = _made(self._named)
+                return self._path
             try:
                 self._path = claim(parent, self._version)
             except OSError as error:
@@ -86,13 +96,17 @@ class RunDirectory:
         """Whether this process may write to it."""
         return self._lock is not None
 
+    def name(self, path: Path) -> None:
+        """Use exactly this folder, which must not exist yet."""
+        self._named = path.expanduser()
+
     def take(self, path: Path) -> None:
         """Use a folder that exists."""
         self._path = path
 
     def prefer(self, path: Path) -> None:
         """If no folder is claimed yet, try this one first, then others in the same parent."""
-        if self._path is None:
+        if self._path is None and self._named is None:
             self.root, self.experiment, self._version = path.parent.parent, path.parent.name, path.name
 
     def open(self) -> None:
@@ -145,6 +159,21 @@ def claim(parent: Path, wanted: str | None = None) -> Path:
             folder.mkdir()
             return folder
         wanted = None
+
+
+def _made(folder: Path) -> Path:
+    """Create the folder that ``trainer.run_dir`` names."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+    except FileExistsError as error:
+        advice = "add --ckpt_path last to resume the run in it, or give another folder"
+        raise ValueError(f"trainer.run_dir {folder} exists: {advice}") from error
+    except OSError as error:
+        raise ValueError(
+            f"trainer.run_dir {folder} cannot be created ({error.strerror}): give another folder"
+        ) from error
+    return folder
 
 
 def next_number(parent: Path) -> int:
@@ -286,7 +315,7 @@ def write_status(run: Path, status: str, *, step: int, val_loss: float | None = 
 
     Args:
         run: Its directory.
-        status: One of the four above.
+        status: One of the five above.
         step: Finished optimizer steps.
         val_loss: Of the last validation, in nats per token.
         reason: Why it ended, in one line.
@@ -315,13 +344,13 @@ def state_of(run: Path) -> RunState:
     words = FINISHED if is_finished else _how_it_ended(facts)
     steps = [int(found[1]) for path in run.glob("checkpoints/step-*.ckpt") if (found := re.search(r"(\d+)", path.name))]
     steps += [facts["step"]] if "step" in facts else []
-    has_ended = words in (FINISHED, KILLED) or facts.get("status") in (INTERRUPTED, FAILED)
+    has_ended = words in (FINISHED, KILLED) or facts.get("status") in ENDED_EARLY
     return RunState(words, has_ended, max(steps, default=None), facts.get("val_loss"))
 
 
 def _how_it_ended(facts: dict[str, Any]) -> str:
     status, reason = facts.get("status"), facts.get("reason")
-    if status in (INTERRUPTED, FAILED):
+    if status in ENDED_EARLY:
         return f"{status} ({reason})" if reason else str(status)
     if status != RUNNING:
         return "has not ended yet, or was killed"
@@ -352,6 +381,7 @@ def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
         OSError: It cannot be read.
     """
     fields = {**dict.fromkeys(measured, maybe(NUMBER)), "threads": maybe(whole()), "changed_on_resume": list_of(TEXT)}
+    fields |= {"initial_values": maybe(_TEXTS), "batches": maybe(TEXT), "validation_batches": maybe(TEXT)}
     try:
         content = read_json(run / SUMMARY, nan_is_null=True)  # older ones contain Infinity
         validate(content, some({}, fields), run / SUMMARY)

@@ -76,6 +76,7 @@ def is_plain(value: object) -> bool:
 COUNT, POSITIVE, STEP_OR_NONE, INTEGER = whole(), whole(1), whole(-1), whole(-(2**63), 2**63 - 1)
 RATE, BELOW_ONE = number(0, 1e6), number(0, math.nextafter(1, 0))
 BOOL, NULL = one_of(True, False), one_of(None)
+HASH = rule("16 hex digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{16}", value)))
 TENSOR = rule("a tensor", lambda value: isinstance(value, Tensor))
 ROWS = rule("a tensor", lambda value: isinstance(value, Tensor) or hasattr(value, "pieces"))  # see checkpoints.sharded
 ANYTHING = rule("anything", lambda value: True)
@@ -97,6 +98,7 @@ def _kind_of(annotation: Any) -> Kind:
 
 BEST = {"best_loss": number(), "best_step": STEP_OR_NONE, "validated_step": STEP_OR_NONE}
 CALLBACKS = {
+    "InputHashes": some({"initial_values": mapping(TEXT, TEXT), "batches": HASH}),
     "ResumeDiff": some({"options": mapping(TEXT, rule("a plain value", is_plain))}, {"changes": list_of(TEXT)}),
     "RunCheckpoints": some(BEST, {"turn": COUNT}),
     "TrainingLog": some({"loss": TENSOR}, {"count": TENSOR, "steps": COUNT}),  # steps: of earlier versions
@@ -106,7 +108,7 @@ MODEL_CHECKPOINT = some(  # Lightning's, which removes files of these names
     {"dirpath": maybe(TEXT), "best_k_models": PLAIN_DICT, "kth_best_model_path": TEXT, "last_model_path": TEXT},
 )
 OPTIONS = {  # of optimizers
-    **dict.fromkeys(("lr", "initial_lr", "weight_decay", "momentum"), RATE),
+    **dict.fromkeys(("lr", "initial_lr", "lr_factor", "weight_decay", "weight_decay_factor", "momentum"), RATE),
     **dict.fromkeys(("amsgrad", "fused", "foreach", "maximize", "nesterov"), maybe(BOOL)),
     "betas": list_of(BELOW_ONE),
     "eps": any_of(RATE, list_of(ANYTHING)),
@@ -120,6 +122,9 @@ HYPER_PARAMETERS = {
     "loss_chunks": maybe(COUNT),
     "optimizer": maybe(some({"class_path": TEXT}, {"init_args": some({}, OPTIONS)})),
     "schedule": maybe(some({"class_path": TEXT}, {"init_args": PLAIN_DICT})),
+    "groups": list_of(
+        untrusted.record({"pattern": TEXT}, dict.fromkeys(("lr_factor", "weight_decay_factor"), maybe(RATE))), 1000
+    ),
     **dict.fromkeys(("memory_budget", "memory_reserve", "init_from", "compile_mode", "compile_scope"), maybe(TEXT)),
     "_instantiator": NULL,  # Lightning would import the class of this name
 }

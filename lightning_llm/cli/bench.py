@@ -52,6 +52,7 @@ def add_options(parser: OneLineParser, benches: Mapping[str, str] = BENCHES) -> 
     add("--budget-s", type=float, metavar="S", help="stop timing after S seconds")
     add("--json", type=Path, metavar="FILE", help="write the rows to FILE and a plot next to it (.png)")
     add("--keep-freed-memory", action="store_true", help="glibc: keep freed memory in the process, as fit does")
+    add("--text", type=Path, metavar="FILE", help="for mup: a text to train on (default: Python's source)")
     configs = "for memory: a config for fit, at least two; options of fit may follow after --"
     add("--config", action="append", default=[], metavar="FILE", help=configs)
 

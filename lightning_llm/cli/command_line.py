@@ -13,7 +13,7 @@ import yaml
 from jsonargparse import get_loader, set_loader
 
 from lightning_llm.checkpoints.run_directory import CONFIG
-from lightning_llm.cli.run_config import check_yaml, read_config
+from lightning_llm.cli.config_file import check_yaml, read_config
 from lightning_llm.cli.runs import find_checkpoint, newest_run, run_of
 from lightning_llm.data.prepare import check_named_store
 from lightning_llm.io.untrusted import check_regular, file_name, shown
@@ -43,7 +43,8 @@ def with_config_of_run(words: list[str]) -> list[str]:
     given = option_values(words, "--ckpt_path")
     if not words or not given or option_values(words, *CONFIG_OPTIONS):
         return words
-    root = Path((option_values(words, "--trainer.default_root_dir") or ["runs"])[-1])
+    roots = (option_values(words, f"--trainer.{name}") for name in ("run_dir", "default_root_dir"))
+    root = Path(next(filter(None, roots), ["runs"])[-1])
     is_newest = given[-1] in ("last", "best")
     run = newest_run(root) if is_newest else run_of(find_checkpoint(given[-1], root, lambda line: None))
     return words if run is None else [words[0], "--config", str(run / CONFIG), *words[1:]]

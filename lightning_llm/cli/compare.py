@@ -1,37 +1,44 @@
 """``lightning-llm compare RUNS``: compare loss, time and peak memory across runs.
 
-Runs are grouped by what their configs differ in; those that differ only in their seeds are one group. Its spread is the
-sample standard deviation over the seeds. A difference between two groups that is below the larger of their spreads is
-called smaller than the spread.
+Runs are grouped by what their configs differ in; those that differ only in their seeds are one group. Each group is
+compared with the first one by the rule of ``ablate.verdict``. The losses are compared in pairs of runs with the same
+seeds, if the hashes in their summaries say that they used the same batches and initial values; otherwise, and for time
+and memory, the two groups are independent samples.
 """
 
 import argparse
 import dataclasses
+import itertools
 import statistics
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
+from lightning_llm.ablate.pairing import mismatch
+from lightning_llm.ablate.verdict import Sample, Verdict, verdicts
 from lightning_llm.checkpoints.run_directory import read_summary, unfinished
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.runs import EVENTS, THREADS, Run, descriptions, find_runs, made_different, option_columns
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
 from lightning_llm.training.callbacks.dashboard import MEMORY, PEAK
-from lightning_llm.training.run_options import SEEDS
+from lightning_llm.training.run_options import SEEDS, identity
 
-PEAK_MEMORY = "peak_memory_gib"
+LOSS, PEAK_MEMORY = "val_loss", "peak_memory_gib"
 METRICS = {  # key in summary.json: what it is, its unit, digits
-    "val_loss": ("validation loss", "nats/token", 4),
+    LOSS: ("validation loss", "nats/token", 4),
     "seconds": ("time", "s", 1),
     PEAK_MEMORY: ("peak memory", "GiB", 3),
 }
 THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."
 MOST_COLUMNS = 5  # of options; more are combined in one
-SMALLER, LARGER, UNKNOWN = "smaller than the spread", "larger than the spread", "spread unknown: one seed each"
+ADJUSTED = "Intervals and p are adjusted for {} comparisons: all intervals hold together with a probability of 95 %."
+
+Results = Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +63,7 @@ class Group:
         runs: Run directories.
         seeds: How many different seeds there are.
         measures: By the keys of ``METRICS``; those that are known for each of the runs.
+        by_seed: The runs of each seed, with their results.
     """
 
     name: str
@@ -63,20 +71,36 @@ class Group:
     runs: Sequence[str]
     seeds: int
     measures: Mapping[str, Measure]
+    by_seed: Mapping[Hashable, Sequence[tuple[Run, Results]]]
+
+    def values(self, metric: str, seeds: Sequence[Hashable] = ()) -> list[float]:
+        """The metric of each seed, or of these: the mean over the runs of that seed."""
+        runs = [self.by_seed[seed] for seed in seeds or self.by_seed]
+        return [statistics.fmean(results[metric] for _, results in each) for each in runs]
 
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """The difference of a group from the first one, in one metric."""
+    """The difference of a group from the first one, in one metric.
+
+    Attributes:
+        metric: One of ``METRICS``.
+        base: Mean of the first group's values.
+        found: What they say.
+        note: Why runs are not paired, or which are left out.
+    """
 
     metric: str
-    difference: float
-    spread: float | None
-    verdict: str
+    base: float
+    found: Verdict
+    note: str = ""
 
 
 def _options(parser: OneLineParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders that contain runs")
+    text = "smallest difference of validation loss that matters; without one that large, the verdict is `equivalent`"
+    parser.add_argument("--delta", type=float, metavar="NATS", help=text)
+    parser.add_argument("--paired", action="store_true", help="fail unless all groups can be compared in pairs of runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the groups and effects to this file too")
 
 
@@ -84,7 +108,9 @@ def _options(parser: OneLineParser) -> None:
 def run_compare(options: argparse.Namespace) -> None:
     """Compare loss, time and peak memory across finished runs, grouped by the options that differ.
 
-    Means and spreads are over seeds. The first run's group is the baseline. Runs that have not finished are listed.
+    The first run's group is the baseline. Each other group gets a difference with its 95 % interval, and a verdict:
+    better, worse, equivalent or undecided. Runs with the same seeds are compared in pairs. Runs that have not finished
+    are listed.
     """
     runs = find_runs(options.runs)
     status = {run.path: unfinished(run.path) for run in runs}
@@ -92,20 +118,19 @@ def run_compare(options: argparse.Namespace) -> None:
     finished = [with_threads(run) for run in runs if not status[run.path]]
     if not finished:
         raise ValueError(f"no run has finished: {', '.join(left_out)}")
+    summaries = {run.path: read_summary(run.path, METRICS) for run in finished}
     groups = group_runs([(run, read_results(run.path)) for run in finished])
+    found = effects(groups, summaries, delta=options.delta, must_pair=options.paired)
     if options.json is not None:
-        rows = [dataclasses.asdict(group) | {"effects": []} for group in groups]
-        for row, group in zip(rows[1:], groups[1:], strict=True):
-            row["effects"] = list(map(dataclasses.asdict, effects(group, groups[0])))
-        write_json(options.json, rows)
+        write_json(options.json, [_row(group, each) for group, each in zip(groups, [[], *found], strict=True)])
     # a file or a pipe gets lines of any length
     console = Console(markup=True, highlight=False, width=None if sys.stdout.isatty() else 200)
     print_table(groups, console)
-    print_effects(groups, console)
+    print_effects(groups, found, console)
     if len({run.options.get(THREADS) for run in finished} - {None}) > 1:
         console.print(f"\n{THREADS_DIFFER}", soft_wrap=True)
     for run in finished:
-        for change in read_summary(run.path, METRICS).get("changed_on_resume", []):
+        for change in summaries[run.path].get("changed_on_resume", []):
             console.print(f"\nchanged on resume: {escape(str(run.path))}, {escape(change)}", soft_wrap=True)
     if left_out:
         console.print()
@@ -132,7 +157,7 @@ def read_results(run: Path) -> dict[str, float]:
     return results
 
 
-def group_runs(results: Sequence[tuple[Run, Mapping[str, float]]]) -> list[Group]:
+def group_runs(results: Sequence[tuple[Run, Results]]) -> list[Group]:
     """Groups in the order in which their first runs come."""
     runs = [run for run, _ in results]
     columns = option_columns(runs, SEEDS)
@@ -147,27 +172,86 @@ def group_runs(results: Sequence[tuple[Run, Mapping[str, float]]]) -> list[Group
     groups = []
     for title, first, numbers in zip(titles, firsts, gathered.values(), strict=True):
         options = {name: column[first] for name, column in columns.items()} if runs[first].options else {}
-        seeds = len({runs[number].seed for number in numbers})
+        by_seed: dict[Hashable, list[tuple[Run, Results]]] = {}
+        for number in numbers:
+            by_seed.setdefault(identity(runs[number].seed), []).append(results[number])
+        seeds = len(by_seed)
         measures = {}
         for metric in METRICS:
             known = [results[number][1][metric] for number in numbers if metric in results[number][1]]
             if len(known) == len(numbers):
                 measures[metric] = Measure(statistics.fmean(known), statistics.stdev(known) if seeds > 1 else None)
-        groups.append(Group(title, options, [str(runs[number].path) for number in numbers], seeds, measures))
+        paths = [str(runs[number].path) for number in numbers]
+        groups.append(Group(title, options, paths, seeds, measures, by_seed))
     return groups
 
 
-def effects(group: Group, baseline: Group) -> list[Effect]:
-    """The differences of ``group`` from ``baseline``, in each metric that both have."""
-    found = []
+def effects(
+    groups: Sequence[Group],
+    summaries: Mapping[Path, Mapping[str, Any]],
+    *,
+    delta: float | None = None,
+    must_pair: bool = False,
+) -> list[list[Effect]]:
+    """The differences of each group but the first from the first, in each metric that both have.
+
+    Args:
+        groups: The first is the baseline.
+        summaries: The ``summary.json`` of each run.
+        delta: The smallest difference of the loss that matters.
+        must_pair: Whether losses that cannot be compared in pairs are an error.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    baseline, *others = groups
+    partners = [_pairs(baseline, group, summaries) for group in others]
+    if must_pair:
+        for group, (seeds, why) in zip(others, partners, strict=True):
+            if not seeds:
+                raise ValueError(f"{group.name} and {baseline.name} are no pairs: {why}; leave out --paired")
+    found: list[list[Effect]] = [[] for _ in others]
     for metric in METRICS:
-        ours, theirs = group.measures.get(metric), baseline.measures.get(metric)
-        if ours and theirs:
-            difference = ours.mean - theirs.mean
-            spread = max((s for s in (ours.spread, theirs.spread) if s is not None), default=None)
-            verdict = UNKNOWN if spread is None else SMALLER if abs(difference) < spread else LARGER
-            found.append(Effect(metric, difference, spread, verdict))
+        samples, bases = {}, {}
+        for number, group in enumerate(others):
+            if metric in baseline.measures and metric in group.measures:
+                seeds = partners[number][0] if metric == LOSS else []
+                sides = baseline.values(metric, seeds), group.values(metric, seeds)
+                samples[str(number)], bases[str(number)] = Sample(*sides, is_paired=bool(seeds)), sides[0]
+        for name, verdict in verdicts(samples, delta=delta if metric == LOSS else None).items():
+            seeds, why = partners[int(name)]
+            note = "" if metric != LOSS else why if seeds else f"not paired: {why}"
+            found[int(name)].append(Effect(metric, statistics.fmean(bases[name]), verdict, note))
     return found
+
+
+def _pairs(baseline: Group, group: Group, summaries: Mapping[Path, Mapping[str, Any]]) -> tuple[list[Hashable], str]:
+    """The seeds that both groups have if all their runs are pairs; else none, and why. A note if seeds are left out."""
+    seeds = [seed for seed in baseline.by_seed if seed in group.by_seed]
+    if not seeds:
+        return [], "no seed in common"
+    if len(seeds) == 1 and min(baseline.seeds, group.seeds) > 1:
+        return [], "only one seed in common"
+    for seed in seeds:
+        for (first, _), (second, _) in itertools.product(baseline.by_seed[seed], group.by_seed[seed]):
+            if why := mismatch(summaries.get(first.path, {}), summaries.get(second.path, {})):
+                return [], f"seed {first.seed[0]}: {why}"
+    alone = baseline.seeds + group.seeds - 2 * len(seeds)
+    return seeds, f"{alone} seed{'s' if alone > 1 else ''} without a partner left out" if alone else ""
+
+
+def _row(group: Group, found: Sequence[Effect]) -> dict[str, Any]:
+    row = {field.name: getattr(group, field.name) for field in dataclasses.fields(group) if field.name != "by_seed"}
+    row["measures"] = {name: dataclasses.asdict(measure) for name, measure in group.measures.items()}
+    row["effects"] = [
+        {"metric": each.metric, **dataclasses.asdict(each.found), "note": _joined(each.note, each.found.note)}
+        for each in found
+    ]
+    return row
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
 
 
 def print_table(groups: Sequence[Group], console: Console) -> None:
@@ -189,16 +273,36 @@ def print_table(groups: Sequence[Group], console: Console) -> None:
     console.print(table)
 
 
-def print_effects(groups: Sequence[Group], console: Console) -> None:
+def print_effects(groups: Sequence[Group], found: Sequence[Sequence[Effect]], console: Console) -> None:
     """A line for each metric of each group but the first."""
-    for group in groups[1:]:
+    for group, its in zip(groups[1:], found, strict=True):
         console.print(f"\n[bold]{escape(group.name)}[/] versus {escape(groups[0].name)}", soft_wrap=True)
-        for effect in effects(group, groups[0]):
-            title, unit, digits = METRICS[effect.metric]
-            ours, theirs = (each.measures[effect.metric].mean for each in (group, groups[0]))
-            change = difference_text(ours, theirs, digits, unit)
-            spread = "" if effect.spread is None else f" of {effect.spread:.{digits}f}"
-            console.print(f"  {title} {change}: {effect.verdict}{spread}", soft_wrap=True)
+        for effect in its:
+            console.print(f"  {escape(effect_text(effect))}", soft_wrap=True)
+    if len(found) > 1:
+        console.print(f"\n{ADJUSTED.format(len(found))}", soft_wrap=True)
+
+
+def effect_text(effect: Effect) -> str:
+    """Such as ``validation loss -0.0250 nats/token (-1.2 %): better; 95 % interval …, p 0.01, 6 pairs, …``."""
+    (title, unit, digits), found = METRICS[effect.metric], effect.found
+    if found.difference is None:
+        return f"{title}: {found.verdict}; {_joined(effect.note, found.note)}"
+    parts = []
+    if found.interval is not None and found.p_adjusted is not None:
+        low, high = (f"{bound:+.{digits}f}" for bound in found.interval)
+        parts.append(f"95 % interval {low} to {high}, p {found.p_adjusted:.2g}")
+    if found.pairs:
+        parts.append(f"{found.pairs} pair{'s' if found.pairs > 1 else ''}")
+    if found.correlation is not None:
+        parts.append(f"correlation {found.correlation:.2f}")
+    if found.seeds_saved is not None:
+        word, count = "cost" if found.seeds_saved < 0 else "saved", abs(found.seeds_saved)
+        parts.append(f"pairing {word} {count} seed{'s' if count != 1 else ''} per side")
+    if found.further_pairs is not None:
+        parts.append(f"about {found.further_pairs} more pairs to decide")
+    change = difference_text(effect.base + found.difference, effect.base, digits, unit)
+    return f"{title} {change}: {_joined(found.verdict, ', '.join(parts), effect.note, found.note)}"
 
 
 def difference_text(value: float, base: float, digits: int, unit: str) -> str:

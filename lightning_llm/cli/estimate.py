@@ -21,6 +21,7 @@ from lightning_llm.accounting.step_time import matmul_dtype
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.run_config import RunConfig, add_options, read_run, size_option
 from lightning_llm.io.atomic import write_json
+from lightning_llm.model.parts import BUILT_IN
 
 ADAMW_FLOPS = 12  # per parameter: decay 1, first average 3, second average 4, root, sum, quotient and update 4
 ASSUMED_UTILIZATION = 0.4
@@ -71,11 +72,11 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
         "accumulation": rows_per_step // (rows * world_size),
         "state_per_parameter": run.state_per_parameter,
         "state_itemsize": STATE_BYTES[run.state_dtype],
-        "mlp": run.mlp,
+        "measured": run.measured,
     }
     # the state exists during the whole step: shared_memory adds it
     in_trace = {"precision": activation_precision(run.precision, strategy or "ddp"), "state_per_parameter": 0}
-    same = ("precision", "accumulation", "state_per_parameter", "state_itemsize", "mlp")
+    same = ("precision", "accumulation", "state_per_parameter", "state_itemsize", "measured")
     sharing = {name: settings[name] for name in same} | {
         "strategy": run.strategy,
         "world_size": world_size,
@@ -87,15 +88,16 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
         return memory, shared_memory(run.config, memory, **sharing)
 
     memory, shared = needed(rows)
-    counts = parameters_by_part(run.config, run.mlp)
+    counts = parameters_by_part(run.config, run.measured)
     tokens = rows_per_step * run.context_length
-    flops = step_flops(run.config, tokens=tokens, context_length=run.context_length, mlp=run.mlp)
+    flops = step_flops(run.config, tokens=tokens, context_length=run.context_length, measured=run.measured)
     of_run = {name: getattr(run, name) for name in ("optimizer", "state_dtype", "world_size")}
     of_run |= {"strategy": strategy, "precision_reason": run.precision_reason}
     report: dict[str, Any] = {
-        "settings": {"rows": rows, **of_run, **settings, "mlp": run.config.mlp, "mlp_is_measured": run.mlp is not None},
+        "settings": {"rows": rows, **of_run, **settings, **_parts(run)},
+        "notes": run.notes,
         "parameters": {**counts, "all": sum(counts.values())},
-        "parameter_terms": parameter_terms(run.config, run.mlp),
+        "parameter_terms": parameter_terms(run.config, run.measured),
         "memory": _memory(memory, shared) | {"needed": run.reserve.around(shared.peak), "reserve": str(run.reserve)},
         "flops": {
             "tokens": tokens,
@@ -113,6 +115,11 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
         largest = most_rows(lambda rows: run.reserve.around(needed(rows)[1].peak), available)
         report["largest_batch"] = {"memory": available, "rows": largest}
     return report
+
+
+def _parts(run: RunConfig) -> dict[str, Any]:
+    measured = [kind for kind in BUILT_IN if kind in run.measured]
+    return {"mlp": run.config.mlp, "mlp_is_measured": "mlp" in measured, "measured": measured}
 
 
 def _memory(memory: StepMemory, shared: SharedMemory) -> dict[str, Any]:
@@ -155,8 +162,7 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     settings, memory, flops = report["settings"], report["memory"], report["flops"]
     lines = [in_words(report), ""]
     lines += [", ".join(f"{name} {value}" for name, value in settings.items() if name != "precision_reason")]
-    if settings["mlp_is_measured"]:
-        lines += [f"mlp {settings['mlp']} was measured with a few tokens and extended"]
+    lines += report["notes"]
     if settings["precision_reason"]:
         lines += [f"precision auto is {settings['precision']}: {settings['precision_reason']}"]
     lines += ["", "parameters", *(_line(name, f"{count:,}") for name, count in report["parameters"].items())]

@@ -17,14 +17,15 @@ from lightning_llm.accounting.memory import STRATEGIES
 from lightning_llm.accounting.plan_report import decisions, described, frontier_table
 from lightning_llm.accounting.planner import Plan, Planner, Task, choose
 from lightning_llm.accounting.step_time import GENERIC, LINK_BANDWIDTH, MATMUL_SHARE, CostModel
+from lightning_llm.cli.config_file import Section
 from lightning_llm.cli.errors import OneLineParser, tool
-from lightning_llm.cli.run_config import RunConfig, Section, add_options, merged, read_run, size_option
+from lightning_llm.cli.run_config import RunConfig, add_options, merged, read_run, size_option
 from lightning_llm.io.atomic import write_json, write_text
 
 PATIENCE = 1.0  # seconds before progress is shown
 VIEWS = {"gradient_as_bucket_view": True}
 WITH_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": VIEWS}
-SHARED = "config context_length document_mask global_batch_size precision world_size state_per_parameter mlp"
+SHARED = "config context_length document_mask global_batch_size precision world_size state_per_parameter measured"
 TRACES = 400  # about as many as a plan with its frontier needs
 
 
@@ -62,8 +63,8 @@ def run_plan(options: argparse.Namespace) -> None:
         f"{planner.rows[-1] * task.world_size} rows of {task.context_length} tokens a step, {task.precision}, on "
         f"{task.world_size} × {cost.device.name} with {size} each"
     )
-    if run.mlp is not None:
-        print(f"mlp {run.config.mlp} was measured with a few tokens and extended")
+    for note in run.notes:
+        print(note)
     if run.precision_reason:
         print(f"precision auto is {run.precision}: {run.precision_reason}")
     if cost.device.source == "assumed":

@@ -23,6 +23,7 @@ from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.consistency import ResumeDiff
+from lightning_llm.training.callbacks.inputs import InputHashes
 from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.distributed import is_sharded
@@ -110,7 +111,7 @@ class RunReport(Callback):
         run = run_dir_of(trainer)  # a broadcast: every process must ask
         if not trainer.is_global_zero:
             return
-        newest = None if checkpoints is None else checkpoints.newest
+        newest, inputs = None if checkpoints is None else checkpoints.newest, callback_of(trainer, InputHashes)
         summary = {
             "val_loss": metrics.get("val_loss"),  # none with trainer.limit_val_batches 0
             "perplexity": metrics.get("val_perplexity"),
@@ -124,6 +125,7 @@ class RunReport(Callback):
             "changed_on_resume": getattr(callback_of(trainer, ResumeDiff), "changes", []),
             "peak_memory_gib": getattr(callback_of(trainer, MemoryProfiler), "highest_gib", None),
             "checkpoint": None if newest is None else str(newest),
+            **({} if inputs is None else inputs.record()),
         }
         if run is not None:
             write_json(run / SUMMARY, summary)

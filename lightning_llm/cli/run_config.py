@@ -1,22 +1,20 @@
-"""Configs as files: read strictly, composed as ``fit`` composes them, and what they say about the cost of a run.
-
-A key that is given twice is an error, where YAML's readers use the last one. So is what would take too much memory or
-time: aliases that multiply, deep nesting, numbers of thousands of digits, large files. No torch: ``estimate`` and
-``plan`` do not wait for it.
-"""
+"""The cost of a run, as its configs say it, composed as ``fit`` does. No torch: ``estimate`` does not wait for it."""
 
 import argparse
 import dataclasses
 import re
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import yaml
-
-from lightning_llm.accounting.counts import MeasuredMLP, hidden_matrix_parameters, parameters_by_part
+from lightning_llm.accounting.counts import (
+    UNMEASURED,
+    Measured,
+    hidden_matrix_parameters,
+    parameters_by_part,
+    parts_to_measure,
+)
 from lightning_llm.accounting.hardware import (
     Device,
     Reserve,
@@ -29,16 +27,10 @@ from lightning_llm.accounting.hardware import (
 from lightning_llm.accounting.memory import STRATEGIES
 from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG
-from lightning_llm.io.untrusted import file_in, read_json, read_text, shown
+from lightning_llm.cli.config_file import Section, read_config
+from lightning_llm.io.untrusted import file_in, read_json
 from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.model.parts import is_foreign
-
-LARGEST = 1 << 18  # bytes of a config; the largest of this project has 3,000
-MOST_NODES = 100_000  # an alias counts as what it stands for
-DEEPEST = 40
-_LONGEST_NUMBER = 100  # characters
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if libyaml is installed
 
 # Tensors of a parameter's size that an optimizer keeps for each parameter; MuonAdamW has its own formula below.
 STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop": 1, "Adagrad": 1, "Lion": 1}
@@ -47,96 +39,6 @@ MOST = 2**40  # of any whole number
 VOCABULARY = {"store", "corpus", "path", "tokenizer", "vocab_size", "mixture", "raw_dtype"}  # in data: decide it
 SIZES = {"context_length", "global_batch_size"}
 SHARDING = ("fsdp2", "fsdp2_deferred", "ModelParallelStrategy", "ShardedStrategy")
-
-Section = dict[str, Any]
-
-# ---- files
-
-
-class HostileYAMLError(ValueError):
-    """A key is given twice in one mapping, or a limit is exceeded; the text says where."""
-
-
-def read_config(file: Path) -> Section:
-    """The options in a config file.
-
-    Raises:
-        ValueError: It is not YAML, gives a key twice, exceeds a limit, or holds something else than options by name.
-            The message has the file's name.
-        OSError: It cannot be read.
-    """
-    try:
-        text = read_text(file, LARGEST)
-    except ValueError as error:
-        raise ValueError(f"config {error}") from error
-    try:
-        check_yaml(text)
-        content = yaml.load(text, Loader=_LOADER)
-    except HostileYAMLError as error:
-        raise ValueError(f"config {file}: {error}") from error
-    except (yaml.YAMLError, ValueError) as error:  # such as a date in month 99
-        raise ValueError(f"config {file} is not YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"config {file} must hold options by name, such as 'trainer:', got {shown(content)}")
-    return content
-
-
-def check_yaml(text: str) -> None:
-    """Look for keys that are given twice, and for what exceeds a limit, without constructing any value.
-
-    Raises:
-        HostileYAMLError: One was found.
-        yaml.YAMLError: The text is not YAML, or has tags.
-    """
-    depth = 0
-    parsed: Iterator[Any] = yaml.parse(text, Loader=_LOADER)
-    for event in parsed:
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
-            raise HostileYAMLError(f"nested more than {DEEPEST} levels deep, in line {event.start_mark.line + 1}")
-        if getattr(event, "tag", None) is not None:
-            raise yaml.YAMLError(f"tag {event.tag!r} in line {event.start_mark.line + 1} is not accepted: leave it out")
-    if (node := yaml.compose(text, Loader=_LOADER)) is not None:
-        _size(node, {})
-
-
-def _size(node: yaml.Node, sizes: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """Nodes and levels of a tree; an alias counts as what it stands for."""
-    if id(node) in sizes:
-        return sizes[id(node)]
-    line = node.start_mark.line + 1
-    sizes[id(node)] = (MOST_NODES, DEEPEST)  # until it is known: for an anchor that contains itself
-    nodes, levels, children = 1, 0, []
-    if isinstance(node, yaml.MappingNode):
-        _refuse_repeated([key for key, _ in node.value])
-        children = [each for pair in node.value for each in pair]
-    elif isinstance(node, yaml.SequenceNode):
-        children = node.value
-    elif node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
-        raise HostileYAMLError(f"a number of {len(node.value)} characters, in line {line}")
-    for child in children:
-        below = _size(child, sizes)
-        nodes, levels = nodes + below[0], max(levels, 1 + below[1])
-    if nodes > MOST_NODES or levels > DEEPEST:
-        raise HostileYAMLError(
-            f"aliases expand to more than {MOST_NODES} values or {DEEPEST} levels, in line {line}: write less"
-        )
-    sizes[id(node)] = (nodes, levels)
-    return nodes, levels
-
-
-def _refuse_repeated(keys: list[yaml.Node]) -> None:
-    lines: dict[tuple[str, str], int] = {}
-    for key in keys:
-        if isinstance(key, yaml.ScalarNode):
-            name, line = (key.tag, key.value), key.start_mark.line + 1
-            if name in lines:
-                where = f"line {line}" if lines[name] == line else f"lines {lines[name]} and {line}"
-                raise HostileYAMLError(f"{key.value!r} is given twice, in {where}: leave one out")
-            lines[name] = line
-
-
-# ---- a run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,7 +86,16 @@ class RunConfig:
     state_per_parameter: float
     state_dtype: str | None
     reserve: Reserve
-    mlp: MeasuredMLP | None
+    measured: Measured
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know about the figures of parts that no formula describes."""
+        names = parts_to_measure(self.config)
+        notes = [f"{kind} {name} was measured with a few tokens and extended" for kind, name in names.items()]
+        if self.config.is_gated and "mixture_of_experts" in names.values():
+            notes.append("the experts are assumed to get equally many tokens")
+        return notes
 
     @property
     def device_kind(self) -> Literal["cpu", "cuda"]:
@@ -209,7 +120,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--reserve", type=size_option, metavar="SIZE", help=free)
     add("--json", type=Path, metavar="FILE", help="write all figures to this file")
-    add("--trust-code", action="store_true", help="import and measure an MLP class outside lightning_llm")
+    add("--trust-code", action="store_true", help="import and measure classes outside lightning_llm")
 
 
 def size_option(words: str) -> int:
@@ -232,6 +143,8 @@ def read_run(options: argparse.Namespace) -> RunConfig:
     for file in options.config:
         content = read_config(file)
         raw, source = merged(raw, content), file if VOCABULARY & _section(content, "data").keys() else source
+    if not isinstance(document_mask := _section(raw, "data").get("document_mask", False), bool):
+        raise ValueError(f"data.document_mask must be true or false, got {document_mask!r:.80}")
     if is_foreign(path := _name(raw, "data.class_path", OWN)) and not _section(raw, "data").keys() >= SIZES:
         raise ValueError(f"data.class_path {path} is not run: add data.context_length and data.global_batch_size")
     if is_foreign(path := _name(raw, "model.class_path", OWN)):
@@ -248,6 +161,8 @@ def read_run(options: argparse.Namespace) -> RunConfig:
     name, arguments = _class(raw, "trainer.strategy", "")
     is_sharded, is_deferred = name.rpartition(".")[2] in SHARDING, arguments.get("defer_reduction") is True
     sharding = "fsdp2_deferred" if is_deferred or name == "fsdp2_deferred" else "fsdp2"
+    context_length = _whole(raw, "data.context_length", 256)
+    measured = _measured(config, precision, context_length)
     return RunConfig(
         raw=raw,
         config=config,
@@ -255,8 +170,8 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         precision=precision,
         precision_reason=reason,
         tf32=_section(raw, "trainer").get("tf32") is True,
-        context_length=_whole(raw, "data.context_length", 256),
-        document_mask=_flag(raw, "data.document_mask"),
+        context_length=context_length,
+        document_mask=document_mask,
         global_batch_size=_whole(raw, "data.global_batch_size", 32),
         micro_batch_size=_whole(raw, "data.micro_batch_size"),
         loss_chunks=_whole(raw, "model.loss_chunks", least=0),
@@ -264,8 +179,8 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         max_steps=max(0, _whole(raw, "trainer.max_steps", 0, least=-1)),
         strategy=options.strategy or (sharding if is_sharded else "ddp"),
         reserve=_reserve(raw, options.reserve, "cpu" if device is None else "cuda", world_size),
-        **_optimizer(raw, config, precision, options.state_dtype, mlp := _measured(config, precision)),
-        mlp=mlp,
+        **_optimizer(raw, config, precision, options.state_dtype, measured),
+        measured=measured,
     )
 
 
@@ -299,14 +214,6 @@ def _whole(raw: Section, name: str, default: Any = None, *, least: int = 1) -> A
     value = _section(raw, section).get(option, default)
     if value is not default and (type(value) is not int or not least <= value <= MOST):
         raise ValueError(f"{name} must be a whole number from {least} to {MOST}, got {value!r:.80}")
-    return value
-
-
-def _flag(raw: Section, name: str) -> bool:
-    section, _, option = name.rpartition(".")
-    value = _section(raw, section).get(option, False)
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be true or false, got {value!r:.80}")
     return value
 
 
@@ -345,13 +252,13 @@ def _architecture(raw: Section, options: argparse.Namespace, source: Path) -> Mo
     return config_of_file(fields, "the config", trust_code=options.trust_code)
 
 
-def _measured(config: ModelConfig, precision: str) -> MeasuredMLP | None:
-    """Of an MLP that the accounting does not know: it costs loading torch, and runs the class."""
-    if "mlp" not in config.own_parts:
-        return None
-    from lightning_llm.training.measured_mlp import measure_mlp
+def _measured(config: ModelConfig, precision: str, context_length: int) -> Measured:
+    """The parts that the accounting does not know: it costs loading torch, and runs their classes."""
+    if not parts_to_measure(config):
+        return UNMEASURED
+    from lightning_llm.training.measured_parts import measure_parts
 
-    return measure_mlp(config, precision)
+    return measure_parts(config, precision, context_length)
 
 
 def _vocab_size_of_run(config: Path) -> int | None:
@@ -366,7 +273,7 @@ def _vocab_size_of_run(config: Path) -> int | None:
 
 
 def _optimizer(
-    raw: Section, config: ModelConfig, precision: str, asked: str | None, mlp: MeasuredMLP | None
+    raw: Section, config: ModelConfig, precision: str, asked: str | None, measured: Measured
 ) -> dict[str, Any]:
     """The four fields of a RunConfig about the optimizer and its state; ``asked`` is --state-dtype."""
     path, arguments = _class(raw, "model.optimizer", f"{OWN}AdamW")
@@ -382,8 +289,8 @@ def _optimizer(
         raise ValueError(f"state_dtype is an option of {OWN}AdamW, the optimizer is {name}: {instead}")
     state: float = STATE_PER_PARAMETER[name] + (1 if name == "SGD" and arguments.get("momentum") else 0)
     if is_muon:  # one tensor for Muon's matrices, two of state_dtype for the rest
-        parameters, itemsize = sum(parameters_by_part(config, mlp).values()), 2 if precision == "bf16-true" else 4
-        matrices = hidden_matrix_parameters(config)
+        parameters, itemsize = sum(parameters_by_part(config, measured).values()), 2 if precision == "bf16-true" else 4
+        matrices = hidden_matrix_parameters(config, measured)
         others = 2 * (parameters - matrices) * (STATE_BYTES[dtype] or itemsize)
         state = (matrices * itemsize + others) / (parameters * itemsize)
     own_dtype = dtype if is_own else None

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG, turn_of
-from lightning_llm.cli.run_config import read_config
+from lightning_llm.cli.config_file import read_config
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.untrusted import LONGEST_NAME, file_name, read_text
 from lightning_llm.training.run_options import ABSENT, CALLBACKS, SEEDS, identity, labels, short_options

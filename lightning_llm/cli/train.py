@@ -68,7 +68,7 @@ class SaveConfig(SaveConfigCallback):
         """For ``fit`` only: an evaluation changes no record. Lightning would write to the logger's folder."""
         if stage != "fit":
             return
-        self.config["ckpt_path"] = None
+        self.config["ckpt_path"] = self.config["trainer.run_dir"] = None
         plan, job, run = getattr(pl_module, "plan", None), jobs.this_job(), trainer.run_dir  # a broadcast: all must ask
         if plan is not None:  # the memory budget stays in the config: a resumed run plans again, to the same result
             chosen = chosen_options(plan)
@@ -135,7 +135,8 @@ class TrainingCLI(LightningCLI):
             command_line.check_store(self._options.data, self._words)
         elif self.subcommand == "predict":
             raise ValueError("predict continues the predict_prompts of TokenDataModule: use lightning-llm generate")
-        folder = Path(self._options.trainer.default_root_dir) / self.experiment
+        asked = self._options.trainer
+        folder = Path(asked.run_dir or Path(asked.default_root_dir) / self.experiment)
         if self._ckpt_path is not None:
             self.checkpoint = find_checkpoint(self._ckpt_path, folder, _say)
         elif self.subcommand == "fit":
@@ -153,7 +154,6 @@ class TrainingCLI(LightningCLI):
             elif self._options.model.get("init_from") is not None and not self._trusts_code:
                 check_trust(self._options.model.init_from)
         # what `auto` means goes into the config, so that its record, the checkpoints and all ranks have the same
-        asked = self._options.trainer
         self.precision_reason = "as asked for"
         if asked.precision in ("auto", None):
             if "precision" in saved:
@@ -187,8 +187,7 @@ class TrainingCLI(LightningCLI):
             devices = options.get("devices")
             raise ValueError(f"trainer.devices {devices!r} or another trainer option: {error}") from error
         trainer.precision_reason = self.precision_reason
-        plain = self._parser(self.subcommand).dump(self._options, format="json")
-        own = [RankConsistencyCheck(json.loads(plain), self.checkpoint), ResumeDiff(json.loads(plain))]
+        own = [RankConsistencyCheck(self.resolved, self.checkpoint), ResumeDiff(self.resolved)]
         trainer.callbacks[:0] = [*own, StatusFile()]  # type: ignore[attr-defined]
         if trainer.run_directory.experiment is None:
             trainer.run_directory.experiment = self.experiment
@@ -231,6 +230,12 @@ class TrainingCLI(LightningCLI):
         for prompt, ids in zip(self.datamodule.predict_prompts, self.trainer.predict_loop.predictions, strict=True):
             row = {"prompt": prompt, "text": decode(ids[0].tolist())}
             print(json.dumps(row, ensure_ascii=False, allow_nan=False))
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """All options, as plain values."""
+        options: dict[str, Any] = json.loads(self._parser(self.subcommand).dump(self._options, format="json"))
+        return options
 
     @property
     def report(self) -> RunReport:

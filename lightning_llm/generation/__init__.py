@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from lightning_llm.lazy import lazy
 
 if TYPE_CHECKING:
-    from lightning_llm.generation.decoding import Sampling as Sampling
-    from lightning_llm.generation.decoding import filter_logits as filter_logits
     from lightning_llm.generation.decoding import generate as generate
     from lightning_llm.generation.decoding import stream as stream
+    from lightning_llm.generation.sampling import Sampling as Sampling
+    from lightning_llm.generation.sampling import filter_logits as filter_logits
     from lightning_llm.generation.scoring import Score as Score
     from lightning_llm.generation.scoring import score as score
     from lightning_llm.generation.text import generate_text as generate_text

@@ -1,31 +1,24 @@
 """Decoding: one prefill over the prompts, then one position per step, from a cache of keys and values.
 
-Each step turns logits into the next token. The order is that of ``transformers``
-(``GenerationMixin._get_logits_processor``), so that equal options mean the same:
-
-    repetition penalty ─▶ temperature ─▶ top-k ─▶ top-p ─▶ min-p ─▶ softmax ─▶ a number in [0, 1) picks a token
-
-The random numbers of a row depend on the seed, its prompt, which copy of that prompt it is, and the step, not on the
-other rows. So a prompt gives the same text alone and in any batch, and copies of a prompt give several texts.
-
 Tokens stay on the device, where the next step reads them. On CUDA the host reads a token while the device computes the
 next one, so the device never waits; the step after a text's last token is wasted.
 
 When a row has filled the context, its newest half is read again as a new prompt and decoding continues. Positions stay
 within what the model was trained on. As they start again from 0, the cached keys, rotated by their old positions,
 cannot be reused; a prefill every half context costs one more position per step, in larger matmuls than decoding's.
+A model with an attention that keeps no cache reads the whole context at each step.
 """
 
-import dataclasses
-import hashlib
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, cast, overload
+from typing import TYPE_CHECKING, cast, overload
 
 import torch
 from torch import Tensor, nn
 
 from lightning_llm.generation.packed_step import FEWEST_STEPS, PackedStep, can_pack
+from lightning_llm.generation.sampling import Draws, Sampling, SamplingOptions, filter_logits, pick
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.transformer import Transformer
 
@@ -34,149 +27,7 @@ if TYPE_CHECKING:
 
 Prompts = Tensor | Sequence[Sequence[int]]
 Ends = int | Sequence[int] | None
-_DRAWN_AT_ONCE = 64  # random numbers of a row: one call for each takes longer than making them
 _AHEAD = {"cuda": 1}  # steps that a device is given before the host reads a token
-
-# ---- from logits to the next token
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How the next token is chosen.
-
-    Attributes:
-        temperature: Divides the logits; 0 always takes the most likely token.
-        top_k: Sample among the ``top_k`` most likely tokens only.
-        top_p: Sample among the fewest tokens whose probabilities reach ``top_p`` (Holtzman et al. 2020, "The Curious
-            Case of Neural Text Degeneration", section 3.1).
-        min_p: Sample among tokens at least ``min_p`` times as likely as the most likely one (Nguyen et al. 2024,
-            "Turning Up the Heat: Min-p Sampling for Creative and Coherent LLM Outputs", section 3).
-        repetition_penalty: Logits of tokens that are in the prompt or were generated are divided by it if positive,
-            else multiplied (Keskar et al. 2019, "CTRL", section 4.1; there for the generated only). 1 changes nothing.
-
-    Raises:
-        ValueError: Options out of range, all of them at once.
-    """
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-
-    def __post_init__(self) -> None:
-        top_k, top_p, min_p, inf = self.top_k, self.top_p, self.min_p, float("inf")
-        ranges = {
-            "temperature": ("at least 0 (0: greedy decoding) and finite", 0 <= self.temperature < inf),
-            "top_k": ("at least 1", top_k is None or top_k >= 1),
-            "top_p": ("above 0 and at most 1", top_p is None or 0 < top_p <= 1),
-            "min_p": ("at least 0 and at most 1", min_p is None or 0 <= min_p <= 1),
-            "repetition_penalty": ("above 0 and finite (1 changes nothing)", 0 < self.repetition_penalty < inf),
-        }
-        wrong = {name: accepted for name, (accepted, is_in_range) in ranges.items() if not is_in_range}
-        if wrong:
-            raise ValueError("; ".join(f"{name} must be {wrong[name]}, got {getattr(self, name)}" for name in wrong))
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether no random number is needed."""
-        return self.temperature == 0
-
-
-class SamplingOptions(TypedDict, total=False):
-    """The fields of :class:`Sampling` as keyword arguments."""
-
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float
-
-
-def filter_logits(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
-    """Logits to sample from; what is ruled out is minus infinity, and the most likely token never is.
-
-    Args:
-        logits: (batch, vocab), float32 or float64. Not modified.
-        sampling: The options. At temperature 0 only the penalty is applied.
-        seen: (batch, vocab), bool: which tokens the penalty is for.
-
-    Returns:
-        (batch, vocab).
-    """
-    if seen is not None:
-        penalty = sampling.repetition_penalty
-        logits = torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
-    if sampling.is_greedy:
-        return logits
-    if sampling.temperature != 1:
-        logits = logits / sampling.temperature
-    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
-        weakest = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < weakest, float("-inf"))
-    if sampling.top_p is not None and sampling.top_p < 1:
-        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-        probabilities = ordered.softmax(dim=-1)
-        # a token stays while those before it do not reach top_p: the most likely one always stays
-        beyond = probabilities.cumsum(dim=-1) - probabilities >= sampling.top_p
-        logits = logits.masked_fill(beyond.scatter(-1, order, beyond), float("-inf"))
-    if sampling.min_p:
-        probabilities = logits.softmax(dim=-1)
-        unlikely = probabilities < sampling.min_p * probabilities.amax(dim=-1, keepdim=True)
-        logits = logits.masked_fill(unlikely, float("-inf"))
-    return logits
-
-
-def pick(logits: Tensor, numbers: Tensor | None) -> Tensor:
-    """A token for each row: the most likely, or the one whose interval of cumulative probability has the number.
-
-    Args:
-        logits: (batch, vocab), filtered.
-        numbers: (batch, 1), float64 in [0, 1), on the device of the logits; ``None`` takes the most likely.
-
-    Returns:
-        (batch,) token ids on that device; -1 where the logits are NaN.
-    """
-    if numbers is None:
-        tokens, is_number = logits.argmax(dim=-1), logits.isfinite().any(dim=-1)
-    else:
-        reached = logits.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
-        tokens = torch.searchsorted(reached, numbers * reached[:, -1:], right=True).squeeze(-1)
-        is_number = tokens < logits.shape[-1]  # nothing is above NaN
-    return torch.where(is_number, tokens, -1)
-
-
-class Draws:
-    """The random numbers of each row, step by step.
-
-    Args:
-        prompts: Token ids of each row.
-        generator: The seed is one draw from it. ``None``: torch's global generator.
-        device: Of the numbers, which are made on the CPU.
-    """
-
-    def __init__(self, prompts: Sequence[Sequence[int]], generator: torch.Generator | None, device: Any) -> None:
-        self._device, of_seed = device, "cpu" if generator is None else generator.device
-        seed = int(torch.randint(2**62, (), device=of_seed, generator=generator))
-        copies: dict[tuple[int, ...], int] = {}
-        self._generators = []
-        for prompt in map(tuple, prompts):
-            copies[prompt] = copies.get(prompt, -1) + 1
-            content = repr((seed, copies[prompt], prompt)).encode()
-            digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-            self._generators.append(torch.Generator().manual_seed(digest % 2**63))
-        self._block, self._used = torch.empty(0), _DRAWN_AT_ONCE
-
-    def next(self) -> Tensor:
-        """(batch, 1), float64 in [0, 1)."""
-        if self._used == _DRAWN_AT_ONCE:
-            rows = [torch.rand(_DRAWN_AT_ONCE, generator=each, dtype=torch.float64) for each in self._generators]
-            self._block, self._used = torch.stack(rows).to(self._device), 0
-        self._used += 1
-        return self._block[:, self._used - 1 : self._used]
-
-
-# ---- from prompts to tokens
 
 
 class GenerationOptions(SamplingOptions, total=False):
@@ -306,6 +157,11 @@ class Decoder:
         sums_on_host = self._device.type == "mps" or torch.are_deterministic_algorithms_enabled()
         self._choosing = torch.device("cpu") if sums_on_host and not sampling.is_greedy else self._device
         self._draws = None if sampling.is_greedy else Draws(self.prompts, generator, self._choosing)
+        self._uses_cache = getattr(self._model, "uses_cache", True)
+        if not self._uses_cache:
+            kinds = {type(layer.self_attn).__qualname__ for layer in self._model.layers}
+            text = f"attention {', '.join(sorted(kinds))} has no cache: each token is computed from the whole context"
+            warnings.warn(text, stacklevel=2)
         self._seen: Tensor | None = None
         if sampling.repetition_penalty != 1:
             shape = len(self.prompts), self._model.config.vocab_size or 0
@@ -319,14 +175,16 @@ class Decoder:
 
     def __iter__(self) -> Iterator[dict[int, int]]:
         """Decode once; a ``ValueError`` if the logits are NaN."""
-        ahead, unread = _AHEAD.get(self._device.type, 0), deque[tuple[Tensor, torch.cuda.Event | None]]()
+        ahead = _AHEAD.get(self._device.type, 0) if self._uses_cache else 0
+        unread = deque[tuple[Tensor, torch.cuda.Event | None]]()
         for step in range(self._max_new_tokens):
             # the context of a full row is read again, so all of it must be known
             while unread and (len(unread) > ahead or self._longest in self._cache.lengths):
                 yield self._read(*unread.popleft())
             if all(self._ended):
                 return
-            self._tokens = self._choose(self._prefill() if step == 0 else self._advance())
+            read = (self._advance if step else self._prefill) if self._uses_cache else self._read_all
+            self._tokens = self._choose(read())
             unread.append(_sent_to_host(self._tokens))
         while unread and not all(self._ended):
             yield self._read(*unread.popleft())
@@ -359,6 +217,18 @@ class Decoder:
         self._packed = PackedStep(model, self._cache) if packs else None
         ends = torch.tensor(lengths, device=self._device) - 1
         return model.logits(hidden[torch.arange(len(lengths), device=self._device), ends])
+
+    @torch.no_grad()
+    def _read_all(self) -> Tensor:
+        """Read all contexts, without a cache: (batch, vocab)."""
+        for row, context in enumerate(self._contexts):
+            if len(context) > self._longest:
+                self._contexts[row] = context[-max(1, self._longest // 2) :]
+        lengths = [len(context) for context in self._contexts]
+        rows = [context + [0] * (max(lengths) - len(context)) for context in self._contexts]
+        hidden = self._model(torch.tensor(rows, device=self._device))
+        ends = torch.tensor(lengths, device=self._device) - 1
+        return self._model.logits(hidden[torch.arange(len(lengths), device=self._device), ends])
 
     @torch.no_grad()
     def _advance(self) -> Tensor:

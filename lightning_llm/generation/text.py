@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from lightning_llm.data.tokenizers import Tokenizer
-from lightning_llm.generation.decoding import Decoder, Sampling
+from lightning_llm.generation.decoding import Decoder
+from lightning_llm.generation.sampling import Sampling
 from lightning_llm.model.transformer import Transformer
 
 if TYPE_CHECKING:

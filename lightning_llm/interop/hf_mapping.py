@@ -3,10 +3,10 @@
 ===================  ==============================  ==================================================================
 class                a model with                    its tensors
 ===================  ==============================  ==================================================================
-LlamaForCausalLM     rmsnorm, rope, SwiGLU           ours with the prefix ``model.``, except for ``lm_head``
+LlamaForCausalLM     rmsnorm, rope, SwiGLU or GeGLU  ours with the prefix ``model.``, except for ``lm_head``
 Qwen3ForCausalLM     the same with ``qk_norm``       the same
 GPT2LMHeadModel      layernorm, learned positions,   ``(in, out)`` instead of ``(out, in)``; q, k and v in one; always
-                     GELU (both forms) or ReLU       with biases: zeros if we have none
+                     GELU (both forms), ReLU, ReLU²  with biases: zeros if we have none
 ===================  ==============================  ==================================================================
 
 Each mapping has four methods: ``mismatches`` (why a model does not fit), ``to_fields`` and ``from_fields``
@@ -40,7 +40,13 @@ GPT2_SIZES = (
 )
 GPT2_DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 # ours -> its name in GPT-2, and aliases that are read as the same
-GPT2_ACTIVATIONS = {"gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"), "gelu": ("gelu", "gelu_python"), "relu": ("relu",)}
+GPT2_ACTIVATIONS = {
+    "gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"),
+    "gelu": ("gelu", "gelu_python"),
+    "relu": ("relu",),
+    "relu2": ("relu2",),
+}
+LLAMA_ACTIVATIONS = {**dict.fromkeys(SWIGLUS, ("silu", "swish")), "geglu": ("gelu",)}
 GPT2_TOP = {
     "wte.weight": "embed_tokens.weight",
     "wpe.weight": "embed_positions.weight",
@@ -73,6 +79,14 @@ class TensorMap:
     transposed: bool = False
 
 
+def _of_all_classes(config: ModelConfig) -> dict[str, bool]:
+    """What every class needs, and whether a model has it. A loss is no part of what is exported."""
+    return {
+        f"attention {config.attention!r}: it has full attention": config.attention == "full",
+        f"block {config.block!r}: its norms are before attention and MLP": config.block == "pre",
+    }
+
+
 @dataclasses.dataclass(frozen=True)
 class LlamaMapping:
     """Llama, and Qwen3, which also has a norm of query and key heads.
@@ -97,7 +111,10 @@ class LlamaMapping:
         fits = {
             f"norm {config.norm!r}: it has rmsnorm": config.norm == "rmsnorm",
             f"position {config.position!r}: it has rope": config.position == "rope",
-            f"mlp {config.mlp!r}: its MLP is SwiGLU": config.mlp in SWIGLUS,
+            f"mlp {config.mlp!r}: its MLP is SwiGLU or GeGLU": name_of(config.mlp) in LLAMA_ACTIVATIONS,
+            **_of_all_classes(config),
+            f"partial_rotary_factor {config.partial_rotary_factor}: it rotates whole heads": config.rotary_dim
+            == config.head_dim,
             f"qk_norm {config.qk_norm}: it has {'one' if self.qk_norm else 'none'}": config.qk_norm == self.qk_norm,
             "mlp_bias True: its MLP has none": not (config.mlp_bias and self.qk_norm),
             "lm_head_bias True: its head has none": not config.lm_head_bias,
@@ -109,7 +126,7 @@ class LlamaMapping:
     def to_fields(self, config: ModelConfig) -> dict[str, Any]:
         """The fields of ``config.json``."""
         fields = {name: getattr(config, name) for name in SHARED}
-        fields |= {"hidden_act": "silu", "attention_dropout": 0.0}
+        fields |= {"hidden_act": LLAMA_ACTIVATIONS[name_of(config.mlp)][0], "attention_dropout": 0.0}
         window = {"use_sliding_window": False, "sliding_window": None}
         fields |= window if self.qk_norm else {"mlp_bias": config.mlp_bias}
         scaling = config.rope_scaling
@@ -121,7 +138,10 @@ class LlamaMapping:
         """The options of ``ModelConfig``; adds to the problems and notes of ``fields``."""
         sizes = {name: fields.size(name, default) for name, default in zip(SIZES, self.sizes, strict=True)}
         theta, scaling = read_rope(fields, sizes["max_position_embeddings"] or 1)
-        fields.must_be("hidden_act", ("silu", "swish"), "SwiGLU has SiLU")
+        activation = fields.take("hidden_act", "silu")
+        known = [name for names in dict.fromkeys(LLAMA_ACTIVATIONS.values()) for name in names]
+        if activation not in known:
+            fields.problems.append(f"hidden_act {shown(activation)} is not supported: there are {', '.join(known)}")
         fields.must_be("rope_interleaved", (False, None), "the halves of a head are rotated here, not neighbors")
         fields.checked("layer_types", list_of(one_of("full_attention"), MOST_LAYERS))
         full = "attention reaches all positions before"
@@ -141,7 +161,7 @@ class LlamaMapping:
             "norm": "rmsnorm",
             "position": "rope",
             "qk_norm": self.qk_norm,
-            "mlp": "swiglu" if mlp_bias else "memory_optimized_swiglu",
+            "mlp": "geglu" if activation == "gelu" else "swiglu" if mlp_bias else "memory_optimized_swiglu",
             "mlp_bias": mlp_bias,
             "attention_bias": fields.flag("attention_bias"),
             "rms_norm_eps": fields.number("rms_norm_eps", 1e-6),
@@ -170,7 +190,8 @@ class GPT2Mapping:
         fits = {
             f"norm {config.norm!r}: it has layernorm": config.norm == "layernorm",
             f"position {config.position!r}: it has learned": config.position == "learned",
-            f"mlp {config.mlp!r}: it has {', '.join(GPT2_ACTIVATIONS)}": config.mlp in GPT2_ACTIVATIONS,
+            f"mlp {config.mlp!r}: it has {', '.join(GPT2_ACTIVATIONS)}": name_of(config.mlp) in GPT2_ACTIVATIONS,
+            **_of_all_classes(config),
             "qk_norm True: it has none": not config.qk_norm,
             f"num_key_value_heads {kv_heads}: it has as many as query heads": kv_heads == heads,
             f"head_dim {head_dim}: it must be hidden_size / num_attention_heads": heads * head_dim

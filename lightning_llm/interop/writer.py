@@ -35,6 +35,7 @@ METRICS = {
     "tokens": "tokens seen",
     "seconds": "seconds of training",
 }
+OF_THE_LOSS = "objective."  # such parameters have no part in the logits
 NOT_OF_THE_MODEL = ("default_root_dir", "logger", "callbacks")
 
 
@@ -104,7 +105,8 @@ def export_model(
 def outgoing(model: Transformer, mapping: HFMapping) -> list[Outgoing]:
     """The tensors of the folder, in order; each is made when it is written."""
     vocab_size = model.config.vocab_size
-    state = {name: with_vocab_rows(name, tensor, vocab_size) for name, tensor in model.state_dict().items()}
+    saved = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(OF_THE_LOSS)}
+    state = {name: with_vocab_rows(name, tensor, vocab_size) for name, tensor in saved.items()}
     if model.config.tie_word_embeddings:
         del state[HEAD]
     maps = mapping.tensor_maps(state)

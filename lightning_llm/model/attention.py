@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context
 from lightning_llm.model.norm import build_head_norm
+from lightning_llm.model.parts import window_of_layer
 from lightning_llm.ops import sizes
 from lightning_llm.ops.attention import causal_attention
 from lightning_llm.ops.conventions import matmul_dtype
@@ -149,11 +150,6 @@ def attend(
     if seq == 1 and context.cache is not None and not dropout:
         return _attend_once(query, key, value, mask)
     return _attend(query, key, value, mask, dropout, causal=seq > 1 and mask is None)
-
-
-def window_of_layer(layer: int, window: int, every: int | None) -> int | None:
-    """The window of a layer's attention; ``None`` where it is full."""
-    return None if every is not None and (layer + 1) % every == 0 else window
 
 
 def spans_of_window(context: Context, window: int, batch: int, seq: int) -> Spans:

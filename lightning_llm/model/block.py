@@ -118,7 +118,7 @@ class Block(Compilable):
     # -- how it runs --------------------------------------------------------------------------------------------------
 
     def _run(self, x: Tensor, context: Context) -> Tensor:
-        return self._part("block", self.join, x, context)
+        return checked("block", self, self._part("block", self.join, x, context), x)
 
     def _attention(self, x: Tensor, context: Context) -> Tensor:
         before, after = self.norms["attention"]

@@ -22,6 +22,7 @@ from lightning_llm.model.parts import (
     normalized,
     option_of,
     part_faults,
+    window_of_layer,
 )
 
 Recompute = Literal["none", "mlp", "attention", "block"]
@@ -31,6 +32,7 @@ GATED_MLPS = (*SWIGLUS, "geglu", "mixture_of_experts")  # with three matrices
 CHECKPOINT_LEVELS = (0, 1, 2)
 MOST_LAYERS = 2000  # twice the deepest that were trained (Wang et al. 2022, "DeepNet", arXiv:2203.00555)
 MOST_SIZE = 2**40  # beyond it torch overflows
+MUP, MOST_BASE = ("base_width", "base_head_dim"), 2**16  # the options of mup
 MOST_PARAMETERS = 10**13  # several times the largest that were trained
 # The options of each way to stretch the rotation, by Hugging Face's names: those that it needs, those that it may have.
 ROPE_SCALINGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -105,6 +107,10 @@ class ModelConfig:
         lm_head_bias: A bias on the logits.
         tie_word_embeddings: The head shares the embedding's weight.
         initializer_range: Standard deviation of the initial weights.
+        mup: Maximal update parametrization for AdamW (Yang et al. 2022, "Tensor Programs V", arXiv:2203.03466, table
+            8): ``{base_width: 64, base_head_dim: 16}`` sets initial values and learning rates such that a learning
+            rate tuned at ``hidden_size`` 64 and ``head_dim`` 16 fits wider models. ``None``: the same learning rate
+            for all weights.
     """
 
     vocab_size: int | None = None
@@ -135,6 +141,7 @@ class ModelConfig:
     lm_head_bias: bool = False
     tie_word_embeddings: bool = False
     initializer_range: float = 0.02
+    mup: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for kind in BUILT_IN:
@@ -157,6 +164,12 @@ class ModelConfig:
     def rotary_dim(self) -> int:
         """How many dimensions of a head ``rope`` rotates."""
         return int((self.head_dim or 0) * self.partial_rotary_factor)
+
+    @property
+    def attention_windows(self) -> list[int | None]:
+        """How many positions the attention of each layer sees; ``None``: all before it."""
+        window, every = (option_of("attention", self.attention, name) for name in ("window", "every"))
+        return [window_of_layer(layer, window, every) for layer in range(self.num_hidden_layers)]
 
     @property
     def own_parts(self) -> dict[str, str]:
@@ -259,6 +272,7 @@ class ModelConfig:
             yield f"mlp.top_k {chosen} must be at most mlp.num_experts {experts}"
         yield from self._level_faults()
         yield from self._scaling_faults()
+        yield from self._mup_faults()
         if self.mlp_bias and self.mlp == "memory_optimized_swiglu":
             yield "mlp_bias is not supported by mlp 'memory_optimized_swiglu': use 'swiglu'"
         if not is_number(self.dropout) or not 0 <= self.dropout < 1:
@@ -293,6 +307,18 @@ class ModelConfig:
         yield from faults
         if self.position != "rope":
             yield f"rope_scaling needs position 'rope', got {name_of(self.position)!r}"
+
+    def _mup_faults(self) -> Iterator[str]:
+        if self.mup is None:
+            return
+        sizes = [value for value in self.mup.values() if type(value) is int and 1 <= value <= MOST_BASE]
+        if set(self.mup) != set(MUP) or len(sizes) != len(MUP):
+            yield f"mup must have {' and '.join(MUP)}, whole numbers from 1 to {MOST_BASE}, got {shown(self.mup)}"
+        if self.tie_word_embeddings:
+            yield "mup needs tie_word_embeddings false: embedding and head get different learning rates"
+        for kind, known in BUILT_IN.items():
+            if (name := name_of(getattr(self, kind))) not in known or name == "mixture_of_experts":
+                yield f"mup does not know the scales of {kind} {name!r}: use another {kind}, or no mup"
 
     def _level_faults(self) -> Iterator[str]:
         given = self.checkpoint_level

@@ -111,6 +111,11 @@ def option_of(kind: str, part: Part, name: str) -> Any:
     return arguments_of(part).get(name, built_in.options[name].default)
 
 
+def window_of_layer(layer: int, window: int | None, every: int | None) -> int | None:
+    """The window of a layer's attention; ``None`` where it is full."""
+    return None if every is not None and (layer + 1) % every == 0 else window
+
+
 def normalized(part: Any) -> Any:
     """A part in its shortest form: a name where it gives no arguments. A malformed one is returned as it is."""
     if not isinstance(part, dict) or set(part) - {CLASS_PATH, INIT_ARGS} or not isinstance(part.get(CLASS_PATH), str):
@@ -143,8 +148,10 @@ def part_faults(kind: str, part: Part) -> Iterator[str]:
     if name in known:
         yield from _option_faults(kind, name, known[name].options, given)
     elif "." not in name:
-        or_path = "or give the import path of a class (package.module.Class)"
-        yield f"{kind} {shown(name)} is unknown: choose one of {', '.join(known)}, {or_path}"
+        yield (
+            f"{kind} {shown(name)} is unknown: choose one of {', '.join(known)}, "
+            "or give the import path of a class (package.module.Class)"
+        )
     elif _size(given, MOST_NESTED) > MOST_ARGUMENTS:
         yield f"{kind}.init_args of {shown(name)} must be plain values, at most {MOST_ARGUMENTS}, got {shown(given)}"
 

@@ -131,9 +131,8 @@ def rotate(x: Tensor, by: Rotation) -> Tensor:
         As ``x``.
     """
     cos, sin = by
-    rotary_dim = 2 * cos.shape[-1]
-    rotated, rest = (x, ()) if rotary_dim == x.shape[-1] else (x[..., :rotary_dim], (x[..., rotary_dim:],))
-    left, right = rotated.chunk(2, dim=-1)
+    half, unrotated = cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]
+    left, right, *rest = torch.split(x, [half, half, unrotated] if unrotated else [half, half], dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin, *rest), dim=-1)
 
 

@@ -18,6 +18,26 @@ biases                                     0
 weights of norms                           1
 =========================================  ==========================================================================
 
+``mup`` multiplies these scales and the learning rates by powers of m = ``hidden_size / base_width`` and of
+q = ``sqrt(base_head_dim / head_dim)``, which are 1 at the base width (Yang et al. 2022, "Tensor Programs V",
+arXiv:2203.03466, tables 3 and 8, for Adam):
+
+===================================  =======================  ======================
+parameter                            initial value times      learning rate times
+===================================  =======================  ======================
+q_proj.weight, with ``qk_norm`` not  q / sqrt(m)              q / m
+q_proj.bias, with ``qk_norm``        q                        q
+q_norm.weight
+lm_head.weight                       1 / m                    1 / m
+other projections                    1 / sqrt(m)              1 / m
+embeddings, norms, biases            1                        1
+===================================  =======================  ======================
+
+In table 8, attention is scaled by 1 / head_dim instead of 1 / sqrt(head_dim), and logits by 1 / m. Adam's steps do not
+depend on the scale of a gradient. So a factor before a weight is the same as a factor of its initial value and learning
+rate, as which the first is in the query here, and the second in the head. The model computes what it does without
+``mup``, in training, generation and exports.
+
 A module from elsewhere (a user's MLP) keeps the values of its own constructor, which draws from a generator seeded by
 the seed and its name, except for linear layers, embeddings and norms, to which the table applies.
 """
@@ -26,6 +46,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -75,15 +96,15 @@ def initialize(part: nn.Module, config: ModelConfig, seed: int, name: str = "") 
     """
     residual_std = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
     for path, module in part.named_modules(prefix=name):
+        factor = _width_factor(config, f"{path}.weight")
         if isinstance(module, nn.Linear | nn.Embedding):
             is_residual = path.rpartition(".")[2] in RESIDUAL_PROJECTIONS
-            rows = config.vocab_size if path in VOCAB_TABLES else None  # the rest is for no token
+            rows = config.vocab_size if path in VOCAB_TABLES else len(module.weight)  # the rest is for no token
             std = residual_std if is_residual else config.initializer_range
-            _draw(module.weight.detach()[:rows], f"{path}.weight", seed, std)
-            if rows is not None:
-                nn.init.zeros_(module.weight.detach()[rows:])
+            _draw(module.weight.detach()[:rows], f"{path}.weight", seed, factor * std)
+            nn.init.zeros_(module.weight.detach()[rows:])
         elif isinstance(module, nn.RMSNorm | nn.LayerNorm) and module.weight is not None:
-            nn.init.ones_(module.weight)
+            nn.init.constant_(module.weight, factor)
         if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
             nn.init.zeros_(module.bias)
 
@@ -111,6 +132,28 @@ def with_vocab_rows(name: str, tensor: Tensor, rows: int | None) -> Tensor:
     if len(tensor) > rows:
         return tensor[:rows]
     return torch.cat([tensor, tensor.new_zeros(rows - len(tensor), *tensor.shape[1:])])
+
+
+def lr_factors(config: ModelConfig) -> dict[str, float]:
+    """By pattern of names inside ``Transformer``, what ``mup`` multiplies the learning rate by; the first applies."""
+    return {pattern: rate for pattern, (_, rate) in _width_factors(config).items()}
+
+
+def _width_factor(config: ModelConfig, name: str) -> float:
+    """What ``mup`` multiplies the initial values of a parameter by."""
+    return next((scale for pattern, (scale, _) in _width_factors(config).items() if fnmatchcase(name, pattern)), 1.0)
+
+
+def _width_factors(config: ModelConfig) -> dict[str, tuple[float, float]]:
+    """The table of ``mup``: factors of initial values and of learning rates, by pattern; the first applies."""
+    if config.mup is None:
+        return {}
+    assert config.head_dim is not None
+    m, q = config.hidden_size / config.mup["base_width"], math.sqrt(config.mup["base_head_dim"] / config.head_dim)
+    query = {"*.q_proj.weight": (q / math.sqrt(m), q / m), "*.q_proj.bias": (q, q)}
+    if config.qk_norm:  # it makes the scale of the projection irrelevant
+        query = {"*.q_norm.weight": (q, q)}
+    return {**query, "lm_head.weight": (1 / m, 1 / m), "*_proj.weight": (1 / math.sqrt(m), 1 / m)}
 
 
 def only_finite(tensors: Iterable[tuple[str, Tensor]], source: object) -> Iterator[tuple[str, Tensor]]:

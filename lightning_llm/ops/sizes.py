@@ -4,7 +4,7 @@ Sizes of caches and allocations are in bytes, those of matmuls in rows (tokens) 
 type; one that is not listed is treated as a CPU.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 AttentionForm = Literal["short", "spans", "flex", "fused", "efficient", "math"]
@@ -137,8 +137,12 @@ def attention_heads(heads: int, seq: int, itemsize: int) -> int:
     return even(heads, max(1, ATTENTION_BYTES // (even(seq, ATTENTION_ROWS) * seq * itemsize)))
 
 
-def span_heads(batch: int, heads: int, seq: int, kv_heads: int, itemsize: int) -> tuple[int, int]:
-    """Rows, and key heads in each, whose scores of one block of queries exist at once in attention within spans."""
+def span_heads(shape: Sequence[int], kv_heads: int, itemsize: int) -> tuple[int, int]:
+    """Rows, and key heads in each, whose scores of one block of queries exist at once in attention within spans.
+
+    ``shape`` is that of queries: rows, heads and positions first.
+    """
+    batch, heads, seq, *_ = shape
     of_block = heads // kv_heads * even(seq, ATTENTION_ROWS) * seq * itemsize
     some = max(1, ATTENTION_BYTES // of_block)
     return (even(batch, some // kv_heads), kv_heads) if some >= kv_heads else (1, even(kv_heads, some))

@@ -87,8 +87,8 @@ def span_attention(query: Tensor, key: Tensor, value: Tensor, spans: Spans) -> T
     inputs = *(x.contiguous() for x in (query, key, value)), spans.first
     if torch.compiler.is_compiling():
         return _opaque(*inputs)[0]
-    out: Tensor = _SpanAttention.apply(*inputs)  # type: ignore[no-untyped-call]
-    return out
+    result: Tensor = _SpanAttention.apply(*inputs)  # type: ignore[no-untyped-call]
+    return result
 
 
 # ---- FlexAttention
@@ -122,7 +122,7 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return blocks.sum(-1, dtype=torch.int32)[:, None], order.to(torch.int32)[:, None]
 
 
-def _flex() -> Callable[..., Any]:
+def _flex() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     # without a compiler it would compute all scores
@@ -206,7 +206,7 @@ def _probabilities(
 
 def _parts(query: Tensor, key: Tensor, first: Tensor) -> Iterator[_Part]:
     """Some rows and key heads, one block of their queries, and the keys that this block sees."""
-    rows, some = sizes.span_heads(*query.shape[:3], key.shape[1], query.dtype.itemsize)
+    rows, some = sizes.span_heads(query.shape, key.shape[1], query.dtype.itemsize)
     blocks = sizes.attention_blocks(query.shape[2])
     for own in sizes.slices(query.shape[0], rows):
         begins = first[own, :: blocks[0][1]].amin(dim=0).tolist()  # of the first query of each block
@@ -237,7 +237,7 @@ def _hidden(first: Tensor, queries: slice, begin: int) -> Tensor:
 def _tile(query: Tensor, key: Tensor) -> Tensor:
     """A buffer for the scores of a part."""
     _, heads, seq, _ = query.shape
-    rows, some = sizes.span_heads(*query.shape[:3], key.shape[1], query.dtype.itemsize)
+    rows, some = sizes.span_heads(query.shape, key.shape[1], query.dtype.itemsize)
     return query.new_empty(rows * some * heads // key.shape[1] * sizes.even(seq, sizes.ATTENTION_ROWS) * seq)
 
 

@@ -10,7 +10,9 @@ from lightning_llm.lazy import lazy
 if TYPE_CHECKING:
     from lightning_llm.optim.adamw import AdamW as AdamW
     from lightning_llm.optim.clipping import clip_grad_norm_ as clip_grad_norm_
+    from lightning_llm.optim.groups import GroupRule as GroupRule
     from lightning_llm.optim.groups import check_coverage as check_coverage
+    from lightning_llm.optim.groups import own_rates as own_rates
     from lightning_llm.optim.groups import param_groups as param_groups
     from lightning_llm.optim.muon import MuonAdamW as MuonAdamW
     from lightning_llm.optim.schedules import Constant as Constant
@@ -27,7 +29,7 @@ else:
         __name__,
         optim__adamw="AdamW",
         optim__clipping="clip_grad_norm_",
-        optim__groups="check_coverage param_groups",
+        optim__groups="GroupRule check_coverage own_rates param_groups",
         optim__muon="MuonAdamW",
         optim__schedules="Constant Schedule WarmupCosine WarmupLinear WarmupStableDecay "
         "constant_lr cosine_lr linear_lr wsd_lr",

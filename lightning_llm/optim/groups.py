@@ -11,20 +11,28 @@ Every optimizer gets the same groups; the ``name`` of a group says what is in it
 ``name`` is a key that ``torch.optim`` optimizers accept and ignore, and by which Lightning's ``LearningRateMonitor``
 labels its curves. So a factory that knows no model, such as jsonargparse's ``OptimizerCallable``, makes any optimizer:
 ``factory(param_groups(model))``, be it ``torch.optim.SGD``, our ``AdamW`` or ``MuonAdamW``.
+
+A :class:`GroupRule` divides these groups further: ``embeddings:embed_*`` are the embeddings that the pattern
+``embed_*`` matches. Its factors multiply what the optimizer has filled in, so :func:`own_rates` follows the factory.
 """
 
 import abc
+import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_llm.io.untrusted import shown
+
 HIDDEN_MATRICES, MATRICES, EMBEDDINGS, VECTORS = "hidden_matrices", "matrices", "embeddings", "vectors"
 HEADS = ("lm_head",)
+TRANSFORMER = "transformer."  # of a LanguageModel: patterns leave it out
 
 AVERAGES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")  # of the shape of their parameter
 ADAMW_STATE = ["exp_avg", "exp_avg_sq", "step"]
@@ -54,12 +62,41 @@ def _are_betas(value: Any) -> bool:
     return isinstance(value, tuple | list) and len(value) == 2 and all(map(is_decay_rate, value))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupRule:
+    """A learning rate and a weight decay of their own for some parameters.
+
+    Attributes:
+        pattern: With ``*``, ``?`` and ``[…]``. It is compared with the name of a parameter inside ``Transformer``
+            (``layers.0.mlp.up_proj.weight``), of each module that holds it (``layers.0.mlp``), and of its group
+            (``embeddings``).
+        lr_factor: Multiplies the learning rate.
+        weight_decay_factor: Multiplies the optimizer's weight decay, also for groups that do not decay by default.
+            ``None``: as without the rule.
+    """
+
+    pattern: str
+    lr_factor: float = 1.0
+    weight_decay_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        named = isinstance(self.pattern, str) and self.pattern
+        faults = [] if named else [f"pattern must be a name, with * for any characters, got {self.pattern!r}"]
+        for name in ("lr_factor", "weight_decay_factor"):
+            if not _is_not_negative(value := getattr(self, name)) and (value is not None or name == "lr_factor"):
+                faults.append(f"{name} must be a number of at least 0, got {value!r}")
+        if faults:
+            raise ValueError("; ".join(faults))
+
+
 def param_groups(
     module: nn.Module,
     *,
     weight_decay: float | None = None,
     decay_embeddings: bool = False,
     heads: Collection[str] = HEADS,
+    rules: Sequence[GroupRule] = (),
+    lr_factors: Mapping[str, float] | None = None,
 ) -> list[Group]:
     """Sorts the trainable parameters into groups for an optimizer; empty groups are left out.
 
@@ -69,21 +106,55 @@ def param_groups(
             setting applies. The others have 0 in either case.
         decay_embeddings: Whether embeddings decay.
         heads: Names of the modules that turn hidden states into logits. They decay but are not hidden matrices.
+        rules: For some parameters; the first that matches applies. Call :func:`own_rates` with the optimizer.
+        lr_factors: By pattern, further factors of the learning rate, in addition to those of the rules; the first
+            pattern that matches applies. The weight decay is divided by it: what a step takes off stays the same.
 
     Raises:
-        ValueError: If no parameter is trainable.
+        ValueError: If no parameter is trainable, or a rule decides nothing.
     """
     decays = {HIDDEN_MATRICES: True, MATRICES: True, EMBEDDINGS: decay_embeddings, VECTORS: False}
-    by_name = _by_name(module, heads)
-    groups: list[Group] = [{"params": by_name[name], "name": name} for name in decays if name in by_name]
-    for group in groups:
-        decay = weight_decay if decays[group["name"]] else 0.0
-        if decay is not None:
-            group["weight_decay"] = decay
-    if not groups:
+    labels, factors = _labels(module, heads), lr_factors or {}
+    if not labels:
         raise ValueError(f"{type(module).__name__} has no trainable parameters: nothing to optimize")
+    _check_rules(rules, list(labels.values()))
+    by_pattern = {rule.pattern: rule for rule in rules}
+
+    def division(param: nn.Parameter) -> tuple[str, str | None, str | None]:
+        own = labels[param]
+        return own[0], _first(by_pattern, own), _first(factors, own)
+
+    groups: list[Group] = []
+    divided = group_by(labels, division).items()
+    for (kind, pattern, further), params in sorted(divided, key=lambda item: list(decays).index(item[0][0])):
+        patterns = [each for each in (pattern, further) if each]
+        group: Group = {"params": params, "name": ":".join([kind, *patterns])}
+        rule = by_pattern[pattern] if pattern else GroupRule(pattern="*")
+        factor = factors[further] if further else 1.0
+        decay = float(decays[kind]) if rule.weight_decay_factor is None else rule.weight_decay_factor
+        if patterns:
+            group["lr_factor"] = rule.lr_factor * factor
+            group |= {"weight_decay_factor": decay / factor} if decay else {}
+        if not decay or weight_decay is not None:
+            group["weight_decay"] = weight_decay if decay else 0.0
+        groups.append(group)
     check_coverage(module, groups)
     return groups
+
+
+def own_rates(optimizer: Optimizer) -> Optimizer:
+    """Multiply each group's learning rate and weight decay by its factors; returns the optimizer.
+
+    Raises:
+        ValueError: The optimizer has no such option.
+    """
+    for group in optimizer.param_groups:
+        for option in ("lr", "weight_decay"):
+            if (factor := group.get(f"{option}_factor", 1.0)) != 1.0:
+                if option not in optimizer.defaults:
+                    raise ValueError(f"{type(optimizer).__name__} has no {option} that a group could multiply")
+                group[option] = group[option] * factor
+    return optimizer
 
 
 def check_coverage(module: nn.Module, groups: Iterable[Group]) -> None:
@@ -102,7 +173,8 @@ def check_coverage(module: nn.Module, groups: Iterable[Group]) -> None:
         raise ValueError("; ".join(faults))
 
 
-def _by_name(module: nn.Module, heads: Collection[str]) -> dict[str, list[nn.Parameter]]:
+def _labels(module: nn.Module, heads: Collection[str]) -> dict[nn.Parameter, list[str]]:
+    """What a pattern may match: of each trainable parameter its group, its names, and those of modules that hold it."""
     parts = list(module.named_modules(remove_duplicate=False))
     embeddings = [part for _, part in parts if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
     embedded = {param for part in embeddings for param in part.parameters(recurse=False)}
@@ -115,7 +187,30 @@ def _by_name(module: nn.Module, heads: Collection[str]) -> dict[str, list[nn.Par
             return EMBEDDINGS
         return MATRICES if param.ndim > 2 or param in in_heads else HIDDEN_MATRICES
 
-    return group_by((param for param in module.parameters() if param.requires_grad), name_of)
+    labels = {param: [name_of(param)] for param in module.parameters() if param.requires_grad}
+    for name, param in module.named_parameters(remove_duplicate=False):  # a shared one has several names
+        words = name.removeprefix(TRANSFORMER).split(".")
+        if param in labels:
+            labels[param] += [".".join(words[:depth]) for depth in range(len(words), 0, -1)]
+    return labels
+
+
+def _first(patterns: Iterable[str], labels: Sequence[str]) -> str | None:
+    """The first pattern that matches one of the labels."""
+    return next((pattern for pattern in patterns if any(fnmatchcase(label, pattern) for label in labels)), None)
+
+
+def _check_rules(rules: Sequence[GroupRule], labels: Sequence[Sequence[str]]) -> None:
+    """Raises ValueError for a rule that decides nothing."""
+    left = labels
+    for pattern in (rule.pattern for rule in rules):
+        rest = [own for own in left if _first([pattern], own) is None]
+        if len(rest) == len(left):
+            if any(_first([pattern], own) for own in labels):
+                raise ValueError(f"pattern {pattern!r} decides nothing: patterns before it match all that it matches")
+            group, name, *_ = labels[0]
+            raise ValueError(f"pattern {pattern!r} matches no trainable parameter, such as {name} in group {group}")
+        left = rest
 
 
 class GroupOptimizer(Optimizer, abc.ABC):
@@ -210,15 +305,20 @@ class GroupOptimizer(Optimizer, abc.ABC):
 
 
 def saved_state_faults(groups: Iterable[dict[str, Any]], saved: dict[str, Any]) -> list[str]:
-    """Where a saved state does not fit the parameters, which torch would not notice before the next step.
+    """Where a saved state does not fit the parameters, which torch would not notice, or not before the next step.
 
     Args:
         groups: Of the optimizer that is going to load it, or of one with the same parameters.
         saved: As of ``Optimizer.state_dict``. torch itself reports another number of parameters.
     """
+    groups = list(groups)
     params = [param for group in groups for param in group["params"]]
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     faults = []
+    ours, theirs = ([group.get("name") for group in each] for each in (groups, saved["param_groups"]))
+    if groups and None not in (*ours, *theirs) and ours != theirs:  # the state is by number, which depends on them
+        there, here = ([name for name in each if name not in other] for each, other in ((theirs, ours), (ours, theirs)))
+        faults.append(f"its parameter groups have {shown(there)}, here {shown(here)}: give the patterns of its run")
     for number, param in zip(numbers, params, strict=False) if len(numbers) == len(params) else ():
         for name, value in saved["state"].get(number, {}).items():
             found = tuple(getattr(value, "shape", ())), getattr(value, "dtype", torch.int64).is_floating_point

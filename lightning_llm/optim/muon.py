@@ -100,7 +100,7 @@ class MuonAdamW(GroupOptimizer):
     def add_param_group(self, param_group: Group) -> None:
         """Adds a group, after choosing its algorithm and checking its options."""
         if "algorithm" not in param_group and "name" in param_group:
-            is_hidden = param_group["name"] == HIDDEN_MATRICES
+            is_hidden = param_group["name"].partition(":")[0] == HIDDEN_MATRICES
             param_group = {**param_group, "algorithm": "muon" if is_hidden else "adamw"}
         if (algorithm := param_group.get("algorithm")) not in ALGORITHMS:
             raise ValueError(

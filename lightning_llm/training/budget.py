@@ -20,9 +20,8 @@ from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
-from lightning_llm.optim.groups import param_groups
 from lightning_llm.training.execution import uses_tf32
-from lightning_llm.training.measured_mlp import measure_mlp
+from lightning_llm.training.measured_parts import measure_parts
 
 
 class MemoryBudget:
@@ -103,6 +102,12 @@ class PlannedModule:
     budget: MemoryBudget | None = None
     plan: Plan | None = None
 
+    def setup(self, stage: str) -> None:
+        """Plan, unless the data's ``setup`` has asked for it."""
+        trainer = cast(Any, self)._trainer
+        if stage == "fit" and self.plan is None:
+            self.keep_to_budget(getattr(trainer, "datamodule", None), trainer)
+
     def keep_to_budget(self, data: Any, trainer: Any) -> None:
         """Plan for ``memory_budget``; the data call this in their ``setup``. See :meth:`MemoryBudget.apply`."""
         if self.budget is not None:
@@ -124,7 +129,7 @@ def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
     """
     parameters = list(transformer.parameters())
     try:
-        optimizer = model.make_optimizer(param_groups(transformer))
+        optimizer = model.optimizer_over(model.groups_of(transformer))
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)
         optimizer.step()
@@ -166,7 +171,7 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any, reserve: int | Non
         gradient_views=isinstance(strategy, DDPStrategy) and bool(strategy._ddp_kwargs.get("gradient_as_bucket_view")),
         state_per_parameter=optimizer_state_bytes(model, transformer) / sum(p.nbytes for p in transformer.parameters()),
         reserve=reserve_for(strategy.root_device.type, trainer.world_size, reserve),
-        mlp=measure_mlp(architecture, precision),
+        measured=measure_parts(architecture, precision, data.context_length),
     )
 
 

@@ -3,8 +3,9 @@
 No code of a checkpoint runs when it is read. On request, no step waits for the disk.
 """
 
+import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lightning_llm.checkpoints.schema import FORMAT, FORMAT_VERSION, LIGHTNING
 from lightning_llm.data.datamodule import tokenizer_of
 from lightning_llm.io.atomic import remove_path
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.optim.groups import GroupRule
 from lightning_llm.training.execution import print_changes, record
 
 
@@ -27,11 +29,13 @@ class CheckpointedModule(LightningModule):
     """A language model whose checkpoints hold plain values, weights and the tokenizer.
 
     Attributes:
+        groups: Rules for some of the parameters.
         has_loaded: Whether the weights come from a file, and not from random numbers.
     """
 
     architecture: ModelConfig
     loss_chunks: int | None
+    groups: Sequence[GroupRule] = ()
     has_loaded = False
     _recipes: dict[str, Any] = {}  # noqa: RUF012  # of optimizer and schedule; replaced, never changed
 
@@ -43,6 +47,8 @@ class CheckpointedModule(LightningModule):
         """
         self._recipes = recipes or self._recipes
         plain = {"architecture": self.architecture.to_dict(), "loss_chunks": self.loss_chunks, **self._recipes}
+        if groups := [dataclasses.asdict(rule) for rule in self.groups]:
+            plain["groups"] = groups
         self.save_hyperparameters(plain, logger=False)
 
     def save_recipes(self, optimizer: Any, schedule: Any) -> None:
@@ -53,8 +59,8 @@ class CheckpointedModule(LightningModule):
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, trust_code: bool = False, **options: Any) -> Any:
         """The model of a checkpoint; no code of the file runs. Arguments are those of Lightning's, and of this class.
 
-        Restored are the architecture, ``loss_chunks``, an optimizer of ``lightning_llm.optim`` or ``torch.optim`` and
-        a schedule of the former with their settings, unless given. Others are not, with a warning.
+        Restored are the architecture, ``loss_chunks``, ``groups``, an optimizer of ``lightning_llm.optim`` or
+        ``torch.optim`` and a schedule of the former with their settings, unless given. Others are not, with a warning.
 
         Raises:
             ValueError: The file is damaged, is not a checkpoint, or names code that is not ours without ``trust_code``.

@@ -104,11 +104,6 @@ class ShardedStrategy(ModelParallelStrategy):
             )
         self._data_parallel_size = world
         super().setup_environment()
-        if getattr(self.checkpoint_io, "asynchronous", False):
-            # a thread writes checkpoints: with a group of its own, it and the training never mix up their messages
-            self._files_group = self._files_group or dist.new_group(backend="gloo", timeout=self._timeout)
-        else:
-            self._files_group = host_group(self)
 
     # ---- saving
 
@@ -132,6 +127,9 @@ class ShardedStrategy(ModelParallelStrategy):
             super(ModelParallelStrategy, self).save_checkpoint(gathered, filepath, storage_options)
             return
         path, rank, world = Path(self.broadcast(filepath)), self.global_rank, self.world_size
+        if files.asynchronous and world > 1:
+            # a thread writes: with a group of its own, it and the training never mix up their messages
+            self._files_group = self._files_group or dist.new_group(backend="gloo", timeout=self._timeout)
         shards: dict[str, dict[str, Any]] = {}
         rest = split(checkpoint, shards)
 
@@ -142,10 +140,9 @@ class ShardedStrategy(ModelParallelStrategy):
         files.write(write, (rest if rank == 0 else {}, shards))
 
     def _any_failed(self, failed: bool) -> bool:
-        if self._files_group is None:
-            return failed
         vote = torch.tensor(int(failed))
-        dist.all_reduce(vote, op=dist.ReduceOp.MAX, group=self._files_group)
+        if (group := self._files_group or host_group(self)) is not None:
+            dist.all_reduce(vote, op=dist.ReduceOp.MAX, group=group)
         return bool(vote)
 
     # ---- loading

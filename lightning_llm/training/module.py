@@ -12,7 +12,7 @@ from lightning_llm.checkpoints.compatibility import restored_optimizer, restored
 from lightning_llm.generation import generate
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.optim.adamw import AdamW
-from lightning_llm.optim.groups import param_groups
+from lightning_llm.optim.groups import GroupRule
 from lightning_llm.optim.schedules import Schedule
 from lightning_llm.training.budget import MemoryBudget, PlannedModule
 from lightning_llm.training.callbacks.throughput import TrainingLog
@@ -21,6 +21,7 @@ from lightning_llm.training.distributed import build_for, share_work
 from lightning_llm.training.evaluation import Evaluation
 from lightning_llm.training.execution import switch_tf32
 from lightning_llm.training.initial_weights import start_from
+from lightning_llm.training.optimization import OptimizedModule, check_validated, follow_metrics
 from lightning_llm.training.preflight import check_setup
 from lightning_llm.training.run_length import lambda_scheduler, start_waiting
 from lightning_llm.training.step_loss import Batch, SummedLoss
@@ -29,7 +30,7 @@ CompileMode = Literal["default", "max-autotune-no-cudagraphs"]  # torch's modes 
 PREDICTED_TOKENS = 100
 
 
-class LanguageModel(PlannedModule, CheckpointedModule, SummedLoss):
+class LanguageModel(PlannedModule, OptimizedModule, CheckpointedModule, SummedLoss):
     """A transformer and how it is trained.
 
     Args:
@@ -38,9 +39,10 @@ class LanguageModel(PlannedModule, CheckpointedModule, SummedLoss):
             matrices with the optimizer's own. Any class by its path, such as ``lightning_llm.optim.MuonAdamW``.
         schedule: The learning rate over the run, as a factor of the optimizer's own: ``WarmupCosine``,
             ``WarmupStableDecay``, ``WarmupLinear`` or ``Constant`` of ``lightning_llm.optim``, or a scheduler of torch,
-            stepped once per optimizer step. Null: ``WarmupCosine`` over the run, with a warmup of 100 steps or a tenth
-            of the run, whichever is shorter. The run ends at the first of ``trainer.max_steps`` and ``max_epochs``;
-            with ``max_time`` alone, null is ``Constant`` after a warmup of 100 steps, and others need ``decay_steps``.
+            stepped once per optimizer step (``ReduceLROnPlateau``: once per validation). Null: ``WarmupCosine`` over
+            the run, with a warmup of 100 steps or a tenth of the run, whichever is shorter. The run ends at the first
+            of ``trainer.max_steps`` and ``max_epochs``; with ``max_time`` alone, null is ``Constant`` after a warmup of
+            100 steps, and others need ``decay_steps``.
         loss_chunks: Number of chunks of tokens for which logits and loss are computed one after the other, so that the
             logits of all tokens never exist at once; at most one per token. Null: chosen by size; 0: all at once.
         memory_budget: Such as ``80GiB``: choose micro-batch, ``checkpoint_level``, ``recompute`` and ``loss_chunks``
@@ -55,11 +57,13 @@ class LanguageModel(PlannedModule, CheckpointedModule, SummedLoss):
             transformer, which takes longer with every layer and is not for FSDP2.
         memory_reserve: Part of ``memory_budget`` that the plan leaves free, such as ``2GiB``. Null: on a GPU about 0.7
             GiB for context and libraries, 1 GiB for NCCL with several processes, and 5 % of the predicted peak.
+        groups: Learning rate and weight decay of some parameters, as factors of the optimizer's: a list of
+            ``{pattern: …, lr_factor: …, weight_decay_factor: …}``. The first pattern that matches applies; one that
+            decides nothing is an error.
 
     Attributes:
         transformer: The model; made in ``configure_model``, when the vocabulary is known.
         seed: Of the initial values; ``fit`` sets that of ``seed_everything``. ``None``: drawn.
-        plan: What was chosen for ``memory_budget``.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class LanguageModel(PlannedModule, CheckpointedModule, SummedLoss):
         compile_mode: CompileMode | None = None,
         compile_scope: Literal["blocks", "model"] = "blocks",
         memory_reserve: str | None = None,
+        groups: list[GroupRule] | None = None,
     ) -> None:
         super().__init__()
         if loss_chunks is not None and loss_chunks < 0:
@@ -80,6 +85,7 @@ class LanguageModel(PlannedModule, CheckpointedModule, SummedLoss):
         # a checkpoint has plain values for architecture, optimizer and schedule
         self.architecture = ModelConfig(**architecture) if isinstance(architecture, dict) else architecture
         self.make_optimizer, self.schedule = restored_optimizer(optimizer, AdamW), restored_schedule(schedule)
+        self.groups = [rule if isinstance(rule, GroupRule) else GroupRule(**rule) for rule in groups or ()]
         self.loss_chunks, self.compile_mode, self.compile_scope = loss_chunks, compile_mode, compile_scope
         self.init_from, self.budget = init_from, MemoryBudget.of(memory_budget, memory_reserve)
         self.seed: int | None = None
@@ -90,8 +96,7 @@ class LanguageModel(PlannedModule, CheckpointedModule, SummedLoss):
         """Check model and data against each other: a ``ValueError`` lists all errors."""
         check_setup(self, self._trainer)
         switch_tf32(self._trainer)
-        if stage == "fit" and self.plan is None:  # the data's setup has not asked for it
-            self.keep_to_budget(getattr(self._trainer, "datamodule", None), self._trainer)
+        super().setup(stage)
 
     def configure_model(self) -> None:
         """Make the transformer, once the data know the vocabulary."""
@@ -129,6 +134,7 @@ class LanguageModel(PlannedModule, CheckpointedModule, SummedLoss):
     def on_validation_epoch_end(self) -> None:
         """Log ``val_loss`` or ``test_loss`` and the other metrics, see :meth:`Evaluation.results`."""
         self.evaluation.log(self)
+        follow_metrics(self.trainer, self.evaluation.results())
 
     test_step = validation_step
     on_test_epoch_start, on_test_epoch_end = on_validation_epoch_start, on_validation_epoch_end
@@ -145,17 +151,20 @@ class LanguageModel(PlannedModule, CheckpointedModule, SummedLoss):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One optimizer over the parameter groups, and the schedule, stepped once per optimizer step."""
-        optimizer = share_work(self.make_optimizer(param_groups(self)), self.trainer)
+        optimizer = share_work(self.optimizer_over(self.groups_of(self)), self.trainer)
         schedule: Any = self.schedule
         if schedule is None or isinstance(schedule, Schedule):
             scheduler: Any = lambda_scheduler(schedule, optimizer, self.trainer)
         else:
             schedule = scheduler = schedule(optimizer)
+            check_validated(scheduler, self.trainer)
         self.save_recipes(optimizer, schedule)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 1}}
+        config: Any = {"scheduler": scheduler, "interval": "step", "frequency": 1, "reduce_on_plateau": False}
+        return {"optimizer": optimizer, "lr_scheduler": config}
 
     def on_train_start(self) -> None:
         """Start a schedule that had to wait for the user's own data loader."""
+        super().on_train_start()
         start_waiting(self.schedule, self.trainer)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:

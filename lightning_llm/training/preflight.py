@@ -19,7 +19,6 @@ from lightning_llm.data.datamodule import TokenDataModule, offered
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
-from lightning_llm.optim.groups import param_groups
 from lightning_llm.training.budget import optimizer_state_bytes
 from lightning_llm.training.initial_weights import read_initial_weights
 from lightning_llm.training.run_length import total_steps
@@ -109,6 +108,17 @@ def check_setup(model: Any, trainer: Any) -> None:
     data, errors = getattr(trainer, "datamodule", None), [*_compile_errors(model, trainer), *_tf32_errors(trainer)]
     errors += [check.fault for check in _fit_together(model.architecture, data) if check.fault]
     refuse([*errors, *(_accumulation_errors(trainer.callbacks) if isinstance(data, TokenDataModule) else ())])
+
+
+def check_batch(batch: Any) -> None:
+    """Refuse a batch of other data than ``LanguageModel`` trains on.
+
+    Raises:
+        ValueError: It is no dict with ``input_ids`` and ``targets``.
+    """
+    if not isinstance(batch, Mapping) or not {"input_ids", "targets"} <= batch.keys():
+        got = sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
+        raise ValueError(f"a batch of the data must be a dict with input_ids and targets, got {got}")
 
 
 def _compile_errors(model: Any, trainer: Any) -> Iterator[str]:
@@ -299,10 +309,12 @@ def _steps(data: TokenDataModule, trainer: Any) -> Iterator[Check]:
 
 
 def _memory_and_disk(model: Any, transformer: Transformer, weights: int, trainer: Any, folder: Path) -> Iterator[Check]:
+    option = "groups"
     try:
-        yield Check("optimizer", type(model.make_optimizer(param_groups(transformer))).__name__)
-    except ValueError as error:  # an option out of range
-        yield Check("optimizer", "cannot be made", f"model.optimizer: {error}")
+        groups, option = model.groups_of(transformer), "optimizer"
+        yield Check("optimizer", type(model.optimizer_over(groups)).__name__)
+    except ValueError as error:  # a pattern that decides nothing, an option out of range
+        yield Check("optimizer", "cannot be made", f"model.{option}: {error}")
     state = optimizer_state_bytes(model, transformer)
     yield from _memory(2 * weights + state, "parameters, gradients and optimizer state", trainer)
     keep_last = next((c.keep_last for c in trainer.callbacks if hasattr(c, "keep_last")), None)

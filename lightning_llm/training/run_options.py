@@ -10,7 +10,7 @@ CLASS_PATH = "class_path"
 # Where a run writes and what it shows. Whatever may affect loss, time or memory is not here.
 UNCOMPARED = (
     *("config", "ckpt_path", "weights_only", "verbose", "return_predictions", "data.predict_prompts"),
-    *("trainer.default_root_dir", "trainer.enable_autolog_hparams", "trainer.enable_checkpointing"),
+    *("trainer.default_root_dir", "trainer.run_dir", "trainer.enable_autolog_hparams", "trainer.enable_checkpointing"),
     *("trainer.enable_model_summary", "trainer.enable_progress_bar", "trainer.log_every_n_steps"),
     *("trainer.logger", "trainer.profiler"),
 )

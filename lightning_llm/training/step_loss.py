@@ -22,6 +22,7 @@ from lightning_llm.model.objective import IGNORED, CrossEntropy
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.training.execution import seed_dropout
+from lightning_llm.training.preflight import check_batch
 
 Batch = dict[str, Tensor]
 
@@ -31,6 +32,7 @@ class SummedLoss(LightningModule):
 
     Attributes:
         grad_norm: Norm of the last step's gradients before clipping, scalar, on the device.
+        auxiliary_loss: What MLPs added to the loss of the last micro-batch, scalar, on the device.
         counted: Of the last micro-batch: what makes a sum over its targets of the loss that Lightning reports, and
             their count or the sum of their weights, on the device.
     """
@@ -39,6 +41,7 @@ class SummedLoss(LightningModule):
     architecture: ModelConfig
     loss_chunks: int | None
     grad_norm: Tensor | None = None
+    auxiliary_loss: Tensor | None = None
     counted: tuple[Tensor | float, Tensor] | None = None
     _count: Tensor | None = None  # of the last batch that `loss` has seen
     _total: Tensor | None = None  # of the step so far; None where the unit is the count itself
@@ -50,22 +53,20 @@ class SummedLoss(LightningModule):
         Args:
             batch: ``input_ids`` and ``targets``, both (batch, seq); ``documents``, likewise, keeps attention inside;
                 ``weights``, likewise, of the targets.
-
-        Raises:
-            ValueError: The data gave something else.
         """
         loss, self._count = self._mean(self.transformer.objective, batch, weighted=True)
         added = self.transformer.auxiliary_loss() if self.training else None
-        return loss if added is None else loss + added
+        if added is None:
+            return loss
+        self.auxiliary_loss = added.detach()
+        return loss + added
 
     def cross_entropy(self, batch: Batch) -> Tensor:
         """Mean cross-entropy of a batch in nats per token, float32, whatever the model was trained for."""
         return self._mean(CrossEntropy(self.architecture), batch)[0]
 
     def _mean(self, objective: nn.Module, batch: Batch, weighted: bool = False) -> tuple[Tensor, Tensor]:
-        if not isinstance(batch, Mapping) or not {"input_ids", "targets"} <= batch.keys():
-            got = sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
-            raise ValueError(f"a batch of the data must be a dict with input_ids and targets, got {got}")
+        check_batch(batch)
         hidden = self.transformer(batch["input_ids"], documents=batch.get("documents"))
         options = {"weights": batch.get("weights") if weighted else None, "num_chunks": self.loss_chunks}
         total, count = objective(hidden, self.transformer.lm_head, batch["targets"], **options)

@@ -19,6 +19,7 @@ from lightning_llm.checkpoints.run_directory import CHECKPOINTS, RunDirectory
 from lightning_llm.checkpoints.schema import RESUME
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints, refuse_names_of_ours
 from lightning_llm.training.callbacks.dashboard import Dashboard, RunLogger
+from lightning_llm.training.callbacks.inputs import InputHashes
 from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
 from lightning_llm.training.callbacks.non_finite import StopOnNonFinite
 from lightning_llm.training.callbacks.progress import StepProgressBar
@@ -28,6 +29,7 @@ from lightning_llm.training.checkpointing import AtomicCheckpointIO
 from lightning_llm.training.distributed import strategy_for
 from lightning_llm.training.execution import choose_precision
 from lightning_llm.training.json_logger import JSONLinesLogger
+from lightning_llm.training.optimization import evaluated
 from lightning_llm.training.preflight import Check, check_nodes, check_options, check_run
 
 Plugin = Precision | ClusterEnvironment | CheckpointIO | LayerSync  # as in Lightning
@@ -43,11 +45,13 @@ class Trainer(pl.Trainer):
             ``32-true``, ``bf16-true``, ….
         default_root_dir: Folder for run directories: ``<default_root_dir>/<experiment>/version_<n>``, one for each
             run, with any logger.
+        run_dir: The folder of this run, in place of one in ``default_root_dir``. It must not exist, unless a run in it
+            is resumed. A logger that names its own folder writes only its own files there.
         logger: Null or true: TensorBoard, in the run directory. False: none. Another logger chooses where its own files
             go; the run's other files go to the run directory.
         callbacks: Added to the project's own: checkpoints (unless ``enable_checkpointing`` is false), the progress bar,
-            the training log, the memory profiler and the dashboard (unless one of the same kind is given), and the
-            clean stop on Ctrl-C, SIGTERM and SIGHUP. With ``barebones`` none of them is added.
+            the training log, the memory profiler and the dashboard (unless one of the same kind is given), the hashes
+            of what the run used, and the clean stop on Ctrl-C, SIGTERM and SIGHUP. With ``barebones`` none is added.
         plugins: As in Lightning.
         strategy: As in Lightning; also ``fsdp2``: shard parameters, gradients and optimizer state over all processes.
         max_steps: Optimizer steps of the whole run; -1: as many as ``max_epochs`` gives.
@@ -65,6 +69,7 @@ class Trainer(pl.Trainer):
         *,
         precision: str | int | None = "auto",
         default_root_dir: str = "runs",
+        run_dir: str | None = None,
         logger: Logger | list[Logger] | bool | None = None,
         callbacks: list[pl.Callback] | pl.Callback | None = None,
         plugins: list[Plugin] | Plugin | None = None,
@@ -89,6 +94,8 @@ class Trainer(pl.Trainer):
             raise ValueError(f"trainer.precision {precision} needs a GPU: use bf16-mixed, bf16-true or 32-true")
         own_place = (each.run for each in _listed(logger) if isinstance(each, JSONLinesLogger))
         self.run_directory = next(own_place, None) or RunDirectory(default_root_dir)
+        if run_dir is not None:
+            self.run_directory.name(Path(run_dir))
         self._has_run = self._is_agreed = False
         if not kwargs.get("barebones"):  # there, Lightning refuses what would cost time, and says what
             logger = RunLogger(self.run_directory) if logger in (None, True) else logger
@@ -144,6 +151,11 @@ class Trainer(pl.Trainer):
             raise
         if not was_open:
             self.run_directory.close()
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """As Lightning's; of a schedule-free optimizer, the weights are those to evaluate."""
+        with evaluated(self):
+            super().save_checkpoint(*args, **kwargs)
 
     def open_run(self) -> None:
         """Claim the run directory and keep others out, until ``fit`` ends; does nothing the second time.
@@ -219,5 +231,6 @@ def _with_own(given: list[Any], *, progress: bool, checkpoints: bool) -> list[An
     own |= {RunCheckpoints: RunCheckpoints} if checkpoints else {}
     own |= {ProgressBar: StepProgressBar} if progress else {}
     missing = [make() for kind, make in own.items() if not any(isinstance(callback, kind) for callback in given)]
-    # StopOnSignal is last: it ends the run after the others have seen the step
-    return [StopOnNonFinite(), *missing, *given, StopOnSignal()]
+    # InputHashes is first: what others save at the end of a step contains that step. StopOnSignal is last: it ends the
+    # run after the others have seen the step
+    return [InputHashes(), StopOnNonFinite(), *missing, *given, StopOnSignal()]

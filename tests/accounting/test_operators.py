@@ -56,7 +56,7 @@ CASES = {
     ),
     "causal_attention": (
         (HEADED,) * 3,
-        lambda ops, q, k, v: ops.causal_attention(q, k, v, count(HEADS), count(SEQ), count(HIDDEN)),
+        lambda ops, q, k, v: ops.causal_attention(q, k, v, (count(HEADS), count(SEQ), count(HIDDEN))),
         lambda q, k, v: causal_attention(q[None], k[None], v[None]),
     ),
     **{

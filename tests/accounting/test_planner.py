@@ -13,7 +13,7 @@ from lightning_llm.accounting.hardware import Reserve
 from lightning_llm.accounting.planner import Planner, Setting, Task, choose, configured
 from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.training.measured_mlp import measure_mlp
+from lightning_llm.training.measured_parts import measure_parts
 from tests.accounting.test_memory import drawn, second_step
 
 CPU = CostModel(device=GENERIC["cpu"], kind="cpu")
@@ -106,7 +106,7 @@ def test_a_plan_with_an_mlp_of_the_users_own_fits_too(precision, share):
     planned = task(config, global_batch_size=12, context_length=128, precision=precision)
     with pytest.raises(ValueError, match="is not built in"):
         Planner(planned)
-    planner = Planner(dataclasses.replace(planned, mlp=measure_mlp(config, precision)))
+    planner = Planner(dataclasses.replace(planned, measured=measure_parts(config, precision, 16)))
     budget = budget_within(planner, share)
     chosen = choose(planner, budget)
     assert chosen.setting.rows < 12 or chosen.setting.recompute != "none"

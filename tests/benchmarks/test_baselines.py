@@ -55,7 +55,7 @@ def test_bad_input(words, named, capsys):
 
 
 def test_an_asked_side_that_is_not_installed_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(baselines.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(baselines, "find_spec", lambda name: None)
     assert main(["baselines", "--shapes", TINY, "--variants", "ours", "litgpt"]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert "variants 'litgpt': litgpt is not installed; python -m pip install litgpt, or leave it out" in said

@@ -28,4 +28,4 @@ def test_a_set_that_is_not_there_is_a_mistake(capsys):
 
 def test_a_run_that_fails_says_why(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match=r"nowhere\.yaml"):
-        runs._fit(["--config=nowhere.yaml"])
+        runs.fit(["--config=nowhere.yaml"], str(tmp_path))

@@ -140,6 +140,8 @@ EDITS = [
     (("callbacks", "TrainingLog"), {"loss": torch.zeros(2), "steps": 1}, "TrainingLog.loss is .*expected one number"),
     (("callbacks", "TrainingLog", "count"), torch.tensor(math.nan), "TrainingLog.count is .*expected one number"),
     (("callbacks", "ResumeDiff", "options", "data.seed"), torch.zeros(2), "data.seed is a tensor"),
+    (("callbacks", "InputHashes", "batches"), "x" * 16, "batches is 'xxxxxxxxxxxxxxxx', expected 16 hex digits"),
+    (("callbacks", "InputHashes", "initial_values"), {"a": 1}, "initial_values.a is 1, expected text"),
     (("callbacks", "ModelCheckpoint{}"), {"best_model_path": "a/../../b", "best_model_score": None}, "elsewhere"),
     (("optimizer_states",), [], "optimizer_states is a list of 0, expected one"),
     (("optimizer_states", 0), None, r"optimizer_states\[0\] is None"),

@@ -1,4 +1,4 @@
-"""``lightning-llm compare``: groups, means and spreads, and what is called an effect."""
+"""``lightning-llm compare``: groups, means and spreads, pairs, intervals and verdicts."""
 
 import json
 import os
@@ -14,12 +14,12 @@ import yaml
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.__main__ import main
+from lightning_llm.ablate.statistics import paired, unpaired
+from lightning_llm.ablate.verdict import BETTER, UNDECIDED, WORSE
 from lightning_llm.checkpoints.run_directory import FAILED, FINISHED, INTERRUPTED, RUNNING, unfinished
 from lightning_llm.cli.compare import (
-    LARGER,
-    SMALLER,
+    ADJUSTED,
     THREADS_DIFFER,
-    UNKNOWN,
     difference_text,
     effects,
     group_runs,
@@ -62,22 +62,57 @@ def test_runs_are_grouped_by_what_differs_but_their_seeds(groups):
     assert "seconds" not in first.measures
 
 
-@pytest.mark.parametrize(
-    ("losses", "verdict"),
-    [([2.2, 2.3], SMALLER), ([2.8, 2.9], LARGER), ([1.0, 3.5], SMALLER)],
-)
-def test_an_effect_is_measured_against_the_larger_spread(groups, losses, verdict):
-    baseline, other = groups(
-        ("swiglu", 1, 2.0), ("swiglu", 2, 2.4), *(("gelu", seed, loss) for seed, loss in enumerate(losses))
+HASHES = {"batches": "00ff", "validation_batches": "11ee", "initial_values": {"embed": "8x4 float32 aa"}}
+
+
+def hashes(groups, **changes):
+    """Summaries of all runs of the groups; ``changes`` are those of the last group."""
+    return {Path(run): {**HASHES, **(changes if group is groups[-1] else {})} for group in groups for run in group.runs}
+
+
+def test_runs_of_the_same_seeds_and_hashes_are_pairs(groups):
+    found = groups(
+        *(("swiglu", seed, loss) for seed, loss in enumerate([2.0, 2.4, 2.2])),
+        *(("gelu", seed, loss) for seed, loss in [(2, 2.1), (0, 1.9), (1, 2.3)]),
     )
-    (effect,) = effects(other, baseline)
-    assert effect.verdict == verdict
-    assert effect.difference == pytest.approx(sum(losses) / 2 - 2.2)
+    ((effect,),) = effects(found, hashes(found))
+    assert (effect.found.pairs, effect.found.verdict, effect.note) == (3, BETTER, "")
+    assert effect.found.correlation == pytest.approx(1)
+    ((other,),) = effects(found, hashes(found, batches="00fe"))
+    truth = unpaired([2.0, 2.4, 2.2], [2.1, 1.9, 2.3])
+    assert (other.found.pairs, other.found.verdict, other.found.p) == (0, UNDECIDED, pytest.approx(truth.p))
+    assert other.note == "not paired: seed 0: their training batches differ"
 
 
-def test_one_seed_each_tells_no_spread(groups):
-    baseline, other = groups(("swiglu", 1, 2.0), ("gelu", 1, 3.0))
-    assert [effect.verdict for effect in effects(other, baseline)] == [UNKNOWN]
+def test_seeds_without_a_partner_are_left_out_of_the_pairs(groups):
+    found = groups(("swiglu", 1, 2.0), ("swiglu", 2, 2.4), ("swiglu", 3, 9.0), ("gelu", 1, 2.1), ("gelu", 2, 2.4))
+    ((effect,),) = effects(found, hashes(found))
+    assert effect.found.p == pytest.approx(paired([2.0, 2.4], [2.1, 2.4]).p)
+    assert (effect.base, effect.note) == (pytest.approx(2.2), "1 seed without a partner left out")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "says"), [((3, 4), "not paired: no seed in common"), ((2, 4), "not paired: only one seed in common")]
+)
+def test_too_few_seeds_in_common_are_no_pairs(groups, seeds, says):
+    found = groups(("swiglu", 1, 2.0), ("swiglu", 2, 2.4), *(("gelu", seed, 2.2) for seed in seeds))
+    ((effect,),) = effects(found, hashes(found))
+    assert (effect.found.pairs, effect.note) == (0, says)
+
+
+def test_one_seed_each_has_no_interval(groups):
+    found = groups(("swiglu", 1, 2.0), ("gelu", 1, 3.0))
+    ((effect,),) = effects(found, hashes(found))
+    assert (effect.found.verdict, effect.found.note) == (UNDECIDED, "one pair: no interval")
+    ((effect,),) = effects(found, {})
+    assert effect.note == "not paired: seed 1: a run has no record of its training batches"
+    assert effect.found.note == "one run on one side: no interval"
+
+
+def test_runs_of_one_seed_count_once(groups):
+    found = groups(("swiglu", 1, 2.0), ("swiglu", 1, 2.2), ("swiglu", 2, 2.4), ("gelu", 1, 2.2), ("gelu", 2, 2.4))
+    ((effect,),) = effects(found, hashes(found))
+    assert effect.found.p == pytest.approx(paired([2.1, 2.4], [2.2, 2.4]).p)
 
 
 def test_the_same_seed_again_is_no_spread(groups):
@@ -85,24 +120,64 @@ def test_the_same_seed_again_is_no_spread(groups):
     assert (group.seeds, len(group.runs), group.measures["val_loss"].spread) == (1, 2, None)
 
 
-def test_the_command_says_what_is_smaller_than_the_spread(tmp_path, capsys):
-    root = tmp_path / "runs" / "a"
-    for number, (mlp, seed, loss, seconds) in enumerate(
-        [("swiglu", 1, 2.0, 10), ("swiglu", 2, 2.2, 11), ("gelu", 1, 2.1, 20), ("gelu", 2, 2.15, 21)]
-    ):
-        make(root / f"version_{number}", mlp, seed, val_loss=loss, seconds=seconds, peak_memory_gib=1.5)
-    file = tmp_path / "out.json"
-    assert main(["compare", str(root), "--json", str(file)]) == 0
+def several(root, **changes):
+    """Two MLPs with three seeds each; ``changes`` are those of the second one's summaries."""
+    losses = {"swiglu": (2.0, 2.2, 2.1), "gelu": (2.1, 2.31, 2.19)}
+    for mlp, each in losses.items():
+        for seed, loss in enumerate(each):
+            results = {**HASHES, "seconds": 10 + seed + 10 * (mlp == "gelu"), "peak_memory_gib": 1.5, "val_loss": loss}
+            make(root / f"{mlp}-{seed}", mlp, seed, **{**results, **(changes if mlp == "gelu" else {})})
+    return root
+
+
+def test_the_command_gives_intervals_and_a_verdict(tmp_path, capsys):
+    root, file = several(tmp_path / "runs"), tmp_path / "out.json"
+    swiglu, gelu = ([str(root / f"{mlp}-{seed}") for seed in range(3)] for mlp in ("swiglu", "gelu"))
+    assert main(["compare", *swiglu, *gelu, "--json", str(file)]) == 0
     said = capsys.readouterr().out
-    assert "2.1000 ± 0.1414" in said
-    assert "validation loss +0.0250 nats/token (+1.2 %): smaller than the spread of 0.1414" in said
-    assert "time +10.0 s (+95.2 %): larger than the spread of 0.7" in said
-    assert "1.500" in said
+    assert "2.1000 ± 0.1000" in said
+    assert (
+        "  validation loss +0.1000 nats/token (+4.8 %): worse; 95 % interval +0.0752 to +0.1248, p 0.0033, 3 pairs, "
+        "correlation 1.00, pairing saved 630 seeds per side\n"
+    ) in said
+    assert "  time +10.0 s (+90.9 %): worse; 95 % interval +7.7 to +12.3, p 0.00026\n" in said
+    assert "  peak memory 0.000 GiB: undecided; 95 % interval +0.000 to +0.000, p 1\n" in said
     baseline, other = json.loads(file.read_text())
     assert baseline["options"] == {"mlp": "swiglu"}
     assert baseline["measures"]["val_loss"]["mean"] == pytest.approx(2.1)
     assert baseline["effects"] == []
-    assert {effect["metric"]: effect["verdict"] for effect in other["effects"]}["val_loss"] == SMALLER
+    loss, *_ = other["effects"]
+    assert (loss["metric"], loss["verdict"], loss["pairs"], loss["note"]) == ("val_loss", WORSE, 3, "")
+    assert loss["interval"] == pytest.approx([0.0752, 0.1248], abs=1e-4)
+
+
+def test_several_groups_share_the_level(tmp_path, capsys):
+    root = several(tmp_path / "runs")
+    for seed, loss in enumerate((2.101, 2.309, 2.19)):
+        make(root / f"relu-{seed}", "relu", seed, **{**HASHES, "val_loss": loss})
+    assert main(["compare", str(root), "--delta", "0.02", "--paired"]) == 0
+    said = capsys.readouterr().out
+    assert ADJUSTED.format(2) in said
+    assert "mlp=relu versus mlp=gelu\n  validation loss 0.0000 nats/token: equivalent; 95 % interval" in said
+    assert "(-4.5 %): better; 95 % interval" in said
+
+
+def test_pairs_that_must_be_pairs_and_are_not_are_one_line(tmp_path, capsys, error_line):
+    root = several(tmp_path / "runs", initial_values={"embed": "8x4 float32 bb"})
+    runs = [str(root / name) for name in ("swiglu-0", "swiglu-1", "gelu-0", "gelu-1")]
+    assert main(["compare", *runs]) == 0
+    assert "not paired: seed 0: their initial values differ: embed\n" in capsys.readouterr().out
+    assert main(["compare", *runs, "--paired"]) == 2
+    assert error_line() == (
+        "lightning-llm compare: error: mlp=gelu and mlp=swiglu are no pairs: seed 0: their initial values differ: "
+        "embed; leave out --paired (docs/dashboard.md)"
+    )
+
+
+@pytest.mark.parametrize("delta", ["0", "-1", "nan"])
+def test_a_delta_out_of_range_is_one_line(tmp_path, error_line, delta):
+    assert main(["compare", str(several(tmp_path / "runs")), "--delta", delta]) == 2
+    assert f"delta must be above 0, got {float(delta)}" in error_line()
 
 
 @pytest.mark.parametrize(
@@ -147,11 +222,14 @@ def test_peak_memory_comes_from_the_curves_where_the_summary_has_none(tmp_path):
 
 def test_runs_of_the_command_line_are_compared(tiny, capsys):
     for seed in (1, 2):
-        tiny("fit", **{"seed_everything": seed})
+        for lr in (0.001, 0.002):
+            few = {"trainer.max_steps": 2, "trainer.limit_val_batches": 1}
+            tiny("fit", **{"seed_everything": seed, "model.optimizer.lr": lr, **few})
     capsys.readouterr()
-    assert main(["compare", "runs"]) == 0
-    row = next(line for line in capsys.readouterr().out.splitlines() if "run/version_0" in line)
-    assert "±" in row
+    assert main(["compare", "runs", "--paired"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert "±" in next(line for line in said if "0.001" in line)
+    assert "2 pairs" in next(line for line in said if line.startswith("  validation loss"))
 
 
 @pytest.mark.parametrize(
@@ -164,6 +242,8 @@ def test_runs_of_the_command_line_are_compared(tiny, capsys):
         (f'{{"val_loss": {10**400}}}', "val_loss is 10000"),
         ('{"seconds": [1]}', "seconds is [1], expected a finite number"),
         ('{"changed_on_resume": [3]}', "changed_on_resume[0] is 3, expected text"),
+        ('{"batches": 3}', "batches is 3, expected text"),
+        ('{"initial_values": {"a": 1}}', "initial_values is {'a': 1}, expected texts by name"),
         ('{"threads": "\\u001b[31m"}', "threads is '\\x1b[31m', expected a whole number"),
         ('{"a": "\\ud800"}', "half of a surrogate pair"),
         ("[" * 100_000, "nested too deeply"),

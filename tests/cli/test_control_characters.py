@@ -120,6 +120,7 @@ WORDS = {
     "plan": "--config CONFIG --vocab-size 40 --memory 1GB --out plan{EVIL}.yaml",
     "bench": "memory --config CONFIG --config nowhere{EVIL}",
     "dashboard": "runs --port 70000{EVIL}",
+    "ablate": "status nowhere{EVIL}",
 }
 SHOWS = {"predict": r'"text": "\u001b[38;5;201m', "estimate": "parameters", "check": "context"}
 

@@ -30,6 +30,7 @@ MISTAKES = [  # one for each page at the least, as a user makes it
     (["plan"], "docs/accounting.md"),
     (["fit", "--model.memory_budget", "1KiB"], "docs/accounting.md"),
     (["bench", "nothing"], "docs/benchmarks.md"),
+    (["ablate", "status", "nowhere"], "docs/ablate.md"),
     (["fit", "--model.architecture.mlp", "swigloo"], "docs/extending.md"),
     (["fit", "--model.architecture.hidden_size", "33"], "docs/reference/model.md"),
     (["fit", "--model.architecture.checkpoint_level", "7"], "docs/memory-optimized.md"),

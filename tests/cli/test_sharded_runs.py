@@ -96,8 +96,11 @@ def test_the_curve_is_that_of_one_process_and_of_copies(folder, model):
     assert curves(one)["grad_norm"][0][1] > 1  # clipped
     assert_same_curves(copies, one)
     assert_same_curves(sharded, one)
-    summaries = [json.loads((run / "summary.json").read_text()) for run in (one, sharded)]
-    assert summaries[0].keys() == summaries[1].keys()
+    summaries = [json.loads((run / "summary.json").read_text()) for run in (one, copies, sharded)]
+    assert summaries[0].keys() == summaries[1].keys() == summaries[2].keys()
+    for name in ("initial_values", "batches", "validation_batches"):
+        assert summaries[0][name] == summaries[1][name] == summaries[2][name]
+        assert summaries[0][name]
     assert (sharded / "checkpoints" / "best.ckpt" / "shard-00001.pt").is_file()
 
 

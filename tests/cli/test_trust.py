@@ -90,7 +90,7 @@ def command(word, folder, run, path):
 
 
 # the rest reads neither a model of somebody else's nor a config but the one that it is given, see below
-OTHERS = {"validate", "test", "predict", "prepare", "tokenizer", "data", "bench"}
+OTHERS = {"validate", "test", "predict", "prepare", "tokenizer", "data", "bench", "ablate"}
 
 
 @pytest.mark.parametrize("word", sorted({*TRAINER_WORDS, *TOOLS} - OTHERS))

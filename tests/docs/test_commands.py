@@ -42,7 +42,8 @@ def trained(shell, tmp_path_factory):
     """What lies on the reader's disk: texts, configs, two runs."""
     folder = tmp_path_factory.mktemp("pages")
     prose = "\n".join(line for _, line in outside_of_blocks(ROOT / "docs" / "data.md"))
-    (folder / "configs").symlink_to(ROOT / "configs")
+    for name in ("configs", "examples"):
+        (folder / name).symlink_to(ROOT / name)
     for part in ("docs/benchmarks", "docs/images", "books", "corpus", "lightning_llm/part", "stores"):
         (folder / part).mkdir(parents=True)
     for place, name in enumerate(

@@ -18,7 +18,7 @@ DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((R
 def test_the_file_tree_names_every_file_and_no_other():
     tree = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Files")[1].split("```")[1]
     named = re.findall(r"^((?:lightning_llm|benchmarks)/\S+\.py)  +\S", tree, re.M)
-    files = [*(ROOT / "lightning_llm").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+    files = [*(ROOT / "lightning_llm").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
     assert set(named) == {str(path.relative_to(ROOT)) for path in files if path.name != "__init__.py"}
     folders = [str(Path(name).parent) for name in named]
     assert len(named) == len(set(named))

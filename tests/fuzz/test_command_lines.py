@@ -88,6 +88,11 @@ LINES = {
             "--json=m.json",
         ],
     ],
+    "ablate": [
+        ["status", "out"],
+        ["extend", "out", "--pairs", "2", "--workers=1"],
+        ["run", "--pairs", "1", "small.yaml"],
+    ],
     "bench": [["swiglu", "--shapes", "1x8x8x16x1", "--rounds", "1", "--budget-s", "0.1", "--variants", "standard"]],
 }
 # What rightly takes long where its value is another or, of the second kind, where it is left out

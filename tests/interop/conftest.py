@@ -25,6 +25,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 MODELS = {
     "llama": {**SIZES, "rope_theta": 500.0, "rms_norm_eps": 3e-4},
@@ -32,11 +33,13 @@ MODELS = {
     "llama, rows for no token": {**SIZES, "vocab_multiple_of": 128},
     "llama, linear rope": {**SIZES, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     "llama, llama3 rope": {**SIZES, "rope_scaling": LLAMA3},
+    "llama, yarn, geglu": {**SIZES, "rope_scaling": YARN, "mlp": "geglu", "mlp_bias": True},
     "qwen3": {**SIZES, "qk_norm": True, "head_dim": 10, "attention_bias": True, "rms_norm_eps": 3e-4},
     "gpt2": {**GPT, "mlp": "gelu_tanh", "tie_word_embeddings": True, **BIASES, "dropout": 0.2},
     "gpt2, rows for no token": {**GPT, "mlp": "gelu", "tie_word_embeddings": True, "vocab_multiple_of": 64, **BIASES},
     "gpt2, relu, own head": {**GPT, "mlp": "relu", **BIASES, "rms_norm_eps": 3e-4},
     "gpt2, gelu, biases": {**GPT, "mlp": "gelu", **BIASES},
+    "gpt2, relu2": {**GPT, "mlp": "relu2", **BIASES},
 }
 TEXT = "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer. " * 20
 

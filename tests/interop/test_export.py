@@ -2,6 +2,7 @@
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from lightning_llm.interop.weights import _write_file
 from lightning_llm.interop.writer import RunRecord
 
 from .conftest import GPT, MODELS, SIZES
+
+WINDOW = {"class_path": "sliding_window", "init_args": {"window": 8}}
 
 
 def error(got, truth):
@@ -132,7 +135,14 @@ def test_old_and_new_names_of_the_rotation_stand_side_by_side(exported):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({**SIZES, "mlp": "relu"}, r"LlamaForCausalLM cannot have mlp 'relu': its MLP is SwiGLU$"),
+        ({**SIZES, "mlp": "relu"}, r"LlamaForCausalLM cannot have mlp 'relu': its MLP is SwiGLU or GeGLU$"),
+        ({**SIZES, "block": "post"}, r"LlamaForCausalLM cannot have block 'post': its norms are before"),
+        (
+            {**SIZES, "attention": WINDOW},
+            r"LlamaForCausalLM cannot have attention .*sliding_window.*: it has full attention",
+        ),
+        ({**SIZES, "partial_rotary_factor": 0.5}, r"cannot have partial_rotary_factor 0.5: it rotates whole heads"),
+        ({**SIZES, "position": "my.Position"}, r"LlamaForCausalLM cannot have position 'my.Position': it has rope"),
         ({**SIZES, "lm_head_bias": True}, r"LlamaForCausalLM cannot have lm_head_bias True: its head has none$"),
         ({**SIZES, "position": "none"}, r"LlamaForCausalLM cannot have position 'none': it has rope$"),
         ({**GPT, "mlp": "gelu", "lm_head_bias": True}, r"GPT2LMHeadModel cannot have lm_head_bias True"),
@@ -208,3 +218,11 @@ def test_the_card_tells_config_data_and_metrics(build, tokenizer, tmp_path):
     assert training["seed_everything"] == 7
     assert training["trainer"] == {"max_steps": 250}
     assert yaml.safe_load(head.split("---")[1])["library_name"] == "transformers"
+
+
+def test_parameters_of_a_loss_are_left_out(build, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "parts"))
+    export_model(build("llama", loss="multi_token.MultiToken"), None, tmp_path / "out")
+    with safe_open(tmp_path / "out" / "model.safetensors", framework="pt") as file:
+        assert not [name for name in file.keys() if "objective" in name]  # noqa: SIM118
+    AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True)

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from lightning_llm import ModelConfig
 from lightning_llm.model.attention import CausalSelfAttention
+from lightning_llm.model.attention import _attend as attend
 from lightning_llm.model.context import Context, Shared
 from lightning_llm.model.position import Position
 
@@ -43,10 +44,10 @@ def test_grouped_keys_are_expanded_where_torch_would_take_its_plain_form(
         return query
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
-    with fake_cuda(), torch.no_grad(), torch.device("cuda"):
-        layer = build().to(dtype)
+    with fake_cuda():
+        query, key, value = (torch.empty(2, n, 6, 16, device="cuda", dtype=dtype) for n in (HEADS, KV_HEADS, KV_HEADS))
         mask = torch.zeros(2, 1, 6, 6, device="cuda", dtype=dtype) if has_mask else None
-        run(layer, torch.empty(2, 6, 64, device="cuda", dtype=dtype), mask)
+        attend(query, key, value, mask, 0.0, causal=not has_mask)
     assert calls == [(heads, heads, heads == KV_HEADS, not has_mask)]
 
 

@@ -17,6 +17,7 @@ pytestmark = [  # what torch.compile of torch 2.13 says of itself
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
     pytest.mark.filterwarnings("ignore:.*Function.. should not be instantiated"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),  # where a test asks for it
 ]
 
 SIZES = {"vocab_size": 101, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}

@@ -21,6 +21,10 @@ CHANGES = [
     {"checkpoint_level": 1},
     {"tie_word_embeddings": True},
     {"mlp": "tests.model.test_initial_values.Foreign"},
+    {"mlp": "mixture_of_experts"},
+    {"attention": {"class_path": "sliding_window", "init_args": {"window": 4}}},
+    {"block": "sandwich"},
+    {"partial_rotary_factor": 0.5},
 ]
 
 

@@ -3,7 +3,8 @@ import torch
 from torch import nn
 
 from lightning_llm import ModelConfig, Transformer
-from lightning_llm.optim import AdamW, check_coverage, param_groups
+from lightning_llm.optim import AdamW, GroupRule, MuonAdamW, check_coverage, own_rates, param_groups
+from lightning_llm.optim.groups import saved_state_faults
 
 
 class Model(nn.Module):
@@ -100,3 +101,92 @@ def test_groups_by_hand_are_checked():
     message = r"^in no parameter group: lm_head\.bias; in more than one parameter group: norm\.bias$"
     with pytest.raises(ValueError, match=message):
         check_coverage(model, [{"params": everything[:-1]}, {"params": [model.norm.bias]}])
+
+
+RULES = [
+    GroupRule(pattern="lm_head.bias", lr_factor=3.0),
+    GroupRule(pattern="lm_head", lr_factor=0.5, weight_decay_factor=2.0),
+    GroupRule(pattern="embed_*", lr_factor=0.1, weight_decay_factor=1.0),
+    GroupRule(pattern="vectors", weight_decay_factor=0.0),
+]
+
+
+@pytest.mark.parametrize("outer", [False, True])
+def test_a_rule_is_for_names_modules_and_groups_and_the_first_applies(outer):
+    model = nn.ModuleDict({"transformer": Model()}) if outer else Model()
+    found = {
+        name: [each.removeprefix("transformer.") for each in names]
+        for name, names in named(model, param_groups(model, rules=RULES)).items()
+    }
+    assert found == {
+        "hidden_matrices": ["proj.weight"],
+        "matrices": ["conv.weight"],
+        "matrices:lm_head": ["lm_head.weight"],
+        "embeddings:embed_*": ["embed_tokens.weight"],
+        "vectors:vectors": ["conv.bias", "proj.bias", "norm.weight", "norm.bias"],
+        "vectors:lm_head.bias": ["lm_head.bias"],
+    }
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda groups: AdamW(groups, lr=0.2, weight_decay=0.4),
+        lambda groups: torch.optim.SGD(groups, lr=0.2, weight_decay=0.4),
+    ],
+)
+def test_factors_multiply_what_any_optimizer_has_filled_in(make):
+    factors = {"proj.weight": 0.5, "lm_head.weight": 0.25, "*.bias": 1.0}
+    optimizer = own_rates(make(param_groups(Model(), rules=RULES, lr_factors=factors)))
+    assert {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups} == {
+        "hidden_matrices:proj.weight": (0.1, 0.8),  # what a step takes off, lr times decay, is that without the factor
+        "matrices": (0.2, 0.4),
+        "matrices:lm_head:lm_head.weight": (0.025, 3.2),
+        "embeddings:embed_*": (pytest.approx(0.02), 0.4),  # which do not decay without the rule
+        "vectors:vectors": (0.2, 0.0),
+        "vectors:vectors:*.bias": (0.2, 0.0),
+        "vectors:lm_head.bias:*.bias": (pytest.approx(0.6), 0.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (
+            ["embd_*"],
+            r"^pattern 'embd_\*' matches no trainable parameter, such as embed_tokens\.weight in group",
+        ),
+        (["embed*", "embed_tokens"], "^pattern 'embed_tokens' decides nothing: patterns before it match all that it"),
+        (["norm", "norm"], "^pattern 'norm' decides nothing"),
+    ],
+)
+def test_a_pattern_that_decides_nothing_is_an_error(patterns, message):
+    with pytest.raises(ValueError, match=message):
+        param_groups(Model(), rules=[GroupRule(pattern=pattern, lr_factor=2.0) for pattern in patterns])
+
+
+def test_a_rule_checks_itself_and_names_what_the_optimizer_lacks():
+    with pytest.raises(ValueError, match=r"^pattern must be a name.* got ''; lr_factor must be a number of at least 0"):
+        GroupRule(pattern="", lr_factor=-1.0)
+    with pytest.raises(ValueError, match=r"^Rprop has no weight_decay that a group could multiply"):
+        own_rates(torch.optim.Rprop(param_groups(Model(), rules=[GroupRule(pattern="proj", weight_decay_factor=2.0)])))
+
+
+def test_a_tied_weight_has_both_names():
+    model = Model(tied=True)
+    assert "embeddings:lm_head" in named(model, param_groups(model, rules=[GroupRule(pattern="lm_head")]))
+
+
+def test_divided_hidden_matrices_stay_with_muon():
+    groups = param_groups(nn.Sequential(nn.Linear(3, 4)), rules=[GroupRule(pattern="0", lr_factor=0.5)])
+    algorithms = {group["name"]: group["algorithm"] for group in own_rates(MuonAdamW(groups)).param_groups}
+    assert algorithms == {"hidden_matrices:0": "muon", "vectors:0": "adamw"}
+
+
+def test_a_state_of_other_groups_does_not_fit():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    plain, divided = param_groups(model), param_groups(model, rules=[GroupRule(pattern="0", lr_factor=0.5)])
+    saved = AdamW(divided).state_dict()
+    assert saved_state_faults(divided, saved) == []
+    (fault,) = saved_state_faults(plain, saved)
+    assert "have ['hidden_matrices:0'], here []" in fault

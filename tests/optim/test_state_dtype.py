@@ -302,6 +302,16 @@ def test_rounded_parameters_resume_to_the_same_bits_and_older_states_load(kind):
         rounded(whole, kind, "up")
 
 
+def test_parameters_are_rounded_by_other_noise_than_their_averages(monkeypatch):
+    steps, noise = [], rounding.rounding_noise
+    monkeypatch.setattr(
+        rounding, "rounding_noise", lambda *args, step, **o: steps.append(step) or noise(*args, step=step, **o)
+    )
+    params = start(torch.bfloat16, shapes=[(5, 7)])
+    run(rounded(params, "adamw", "stochastic"), params, 2)
+    assert sorted(steps) == [-2, -1, 1, 2]
+
+
 def test_equal_parameters_are_rounded_by_noise_of_their_own():
     params = [nn.Parameter(torch.ones(1000)) for _ in range(3)]
     groups = [{"params": params[:2]}, {"params": params[2:]}]

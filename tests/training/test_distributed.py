@@ -19,7 +19,7 @@ from lightning_llm.model.mlp import SwiGLU
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import is_plain
 from lightning_llm.ops.losses import linear_cross_entropy
-from lightning_llm.optim import AdamW, MuonAdamW, clip_grad_norm_, muon, param_groups
+from lightning_llm.optim import AdamW, GroupRule, MuonAdamW, clip_grad_norm_, muon, own_rates, param_groups
 from lightning_llm.training import distributed
 from lightning_llm.training.distributed import (
     ShardedStrategy,
@@ -109,7 +109,10 @@ def in_two_processes(rank, folder):
 
         optimizer_class = MuonAdamW if name == "swiglu" else AdamW
         extra = {"newton_schulz_dtype": "float32"} if name == "swiglu" else {}
-        optimizers = [optimizer_class(param_groups(model), lr=0.01, **extra) for model in (plain, sharded)]
+        rules = [GroupRule(pattern="layers.1", lr_factor=0.5)] if name == "gpt" else []
+        both = [param_groups(model, rules=rules) for model in (plain, sharded)]
+        assert [group["name"] for group in both[0]] == [group["name"] for group in both[1]]
+        optimizers = [own_rates(optimizer_class(groups, lr=0.01, **extra)) for groups in both]
         for turn, max_norm in enumerate((float("inf"), 0.1, 0.1)):
             theirs = step(plain, optimizers[0], [batch(0, turn), batch(1, turn)], max_norm)
             ours = step(sharded, optimizers[1], [batch(rank, turn)], max_norm)
@@ -130,7 +133,7 @@ def in_two_processes(rank, folder):
             if isinstance(lazy["state_dict"][key], Rows):
                 start, rows = local_rows(value)
                 assert torch.equal(lazy["state_dict"][key].between(start, start + len(rows)), rows)
-        optimizer_class(param_groups(plain), **extra).load_state_dict(read["optimizer_states"][0])
+        optimizer_class(param_groups(plain, rules=rules), **extra).load_state_dict(read["optimizer_states"][0])
         if shape.tie_word_embeddings:
             weights = read["state_dict"]
             assert weights["lm_head.weight"].data_ptr() == weights["embed_tokens.weight"].data_ptr()

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from lightning_llm.training.callbacks.consistency import RankConsistencyCheck as RankConsistencyCheck
     from lightning_llm.training.callbacks.consistency import ResumeDiff as ResumeDiff
     from lightning_llm.training.callbacks.dashboard import Dashboard as Dashboard
+    from lightning_llm.training.callbacks.inputs import InputHashes as InputHashes
     from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler as MemoryProfiler
     from lightning_llm.training.callbacks.non_finite import NonFinite as NonFinite
     from lightning_llm.training.callbacks.non_finite import StopOnNonFinite as StopOnNonFinite
@@ -24,6 +25,7 @@ else:
         training__callbacks__checkpoints="RunCheckpoints",
         training__callbacks__consistency="RankConsistencyCheck ResumeDiff HonestResume SameEverywhere",
         training__callbacks__dashboard="Dashboard",
+        training__callbacks__inputs="InputHashes",
         training__callbacks__memory_profiler="MemoryProfiler",
         training__callbacks__non_finite="NonFinite StopOnNonFinite",
         training__callbacks__progress="StatusFile StepProgressBar",

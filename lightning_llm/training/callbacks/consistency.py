@@ -9,6 +9,7 @@ bit. If they differ, the moments stay, and learning rate, weight decay and sched
 """
 
 import hashlib
+import inspect
 import json
 import socket
 import warnings
@@ -150,9 +151,11 @@ class ResumeDiff(Callback):
                 "another one; use the same one, or start from scratch"
             )
         if differences := option_differences(saved, self.options):
-            self._changed = True
             self.changes += [f"step {step}: {line}" for line in differences]
-            checkpoint["lr_schedulers"] = []  # advanced to this step in on_train_start
+            follows_metric = any("num_bad_epochs" in schedule for schedule in checkpoint["lr_schedulers"])
+            if not follows_metric or any(line.startswith("model.") for line in differences):
+                self._changed = True
+                checkpoint["lr_schedulers"] = []  # advanced to this step in on_train_start
             if trainer.is_global_zero:
                 print("Changed since the checkpoint:", *differences, sep="\n  ")
 
@@ -161,8 +164,13 @@ class ResumeDiff(Callback):
         if not self._changed:
             return
         configured: Any = pl_module.configure_optimizers()
-        for group, asked in zip(trainer.optimizers[0].param_groups, configured["optimizer"].param_groups, strict=True):
-            group.update({name: value for name, value in asked.items() if name != "params"})
+        optimizer = configured["optimizer"]
+        known = inspect.signature(type(optimizer)).parameters.values()
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known)
+        # a schedule-free optimizer counts its steps in its groups
+        progress = set() if takes_any else optimizer.defaults.keys() - {parameter.name for parameter in known}
+        for group, asked in zip(trainer.optimizers[0].param_groups, optimizer.param_groups, strict=True):
+            group.update({name: value for name, value in asked.items() if name not in {"params", *progress}})
         for config in trainer.lr_scheduler_configs:
             _advance(config.scheduler, trainer.global_step)
 
@@ -182,6 +190,8 @@ def option_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> l
 
 
 def _advance(scheduler: Any, steps: int) -> None:
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        return  # it starts afresh from the new learning rate
     if isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):  # in closed form: one step is enough
         scheduler.last_epoch, steps = max(0, steps - 1), min(1, steps)
     with warnings.catch_warnings():

@@ -25,8 +25,9 @@ VAL_LOSS = "val_loss"
 TRAIN_LOSS_EVAL = "train_loss_eval"  # the training text, read like the validation text
 VAL_PERPLEXITY = "val_perplexity"
 VAL_BITS_PER_BYTE = "val_bits_per_byte"
-LEARNING_RATE = "learning_rate"
+LEARNING_RATE = "learning_rate"  # learning_rate/ and the name of a group, if model.groups or mup divide them
 GRAD_NORM = "grad_norm"
+AUXILIARY_LOSS = "auxiliary_loss"
 
 TOKENS_PER_SECOND = "throughput/tokens_per_second"
 STEP_SECONDS = "throughput/step_s"
@@ -48,7 +49,10 @@ LAYOUT = {
         "training and validation, nats/token": [f"^{TRAIN_LOSS}$", f"^{VAL_LOSS}$"],
         "both texts read the same way, nats/token": [f"^{TRAIN_LOSS_EVAL}$", f"^{VAL_LOSS}$"],
     },
-    "optimization": {"learning rate": [f"^{LEARNING_RATE}$"], "gradient norm before clipping": [f"^{GRAD_NORM}$"]},
+    "optimization": {
+        "learning rate": [f"^{LEARNING_RATE}$", f"^{LEARNING_RATE}/"],
+        "gradient norm before clipping": [f"^{GRAD_NORM}$"],
+    },
     "memory": {
         "peak in backward, GiB": [f"^{MEMORY}backward{PEAK}$"],
         "saved activations at the peak, GiB": [f"^{MEMORY_AT_PEAK}activations_gib$"],

@@ -19,13 +19,13 @@ import numpy as np
 from lightning.pytorch import LightningModule, Trainer
 from rich.table import Column, Table
 
-from lightning_llm.accounting.counts import Sizes, hidden_matrix_parameters, step_flops
+from lightning_llm.accounting.counts import Sizes, hidden_matrix_parameters, parts_to_measure, step_flops
 from lightning_llm.accounting.memory import StepMemory, step_memory
 from lightning_llm.io.console import Console
 from lightning_llm.measure.attribution import AttributedMeter
 from lightning_llm.measure.timeline import CATEGORIES, StepPoint, Timeline
 from lightning_llm.model.config import SWIGLUS, ModelConfig
-from lightning_llm.training.measured_mlp import EXTENDED, measure_mlp
+from lightning_llm.training.measured_parts import EXTENDED, measure_parts
 
 MIB, GIB = 2**20, 2**30
 REST = "all others"
@@ -205,8 +205,8 @@ class Run(NamedTuple):
 
     def work(self) -> int:
         """FLOPs of a step, recomputation included, per row."""
-        length = self.settings["context_length"]
-        return step_flops(self.config, tokens=length, context_length=length, mlp=self.settings["mlp"]).hardware
+        length, measured = self.settings["context_length"], self.settings["measured"]
+        return step_flops(self.config, tokens=length, context_length=length, measured=measured).hardware
 
 
 class Saving(NamedTuple):
@@ -273,14 +273,15 @@ def describe_failure(
 
 def estimate(run: Run) -> Estimate | None:
     """The step's peak by the accounting, and what settings would save; ``None`` for what it does not cover."""
-    remarks, mlp = [], run.config.mlp
+    remarks, unknown = [], parts_to_measure(run.config)
     try:
         if run.config.dropout and run.settings["device"] == "cpu":
             run = run.change({"dropout": 0.0})
             remarks.append("The estimate leaves dropout out.")
-        if measured := measure_mlp(run.config, run.settings["precision"]):
-            run = run.change(mlp=measured)
-            remarks.append(EXTENDED.format(mlp))
+        if unknown:
+            measured = measure_parts(run.config, run.settings["precision"], run.settings["context_length"])
+            run = run.change(measured=measured)
+            remarks.append(EXTENDED.format(", ".join(unknown.values())))
         memory, work = run.memory(), run.work()
     except (ValueError, RuntimeError):
         return None
@@ -292,7 +293,7 @@ def estimate(run: Run) -> Estimate | None:
             if saved > NOT_WORTH_NAMING * memory.peak:
                 extra = HALVING_COSTS if "rows" in changes else changed.work() / work - 1
                 savings.append(Saving(setting, saved, extra, note))
-    if run.optimizer == "AdamW" and "mlp" not in run.config.own_parts:
+    if run.optimizer == "AdamW" and not unknown:
         savings.append(_muon(run.config, run.settings["rows"] * work))
     table = {(ACCOUNTED.get(name, name), part or "model"): size for (name, part), size in memory.at_peak.items()}
     saved_table = {("activations", part): size for part, size in memory.saved.items()}
@@ -361,7 +362,7 @@ def _run_of(trainer: Trainer, pl_module: LightningModule, batch: Any) -> Run | N
         return None
     precision = str(trainer.precision)
     settings = {
-        **{"rows": ids.shape[0], "context_length": ids.shape[1], "document_mask": "documents" in batch, "mlp": None},
+        **{"rows": ids.shape[0], "context_length": ids.shape[1], "document_mask": "documents" in batch, "measured": {}},
         "accumulation": trainer.accumulate_grad_batches,
         "loss_chunks": getattr(pl_module, "loss_chunks", None),
         "precision": f"bf{precision}" if precision.startswith("16") else precision,

@@ -14,8 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
 from lightning_llm.checkpoints.loop_state import is_log_step
-from lightning_llm.checkpoints.run_directory import FAILED, INTERRUPTED, RUNNING, run_dir_of, write_status
+from lightning_llm.checkpoints.run_directory import DIVERGED, FAILED, INTERRUPTED, RUNNING, run_dir_of, write_status
 from lightning_llm.io.console import Console
+from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.callbacks.signals import Interrupted
 from lightning_llm.training.run_length import total_steps
 
@@ -113,9 +114,10 @@ class StatusFile(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """The run has failed or was interrupted."""
         is_signal = isinstance(exception, Interrupted | KeyboardInterrupt)
+        failed = DIVERGED if isinstance(exception, NonFinite) else FAILED
         words = " ".join(str(exception).split()) or type(exception).__name__
         with suppress(OSError):  # the exception itself reports a full disk
-            self._write(trainer, INTERRUPTED if is_signal else FAILED, words)
+            self._write(trainer, INTERRUPTED if is_signal else failed, words)
 
     def _write(self, trainer: Trainer, status: str, reason: str = "") -> None:
         if self._run is not None:

@@ -15,6 +15,7 @@ from lightning_llm.data.datamodule import tokenizer_of
 from lightning_llm.generation import generate
 from lightning_llm.io.console import Console
 from lightning_llm.training.callbacks.dashboard import SAMPLES, tensorboard_writers
+from lightning_llm.training.optimization import evaluated
 from lightning_llm.training.preflight import refuse
 
 LEAST = {"every_n_steps": 1, "max_new_tokens": 1, "temperature": 0, "top_k": 1}
@@ -80,7 +81,7 @@ class SampleText(Callback):
         is_due = step_is_complete(trainer) and trainer.global_step % self.every_n_steps == 0
         if self._is_sharded or not trainer.is_global_zero or not is_due:
             return
-        with _evaluating(pl_module), trainer.precision_plugin.forward_context():
+        with evaluated(trainer, exactly=True), _evaluating(pl_module), trainer.precision_plugin.forward_context():
             ids = generate(
                 pl_module,
                 torch.tensor([self._prompt_ids], device=pl_module.device),

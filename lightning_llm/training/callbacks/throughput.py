@@ -5,6 +5,7 @@ step would cost 0.75 ms (measured with Lightning 2.6 on a 2-core CPU), and readi
 host wait for a GPU.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ class Utilization(NamedTuple):
 
 
 class TrainingLog(Callback):
-    """Every ``trainer.log_every_n_steps`` optimizer steps: loss, learning rate, gradient norm, speed.
+    """Every ``trainer.log_every_n_steps`` optimizer steps: loss, learning rate (also by group), gradient norm, speed.
 
     ``train_loss`` is the mean over all targets of the steps since the last entry, by their weights if they have some.
     ``throughput/…``: ``tokens_per_second`` of all processes, ``step_s``, ``data_stall_percent`` (share of the time
@@ -137,9 +138,11 @@ class TrainingLog(Callback):
         assert self._sums is not None
         loss, count = self._over_processes(trainer, self._sums).tolist()  # here the host has waited for the device
         metrics = {names.TRAIN_LOSS: loss / (count or 1)}
-        metrics[names.LEARNING_RATE] = trainer.optimizers[0].param_groups[0]["lr"]
+        metrics |= _learning_rates(trainer.optimizers[0].param_groups)
         if (grad_norm := getattr(pl_module, "grad_norm", None)) is not None:
             metrics[names.GRAD_NORM] = grad_norm.item()
+        if (added := getattr(pl_module, "auxiliary_loss", None)) is not None:
+            metrics[names.AUXILIARY_LOSS] = added.item()
         speed = self._speed(trainer)
         self._sums, self._tokens, self._timed_steps = None, 0, 0
         # For the progress bar and other callbacks. `log_dict` would end in the same dict, 1.8 ms later.
@@ -169,6 +172,14 @@ class TrainingLog(Callback):
             **self.utilization.percent(total / steps),
             **{f"{names.TIME_OF_PHASE}{part}_s": value / steps for part, value in parts.items()},
         }
+
+
+def _learning_rates(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The rate of a group without a factor, and if others have one, of each group by its name."""
+    usual = next((group for group in groups if "lr_factor" not in group), groups[0])
+    by_group = {f"{names.LEARNING_RATE}/{group.get('name')}": group["lr"] for group in groups}
+    is_one = all("lr_factor" not in group for group in groups)
+    return {names.LEARNING_RATE: usual["lr"], **({} if is_one else by_group)}
 
 
 def utilization_of(trainer: Trainer, architecture: Any, peak_tflops: float | None) -> Utilization:

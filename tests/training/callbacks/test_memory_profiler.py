@@ -281,7 +281,7 @@ def test_out_of_memory_is_explained(text_file, tmp_path, capsys, monkeypatch, ev
     (run,) = runs
     step = {"rows": BATCH, "context_length": SEQ, "loss_chunks": None, "precision": "32-true", "device": "cpu"}
     step["accumulation"] = 1
-    assert (run.optimizer, run.settings) == ("AdamW", {**step, "mlp": None})
+    assert (run.optimizer, run.settings) == ("AdamW", {**step, "document_mask": False, "measured": {}})
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
@@ -313,7 +313,7 @@ def test_the_estimate_is_what_a_step_takes(text_file, tmp_path, mlp):
     report = report_of(tmp_path / RUN, 2)
     step = {"rows": BATCH, "context_length": SEQ, "loss_chunks": None, "precision": "32-true", "device": "cpu"}
     step["accumulation"] = 1
-    run = Run(model.architecture, "AdamW", {**step, "mlp": None})
+    run = Run(model.architecture, "AdamW", {**step, "measured": {}})
     found = estimate(run)
     assert found is not None
     real = report["kept"]["by_kind"]["activations"]
@@ -330,7 +330,7 @@ def test_the_estimate_is_what_a_step_takes(text_file, tmp_path, mlp):
         assert 0 < level.estimated_bytes_saved <= LAYERS * 4 * 4 * BATCH * SEQ * INTERMEDIATE
         assert found.remarks == []
     else:
-        assert found.remarks == [f"The estimate extrapolates {mlp} from a measurement at 32 and 64 tokens."]
+        assert found.remarks == [f"The estimate extrapolates {mlp} from a measurement on one and two rows."]
 
 
 def test_the_cheapest_come_first_one_of_each_option():

@@ -1,0 +1,102 @@
+"""``python -m benchmarks.gpu --part a --inputs DIR --out DIR``: what the pages say of a GPU, measured in three parts.
+
+It assumes little: one GPU, Python, torch, a copy of this repository, and no network. The folder of inputs may hold the
+packages that are missing here (``wheels``), the text of part c (``tinyshakespeare.txt``), the commit of a copy without
+git (``commit.txt``), and rows of an earlier start. Nothing is imported before it is known to be here.
+"""
+
+import argparse
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from unittest.mock import patch
+
+ROOT = Path(__file__).parents[2]
+PARTS = {"a": "operators", "b": "training", "c": "end_to_end"}
+LIMIT_S = 540.0
+# Modules, and what pip calls their packages.
+REQUIRED = {
+    **{"torch": "torch", "lightning": "lightning", "torchmetrics": "torchmetrics", "numpy": "numpy"},
+    **{"tensorboard": "tensorboard", "tokenizers": "tokenizers", "safetensors": "safetensors", "rich": "rich"},
+    **{"jsonargparse": "jsonargparse[signatures]", "docstring_parser": "jsonargparse[signatures]"},
+    **{"matplotlib": "matplotlib", "scipy": "scipy"},
+}
+OPTIONAL = {"triton": "triton", "transformers": "transformers", "liger_kernel": "liger-kernel", "pytest": "pytest"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure one part; returns 0 if all of it is measured, 1 if something failed or is left, 2 for a mistake."""
+    options = _parser().parse_args(argv)
+    if not options.inputs.is_dir():
+        return _mistake(f"--inputs {options.inputs} is no folder: make one, with {options.inputs}/wheels if need be")
+    missing = _missing({**REQUIRED, **OPTIONAL})
+    if not options.dry_run:
+        missing = _install(missing, options.inputs / "wheels")
+    if missing:
+        print(f"not installed: {', '.join(missing)}", flush=True)
+    if needed := [package for package in missing if package in REQUIRED.values()]:
+        return _mistake(f"{', '.join(needed)} must be installed: put the wheels into {options.inputs / 'wheels'}")
+    with patch.dict(os.environ, _environment()):
+        import torch
+
+        from benchmarks.gpu.runner import Machine, run_part
+
+        if not (options.dry_run or torch.cuda.is_available()):
+            return _mistake("there is no CUDA device: --dry-run runs all of it on the CPU, at toy sizes")
+        machine = Machine(inputs=options.inputs, dry_run=options.dry_run)
+        command = f"python -m benchmarks.gpu --part {options.part}{' --dry-run' if options.dry_run else ''}"
+        part = importlib.import_module(f"benchmarks.gpu.{PARTS[options.part]}")
+        return run_part(part, machine, options.out, command=command, limit_s=options.limit_s)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0])
+    add = parser.add_argument
+    parts = "a: tests, operators, memory; b: training steps; c: fit from end to end"
+    add("--part", required=True, choices=PARTS, help=parts)
+    add("--inputs", required=True, type=Path, metavar="DIR", help="folder of wheels and text (docs/benchmarks.md)")
+    add("--out", required=True, type=Path, metavar="DIR", help="folder for the rows and the plot; read at the start")
+    add("--limit-s", type=float, default=LIMIT_S, metavar="S", help=f"end after S seconds (default: {LIMIT_S:.0f})")
+    add("--dry-run", action="store_true", help="run all of it on the CPU, at toy sizes")
+    return parser
+
+
+def _mistake(line: str) -> int:
+    print(f"python -m benchmarks.gpu: error: {line}", file=sys.stderr)
+    return 2
+
+
+def _missing(modules: dict[str, str]) -> list[str]:
+    """The packages of the modules that cannot be found."""
+    importlib.invalidate_caches()
+    return list(dict.fromkeys(package for module, package in modules.items() if find_spec(module) is None))
+
+
+def _install(packages: Iterable[str], wheels: Path) -> list[str]:
+    """Install packages from a folder, one by one, since one that is not there ends a whole pip; returns the rest."""
+    if wheels.is_dir():
+        for package in packages:
+            words = ["install", "--quiet", "--no-index", "--find-links", str(wheels), package]
+            subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True)
+    return _missing({**REQUIRED, **OPTIONAL})
+
+
+def _environment() -> dict[str, str]:
+    """For all processes: the package from this folder, no network, and compiled code in a folder that can be written.
+
+    That folder outlives the command, so that the next start finds what was compiled.
+    """
+    compiled = Path(tempfile.gettempdir(), "lightning-llm-gpu")
+    folders = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "MPLCONFIGDIR": "matplotlib"}
+    found = {name: os.environ.get(name, str(compiled / folder)) for name, folder in folders.items()}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**found, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

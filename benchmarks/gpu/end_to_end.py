@@ -1,0 +1,131 @@
+"""Part c: ``fit`` from end to end: Shakespeare, resuming, FSDP2, saving, the profiler, generation.
+
+The text is ``tinyshakespeare.txt`` in the folder of inputs.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import checkpoint
+from benchmarks.gpu.runner import GIB, Machine, Task, installed, with_target
+from benchmarks.runs import FILES as FILES_OF_RUNS
+from benchmarks.runs import ROOT, fit
+from lightning_llm.bench import generate
+from lightning_llm.bench.harness import Columns, Row, columns
+from lightning_llm.bench.plots import LOWER, Measure, bar_plot
+from lightning_llm.checkpoints.reading import digest
+
+NAME = "fit"
+FILES = (*FILES_OF_RUNS, "lightning_llm/training", "lightning_llm/checkpoints", "lightning_llm/generation")
+CONFIG = "shakespeare-char-gpu.yaml"
+COMPILED = "--model.compile_mode=default"
+TARGETS = {"best_val_loss": 1.47, "training_s": 60.0}
+TOY = ["hidden_size=32", "num_hidden_layers=1", "num_attention_heads=2", "max_position_embeddings=16"]
+COLUMNS: Columns = {
+    **with_target("best loss", "best_val_loss", 1, ".4f"),
+    **with_target("training s", "training_s", 1, ".1f"),
+    **columns("s", "tokens/s"),
+    "peak GiB": ("peak_gib", 1, ".2f"),
+    "MB/s to disk": ("bytes_per_s", 1e-6, ",.0f"),
+    "same bits": (lambda row: None if row.same_bits is None else ("no", "yes")[row.same_bits], 1, ""),
+    "metered GiB": ("metered_bytes", 1 / GIB, ".2f"),
+}
+draw = bar_plot(Measure("total_s", 1, f"seconds{LOWER}"), by=("shape",), log=True)
+
+
+def tasks(machine: Machine) -> list[Task]:
+    """The measurements, by priority."""
+    steps = 4 if machine.dry_run else 200
+    shorter = ["--trainer.max_steps=2000", COMPILED]
+    callback = partial(_callback, machine, steps)
+    saving = callback("asynchronous saving", "RunCheckpoints", asynchronous=True, every_n_steps=steps // 4)
+    snapshot = {} if machine.dry_run else {"snapshot_at": steps // 2}
+    profiler = callback("memory profiler", "MemoryProfiler", every_n_steps=steps // 2, **snapshot)
+    fsdp = [f"--config={ROOT / 'configs' / 'fsdp.yaml'}", "--trainer.devices=1", f"--trainer.max_steps={steps}"]
+    deterministic = ["--trainer.deterministic=true"]
+    return [
+        Task("2,000 steps, compiled", 100, partial(_train, machine, "2,000 steps, compiled", shorter, TARGETS)),
+        Task("resume", 60, partial(_resume, machine, "resume", steps, [])),
+        Task("resume, deterministic", 60, partial(_resume, machine, "resume, deterministic", steps, deterministic)),
+        Task("FSDP2, one process", 30, partial(_train, machine, "FSDP2, one process", fsdp)),
+        saving,
+        profiler,
+        Task("saving", 40, partial(_saving, machine)),
+        Task("generation", 60, partial(_generation, machine)),
+        Task("the config as it is", 150, partial(_train, machine, "the config as it is", [], TARGETS)),
+    ]
+
+
+def _words(machine: Machine, words: Sequence[str]) -> list[str]:
+    """The options of ``fit``: in a dry run, of a tiny model and few steps."""
+    text = machine.inputs / "tinyshakespeare.txt"
+    if not text.is_file():
+        raise FileNotFoundError(f"{text} is not there: it is the text to train on")
+    given = [f"--config={ROOT / 'configs' / CONFIG}", f"--data.path={text.absolute()}", "--seed_everything=1", *words]
+    if not machine.dry_run:
+        return [*given, "--trainer.accelerator=gpu"]
+    sizes = [f"--model.architecture.{size}" for size in TOY]
+    few = ["--data.context_length=16", "--data.global_batch_size=4", "--trainer.val_check_interval=2"]
+    few.append("--trainer.limit_val_batches=2")
+    given = [word for word in given if word != COMPILED]
+    return [*given, *sizes, *few, "--trainer.max_steps=4", "--trainer.accelerator=cpu"]
+
+
+def _row(machine: Machine, name: str, summary: dict[str, Any], seconds: float, **fields: Any) -> Row:
+    known = {"best_val_loss": summary["best_val_loss"], "val_loss": summary["val_loss"], "steps": summary["steps"]}
+    known |= {"training_s": summary["seconds"], "peak_gib": summary["peak_memory_gib"], "dtype": summary["precision"]}
+    speed = summary["tokens"] / summary["seconds"]
+    return machine.row(name, [seconds], shape=CONFIG, tokens_per_s=speed, **known, **fields)
+
+
+def _train(machine: Machine, name: str, words: Sequence[str], targets: dict[str, float] | None = None) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
+        yield _row(machine, name, *fit(_words(machine, words), folder), targets=targets)
+
+
+def _resume(machine: Machine, name: str, steps: int, words: Sequence[str]) -> Iterator[Row]:
+    """Whether a run that resumes from half of its steps ends with the bits of the whole run."""
+    half = steps // 2
+    given = _words(machine, [*words, f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={half}"])
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
+        whole, _ = fit(given, folder)
+        (saved,) = Path(folder).glob("runs/*/*/checkpoints")
+        bits = digest(saved / f"step-{steps:08}.ckpt")
+        resumed, seconds = fit([*given, f"--ckpt_path={saved / f'step-{half:08}.ckpt'}"], folder)
+        same = bits == digest(saved / f"step-{steps:08}.ckpt")
+        apart = abs(whole["val_loss"] - resumed["val_loss"])
+        yield _row(machine, name, resumed, seconds, same_bits=same, val_loss_difference=apart)
+
+
+def _callback(machine: Machine, steps: int, name: str, callback: str, **options: Any) -> Task:
+    """A short run with a callback of ours."""
+    plain = {"class_path": f"lightning_llm.training.callbacks.{callback}", "init_args": options}
+    words = [f"--trainer.callbacks+={json.dumps(plain)}", f"--trainer.max_steps={steps}"]
+
+    def run() -> Iterator[Row]:
+        with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
+            row = _row(machine, name, *fit(_words(machine, words), folder))
+            reports = sorted(Path(folder).glob("runs/*/*/memory/step-*.json"))
+            if reports:
+                row.metered_bytes = json.loads(reports[0].read_text(encoding="utf-8"))["peak"]["bytes"]
+            row.files = sorted(path.name for path in Path(folder).glob("runs/*/*/*/step-*"))
+            yield row
+
+    return Task(name, 30, run)
+
+
+def _saving(machine: Machine) -> Iterator[Row]:
+    yield from checkpoint.run(machine.request(checkpoint, "1" if machine.dry_run else "124", "float32", rounds=5))
+
+
+def _generation(machine: Machine) -> Iterator[Row]:
+    shape = "1x2x2x16x65x4x4" if machine.dry_run else generate.DEFAULT_SHAPES[1]
+    dtype = "float32" if machine.dry_run else "bfloat16"
+    asked = machine.request(generate, shape, dtype, rounds=3, budget_s=40.0)
+    yield from generate.run(asked)
+    if not installed("transformers"):
+        yield asked.row("transformers", error="transformers is not installed")

@@ -1,0 +1,271 @@
+"""Runs the measurements of a part one after another, each for a limited time, and writes the rows after each.
+
+A part is a module with ``NAME`` (of its files), ``FILES``, ``COLUMNS``, ``draw``, ``tasks(machine)`` by priority, and
+perhaps ``derive(rows)``, which completes rows from each other. Its measurements run in one process, because loading
+everything takes longer than most of them. If that process dies or hangs, a new one takes the next measurement. A
+measurement that is in the file already is not repeated, except one that failed, which comes after all others.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import gc
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+
+from lightning_llm.bench import harness
+from lightning_llm.bench.harness import Columns, Request, Row, read_rows, sizes_of, write_rows
+from lightning_llm.cli.errors import one_line
+from lightning_llm.io.console import Console
+
+GIB = 2**30
+TABLE_WIDTH = 160
+PATIENCE = 4  # times what a measurement should take at most
+DIES_WITH_PARENT = 1  # prctl(2): PR_SET_PDEATHSIG
+
+
+class Task(NamedTuple):
+    """One measurement: its name, about how many seconds it takes, and what yields its rows."""
+
+    name: str
+    seconds: float
+    run: Callable[[], Iterable[Row]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Where figures are taken.
+
+    Attributes:
+        inputs: The folder of wheels and text.
+        dry_run: On the CPU, at toy sizes.
+    """
+
+    inputs: Path
+    dry_run: bool = False
+
+    @property
+    def device(self) -> str:
+        """As harness and benches call it."""
+        return "cpu" if self.dry_run else "cuda"
+
+    def request(self, bench: Any, shape: str, dtype: str, **options: Any) -> Request:
+        """A request to a bench, as its command makes it; few rounds in a dry run."""
+        options |= {"rounds": 1} if self.dry_run else {}
+        sizes = sizes_of(shape, bench.NAMES, shape)
+        name = bench.__name__.rpartition(".")[2]
+        return Request(bench=name, shape=shape, sizes=sizes, dtype=dtype, device=self.device, **options)
+
+    def row(self, variant: str, samples: Sequence[float] = (), **fields: Any) -> Row:
+        """A row that no bench makes."""
+        return Request(bench="gpu", shape="", sizes={}, dtype="", device=self.device).row(variant, samples, **fields)
+
+
+def installed(module: str) -> bool:
+    """Whether a package is here that a figure needs, and the others do not."""
+    return find_spec(module) is not None
+
+
+def with_target(heading: str, field: str, factor: float, spec: str, sign: str = "≤") -> Columns:
+    """A column, and beside it the target of that field, if the row has one."""
+    target = f"{sign} {heading}"
+    return {heading: (field, factor, spec), target: (lambda row: (row.targets or {}).get(field), factor, spec)}
+
+
+def run_part(part: Any, machine: Machine, out: Path, *, command: str, limit_s: float) -> int:
+    """Measure what is not measured yet, in the time there is; returns the exit status.
+
+    Args:
+        part: The module.
+        machine: Where to measure.
+        out: Folder of ``NAME-cuda.json`` and ``.png``.
+        command: Written with the rows.
+        limit_s: Seconds until it ends.
+    """
+    end = time.monotonic() + limit_s
+    record = Record(part, machine, out, command)
+    _end_on_signals()
+    tasks = part.tasks(machine)
+    left = sorted((task for task in tasks if not record.has(task.name)), key=lambda task: task.name in record.rows)
+    print(f"{len(tasks) - len(left)} of {len(tasks)} measurements are in {record.path}", flush=True)
+    worker: Worker | None = None
+    try:
+        while task := next((task for task in left if task.seconds <= end - time.monotonic()), None):
+            left.remove(task)
+            print(f"{task.name} … ", end="", flush=True)
+            begun = time.monotonic()
+            try:
+                worker = worker or Worker(part.__name__, machine, end - begun)
+                rows = worker.rows_of(task.name, min(PATIENCE * task.seconds, end - time.monotonic()))
+            except Lost as lost:
+                worker = None
+                if time.monotonic() >= end:
+                    left.append(task)
+                    print("no time left", flush=True)
+                    break
+                rows = [vars(machine.row(task.name, error=str(lost)))]
+            record.add(task.name, rows)
+            errors = "; ".join(row["error"] for row in rows if row.get("error"))
+            print(f"{time.monotonic() - begun:.1f} s{f': {errors}' if errors else ''}", flush=True)
+    finally:
+        if worker is not None:
+            worker.close()
+    record.show([task.name for task in tasks])
+    if left:
+        print(f"not measured, there was no time left: {', '.join(task.name for task in left)}; run the command again")
+    return int(bool(left) or any(row.error for rows in record.rows.values() for row in rows))
+
+
+class Record:
+    """The rows of a part, written whole after each measurement and read at the start.
+
+    Args:
+        part: The module.
+        machine: Where to measure; its inputs may hold an earlier file.
+        out: The folder.
+        command: Written with the rows.
+
+    Attributes:
+        rows: By measurement.
+        path: Of the file.
+    """
+
+    def __init__(self, part: Any, machine: Machine, out: Path, command: str) -> None:
+        name = f"{part.NAME}-{'dry-run' if machine.dry_run else 'cuda'}.json"
+        self.part, self.path, self.command = part, out / name, command
+        commit = machine.inputs / "commit.txt"
+        self.commit = commit.read_text(encoding="utf-8").strip() if commit.is_file() else None
+        self.rows: dict[str, list[Row]] = {}
+        earlier = next((path for path in (self.path, machine.inputs / name) if path.is_file()), None)
+        for row in read_rows(earlier) if earlier else []:
+            self.rows.setdefault(row.task, []).append(row)
+
+    def has(self, task: str) -> bool:
+        """Whether it is measured, if only in part, as where a package is missing."""
+        return any(row.error is None for row in self.rows.get(task, []))
+
+    def add(self, task: str, rows: Iterable[dict[str, Any]]) -> None:
+        """Take the rows of a measurement, and write all."""
+        self.rows[task] = [Row(**{**row, "task": task}) for row in rows]
+        write_rows(self.all(), self.path, self.command, self.part.FILES, self.commit)
+
+    def all(self) -> list[Row]:
+        """All rows, completed."""
+        found = [row for rows in self.rows.values() for row in rows]
+        getattr(self.part, "derive", lambda rows: None)(found)
+        return found
+
+    def show(self, order: Sequence[str]) -> None:
+        """Print the table, and draw the plot beside the file."""
+        self.rows = {name: self.rows[name] for name in order if name in self.rows}
+        rows, console = self.all(), Console(width=TABLE_WIDTH)
+        for row in rows:
+            row._group = f"{row.shape} {row.dtype}"
+        harness.print_table(rows, console, {**self.part.COLUMNS, "note": ("error", 1, "")})
+        plot = self.path.with_suffix(".png")
+        if measured := [row for row in rows if row.error is None and row.total_s]:
+            self.part.draw(measured, plot, f"{self.part.NAME}: {measured[0].machine}, torch {measured[0].torch}")
+        console.print(f"written: {self.path}{f', {plot}' if plot.exists() else ''}")
+
+
+# ---- the process that measures
+
+
+class Lost(Exception):
+    """The process that measures has died, or took too long and was killed."""
+
+
+class Worker:
+    """A process that measures one thing after another, and can be killed with all that it has started.
+
+    Args:
+        part: The module's name.
+        machine: Where to measure.
+        seconds: It must have loaded everything by then.
+
+    Raises:
+        Lost: It has not.
+    """
+
+    def __init__(self, part: str, machine: Machine, seconds: float) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, part, machine))
+        self._process.start()
+        theirs.close()
+        self._answer(seconds)
+
+    def rows_of(self, task: str, seconds: float) -> list[dict[str, Any]]:
+        """The fields of a measurement's rows.
+
+        Raises:
+            Lost: The process died, or did not answer within the time; it is gone then.
+        """
+        with contextlib.suppress(OSError):  # then there is no answer
+            self._pipe.send(task)
+        found: list[dict[str, Any]] = self._answer(seconds)
+        return found
+
+    def _answer(self, seconds: float) -> Any:
+        try:
+            if self._pipe.poll(seconds):
+                return self._pipe.recv()
+            reason = f"stopped after {seconds:.0f} s"
+        except (EOFError, OSError):
+            self._process.join()
+            reason = f"its process ended with status {self._process.exitcode}"
+        self.close()
+        raise Lost(reason)
+
+    def close(self) -> None:
+        """Kill it, with its children."""
+        assert self._process.pid is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+
+def _work(pipe: Any, part: str, machine: Machine) -> None:
+    os.setpgid(0, 0)
+    with contextlib.suppress(AttributeError, OSError):  # Linux: nothing measures on after the command was killed
+        ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # what it says of devices and its tips
+    tasks = {task.name: task for task in import_module(part).tasks(machine)}
+    pipe.send("ready")
+    with contextlib.suppress(EOFError):
+        while True:
+            pipe.send(_measured(tasks[pipe.recv()], machine))
+            gc.collect()
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.empty_cache()
+
+
+def _measured(task: Task, machine: Machine) -> list[dict[str, Any]]:
+    try:
+        rows = list(task.run())
+    except Exception as error:
+        rows = [machine.row(task.name, error=f"{type(error).__name__}: {one_line(error)}")]
+    return [{name: value for name, value in vars(row).items() if not name.startswith("_")} for row in rows]
+
+
+def _end_on_signals() -> None:
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)  # through finally, where the other process is killed
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, end)

@@ -1,0 +1,262 @@
+"""``python -m benchmarks mup``: does a learning rate that fits a narrow model fit a wide one, with ``mup`` and without?
+
+``coordinates=64-512`` is the coordinate check (Yang et al. 2022, "Tensor Programs V", arXiv:2203.03466, appendix D.1):
+by how much the activations of each part have changed after a few steps, at each width, and the slope of a line through
+the logarithms. With ``mup`` it is near 0: no part stands still or explodes as the model grows.
+
+``transfer=64-256`` trains each width at each learning rate of a grid of half octaves. With ``mup`` the best rate stays
+where it is; without, it falls as the width grows. The narrowest width is the base width, where both are one model.
+
+Width doubles; heads stay, so that they become wider too. ``--text FILE`` is what to train on, character by character.
+The command fails if a slope with ``mup`` is above 0.1 in absolute value, or if the best rate moves by more than one
+point with ``mup``, or by less than two without.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.cost import slope
+from lightning_llm.bench.harness import Columns, Request, Row
+from lightning_llm.bench.plots import LOWER, chart
+from lightning_llm.data.batches import sample_batch
+from lightning_llm.data.corpora import open_corpus
+from lightning_llm.model.config import ModelConfig
+from lightning_llm.optim.adamw import AdamW
+from lightning_llm.optim.schedules import WarmupLinear
+from lightning_llm.training.module import LanguageModel
+
+DEFAULT_SHAPES = ["coordinates=64-512"]
+DTYPES, DEVICES = ("float32",), ("cpu",)
+FILES = ("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim")
+VARIANTS = ("standard", "mup")
+HEADS, LAYERS, CONTEXT, BATCH = 4, 2, 64, 8
+CHARACTERS = 1_000_000  # of the standard library's source, without --text
+VALIDATION = 16  # batches
+CHECK_STEPS, CHECK_LR, CHECK_SEEDS = 5, 2**-8, range(4)
+STEPS, SEEDS = 100, range(2)
+RATES = [2 ** (-half / 2) for half in range(22, 9, -1)]  # 0.0005 to 0.03
+MOST_SLOPE, MOST_MOVED, LEAST_MOVED = 0.1, 1, 2
+COLUMNS: Columns = {
+    "change, narrowest": (lambda row: row.changes and row.changes[0], 1, ".3g"),
+    "change, widest": (lambda row: row.changes and row.changes[-1], 1, ".3g"),
+    "slope": ("slope", 1, "+.3f"),
+    "best rate": ("best_lr", 1, ".5f"),
+    "loss there": ("val_loss", 1, ".4f"),
+    "moved, points": ("moved", 1, "+d"),
+}
+Batch = dict[str, Tensor]
+
+
+def parse(text: str) -> tuple[str, list[int]]:
+    """``coordinates=64-512`` as its name and the widths, each twice the one before.
+
+    Raises:
+        ValueError: It is no such shape.
+    """
+    found = re.fullmatch(r"(coordinates|transfer)=([1-9]\d*)-([1-9]\d*)", text)
+    if found is None or int(found[3]) < 2 * int(found[2]) or int(found[2]) % (2 * HEADS):
+        wanted = (
+            f"coordinates or transfer with two widths, multiples of {2 * HEADS}, the second twice the first or more"
+        )
+        raise ValueError(f"shapes {text!r} must be {wanted}, such as coordinates=64-512 or transfer=64-256")
+    narrow, wide = int(found[2]), int(found[3])
+    return found[1], [narrow * 2**power for power in range((wide // narrow).bit_length())]
+
+
+def run(asked: Request) -> Iterator[Row]:
+    """A row for each variant and part, or for each variant and width.
+
+    ``widths``, ``changes`` and ``slope`` of a part; of a width ``rates``, ``losses`` in nats per token, the best of
+    both, and ``moved``: by how many points of the grid its best rate is above that of the narrowest width.
+    """
+    kind, widths = asked.sizes
+    tokens = read_tokens(asked.options.text)
+    yield from (_coordinates if kind == "coordinates" else _transfer)(asked, widths, tokens)
+
+
+def read_tokens(path: Path | None) -> Tensor:
+    """The characters of a text as numbers from 0; ``None``: of the source of Python's standard library."""
+    if path is None:
+        texts = (document.first for document in open_corpus(["stdlib"]).documents())
+        text = "".join(islice((character for each in texts for character in each), CHARACTERS))
+    else:
+        text = path.read_text(encoding="utf-8")
+    number = {character: number for number, character in enumerate(sorted(set(text)))}
+    return torch.tensor([number[character] for character in text])
+
+
+def _model(width: int, variant: str, vocab: int, base: int, lr: float, seed: int) -> LanguageModel:
+    mup = {"base_width": base, "base_head_dim": base // HEADS} if variant == "mup" else None
+    config = ModelConfig(
+        vocab_size=vocab,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        max_position_embeddings=CONTEXT,
+        mup=mup,
+    )
+    model = LanguageModel(config, partial(AdamW, lr=lr))
+    model.seed = seed
+    model.configure_model()
+    return model
+
+
+def _batches(tokens: Tensor, number: int, seed: int) -> Iterator[Batch]:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(number):
+        inputs, targets = sample_batch(tokens, BATCH, CONTEXT, "cpu", generator)
+        yield {"input_ids": inputs, "targets": targets}
+
+
+def _train(model: LanguageModel, batches: Iterator[Batch], steps: int) -> None:
+    optimizer = model.optimizer_over(model.groups_of(model))
+    usual = [group["lr"] for group in optimizer.param_groups]
+    schedule = WarmupLinear(warmup_steps=steps // 10)
+    for step, batch in enumerate(batches):
+        for group, lr in zip(optimizer.param_groups, usual, strict=True):
+            group["lr"] = lr * schedule.factor(step + 1, steps)
+        optimizer.zero_grad()
+        torch.autograd.backward(model.loss(batch))
+        optimizer.step()
+
+
+# ---- the coordinate check
+
+
+def _coordinates(asked: Request, widths: list[int], tokens: Tensor) -> Iterator[Row]:
+    vocab = int(tokens.max()) + 1
+    (shown,) = _batches(tokens, 1, seed=0)
+    for variant in asked.chosen(VARIANTS):
+        changes: dict[str, list[float]] = {}
+        for width in widths:
+            found: dict[str, float] = {}
+            for seed in CHECK_SEEDS:
+                model = _model(width, variant, vocab, widths[0], CHECK_LR, seed)
+                before = _activations(model, shown)
+                _train(model, _batches(tokens, CHECK_STEPS, seed + 1), CHECK_STEPS)
+                for part, after in _activations(model, shown).items():
+                    change = float((after - before[part]).abs().mean())
+                    found[part] = found.get(part, 0.0) + change / len(CHECK_SEEDS)
+            for part, change in found.items():
+                changes.setdefault(part, []).append(change)
+        for part, own in changes.items():
+            yield asked.row(f"{variant}: {part}", widths=widths, changes=own, slope=slope(widths, own))
+
+
+@torch.no_grad()
+def _activations(model: LanguageModel, batch: Batch) -> dict[str, Tensor]:
+    """What each part of the transformer returns, and the logits."""
+    found: dict[str, Tensor] = {}
+    with _watched(model.transformer, found):
+        model(batch["input_ids"])
+    return found
+
+
+@contextmanager
+def _watched(transformer: nn.Module, found: dict[str, Tensor]) -> Iterator[None]:
+    names = re.compile(r"embed_tokens|layers\.\d+(\.self_attn|\.mlp)?|norm|lm_head")
+
+    def note(name: str) -> Any:
+        return lambda module, args, out: found.update({name: out})
+
+    watched = [(name, part) for name, part in transformer.named_modules() if names.fullmatch(name)]
+    handles = [part.register_forward_hook(note(name)) for name, part in watched]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# ---- transfer
+
+
+def _transfer(asked: Request, widths: list[int], tokens: Tensor) -> Iterator[Row]:
+    vocab, cut = int(tokens.max()) + 1, int(0.9 * len(tokens))
+    train, validation = tokens[:cut], list(_batches(tokens[cut:], VALIDATION, seed=0))
+    curves: dict[tuple[str, int], list[float]] = {}
+    for variant in asked.chosen(VARIANTS):
+        for width in widths:
+            known = next((own for (_, other), own in curves.items() if other == width == widths[0]), None)
+            curves[variant, width] = known or []  # at the base width both are one model
+            for lr in RATES if known is None else ():
+                models = [_model(width, variant, vocab, widths[0], lr, seed) for seed in SEEDS]
+                losses = [_loss(model, train, validation) for model in models]
+                curves[variant, width].append(sum(losses) / len(losses))
+            places = [_best(curves[variant, each]) for each in (widths[0], width)]
+            yield asked.row(
+                f"{variant}: {width}",
+                width=width,
+                rates=RATES,
+                losses=curves[variant, width],
+                best_lr=RATES[places[1]],
+                val_loss=curves[variant, width][places[1]],
+                moved=places[1] - places[0],
+            )
+
+
+def _loss(model: LanguageModel, train: Tensor, validation: Sequence[Batch]) -> float:
+    seed = model.seed or 0
+    _train(model, _batches(train, STEPS, seed + 1), STEPS)
+    with torch.inference_mode():
+        loss = sum(float(model.loss(batch)) for batch in validation) / len(validation)
+    return loss if math.isfinite(loss) else math.log(model.architecture.vocab_size or 1)
+
+
+def _best(losses: Sequence[float]) -> int:
+    return min(range(len(losses)), key=losses.__getitem__)
+
+
+# ---- findings
+
+
+def verdict(rows: Sequence[Row]) -> None:
+    """Fail if a learning rate does not carry over with ``mup``, or does without."""
+    faults = [
+        f"{row.variant}: slope {row.slope:+.3f}, expected at most {MOST_SLOPE} in absolute value"
+        for row in rows
+        if row.slope is not None and row.variant.startswith("mup") and abs(row.slope) > MOST_SLOPE
+    ]
+    for variant, least, most in (("mup", 0, MOST_MOVED), ("standard", LEAST_MOVED, len(RATES))):
+        moved = [abs(row.moved) for row in rows if row.moved is not None and row.variant.startswith(variant)]
+        if moved and not least <= max(moved) <= most:
+            faults.append(f"{variant}: the best rate moves by {max(moved)} points, expected {least} to {most}")
+    if faults:
+        raise RuntimeError("; ".join(faults))
+
+
+def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
+    """Without ``mup`` on the left, with it on the right: change against width, loss against learning rate."""
+    kinds = [[row for row in rows if row.changes], [row for row in rows if row.losses]]
+    kinds = [own for own in kinds if own]
+    with chart(path, title, height=3.4 * len(kinds), rows=len(kinds), columns=2, sharey="row", **options) as axes:
+        for line, own in zip(axes, kinds, strict=True):
+            for axis, variant in zip(line, VARIANTS, strict=True):
+                for row in own:
+                    name, _, label = row.variant.partition(": ")
+                    if name == variant and row.changes:
+                        axis.plot(row.widths, row.changes, marker="o", ms=3, label=f"{label} ({row.slope:+.2f})")
+                    elif name == variant:
+                        axis.plot(row.rates, row.losses, marker="o", ms=3, label=f"{label} wide")
+                axis.set(title=variant, xlabel="width" if own[0].changes else "learning rate", xscale="log")
+                axis.grid()
+                axis.legend(fontsize=7)
+            if own[0].changes:
+                most = max(max(row.changes) for row in own)
+                line[0].set(ylabel="mean change of activations", yscale="log", ylim=(None, 1e3 * most))  # the legend's
+            else:
+                line[0].set(ylabel=f"validation loss, nats/character{LOWER}")
+                best = min(min(row.losses) for row in own)
+                line[0].set_ylim(0.97 * best, 1.4 * best)
+            for axis in line:
+                axis.set_xscale("log", base=2)

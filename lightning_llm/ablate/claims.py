@@ -1,0 +1,121 @@
+"""Which worker has which run: files that only one process can create, on any file system, with a heartbeat.
+
+A claim on a run is the file ``claims/RUN.N``, created with ``O_EXCL``. Its holder renews the file's time; a claim that
+was not renewed for ``STALE_S`` is stale, and whoever creates ``claims/RUN.N+1`` has the run. Of several workers that
+find a claim stale only one can, and no claim is ever deleted or renamed: a worker that was slow to decide cannot take
+away a younger claim. A claim is given up by setting its time to 0.
+
+Ages are judged by the file system's own clock: hosts' clocks differ. No locks are used: shared file systems lack them.
+"""
+
+import os
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from lightning_llm.io.untrusted import read_text
+
+STALE_S = 60.0
+RENEW_S = 5.0
+CLAIMS = "claims"
+
+
+class Claim:
+    """A run that this process has. Made by :func:`take`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._renewed = time.monotonic()
+
+    def renew(self) -> bool:
+        """Renew it if it is time. False: another worker has the run now, since this one was found stale."""
+        if time.monotonic() - self._renewed >= RENEW_S:
+            os.utime(self.path)
+            self._renewed = time.monotonic()
+        return not _name(self.path, 1).exists()
+
+    def give_up(self) -> None:
+        """Others may take the run at once."""
+        with suppress(OSError):
+            os.utime(self.path, (0, 0))
+
+
+def take(folder: Path, run: str) -> Claim | None:
+    """A claim on a run, or ``None`` if another worker has it.
+
+    Args:
+        folder: Of the experiment.
+        run: Its name.
+    """
+    newest = _newest(folder, run)
+    if newest is not None and not _is_stale(newest):
+        return None
+    path = folder / CLAIMS / f"{run}.0" if newest is None else _name(newest, 1)
+    path.parent.mkdir(exist_ok=True)
+    with suppress(FileExistsError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{os.getpid()} {_place()}\n")
+        return Claim(path)
+    return None
+
+
+def is_taken(folder: Path, run: str) -> bool:
+    """Whether a worker has a run now."""
+    newest = _newest(folder, run)
+    return newest is not None and not _is_stale(newest)
+
+
+def _newest(folder: Path, run: str) -> Path | None:
+    numbers = (name.rpartition(".") for name in _listed(folder / CLAIMS))
+    of_run = [int(number) for start, _, number in numbers if start == run and number.isdecimal()]
+    return folder / CLAIMS / f"{run}.{max(of_run)}" if of_run else None
+
+
+def _listed(folder: Path) -> list[str]:
+    with suppress(FileNotFoundError):
+        return os.listdir(folder)
+    return []
+
+
+def _name(claim: Path, more: int) -> Path:
+    start, _, number = claim.name.rpartition(".")
+    return claim.with_name(f"{start}.{int(number) + more}")
+
+
+def _is_stale(claim: Path) -> bool:
+    """Whether its holder has ended (if that can be seen from here), or has not renewed it for long."""
+    renewed = claim.stat().st_mtime
+    if not renewed:
+        return True
+    pid, _, place = read_text(claim, 1 << 10).strip().partition(" ")
+    if place == _place() and pid.isdecimal() and not _is_alive(int(pid)):
+        return True
+    return _file_system_time(claim.parent) - renewed > STALE_S
+
+
+def _file_system_time(folder: Path) -> float:
+    """Now, by the clock that the times of files come from."""
+    probe = folder / f".clock-{os.getpid()}-{socket.gethostname()}"
+    probe.touch()
+    now = probe.stat().st_mtime
+    probe.unlink()
+    return now
+
+
+def _place() -> str:
+    """Where a process number means one process: the host and its namespace of processes."""
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:  # not Linux
+        namespace = ""
+    return f"{socket.gethostname()} {namespace}"
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True

@@ -1,0 +1,214 @@
+"""What a user asks for: a baseline, variants of it, and how they are compared.
+
+The *baseline* is an ordinary config of ``fit``. A *variant* changes options of it. A *pair* is a run of each with the
+same seed. At a *look*, a number of pairs, verdicts are drawn. ``delta`` is the smallest difference that matters.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lightning_llm.ablate.tuning import FIRST_SEED
+from lightning_llm.io.untrusted import TEXT, Kind, file_name, list_of, maybe, record, rule, shown, validate, whole
+
+BASELINE, AGAIN, NULL = "baseline", "baseline-again", "null"
+METRICS = ("val_loss", "bits_per_byte")
+LOOKS = (4, 6, 8, 12, 16)
+DELTA, ALPHA = 0.005, 0.05
+TOKENS, FLOPS, TIME, PARAMETERS = "tokens", "flops", "time", "parameters"
+MATCHES = (TOKENS, FLOPS, TIME)
+MOST_PAIRS = 1000
+FACTORS, TUNING_SEEDS = (0.5, 0.71, 1.0, 1.41, 2.0), 2
+# Set by the experiment, so that neither options nor variants can
+OWN_OPTIONS = ("seed_everything", "data.seed", "ckpt_path", "trainer.run_dir", "trainer.default_root_dir")
+
+Options = dict[str, Any]  # by dotted names
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What a user asks for.
+
+    Attributes:
+        name: Of the experiment.
+        baseline: Configs of ``fit``; later ones override earlier ones.
+        options: For all runs.
+        variants: The options of each, by name.
+        metric: Lower is better: ``val_loss`` (nats per token) or ``bits_per_byte``, of a run's summary.
+        delta: The smallest difference that matters; ``None``: no verdict is ``equivalent``.
+        alpha: Probability of a false ``better`` or ``worse``, over all variants and looks.
+        looks: Numbers of pairs.
+        match: What is equal on both sides: ``tokens``, ``flops``, ``time`` or ``parameters``.
+        solved: With ``parameters``, the option of the variants that is solved for.
+        tune: The ``option`` that is tuned for each side, the ``factors`` of its grid, and how many ``seeds``.
+        out: The folder of the experiment.
+    """
+
+    name: str
+    baseline: tuple[str, ...]
+    variants: Mapping[str, Options]
+    options: Options = dataclasses.field(default_factory=dict)
+    metric: str = METRICS[0]
+    delta: float | None = DELTA
+    alpha: float = ALPHA
+    looks: tuple[int, ...] = LOOKS
+    match: str = TOKENS
+    solved: str | None = None
+    tune: dict[str, Any] | None = None
+    out: str = ""
+
+    @property
+    def folder(self) -> str:
+        """Where everything goes."""
+        return self.out or f"runs/{file_name(self.name)}"
+
+
+_TUNED = rule(
+    "a number of the model that changes no initial value, such as model.optimizer.init_args.lr",
+    lambda value: isinstance(value, str) and value.startswith("model.") and not value.startswith("model.architecture."),
+)
+_FACTORS = rule("at least three increasing numbers above 0", lambda value: _are_factors(value))
+_OPTIONS = rule("options by dotted name", lambda value: isinstance(value, dict) and all(map(_is_text, value)))
+_NUMBER = rule("a number above 0", lambda value: type(value) in (int, float) and 0 < value < math.inf)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _named(kind: Kind) -> Kind:
+    """Values of one kind by name."""
+
+    def check(value: Any, name: str) -> list[str]:
+        if not isinstance(value, dict) or not value or not all(map(_is_text, value)):
+            return [f"{name} is {shown(value)}, expected at least one by name"]
+        return [problem for key, each in value.items() for problem in kind(each, f"{name}.{key}")]
+
+    return check
+
+
+def _texts(value: Any, name: str) -> Any:
+    return list_of(TEXT)([value] if isinstance(value, str) else value, name)
+
+
+_FILE = record(
+    {"baseline": _texts, "variants": _named(_OPTIONS)},
+    {
+        "name": TEXT,
+        "options": maybe(_OPTIONS),
+        "metric": rule(" or ".join(METRICS), lambda value: value in METRICS),
+        "delta": maybe(_NUMBER),
+        "alpha": rule("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5),
+        "looks": rule("increasing numbers of pairs, such as [4, 6, 8, 12, 16]", lambda value: _are_looks(value)),
+        "pairs": whole(1, MOST_PAIRS),
+        "match": rule(
+            f"{', '.join(MATCHES)} or {PARAMETERS}: {{option: model.architecture.NAME}}",
+            lambda value: value in MATCHES or _solved(value) is not None,
+        ),
+        "tune": maybe(record({"option": _TUNED}, {"factors": _FACTORS, "seeds": whole(1, MOST_PAIRS)})),
+        "out": TEXT,
+    },
+)
+
+
+def _are_looks(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(each) is int and 1 <= each <= MOST_PAIRS for each in value)
+        and sorted(set(value)) == value
+    )
+
+
+def _are_factors(value: object) -> bool:
+    if not isinstance(value, list) or not all(type(each) in (int, float) and 0 < each < math.inf for each in value):
+        return False
+    return len(value) > 2 and sorted(set(value)) == value
+
+
+def _solved(match: object) -> str | None:
+    """The option of ``{parameters: {option: …}}``."""
+    inner = match.get(PARAMETERS) if isinstance(match, dict) and len(match) == 1 else None
+    option = inner.get("option") if isinstance(inner, dict) and len(inner) == 1 else None
+    return option if isinstance(option, str) and option.startswith("model.architecture.") else None
+
+
+def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Experiment:
+    """What a file, or the options in its place, ask for.
+
+    Args:
+        content: The keys of an experiment file.
+        source: Names it in errors.
+        name: Of the experiment, if the content has none.
+
+    Raises:
+        ValueError: A key is unknown or wrong; a name cannot be that of a folder; too few pairs for the first look.
+    """
+    validate(content, _FILE, source)
+    given = {key: value for key, value in content.items() if value is not None or key == "delta"}
+    variants = {key: flat_options(value) for key, value in given["variants"].items()}
+    for variant in variants:
+        if variant in (BASELINE, AGAIN, NULL) or "," in variant or file_name(variant) != variant or variant[0] == ".":
+            problem = f"must be the name of a folder without commas, and not {BASELINE}, {AGAIN} or {NULL}"
+            raise ValueError(f"{source}: the variant {shown(variant)} {problem}")
+    baseline, match = given["baseline"], given.get("match", TOKENS)
+    asked: dict[str, Any] = {key: given[key] for key in ("metric", "delta", "alpha", "out") if key in given}
+    asked |= {"looks": _looks(given, source, len(variants)), "options": flat_options(given.get("options", {}))}
+    asked |= {"solved": _solved(match), "match": PARAMETERS if isinstance(match, dict) else match}
+    if (tune := given.get("tune")) is not None:
+        factors = [float(factor) for factor in tune.get("factors", FACTORS)]
+        asked["tune"] = {"option": tune["option"], "factors": factors, "seeds": tune.get("seeds", TUNING_SEEDS)}
+        if asked["looks"][-1] > FIRST_SEED:
+            raise ValueError(f"{source}: seeds from {FIRST_SEED} on belong to tune: give at most {FIRST_SEED} pairs")
+    for options, where in ((asked["options"], "options"), *((v, f"variants.{k}") for k, v in variants.items())):
+        if own := [option for option in options if option in OWN_OPTIONS]:
+            raise ValueError(f"{source}: {where}: {own[0]} is set by the experiment: leave it out")
+    files = (baseline,) if isinstance(baseline, str) else tuple(baseline)
+    return Experiment(name=given.get("name", name), baseline=files, variants=variants, **asked)
+
+
+def _looks(given: Mapping[str, Any], source: object, variants: int) -> tuple[int, ...]:
+    """The looks, cut to the number of pairs if there is one."""
+    looks, most = list(given.get("looks", LOOKS)), given.get("pairs")
+    if most is None:
+        most = looks[-1]
+    if most == 1:
+        raise ValueError(f"{source}: one pair has no interval: give at least 2, such as looks: [4, 6, 8]")
+    if most < looks[0]:
+        runs = 1 + looks[0] * (variants + 2)
+        cost = f"which costs {runs} runs ({looks[0]} of the baseline, the null variant and each variant, and one again)"
+        raise ValueError(f"{source}: {most} pairs are too few for the first look at {looks[0]}, {cost}: raise pairs")
+    looks = [look for look in looks if look <= most]
+    looks = looks if most in looks else [*looks, most]
+    if looks[0] == 1:
+        raise ValueError(f"{source}: looks {looks}: one pair has no interval: the first look needs at least 2")
+    return tuple(looks)
+
+
+def flat_options(options: Mapping[str, Any], prefix: str = "") -> Options:
+    """Options by dotted names; those of a class (``class_path``) stay together."""
+    found: Options = {}
+    for name, value in options.items():
+        is_section = isinstance(value, dict) and bool(value) and "class_path" not in value
+        is_section = is_section and all(map(_is_text, value))
+        found |= flat_options(value, f"{prefix}{name}.") if is_section else {f"{prefix}{name}": value}
+    return found
+
+
+def varied(words: Sequence[str]) -> dict[str, Options]:
+    """Variants from ``KEY=VALUE`` words, named by the option's last word and the value.
+
+    Raises:
+        ValueError: A word has no ``=``, or two give one name.
+    """
+    found: dict[str, Options] = {}
+    for word in words:
+        option, equals, value = word.partition("=")
+        if not equals or not option or not value:
+            raise ValueError(f"--vary {shown(word)} must be OPTION=VALUE, such as model.architecture.mlp=gelu")
+        name = file_name(f"{option.rpartition('.')[2]}={value}".replace(",", ";"))
+        if name in found:
+            raise ValueError(f"--vary {word}: the variant {name} is given twice")
+        found[name] = {option: value}
+    return found

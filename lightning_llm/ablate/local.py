@@ -1,0 +1,206 @@
+"""Workers on this machine, and what is shown while they work.
+
+A slot is a GPU, or a set of cores. Small models train best with one core each: on two cores, two one-thread runs take
+32.7 s together where one two-thread run takes 22 s alone. All runs of an experiment have one number of threads, since
+it changes their bits.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+
+from lightning_llm.ablate.experiment import BASELINE
+from lightning_llm.ablate.plan import CODE, MAIN, Plan
+from lightning_llm.ablate.results import Result, results_of
+from lightning_llm.ablate.scheduler import Run, State, state_of
+from lightning_llm.ablate.worker import LOGS, MOST_KILLS
+from lightning_llm.accounting.hardware import shown_duration
+from lightning_llm.io.console import Console
+
+POLL_S = 0.5
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+MEMORY_SHARE = 0.8  # of the host's memory, for all runs together
+
+
+def cores() -> list[int]:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def threads_for(accelerator: str, gpus: int, need_bytes: int, most: int | None) -> int:
+    """Threads of each run: the cores that a slot gets. On CPUs a slot is one core, or more if memory is short.
+
+    Args:
+        accelerator: ``cpu`` or ``cuda``.
+        gpus: How many there are.
+        need_bytes: Host memory of a run.
+        most: The most runs at a time that the user wants.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    count = gpus if accelerator == "cuda" else min(len(cores()), int(MEMORY_SHARE * memory) // need_bytes)
+    return max(1, len(cores()) // max(1, min(count, most or count)))
+
+
+def slots(plan: Plan, gpus: Sequence[str], most: int | None) -> list[dict[str, str]]:
+    """The environment of each worker, and under ``cores`` the cores that it is bound to."""
+    threads, available = int(plan.content["threads"]), cores()
+    count = len(gpus) if plan.content["accelerator"] == "cuda" else len(available) // threads
+    count = max(1, min(count, most or count))
+    sets = [available[number * threads : (number + 1) * threads] or available for number in range(count)]
+    bound = [{"cores": ",".join(map(str, each))} for each in sets]
+    if plan.content["accelerator"] == "cuda":
+        return [{**each, VISIBLE: gpu} for each, gpu in zip(bound, gpus, strict=False)]
+    return bound
+
+
+def bind(given: str) -> None:
+    """Bind this process, and those that it starts, to cores such as ``0,1``."""
+    if given and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {int(core) for core in given.split(",")})
+
+
+def run_workers(plan: Plan, places: Sequence[Mapping[str, str]]) -> None:
+    """Start a worker in each place, and wait until they have ended. One that is killed is started again.
+
+    Raises:
+        ValueError: One of them failed. The others are stopped.
+    """
+    workers = [Worker(plan, place, plan.out / LOGS / f"worker-{number}.txt") for number, place in enumerate(places)]
+    results: dict[Run, Result] = {}
+    try:
+        with Display(plan) as display:
+            while True:
+                is_running = [worker.is_running() for worker in workers]
+                results = results_of(plan, results)
+                display.show(results)
+                if not any(is_running):
+                    return
+                time.sleep(POLL_S)
+    finally:
+        for worker in workers:
+            worker.stop()
+        for worker in workers:
+            worker.process.wait()
+
+
+class Worker:
+    """A worker in a process of its own, which runs the snapshot of the code.
+
+    Args:
+        plan: Of the experiment.
+        place: As of :func:`slots`.
+        log: Its output.
+    """
+
+    def __init__(self, plan: Plan, place: Mapping[str, str], log: Path) -> None:
+        words = ["ablate", "work", str(plan.out), "--cores", place["cores"], "--parent", str(os.getpid())]
+        self._command = [sys.executable, str((plan.out / CODE / MAIN).resolve()), *words]
+        self._environment = {**os.environ, **{name: value for name, value in place.items() if name != "cores"}}
+        self._log, self._kills = log, 0
+        log.parent.mkdir(exist_ok=True)
+        self.process = self._start()
+
+    def is_running(self) -> bool:
+        """Whether it has not ended; if it was killed, it is started again.
+
+        Raises:
+            ValueError: It failed.
+        """
+        status = self.process.poll()
+        if status is not None and status < 0 and self._kills < MOST_KILLS:
+            self._kills += 1
+            self.process, status = self._start(), None
+        if status:
+            lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
+            raise ValueError(lines[-1].rpartition("error: ")[2] if status > 0 else f"a worker was killed: {self._log}")
+        return status is None
+
+    def stop(self) -> None:
+        """Ask it to end: its run saves first."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        with self._log.open("ab") as output:  # in a session of its own: Ctrl-C reaches it through this process alone
+            return subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+
+class Display:
+    """Pairs done, time left and the present estimate: a bar on a terminal, else a line for each run that ends.
+
+    Args:
+        plan: Of the experiment.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._console = plan, Console(stderr=True)
+        self._before: set[Run] = set()  # ended before this start
+        self._shown: set[Run] | None = None
+        self._started = time.monotonic()
+        columns: list[ProgressColumn] = [TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+        columns.append(TextColumn("{task.description}"))
+        self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._task = self._bar.add_task("", total=None)
+
+    def __enter__(self) -> "Display":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def show(self, results: Mapping[Run, Result]) -> None:
+        """Draw what is new."""
+        if self._shown is None:
+            self._before = set(results)
+        elif results.keys() == self._shown:
+            return
+        new, self._shown = results.keys() - (self._shown or self._before), set(results)
+        state = state_of(self._plan.rules, {run: each.loss for run, each in results.items()})
+        ended = len(results) - len(self._before)
+        run_s = (time.monotonic() - self._started) / ended if ended else None
+        words, total = progress_in_words(state, results, run_s), len(results) + len(state.needed)
+        self._bar.update(self._task, completed=len(results), total=total, description=words)
+        if not self._console.is_terminal:
+            for run in sorted(new):
+                loss = results[run].loss
+                ending = "diverged" if loss is None else f"{loss:.4f}"
+                self._console.print(f"{run}: {ending}; {words}", soft_wrap=True, highlight=False)
+
+
+def progress_in_words(state: State, results: Mapping[Run, Result], run_s: float | None) -> str:
+    """Pairs of the present look, the time that its runs still take, and the mean differences so far.
+
+    Args:
+        state: Of the experiment.
+        results: Of the runs that have ended.
+        run_s: Seconds until one more run has ended, of all workers together; ``None``: not known yet.
+    """
+    sides = (BASELINE, *state.undecided)
+    pairs = [seed for seed in range(state.look) if all(Run(name, seed) in results for name in sides)]
+    words = [f"{len(pairs)} of {state.look} pairs"]
+    if any("," in run.name for run in state.needed):
+        words.append(f"{len(state.needed)} runs of tuned sides to go")
+    if run_s is not None and state.needed:
+        words.append(f"about {shown_duration(run_s * len(state.needed))} to this look")
+    for name in state.undecided:
+        both = [(results[Run(name, seed)].loss, results[Run(BASELINE, seed)].loss) for seed in pairs]
+        differences = [ours - base for ours, base in both if ours is not None and base is not None]
+        if differences:
+            words.append(f"{name} {sum(differences) / len(differences):+.4f}")
+    return ", ".join(words)

@@ -1,0 +1,249 @@
+"""The frozen plan of an experiment, and the snapshot of code and configs that its runs use. No torch.
+
+``OUT/plan.json`` is written before the first run and never changes; its hash is in every report. It holds the hashes of
+``OUT/configs/SIDE.yaml``, the options of each side's runs, and of ``OUT/code``: this package and the files of the
+user's own classes. ``OUT/added.json`` has the pairs that ``extend`` adds, which the verdicts treat as such.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_llm.ablate.experiment import AGAIN, BASELINE, METRICS, NULL
+from lightning_llm.ablate.scheduler import Rules, Run
+from lightning_llm.ablate.tuning import Tune
+from lightning_llm.io.atomic import atomic_path, remove_path, write_json
+from lightning_llm.io.untrusted import (
+    NUMBER,
+    SHA256,
+    TEXT,
+    list_of,
+    maybe,
+    one_of,
+    read_json,
+    record,
+    rule,
+    validate,
+    whole,
+)
+
+PLAN, ADDED, CONFIGS, CODE, RUNS = "plan.json", "added.json", "configs", "code", "runs"
+MAIN = "fit.py"  # in the code: what a run executes. Its folder comes first in the path of imports
+_MAIN = "import sys\n\nfrom lightning_llm.__main__ import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n"
+PACKAGE = Path(__file__).parents[1]
+
+_ANY = rule("options by name", lambda value: isinstance(value, dict))
+ASKED = {
+    "name": TEXT,
+    "variants": _ANY,
+    "metric": one_of(*METRICS),
+    "delta": maybe(NUMBER),
+    "alpha": NUMBER,
+    "looks": list_of(whole(2)),
+    "match": TEXT,
+    "solved": maybe(TEXT),
+    "tune": maybe(record({"option": TEXT, "factors": list_of(NUMBER), "seeds": whole(1)})),
+    "asked_configs": _ANY,
+    "code": SHA256,
+}
+_FROZEN = {"first_seed": one_of(0), "threads": whole(1), "accelerator": TEXT, "folder": TEXT, "sides": _ANY}
+_PLAN = record({**ASKED, **_FROZEN, "hash": SHA256})
+_ADDED = record({"pairs": list_of(whole(1))})
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A plan that was frozen.
+
+    Attributes:
+        out: The folder of the experiment.
+        content: Of ``plan.json``: what was asked for (``ASKED``), and for each of the ``sides`` the hash of its config,
+            its steps, parameters and FLOPs, and how closely the quantity that is matched agrees with the baseline's.
+    """
+
+    out: Path
+    content: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, out: Path) -> "Plan":
+        """The plan of an experiment, checked against its snapshot.
+
+        Raises:
+            ValueError: There is none, or plan or snapshot were changed after the start.
+        """
+        if not (out / PLAN).is_file():
+            raise ValueError(f"{out} holds no {PLAN}: give the folder of an experiment of lightning-llm ablate run")
+        content = read_json(out / PLAN)
+        validate(content, _PLAN, out / PLAN)
+        changed = [] if digest({k: v for k, v in content.items() if k != "hash"}) == content["hash"] else [out / PLAN]
+        changed += [] if code_hash(code_in(out / CODE)) == content["code"] else [out / CODE]
+        for name, side in content["sides"].items():
+            config = out / CONFIGS / f"{name}.yaml"
+            with suppress(FileNotFoundError):
+                if file_hash(config) == side.get("config"):
+                    continue
+            changed.append(config)
+        if changed:
+            advice = "restore it, or begin an experiment in another folder"
+            raise ValueError(f"{changed[0]} was changed after the start: {advice}")
+        return cls(out, content)
+
+    @property
+    def rules(self) -> Rules:
+        """What it says about verdicts, with the pairs that were added."""
+        content = self.content
+        looks, tune = content["looks"], self.tune
+        return Rules(list(content["variants"]), looks, content["delta"], content["alpha"], self.added, tune)
+
+    @property
+    def tune(self) -> Tune | None:
+        """What is tuned; ``None``: nothing."""
+        asked = self.content["tune"]
+        values = {name: side.get("tuned") for name, side in self.content["sides"].items()}
+        return None if asked is None else Tune(**asked, values=values)
+
+    def side(self, name: str) -> str | None:
+        """The side that runs of this name belong to, tuned or not; ``None``: they are no runs of this plan."""
+        side, comma, option = name.partition(",")
+        is_known = not comma or (self.tune is not None and option.startswith(f"{self.tune.word}="))
+        return side if is_known and side in self.names else None
+
+    def options(self, name: str) -> list[str]:
+        """The options of fit that runs of this name have besides those of their side."""
+        _, comma, option = name.partition(",")
+        return [f"--{self.tune.option}={option.partition('=')[2]}"] if comma and self.tune is not None else []
+
+    @property
+    def added(self) -> list[int]:
+        """Pairs added after the last look, one number for each time."""
+        if not (self.out / ADDED).is_file():
+            return []
+        content = read_json(self.out / ADDED)
+        validate(content, _ADDED, self.out / ADDED)
+        return list(content["pairs"])
+
+    def add(self, pairs: int) -> None:
+        """Add pairs after the last look."""
+        write_json(self.out / ADDED, {"pairs": [*self.added, pairs]})
+
+    def run_dir(self, run: Run) -> Path:
+        """The run directory of a run."""
+        return self.out / RUNS / str(run)
+
+    def config(self, name: str) -> Path:
+        """The config of a run's side; the baseline that runs again has the baseline's."""
+        side = self.side(name)
+        return (self.out / CONFIGS / f"{BASELINE if side == AGAIN else side}.yaml").resolve()
+
+    @property
+    def names(self) -> list[str]:
+        """All sides."""
+        return [BASELINE, AGAIN, NULL, *self.content["variants"]]
+
+    def differs(self, asked: Mapping[str, Any]) -> str:
+        """The first thing that is not as it is asked for now, in words; empty if nothing is."""
+        for field in ASKED:
+            before, now = self.content[field], asked[field]
+            if before != now:
+                is_short = len(f"{before}{now}") < 100 and field not in ("code", "asked_configs")
+                return f"{field} ({before}, now {now})" if is_short else field.removeprefix("asked_")
+        return ""
+
+
+def freeze(out: Path, content: Mapping[str, Any], configs: Mapping[str, Any], code: Mapping[str, Path]) -> Plan:
+    """Write the snapshot, and the plan last.
+
+    Args:
+        out: A folder without a plan.
+        content: The plan, without its hash and those of the configs.
+        configs: The options of each side.
+        code: As of :func:`code_of`.
+    """
+    remove_path(out / CODE)
+    with atomic_path(out / CODE) as temporary:
+        for name, path in code.items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, temporary / name)
+        (temporary / MAIN).write_text(_MAIN, encoding="utf-8")
+    (out / CONFIGS).mkdir(exist_ok=True)
+    sides = {name: dict(side) for name, side in content["sides"].items()}
+    for name, options in configs.items():
+        config = out / CONFIGS / f"{name}.yaml"
+        config.write_text(yaml.safe_dump(options, sort_keys=False), encoding="utf-8")
+        sides[name]["config"] = file_hash(config)
+    whole_plan = {**content, "sides": sides}
+    write_json(out / PLAN, {**whole_plan, "hash": digest(whole_plan)})
+    return Plan.read(out)
+
+
+def digest(content: object) -> str:
+    """The SHA-256 of a value as JSON."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def file_hash(path: Path) -> str:
+    """The SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# ---- code
+
+
+def code_of(configs: Mapping[str, Any]) -> dict[str, Path]:
+    """The files that runs of these options use, by name: this package, and the user's own modules.
+
+    Modules in the standard library or installed for this interpreter are no part of it.
+    """
+    found = {f"{PACKAGE.name}/{name}": path for name, path in code_in(PACKAGE).items()}
+    paths = {leaf for leaf in _texts_in(configs) if "." in leaf and all(map(str.isidentifier, leaf.split(".")))}
+    for top, rest in sorted({tuple(path.split(".")[:2]) for path in paths}):
+        with suppress(ValueError, ImportError):
+            spec = find_spec(top)
+            if top == PACKAGE.name or spec is None or spec.origin in ("built-in", "frozen"):
+                continue
+            folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+            if spec.origin is None:  # any folder is a package, if it has no module of that name it is none of a class
+                folders = [folder for folder in folders if (folder / rest).with_suffix(".py").is_file()]
+            places = folders or [Path(spec.origin or "")]
+            if any(_is_installed(place) for place in places):
+                continue
+            for folder in folders:
+                found |= {f"{top}/{name}": path for name, path in code_in(folder).items()}
+            if not folders and places[0].suffix == ".py":
+                found[places[0].name] = places[0]
+    return found
+
+
+def code_in(folder: Path) -> dict[str, Path]:
+    """The Python files below a folder, by their path in it."""
+    files = (Path(root, name) for root, _, names in os.walk(folder) for name in names if name.endswith(".py"))
+    return {path.relative_to(folder).as_posix(): path for path in sorted(files)}
+
+
+def code_hash(code: Mapping[str, Path]) -> str:
+    """The SHA-256 of all files of a snapshot, with their names; ``MAIN`` is added where it is not there yet."""
+    main = hashlib.sha256(_MAIN.encode()).hexdigest()
+    return digest({MAIN: main, **{name: file_hash(path) for name, path in code.items()}})
+
+
+def _is_installed(place: Path) -> bool:
+    paths = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")}
+    return any(place.resolve().is_relative_to(Path(path).resolve()) for path in paths)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts_in(each)

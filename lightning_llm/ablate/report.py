@@ -1,0 +1,181 @@
+"""The report of an experiment as data: what ``report.json`` holds, and what the screen and the page show. No torch.
+
+Every number is a function of the plan and of the runs, except seconds and measured memory.
+"""
+
+import dataclasses
+import statistics as means
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import yaml
+
+from lightning_llm.ablate.experiment import BASELINE, NULL
+from lightning_llm.ablate.results import Loaded
+from lightning_llm.ablate.scheduler import Run
+from lightning_llm.ablate.statistics import Array, sign_flip
+from lightning_llm.ablate.tuning import FIRST_SEED
+from lightning_llm.ablate.verdict import UNDECIDED, Verdict
+
+UNITS = {"val_loss": "nats/token", "bits_per_byte": "bits/byte"}
+LOSS = "val_loss"
+Curve = list[tuple[int, float]]
+
+
+def report_of(loaded: Loaded) -> dict[str, Any]:
+    """The report of an experiment as it is now, as JSON takes it."""
+    content, state = loaded.plan.content, loaded.state
+    variants = {name: _variant(loaded, name) for name in content["variants"]}
+    known = ("name", "metric", "delta", "alpha", "looks", "match", "solved", "threads", "accelerator")
+    lost = [result for result in loaded.results.values() if result.has_diverged]
+    return {
+        "plan": content["hash"],
+        **{field: content[field] for field in known},
+        "unit": UNITS[content["metric"]],
+        "has_ended": not state.needed,
+        "pairs": max((row["pairs"] for row in variants.values()), default=0),
+        "added_pairs": list(loaded.plan.added),
+        "validation": _validation(loaded),
+        "aa": {"replay_difference": loaded.replay_difference, "null_sd": loaded.null_sd},
+        "baseline": _side(loaded, BASELINE),
+        "variants": variants,
+        "diverged_runs": {str(result.run): result.reason for result in sorted(lost, key=lambda each: each.run)},
+        "tuning": _tuning(loaded),
+        "cost": _cost(loaded),
+    }
+
+
+def _variant(loaded: Loaded, name: str) -> dict[str, Any]:
+    """A variant without tuning, which scripts read, and under ``tuned`` the same of the tuned sides."""
+    state = loaded.state
+    tuned = None if state.tuned is None else state.tuned.verdicts.get(name)
+    names = [loaded.tuned_name(side) for side in (BASELINE, name)]
+    row = _numbers(loaded, state.verdicts.get(name), BASELINE, name) | _side(loaded, name)
+    return {**row, "tuned": None if tuned is None else _numbers(loaded, tuned, *names)}
+
+
+def _numbers(loaded: Loaded, found: Verdict | None, baseline: str, variant: str) -> dict[str, Any]:
+    """What a verdict says, and the sign-flip test; before the first look, the numbers are null."""
+    if found is None:
+        row: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(Verdict))
+        return row | {"verdict": UNDECIDED, "pairs": 0, "diverged": 0, "note": "no look yet", "sign_flip": None}
+    losses = {run: each.loss for run, each in loaded.results.items()}
+    both = [(losses.get(Run(baseline, seed)), losses.get(Run(variant, seed))) for seed in range(found.pairs)]
+    differences = [ours - base for base, ours in both if base is not None and ours is not None]
+    flip = None if found.difference is None else dataclasses.asdict(sign_flip(differences))
+    return dataclasses.asdict(found) | {"sign_flip": flip}
+
+
+def _tuning(loaded: Loaded) -> dict[str, Any] | None:
+    """Values, mean losses and optimum of each side, and what they cost; ``None``: nothing is tuned."""
+    tune = loaded.plan.tune
+    if tune is None:
+        return None
+    found = {
+        name: {"untuned": tune.values[name]} | dataclasses.asdict(each) for name, each in loaded.state.tuning.items()
+    }
+    grid = [each for run, each in loaded.results.items() if run.seed >= FIRST_SEED]
+    seconds = sum(each.summary.get("seconds") or 0.0 for each in grid)
+    seeds = list(range(FIRST_SEED, FIRST_SEED + tune.seeds))
+    return {"option": tune.option, "seeds": seeds, "sides": found, "runs": len(grid), "run_seconds": seconds}
+
+
+def _side(loaded: Loaded, name: str) -> dict[str, Any]:
+    """Mean and standard deviation of the metric over the runs of a side, and what the plan says of its cost."""
+    losses = [each.loss for run, each in loaded.results.items() if run.name == name and each.loss is not None]
+    spread = means.stdev(losses) if len(losses) > 1 else None
+    side = loaded.plan.content["sides"][name]
+    facts = {field: side.get(field) for field in ("steps", "parameters", "flops_per_token", "tokens_per_step", "ratio")}
+    return {"mean": means.fmean(losses) if losses else None, "sd_over_seeds": spread, "runs": len(losses), **facts}
+
+
+def _validation(loaded: Loaded) -> str:
+    """How much of the validation text each run's metric is of."""
+    options = yaml.safe_load(loaded.plan.config(BASELINE).read_text(encoding="utf-8"))
+    limit = (options.get("trainer") or {}).get("limit_val_batches")
+    if limit is None or (limit == 1.0 and isinstance(limit, float)):
+        return "the whole validation text"
+    return (
+        f"{limit} batches of the validation text" if isinstance(limit, int) else f"{limit:.0%} of the validation text"
+    )
+
+
+def _cost(loaded: Loaded) -> dict[str, Any]:
+    """Time of all runs, and time and memory of each side's step, measured alone; ``sides`` is empty before that."""
+    measured = loaded.cost or {}
+    sides = {name: dict(side) for name, side in measured.get("sides", {}).items()}
+    for name, side in sides.items():
+        side["training_s"] = side["step_s"] * loaded.plan.content["sides"][name]["steps"]
+    spent = sum(each.summary.get("seconds") or 0.0 for each in loaded.results.values())
+    facts = {field: measured.get(field) for field in ("machine", "threads", "date", "torch", "rounds")}
+    return {**facts, "runs": len(loaded.results), "run_seconds": spent, "sides": sides}
+
+
+# ---- curves
+
+
+@dataclasses.dataclass(frozen=True)
+class Curves:
+    """Validation losses during training, of the runs that have not diverged.
+
+    Attributes:
+        steps: Of the validations of each side.
+        losses: Of each side, shape (runs, validations).
+        seeds: Of these runs.
+    """
+
+    steps: Mapping[str, Sequence[int]]
+    losses: Mapping[str, Array]
+    seeds: Mapping[str, Sequence[int]]
+
+    def differences(self, name: str) -> tuple[list[int], Any]:
+        """Steps of the baseline, and the differences of the pairs there; the variant's are read at equal shares.
+
+        A share of the run is what both sides have in common if their numbers of steps differ.
+        """
+        both = [seed for seed in self.seeds[BASELINE] if seed in self.seeds.get(name, ())]
+        steps, own = (np.array(self.steps[side]) for side in (BASELINE, name))
+        rows = [
+            np.interp(steps / steps[-1], own / own[-1], self._of(name, seed)) - self._of(BASELINE, seed)
+            for seed in both
+        ]
+        return list(self.steps[BASELINE]), np.array(rows)
+
+    def at_equal_time(self, name: str, sides: Mapping[str, Mapping[str, Any]]) -> float | None:
+        """Mean difference of the validation loss when the faster side ends; ``None`` without curves or times.
+
+        The slower side is then in the middle of its schedule, so the number favors the faster one.
+        """
+        both = [seed for seed in self.seeds.get(BASELINE, ()) if seed in self.seeds.get(name, ())]
+        if not both or BASELINE not in sides or name not in sides:
+            return None
+        end = min(sides[side]["step_s"] * self.steps[side][-1] for side in (BASELINE, name))
+        ours, base = (
+            [np.interp(end / sides[side]["step_s"], self.steps[side], self._of(side, seed)) for seed in both]
+            for side in (name, BASELINE)
+        )
+        return float(np.mean(np.subtract(ours, base)))
+
+    def _of(self, name: str, seed: int) -> Any:
+        return self.losses[name][list(self.seeds[name]).index(seed)]
+
+
+def curves_of(loaded: Loaded) -> Curves:
+    """The validation losses of all pairs during training. Reading them takes a while."""
+    steps, losses, seeds = dict[str, list[int]](), dict[str, Array](), dict[str, list[int]]()
+    for name in (BASELINE, NULL, *loaded.plan.content["variants"]):
+        found = dict(_curves(loaded, name))
+        lengths = [tuple(step for step, _ in curve) for curve in found.values()]
+        common = max(set(lengths), key=lengths.count, default=())  # a resumed run may have validated once more
+        kept = {seed: dict(curve) for seed, curve in found.items() if set(common) <= {step for step, _ in curve}}
+        if common and kept:
+            steps[name], seeds[name] = list(common), list(kept)
+            losses[name] = np.array([[curve[step] for step in common] for curve in kept.values()])
+    return Curves(steps, losses, seeds)
+
+
+def _curves(loaded: Loaded, name: str) -> Iterator[tuple[int, Curve]]:
+    for run, result in sorted(loaded.results.items()):
+        if run.name == name and not result.has_diverged and (curve := result.curves().get(LOSS)):
+            yield run.seed, curve

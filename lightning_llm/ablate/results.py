@@ -1,0 +1,155 @@
+"""What the runs of an experiment have given. :func:`load_experiment` is what every report reads. No torch."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning_llm.ablate.experiment import AGAIN, BASELINE, NULL
+from lightning_llm.ablate.pairing import BATCHES, INITIAL_VALUES, VALIDATION_BATCHES, mismatch
+from lightning_llm.ablate.plan import RUNS, Plan
+from lightning_llm.ablate.scheduler import Run, State, state_of
+from lightning_llm.ablate.statistics import paired
+from lightning_llm.checkpoints.run_directory import DIVERGED, FINISHED, STATUS, read_summary
+from lightning_llm.checkpoints.run_directory import state_of as run_state
+from lightning_llm.io.untrusted import read_json
+
+COST = "cost.json"
+NUMBERS = ("val_loss", "bits_per_byte", "train_loss", "seconds", "peak_memory_gib", "steps", "tokens")
+CURVES = ("train_loss", "val_loss")
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A run that has ended.
+
+    Attributes:
+        run: Which.
+        folder: Its run directory.
+        loss: The metric at the last step; ``None``: the run diverged.
+        reason: Why it diverged.
+        summary: Its ``summary.json``, with ``seconds`` and the hashes of what it used; empty if it diverged.
+    """
+
+    run: Run
+    folder: Path
+    loss: float | None
+    reason: str
+    summary: Mapping[str, Any]
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether a loss, gradient or weight became NaN or infinite."""
+        return self.loss is None
+
+    def curves(self) -> dict[str, list[tuple[int, float]]]:
+        """``train_loss`` and ``val_loss``: (step, value), from TensorBoard's files. Reading them takes a while."""
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
+        events = EventAccumulator(str(self.folder), size_guidance={"scalars": 0})
+        events.Reload()
+        known = events.Tags()["scalars"]
+        return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in CURVES if name in known}
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """An experiment as it is now.
+
+    Attributes:
+        plan: Its plan; ``plan.content["hash"]`` belongs into every report.
+        results: Of the runs that have ended.
+        state: What is needed next, and the verdicts.
+        cost: Of ``cost.json``; ``None`` until it is measured.
+    """
+
+    plan: Plan
+    results: Mapping[Run, Result]
+    state: State
+    cost: Mapping[str, Any] | None
+
+    @property
+    def replay_difference(self) -> float | None:
+        """The largest difference of curves and losses of the baseline's seed 0 from those of the same again."""
+        first, again = (self.results.get(Run(name, 0)) for name in (BASELINE, AGAIN))
+        if first is None or again is None or first.loss is None or again.loss is None:
+            return None
+        ours, theirs = first.curves(), again.curves()
+        pairs = [(first.loss, again.loss)]
+        for name in ours.keys() & theirs.keys():
+            both = dict(ours[name]), dict(theirs[name])
+            pairs += [(both[0][step], both[1][step]) for step in both[0].keys() & both[1].keys()]
+        return max(abs(one - other) for one, other in pairs)
+
+    def tuned_name(self, side: str) -> str:
+        """What the runs of a side are called once it is tuned."""
+        tune, found = self.plan.tune, self.state.tuning.get(side)
+        return side if tune is None or found is None or found.best is None else tune.tuned_name(side, found.best)
+
+    @property
+    def null_sd(self) -> float | None:
+        """Standard deviation of the differences of the null variant: what chance alone makes of a pair."""
+        losses = {run: each.loss for run, each in self.results.items() if each.loss is not None}
+        seeds = [seed for name, seed in losses if name == NULL and Run(BASELINE, seed) in losses]
+        sides = [[losses[Run(name, seed)] for seed in seeds] for name in (BASELINE, NULL)]
+        return paired(*sides).sd if len(seeds) > 1 else None
+
+
+def load_experiment(out: str | Path) -> Loaded:
+    """An experiment as it is now: plan, runs, verdicts and cost.
+
+    Raises:
+        ValueError: There is none, it was changed after the start, or two runs that should be a pair are none.
+    """
+    plan = Plan.read(Path(out))
+    results = results_of(plan)
+    cost = read_json(plan.out / COST) if (plan.out / COST).is_file() else None
+    return Loaded(plan, results, state_of(plan.rules, {run: each.loss for run, each in results.items()}), cost)
+
+
+def results_of(plan: Plan, known: Mapping[Run, Result] | None = None) -> dict[Run, Result]:
+    """The runs that have ended.
+
+    Args:
+        plan: Of the experiment.
+        known: What an earlier call returned: these are not read again.
+
+    Raises:
+        ValueError: A run used other batches or started from other values than the baseline's of the same seed.
+    """
+    found = dict(known or {})
+    folders = sorted((plan.out / RUNS).iterdir()) if (plan.out / RUNS).is_dir() else []
+    for folder in folders:
+        name, _, seed = folder.name.rpartition(",seed=")
+        run = Run(name, int(seed) if seed.isdecimal() else -1)
+        if run not in found and plan.side(name) and run.seed >= 0 and (result := _result(plan, run, folder)):
+            found[run] = result
+    for run, result in found.items():
+        base = found.get(Run(BASELINE, run.seed)) if run.name != BASELINE else None
+        if base and not (result.has_diverged or base.has_diverged) and (problem := _mismatch(plan, base, result)):
+            raise ValueError(f"{result.folder} and {base.folder} are no pair: {problem}")
+    return found
+
+
+def _result(plan: Plan, run: Run, folder: Path) -> Result | None:
+    words = run_state(folder).words
+    if words == FINISHED:
+        summary = read_summary(folder, NUMBERS)
+        loss = summary.get(plan.content["metric"])
+        reason = "" if loss is not None else f"its {plan.content['metric']} is not finite"
+        return Result(run, folder, loss, reason, summary)
+    if words.startswith(DIVERGED):
+        return Result(run, folder, None, str(read_json(folder / STATUS).get("reason", "")), {})
+    return None
+
+
+def _mismatch(plan: Plan, base: Result, other: Result) -> str:
+    """Why two runs are no pair, apart from what the plan makes different."""
+    sides, name = plan.content["sides"], plan.side(other.run.name)
+    excused = [INITIAL_VALUES] if name == NULL else []
+    side = sides[BASELINE if name == AGAIN else str(name)]
+    if side["steps"] != sides[BASELINE]["steps"] or side["tokenizer"] != sides[BASELINE]["tokenizer"]:
+        excused += [BATCHES]
+    if side["tokenizer"] != sides[BASELINE]["tokenizer"]:
+        excused += [VALIDATION_BATCHES]
+    return mismatch(base.summary, {**other.summary, **{field: base.summary.get(field) for field in excused}})

@@ -1,0 +1,89 @@
+"""Workers as an array of SLURM jobs, by ``submitit`` (the extra ``slurm``).
+
+A job holds the path of the experiment and nothing else: what is done and what is needed is in the folder. When SLURM
+takes a job's time away, ``submitit`` gets its signal: the worker stops, its run saves, and the job is queued again.
+Nobody else queues it: the fits do not see that they are in a job (``worker.environment``).
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lightning_llm.ablate.plan import CODE, MAIN, Plan
+
+FOLDER = "slurm"
+MOST_TIMEOUTS = 10_000  # of a job: each is queued again
+TIME = 60  # minutes: partitions have limits, and a job that has timed out is queued again
+IGNORED = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+class WorkerJob:
+    """A job of the array.
+
+    Args:
+        out: The folder of the experiment.
+    """
+
+    def __init__(self, out: str) -> None:
+        self.out = out
+
+    def __call__(self) -> None:
+        """Work until nothing is needed.
+
+        Raises:
+            RuntimeError: The worker failed.
+        """
+        command = [sys.executable, str(Path(self.out, CODE, MAIN)), "ablate", "work", self.out]
+        # SLURM sends its signal to all processes of the job: the worker hears of it from this one alone
+        self._process = subprocess.Popen(command, preexec_fn=_ignore)
+        if status := self._process.wait():
+            raise RuntimeError(f"lightning-llm ablate work {self.out} ended with status {status}")
+
+    def checkpoint(self) -> Any:
+        """Stop the worker; what ``submitit`` queues again is the same path."""
+        from submitit.helpers import DelayedSubmission
+
+        self._process.terminate()
+        with suppress(ChildProcessError):  # this interrupts the other wait, which holds the lock of Popen.wait
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        return DelayedSubmission(WorkerJob(self.out))
+
+
+def submit(plan: Plan, workers: int, settings: Sequence[str]) -> list[str]:
+    """Submit an array of workers; returns the numbers of the jobs.
+
+    Args:
+        plan: Of the experiment.
+        workers: How many.
+        settings: ``KEY=VALUE`` for ``submitit``'s SlurmExecutor, such as ``partition=gpu`` or ``time=600`` (minutes).
+
+    Raises:
+        ValueError: ``submitit`` or SLURM is missing, or a setting is wrong.
+    """
+    try:
+        from submitit import SlurmExecutor
+    except ImportError as error:
+        raise ValueError('--slurm needs submitit: python -m pip install "lightning-llm[slurm]"') from error
+    given = [setting.partition("=") for setting in settings]
+    if wrong := [name for name, equals, _ in given if not equals]:
+        raise ValueError(f"--slurm {wrong[0]} must be KEY=VALUE, such as partition=gpu")
+    values: Mapping[str, Any] = {name: int(value) if value.isdecimal() else value for name, _, value in given}
+    try:
+        executor = SlurmExecutor(folder=plan.out.resolve() / FOLDER, max_num_timeout=MOST_TIMEOUTS)
+        shape = {"array_parallelism": workers, "cpus_per_task": plan.content["threads"], "time": TIME}
+        executor.update_parameters(job_name=plan.content["name"], **{**shape, **values})
+        with executor.batch():
+            jobs = [executor.submit(WorkerJob(str(plan.out.resolve()))) for _ in range(workers)]
+    except Exception as error:  # of submitit: no srun, a wrong parameter, what sbatch says
+        raise ValueError(f"--slurm: {' '.join(str(error).split())[:500]}") from error
+    return [str(job.job_id) for job in jobs]
+
+
+def _ignore() -> None:
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)

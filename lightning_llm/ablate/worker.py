@@ -1,0 +1,149 @@
+"""A worker: takes the next run that nobody has, trains it with ``fit`` in a process of its own, until none is left.
+
+Any number of workers, on any number of hosts that share the folder, do each run once. A run that was interrupted is
+resumed from its last checkpoint. The fits use the snapshot of the code. No torch: only the fits import it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from lightning_llm.ablate import claims
+from lightning_llm.ablate.plan import CODE, MAIN, Plan
+from lightning_llm.ablate.results import Result, results_of
+from lightning_llm.ablate.scheduler import Run, state_of
+from lightning_llm.checkpoints.run_directory import CHECKPOINTS, is_locked
+from lightning_llm.io.atomic import remove_path
+
+POLL_S = 0.5
+LOGS = "logs"
+MOST_KILLS = 5  # of one run by a signal, in a row, before a worker gives up
+ENDED_BY_SIGNAL = (129, 130, 143)
+
+
+class Stopped(Exception):
+    """The process that started this worker has ended."""
+
+
+def work(out: Path, *, parent: int | None = None, say: Callable[[str], object] = print) -> None:
+    """Take runs until none is needed.
+
+    Args:
+        out: The folder of the experiment.
+        parent: The process to end with.
+        say: Called with a line for each run.
+
+    Raises:
+        ValueError: A run failed, with the last line of its log; or pairs are none.
+    """
+    plan, results, kills = Plan.read(out), dict[Run, Result](), dict[Run, int]()
+    while True:
+        results = results_of(plan, results)
+        state = state_of(plan.rules, {run: each.loss for run, each in results.items()})
+        if not state.needed:
+            return
+        if not any(_try(plan, run, results, kills, parent, say) for run in state.needed):
+            _check(parent)
+            time.sleep(POLL_S)
+
+
+def _try(
+    plan: Plan,
+    run: Run,
+    known: Mapping[Run, Result],
+    kills: dict[Run, int],
+    parent: int | None,
+    say: Callable[[str], object],
+) -> bool:
+    """Train a run if nobody has it. False: somebody has."""
+    if is_locked(plan.run_dir(run)):  # a fit whose worker was killed still trains there
+        return False
+    claim = claims.take(plan.out, str(run))
+    if claim is None:
+        return False
+    try:
+        if run in results_of(plan, known):  # another worker has just finished it
+            return False
+        say(f"{run}: {'resuming' if _has_checkpoint(plan.run_dir(run)) else 'starting'}")
+        status = _fit(plan, run, claim, parent)
+    finally:
+        claim.give_up()
+    if status is None or (status and is_locked(plan.run_dir(run))):
+        return False
+    if run in results_of(plan, known):
+        return True
+    kills[run] = kills.get(run, 0) + 1
+    if status < 0 or status in ENDED_BY_SIGNAL:
+        if kills[run] < MOST_KILLS:
+            return True
+        raise ValueError(f"{run} was ended by signal {abs(status) % 128} {MOST_KILLS} times: see {_log(plan, run)}")
+    raise ValueError(f"{run} failed: {_last_line(_log(plan, run))}")
+
+
+def _fit(plan: Plan, run: Run, claim: claims.Claim, parent: int | None) -> int | None:
+    """The exit status of a fit; ``None``: another worker has taken the run."""
+    folder, log = plan.run_dir(run).resolve(), _log(plan, run)
+    words = [f"--config={plan.config(run.name)}", f"--seed_everything={run.seed}", f"--data.seed={run.seed}"]
+    words += [*plan.options(run.name), f"--trainer.run_dir={folder}"]
+    if _has_checkpoint(folder):
+        words.append("--ckpt_path=last")
+    else:  # killed before its first checkpoint: a new run needs a new folder
+        remove_path(folder)
+    log.parent.mkdir(exist_ok=True)
+    with log.open("ab") as output:
+        command = [sys.executable, str((plan.out / CODE / MAIN).resolve()), "fit", *words]
+        # a session of its own: Ctrl-C reaches it through this process alone, once
+        process = subprocess.Popen(
+            command,
+            cwd=plan.content["folder"],
+            env=environment(plan),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        while True:
+            try:
+                return process.wait(POLL_S)
+            except subprocess.TimeoutExpired:
+                if not claim.renew():
+                    return None
+                _check(parent)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+
+
+def environment(plan: Plan) -> dict[str, str]:
+    """Of a fit: the plan's number of threads, and no trace of SLURM, which belongs to the worker alone.
+
+    Otherwise Lightning in each fit would take the job's signals for its own, and queue the job a second time.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "OMP_", "MKL_"))}
+    return {**kept, "OMP_NUM_THREADS": str(plan.content["threads"])}
+
+
+def _check(parent: int | None) -> None:
+    if parent is not None and os.getppid() != parent:
+        raise Stopped
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    return any(not path.name.startswith(".") for path in (folder / CHECKPOINTS).glob("*.ckpt"))
+
+
+def _log(plan: Plan, run: Run) -> Path:
+    return plan.out / LOGS / f"{run}.txt"
+
+
+def _last_line(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 4096))
+        lines = file.read().decode("utf-8", errors="replace").strip().splitlines()
+    return f"{lines[-1] if lines else 'no output'}; see {log}"

@@ -1,0 +1,230 @@
+"""``lightning-llm ablate``: does a change help? Runs of a baseline and its variants in pairs, until a verdict.
+
+``run`` plans an experiment, freezes the plan, and starts workers on this machine; ``work`` is one worker; ``status``
+shows how far an experiment is; ``report`` writes what it has found; ``extend`` adds pairs; ``measure`` measures time
+and memory of each side.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from lightning_llm.ablate import claims, local
+from lightning_llm.ablate.experiment import BASELINE, MOST_PAIRS, OWN_OPTIONS, Experiment, experiment_of, varied
+from lightning_llm.ablate.plan import CODE, MAIN, Plan
+from lightning_llm.ablate.report import report_of
+from lightning_llm.ablate.results import COST, load_experiment
+from lightning_llm.ablate.slurm import submit
+from lightning_llm.ablate.tuning import FIRST_SEED
+from lightning_llm.ablate.worker import Stopped, work
+from lightning_llm.cli.ablate_report import show_report, write_report
+from lightning_llm.cli.config_file import read_config
+from lightning_llm.cli.errors import OneLineParser, Tool
+from lightning_llm.cli.process import interrupts
+from lightning_llm.io.atomic import write_json
+from lightning_llm.io.console import Console
+
+PROG = "lightning-llm ablate"
+AGAIN = "; the same command again continues"
+OF_FIT = ("model", "data", "trainer", "seed_everything", "keep_freed_memory")  # their options follow those of run
+
+
+def _options(parser: OneLineParser) -> None:
+    parser.description = "Compare a baseline with variants of it, in pairs of runs with the same seed, until a verdict."
+    actions = parser.add_subparsers(dest="action", required=True, metavar="run|status|report|extend|measure|work")
+    run = actions.add_parser("run", help="plan an experiment, or continue one, and train its runs on this machine")
+    add = run.add_argument
+    about = "an experiment (YAML), or the folder of one to continue; options of fit may follow, for all runs"
+    add("experiment", nargs="?", metavar="FILE", help=about)
+    add("--baseline", nargs="+", metavar="CONFIG", help="without FILE: configs of the baseline")
+    add("--vary", action="append", default=[], metavar="OPTION=VALUE", help="without FILE: a variant; repeatable")
+    add("--name", help="name of the experiment (default: that of FILE)")
+    add("--out", metavar="DIR", help="folder of the experiment (default: runs/NAME)")
+    add("--pairs", type=int, metavar="N", help="at most N pairs")
+    extend = actions.add_parser("extend", help="add pairs for the variants without a verdict, and train them")
+    extend.add_argument("--pairs", type=int, required=True, metavar="N", help="how many")
+    status = actions.add_parser("status", help="show how far an experiment is")
+    report = actions.add_parser("report", help="print the report, and write report.json and report.html to its folder")
+    measure = actions.add_parser("measure", help="measure time and memory of each side, alone on this machine")
+    worker = actions.add_parser("work", help="take runs that no other worker has, until the experiment has ended")
+    for action in (extend, status, report, measure, worker):
+        action.add_argument("folder", type=Path, metavar="DIR", help="folder of an experiment")
+    for action in (run, extend):
+        action.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: one per GPU or core)")
+        about = "submit the workers as an array of SLURM jobs, with these settings of submitit, such as partition=gpu"
+        action.add_argument("--slurm", nargs="*", metavar="KEY=VALUE", help=about)
+    worker.add_argument("--cores", default="", help=argparse.SUPPRESS)
+    worker.add_argument("--parent", type=int, help=argparse.SUPPRESS)
+
+
+def run_ablate(words: Sequence[str]) -> int:
+    """Compare a baseline with variants of it."""
+    own, of_fit = _split(words)
+    return Tool(partial(_act, of_fit=of_fit), PROG, _options, when_interrupted=AGAIN)(own)
+
+
+run_ablate.parser = Tool(lambda options: None, PROG, _options).parser  # type: ignore[attr-defined]
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words of ``ablate``, and options of ``fit``: those with a dot, and the single ones."""
+    own, of_fit, rest = list[str](), list[str](), iter(words)
+    for word in rest:
+        name, equals, _ = word.removeprefix("--").partition("=")
+        if word.startswith("--") and name.partition(".")[0].removesuffix("+") in OF_FIT:
+            of_fit += [word, *(() if equals else islice(rest, 1))]
+        else:
+            own.append(word)
+    return own, of_fit
+
+
+def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
+    if of_fit and options.action != "run":
+        raise ValueError(f"{of_fit[0]} is an option of fit: only ablate run takes it")
+    for name in (word.removeprefix("--").partition("=")[0] for word in of_fit):
+        if name in OWN_OPTIONS:
+            raise ValueError(f"--{name} is set by the experiment: leave it out")
+    if getattr(options, "workers", None) is not None and options.workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {options.workers}")
+    with interrupts.taken("ablate"):
+        acts = {
+            "run": _run,
+            "extend": _extend,
+            "status": _status,
+            "report": _report,
+            "measure": _measure,
+            "work": _work,
+        }
+        acts[options.action](options, of_fit)
+
+
+def _run(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
+    if options.experiment is not None and Path(options.experiment).is_dir():
+        if of_fit or options.baseline or options.vary or options.pairs or options.out:
+            raise ValueError(f"{options.experiment} has a frozen plan: only --workers can be given with it")
+        plan = Plan.read(Path(options.experiment))
+    else:
+        plan = _planned(asked(options), of_fit, options.workers)
+    _carry_out(plan, options)
+
+
+def asked(options: argparse.Namespace) -> Experiment:
+    """The experiment that the options of ``run`` describe.
+
+    Raises:
+        ValueError: They do not, or its file is wrong.
+        OSError: It cannot be read.
+    """
+    if options.experiment is not None:
+        if options.baseline or options.vary:
+            raise ValueError(f"--baseline and --vary are in place of a file: leave out {options.experiment}")
+        content, source, name = read_config(Path(options.experiment)), options.experiment, Path(options.experiment).stem
+    elif not options.baseline or not options.vary:
+        raise ValueError("give an experiment's FILE, or --baseline CONFIG and at least one --vary OPTION=VALUE")
+    else:
+        content, source = {"baseline": options.baseline, "variants": varied(options.vary)}, "the command line"
+        name = "ablate"
+    given = {"name": options.name, "out": options.out, "pairs": options.pairs}
+    return experiment_of({**content, **{key: value for key, value in given.items() if value is not None}}, source, name)
+
+
+def _planned(experiment: Experiment, of_fit: Sequence[str], workers: int | None) -> Plan:
+    # after the file is read: a typing mistake is answered without waiting for torch
+    from lightning_llm.cli.ablate_setup import Setup
+
+    variants = ", ".join(experiment.variants)
+    print(f"{PROG}: checking the baseline and {variants}", file=sys.stderr)
+    return Setup(experiment, of_fit).plan(workers)
+
+
+def _carry_out(plan: Plan, options: argparse.Namespace) -> None:
+    """Start workers, wait for the verdicts, and measure the cost; or submit workers to SLURM, and leave."""
+    content, console, workers = plan.content, Console(stderr=True), options.workers
+    if options.slurm is not None:
+        needed = len(load_experiment(plan.out).state.needed)
+        jobs = submit(plan, min(needed, workers or needed), options.slurm) if needed else []
+        console.print(f"{plan.out}: submitted {', '.join(jobs) or 'nothing: no run is needed'}", highlight=False)
+        return
+    gpus = _gpus() if content["accelerator"] == "cuda" else []
+    places = local.slots(plan, gpus, workers)
+    if load_experiment(plan.out).state.needed:
+        looks = ", ".join(map(str, content["looks"]))
+        words = f"{len(content['variants'])} variants, looks at {looks} pairs, {len(places)} at a time"
+        console.print(f"{content['name']}: {words}, {content['threads']} threads each: {plan.out}", highlight=False)
+        local.run_workers(plan, places)
+    if not (plan.out / COST).exists():
+        command = [sys.executable, str((plan.out / CODE / MAIN).resolve()), "ablate", "measure", str(plan.out)]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(content["threads"])}
+        done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or ["no output"]
+            console.print(f"time and memory were not measured: {lines[-1]}", soft_wrap=True, highlight=False)
+    _write(plan.out)
+
+
+def _extend(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
+    loaded = load_experiment(options.folder)
+    if loaded.state.needed:
+        command = f"lightning-llm ablate run {options.folder}"
+        raise ValueError(f"{options.folder} has not used up its plan: {command} continues it")
+    tuned = loaded.state.tuned
+    if not loaded.state.undecided and not (tuned and tuned.undecided):
+        raise ValueError(f"{options.folder}: every variant has a verdict, or a run that diverged: nothing to extend")
+    if not 1 <= options.pairs <= MOST_PAIRS:
+        raise ValueError(f"--pairs must be from 1 to {MOST_PAIRS}, got {options.pairs}")
+    if loaded.plan.tune and loaded.state.look + options.pairs > FIRST_SEED:
+        raise ValueError(f"--pairs {options.pairs}: seeds from {FIRST_SEED} on belong to tuning: give fewer")
+    loaded.plan.add(options.pairs)
+    _carry_out(loaded.plan, options)
+
+
+def _status(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
+    loaded, console = load_experiment(options.folder), Console()
+    needed = loaded.state.needed
+    taken = sum(claims.is_taken(loaded.plan.out, str(run)) for run in needed)
+    runs = f"{len(loaded.results)} runs have ended, {taken} train, {len(needed) - taken} wait"
+    console.print(f"{options.folder}: {runs}", soft_wrap=True, highlight=False)
+    show_report(report_of(loaded), console)
+
+
+def _report(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
+    _write(options.folder)
+
+
+def _write(out: Path) -> None:
+    report, page = write_report(load_experiment(out))
+    console = Console()
+    show_report(report, console)
+    console.print(f"Written: {page}", soft_wrap=True, highlight=False)
+
+
+def _work(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
+    local.bind(options.cores)
+    try:
+        work(options.folder, parent=options.parent, say=partial(print, flush=True))
+    except Stopped:
+        raise KeyboardInterrupt from None
+
+
+def _measure(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
+    plan = Plan.read(options.folder.resolve())
+    os.chdir(plan.content["folder"])  # the paths of the text are relative to it
+    from lightning_llm.ablate import cost
+    from lightning_llm.cli.ablate_setup import read_side
+
+    names = [BASELINE, *plan.content["variants"]]
+    found = cost.measure(names, lambda name: read_side(name, [plan.config(name)], []), print)
+    write_json(plan.out / COST, {"plan": plan.content["hash"], **found})
+
+
+def _gpus() -> list[str]:
+    """The GPUs that workers may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    import torch
+
+    named = os.environ.get(local.VISIBLE)
+    return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]

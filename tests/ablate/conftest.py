@@ -1,0 +1,64 @@
+"""An experiment whose runs are done in no time by a stand-in for ``fit``."""
+
+import pytest
+
+from lightning_llm.ablate.experiment import BASELINE, NULL
+from lightning_llm.ablate.plan import code_hash, freeze
+
+# Instead of the package, in the snapshot: writes what a run writes, with a loss that its config and its seed decide
+STAND_IN = """
+import json, math, os, sys
+from pathlib import Path
+
+import yaml
+
+def main():
+    words = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[2:])
+    run, seed = Path(words["trainer.run_dir"]), int(words["seed_everything"])
+    asked = yaml.safe_load(Path(words["config"]).read_text())
+    run.mkdir(parents=True)
+    (run / "started").write_text(str(os.getpid()))
+    with open(run.parent.parent / "started.txt", "a") as file:
+        file.write(f"{run.name}\\n")
+    assert words["data.seed"] == str(seed)
+    if asked.get("fails"):
+        print("lightning-llm fit: error: No space left on device", file=sys.stderr)
+        return 2
+    if seed in asked.get("diverges", ()):
+        (run / "status.json").write_text(json.dumps({"status": "diverged", "step": 3, "reason": "loss is nan"}))
+        return 1
+    hashes = {"initial_values": {"a.weight": "2x2 float32 00"}, "validation_batches": "1"}
+    hashes["batches"] = asked.get("batches", "2")
+    loss = 3.0 + 0.01 * seed + asked["effect"] * (1 + 0.001 * (seed % 3))
+    if "best" in asked:  # a parabola over the logarithm of the rate
+        rate = float(words.get("model.optimizer.init_args.lr", asked["lr"]))
+        loss += math.log2(rate / asked["best"]) ** 2
+    (run / "config.yaml").write_text("{}")
+    (run / "summary.json").write_text(json.dumps({"val_loss": loss, "seconds": 1.0, **hashes}))
+    (run / "status.json").write_text(json.dumps({"status": "finished", "step": 6}))
+    return 0
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    """``experiment(variants={name: config}, looks=…)``: a frozen plan."""
+
+    def make(variants, looks=(2, 3), delta=None, out="out", base=None, **asked):
+        files = {"lightning_llm/__init__.py": "", "lightning_llm/__main__.py": STAND_IN}
+        code = {name: tmp_path / f"code-{number}" for number, name in enumerate(files)}
+        for name, path in code.items():
+            path.write_text(files[name])
+        configs = {BASELINE: {"effect": 0.0, **(base or {})}, NULL: {"effect": 0.003}, **variants}
+        sides = {name: {"steps": 6, "tokenizer": "t"} for name in configs}
+        content = {
+            **{"name": "test", "variants": {name: {} for name in variants}, "metric": "val_loss", "delta": delta},
+            **{"alpha": 0.05, "looks": list(looks), "match": "tokens", "solved": None, "tune": None},
+            **{"asked_configs": {}},
+            **{"code": code_hash(code), "first_seed": 0, "threads": 1, "accelerator": "cpu", "folder": str(tmp_path)},
+            **{"sides": sides, **asked},
+        }
+        (tmp_path / out).mkdir()
+        return freeze(tmp_path / out, content, configs, code)
+
+    return make

@@ -1,0 +1,74 @@
+"""Sides as ``fit`` reads them: the null variant's draw, and the time and memory of a training step."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lightning_llm.ablate import cost
+from lightning_llm.ablate.null_variant import RedrawMLP
+from lightning_llm.cli.ablate_setup import read_side, words_of
+
+OPTIONS = {
+    "model.architecture.hidden_size": 32,
+    "model.architecture.num_hidden_layers": 2,
+    "model.architecture.num_attention_heads": 2,
+    "data.tokenizer": "char",
+    "data.context_length": 16,
+    "data.global_batch_size": 8,
+    "data.micro_batch_size": 4,
+    "trainer.max_steps": 6,
+    "trainer.accelerator": "cpu",
+    "trainer.gradient_clip_val": 1.0,
+    "keep_freed_memory": False,
+}
+
+
+@pytest.fixture
+def make(text_file, tmp_path, monkeypatch):
+    """``make(name)``: a side; ``wide`` has a wider MLP."""
+    monkeypatch.chdir(tmp_path)
+
+    def side(name):
+        width = {"model.architecture.intermediate_size": 1024} if name == "wide" else {}
+        return read_side(name, [], words_of({**OPTIONS, "data.path": str(text_file), **width}))
+
+    return side
+
+
+def weights(model):
+    return {name: value.clone() for name, value in model.named_parameters()}
+
+
+def test_a_step_trains(make):
+    steps = cost.TrainingSteps(make("baseline"))
+    before = weights(steps.model)
+    steps.step()
+    assert all(not torch.equal(value, before[name]) for name, value in weights(steps.model).items())
+    assert all(value.grad is None for value in steps.model.parameters())
+    fixed = sum(value.nbytes for value in before.values())
+    assert steps.peak_bytes() > 4 * fixed  # weights, gradients and two averages of AdamW
+
+
+def test_time_and_memory_of_each_side(make, monkeypatch):
+    monkeypatch.setattr(cost, "ROUNDS", 2)
+    found = cost.measure(["baseline", "wide"], make, lambda line: None)
+    assert found["sides"].keys() == {"baseline", "wide"}
+    assert found["sides"]["wide"]["peak_bytes"] > found["sides"]["baseline"]["peak_bytes"]
+    assert found["sides"]["baseline"]["ratio"] == 1.0
+    assert found["sides"]["wide"]["ratio_p20"] <= found["sides"]["wide"]["ratio"] <= found["sides"]["wide"]["ratio_p80"]
+    assert found["threads"] == torch.get_num_threads()
+
+
+def test_the_null_variant_draws_its_mlps_again_and_nothing_else(make):
+    side = make("baseline")
+    side.model.architecture, side.model.seed = side.architecture, 3
+    side.model.configure_model()
+    before = weights(side.model)
+    RedrawMLP().on_fit_start(SimpleNamespace(ckpt_path="resumed.ckpt"), side.model)
+    assert all(torch.equal(value, before[name]) for name, value in weights(side.model).items())
+    RedrawMLP().on_fit_start(SimpleNamespace(ckpt_path=None), side.model)
+    changed = {name for name, value in weights(side.model).items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in before if ".mlp." in name}
+    spread = {name: side.model.get_parameter(name).std().item() for name in changed}
+    assert all(before[name].std().item() == pytest.approx(spread[name], rel=0.1) for name in changed)

@@ -1,0 +1,96 @@
+"""What a user asks for: read strictly, with one line for each mistake."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_llm.ablate.experiment import experiment_of, varied
+
+RATE = "model.optimizer.init_args.lr"
+BASE = {"baseline": "a.yaml", "variants": {"relu": {"model.architecture.mlp": "relu"}}}
+
+
+def test_a_file_with_only_the_required_keys_gets_the_defaults():
+    found = experiment_of(BASE, "f.yaml", "f")
+    assert (found.name, found.baseline, found.folder) == ("f", ("a.yaml",), "runs/f")
+    assert (found.metric, found.alpha, found.delta, found.match) == ("val_loss", 0.05, 0.005, "tokens")
+    assert found.looks == (4, 6, 8, 12, 16)
+
+
+def test_the_file_on_the_page_is_one():
+    page = Path(__file__).parents[2] / "docs" / "ablate.md"
+    content = yaml.safe_load(re.search(r"```yaml\n(.+?)```", page.read_text(encoding="utf-8"), re.S)[1])
+    found = experiment_of(content, page, "page")
+    assert (found.name, found.folder, list(found.variants)) == ("qk-norm", "runs/qk-norm", ["qk_norm", "relu"])
+
+
+def test_nested_options_are_those_with_dots():
+    nested = {"relu": {"model": {"architecture": {"mlp": "relu"}, "schedule": {"class_path": "x.Y", "init_args": {}}}}}
+    found = experiment_of({**BASE, "variants": nested}, "f.yaml", "f").variants["relu"]
+    assert found == {"model.architecture.mlp": "relu", "model.schedule": {"class_path": "x.Y", "init_args": {}}}
+
+
+def test_pairs_cut_the_looks():
+    assert experiment_of({**BASE, "pairs": 10}, "f", "f").looks == (4, 6, 8, 10)
+    assert experiment_of({**BASE, "pairs": 40}, "f", "f").looks == (4, 6, 8, 12, 16, 40)
+    assert experiment_of({**BASE, "looks": [3, 5], "pairs": 5}, "f", "f").looks == (3, 5)
+
+
+def test_parameters_are_matched_by_an_option():
+    match = {"parameters": {"option": "model.architecture.intermediate_size"}}
+    found = experiment_of({**BASE, "match": match}, "f", "f")
+    assert (found.match, found.solved) == ("parameters", "model.architecture.intermediate_size")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"baseline": 3}, "baseline is 3, expected a list"),
+        ({"variants": {}}, "variants is {}, expected at least one by name"),
+        ({"variants": {"a": "relu"}}, "variants.a is 'relu', expected options by dotted name"),
+        ({"variants": {"a,b": {"x": 1}}}, "the variant 'a,b' must be the name of a folder without commas"),
+        ({"variants": {"null": {"x": 1}}}, "and not baseline, baseline-again or null"),
+        ({"variants": {"../a": {"x": 1}}}, "must be the name of a folder"),
+        ({"variants": {"a": {"data.seed": 1}}}, "variants.a: data.seed is set by the experiment: leave it out"),
+        ({"options": {"seed_everything": 1}}, "options: seed_everything is set by the experiment"),
+        ({"metric": "train_loss"}, "metric is 'train_loss', expected val_loss or bits_per_byte"),
+        ({"delta": 0}, "delta is 0, expected a number above 0"),
+        ({"alpha": 0.5}, "alpha is 0.5, expected a number above 0 and below 0.5"),
+        ({"looks": [6, 4]}, "looks is [6, 4], expected increasing numbers of pairs"),
+        ({"looks": [1]}, "one pair has no interval: give at least 2"),
+        ({"looks": [1, 4]}, "one pair has no interval: the first look needs at least 2"),
+        ({"pairs": 1}, "one pair has no interval"),
+        ({"pairs": 3}, "3 pairs are too few for the first look at 4, which costs 13 runs"),
+        ({"match": "memory"}, "match is 'memory', expected tokens, flops, time or parameters: {option: "),
+        ({"tune": {"option": "model.architecture.dropout"}}, "tune.option is 'model.architecture.dropout', expected a"),
+        ({"tune": {"option": RATE, "factors": [1, 2]}}, "tune.factors is [1, 2], expected at least three increasing"),
+        ({"tune": {"option": RATE, "seed": 2}}, "tune.seed is unknown"),
+        (
+            {"tune": {"option": RATE}, "looks": [4, 101]},
+            "seeds from 100 on belong to tune: give at most 100",
+        ),
+        ({"seeds": 3}, "seeds is unknown"),
+    ],
+)
+def test_a_mistake_is_one_line(change, says):
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is compared
+        experiment_of({**BASE, **change}, "f.yaml", "f")
+    assert str(error.value).startswith("f.yaml: ")
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_grid_of_a_tuned_option_has_a_default():
+    found = experiment_of({**BASE, "tune": {"option": RATE}}, "f", "f")
+    assert found.tune == {"option": RATE, "factors": [0.5, 0.71, 1.0, 1.41, 2.0], "seeds": 2}
+
+
+def test_variants_of_the_command_line_are_named_by_option_and_value():
+    found = varied(["model.architecture.mlp=relu2", "model.optimizer.lr=1e-3", "data.mixture={a: 1, b: 2}"])
+    assert list(found) == ["mlp=relu2", "lr=1e-3", "mixture={a: 1; b: 2}"]
+    assert found["mlp=relu2"] == {"model.architecture.mlp": "relu2"}
+    for words, says in ((["mlp"], "must be OPTION=VALUE"), (["a.x=1", "b.x=1"], "the variant x=1 is given twice")):
+        with pytest.raises(ValueError, match=says):
+            varied(words)

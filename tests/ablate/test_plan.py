@@ -1,0 +1,71 @@
+"""A frozen plan and its snapshot: what was changed after the start is refused."""
+
+import json
+import sys
+
+import pytest
+
+from lightning_llm.ablate.plan import CODE, CONFIGS, PLAN, Plan, code_of
+
+VARIANTS = {"a": {"effect": -0.5}}
+OTHERS = {"d": {"norm": "plain.part.Norm", "text": "stores.txt", "precision": "auto"}}
+
+
+def test_a_plan_is_read_back_as_it_was_frozen(experiment):
+    plan = experiment(VARIANTS)
+    again = Plan.read(plan.out)
+    assert again == plan
+    assert len(plan.content["hash"]) == 64
+    assert again.names == ["baseline", "baseline-again", "null", "a"]
+    assert again.config("baseline-again") == again.config("baseline")
+    again.add(2)
+    again.add(3)
+    assert Plan.read(plan.out).rules.added == [2, 3]
+    assert Plan.read(plan.out).content["hash"] == plan.content["hash"]
+
+
+@pytest.mark.parametrize("part", ["plan", "config", "code", "main"])
+def test_what_was_changed_after_the_start_is_refused(experiment, part):
+    plan = experiment(VARIANTS)
+    content = json.loads((plan.out / PLAN).read_text())
+    path, text = {
+        "plan": (plan.out / PLAN, json.dumps({**content, "alpha": 0.2})),
+        "config": (plan.out / CONFIGS / "a.yaml", "effect: -1.0\n"),
+        "code": (plan.out / CODE / "lightning_llm" / "__init__.py", "x = 1\n"),
+        "main": (plan.out / CODE / "fit.py", "x = 1\n"),
+    }[part]
+    path.write_text(text)
+    with pytest.raises(ValueError, match="was changed after the start: restore it, or begin an experiment in another"):
+        Plan.read(plan.out)
+
+
+def test_a_folder_without_a_plan_is_one_line(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no plan\.json: give the folder of an experiment"):
+        Plan.read(tmp_path)
+
+
+def test_another_experiment_differs_in_words(experiment):
+    plan = experiment(VARIANTS)
+    asked = {field: plan.content[field] for field in plan.content}
+    assert plan.differs(asked) == ""
+    assert plan.differs({**asked, "alpha": 0.1}) == "alpha (0.05, now 0.1)"
+    assert plan.differs({**asked, "code": "0" * 64}) == "code"
+
+
+def test_the_snapshot_has_the_package_and_the_modules_of_the_users_classes(tmp_path, monkeypatch):
+    (tmp_path / "my_part.py").write_text("raise AssertionError('it is not imported')\n")
+    (tmp_path / "my_parts").mkdir()
+    (tmp_path / "my_parts" / "__init__.py").write_text("")
+    (tmp_path / "my_parts" / "deep.py").write_text("x = 1\n")
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "part.py").write_text("x = 1\n")
+    (tmp_path / "stores").mkdir()
+    (tmp_path / "stores" / "x.py").write_text("")
+    (tmp_path / "auto.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    configs = {"a": {"model": {"mlp": "my_part.MLP", "optimizer": {"class_path": "my_parts.deep.SGD"}}, "b": ["x.y"]}}
+    code = code_of(configs | {"c": {"optimizer": "torch.optim.SGD", "loader": "json.loads", "path": "../a.b"}} | OTHERS)
+    own = {name for name in code if not name.startswith("lightning_llm/")}
+    assert own == {"my_part.py", "my_parts/__init__.py", "my_parts/deep.py", "plain/part.py"}
+    assert {"lightning_llm/__main__.py", "lightning_llm/training/module.py"} <= code.keys()
+    assert "my_part" not in sys.modules

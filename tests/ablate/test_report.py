@@ -1,0 +1,114 @@
+"""The report: numbers by name, one page that needs nothing else, the same after a kill."""
+
+import json
+import re
+
+import pytest
+from torch.utils.tensorboard import SummaryWriter
+
+from lightning_llm.__main__ import main
+from lightning_llm.ablate.report import curves_of, report_of
+from lightning_llm.ablate.results import COST, load_experiment
+from lightning_llm.ablate.worker import work
+
+NAMES = {"pairs", "difference", "interval", "p", "p_adjusted", "verdict", "sd", "correlation", "diverged"}
+
+
+def with_cost(plan, sides):
+    """As ``ablate measure`` writes it: steps of 1 s, and of half of it for the variants."""
+    step = {"step_s": 0.5, "step_p20_s": 0.4, "step_p80_s": 0.7, "ratio": 0.5, "peak_bytes": 2**20}
+    rows = dict.fromkeys(sides, step) | {"baseline": {**step, "step_s": 1.0, "step_p80_s": 1.1, "ratio": 1.0}}
+    facts = {"machine": "a test", "threads": 1, "date": "2026-01-01", "torch": "2", "rounds": 20}
+    (plan.out / COST).write_text(json.dumps({**facts, "sides": rows}))
+
+
+def with_curves(plan):
+    """Validation losses at steps 3 and 6: falling by 1 to what the summary says."""
+    for run, result in load_experiment(plan.out).results.items():
+        if not result.has_diverged:
+            with SummaryWriter(str(plan.run_dir(run))) as writer:
+                for step in (3, 6):
+                    writer.add_scalar("val_loss", result.loss + (6 - step) / 3, step)
+
+
+@pytest.fixture
+def done(experiment):
+    """An experiment that has ended: one variant better, one diverged, one with a name that HTML would read."""
+    variants = {"a": {"effect": -0.5}, "lost": {"effect": 0.0, "diverges": [1]}, "<b>$x$&": {"effect": 0.0}}
+    plan = experiment(variants, delta=0.01)
+    work(plan.out)
+    with_cost(plan, variants)
+    with_curves(plan)
+    return plan
+
+
+def test_the_report_has_the_names_that_scripts_rely_on(done, capsys):
+    assert main(["ablate", "report", str(done.out)]) == 0
+    report = json.loads((done.out / "report.json").read_text())
+    assert (report["plan"], report["pairs"]) == (done.content["hash"], 2)
+    assert report["aa"]["replay_difference"] == 0.0
+    assert report["aa"]["null_sd"] == pytest.approx(0.003e-3 / 2**0.5, rel=1e-3)
+    assert all(row.keys() >= NAMES for row in report["variants"].values())
+    better, lost, same = report["variants"].values()
+    assert (better["verdict"], better["pairs"], better["diverged"]) == ("better", 2, 0)
+    assert better["difference"] == pytest.approx(-0.50025)
+    assert better["interval"][0] < better["difference"] < better["interval"][1] < 0
+    assert (lost["verdict"], lost["diverged"], lost["difference"], lost["interval"]) == ("undecided", 1, None, None)
+    assert same["verdict"] == "equivalent"
+    assert report["diverged_runs"] == {"lost,seed=1": "loss is nan"}
+    assert report["cost"]["sides"]["a"]["training_s"] == 3.0
+    assert better["sign_flip"]["smallest"] == 0.5
+    printed = capsys.readouterr().out
+    for words in (
+        "equal to the bit",
+        "sign-flip p 0.5, which cannot fall below 0.5",
+        "lost,seed=1 diverged: loss is nan",
+    ):
+        assert words in printed
+    assert len(printed.splitlines()) < 30  # a screen
+
+
+def test_the_page_needs_nothing_else_and_escapes_names(done):
+    assert main(["ablate", "report", str(done.out)]) == 0
+    page = (done.out / "report.html").read_text()
+    assert page.count("<svg") == 3
+    assert page.count("&lt;b&gt;$x$&amp;") >= 4  # the tables and all plots
+    assert "<b>" not in page
+    assert "<script" not in page
+    used = re.findall(r"(?:href|src|url)\s*[=(]\s*[\"']?([^\"')]+)", page)
+    assert {link[0] for link in used} == {"#"}  # inside the page
+    assert "prefers-color-scheme: dark" in page
+    assert "currentColor" in page
+    before = page
+    assert main(["ablate", "report", str(done.out)]) == 0
+    assert (done.out / "report.html").read_text() == before
+
+
+def test_curves_are_compared_in_pairs_and_at_equal_time(done):
+    loaded = load_experiment(done.out)
+    curves = curves_of(loaded)
+    steps, differences = curves.differences("a")
+    assert steps == [3, 6]
+    assert differences.shape == (2, 2)
+    assert differences[:, -1] == pytest.approx([-0.5, -0.5005], abs=1e-6)
+    sides = report_of(loaded)["cost"]["sides"]
+    # when the variant ends, after 3 s, the baseline is at step 3: its loss is 1 above its end
+    assert curves.at_equal_time("a", sides) == pytest.approx(-1.50025, abs=1e-5)
+    assert curves.at_equal_time("lost", sides) == pytest.approx(-1.0, abs=1e-5)  # of its seed that did not
+
+
+def test_a_report_without_curves_cost_and_verdicts_says_so(experiment, capsys):
+    plan = experiment({"a": {"effect": -0.5}})
+    assert main(["ablate", "report", str(plan.out)]) == 0
+    report = json.loads((plan.out / "report.json").read_text())
+    assert (report["has_ended"], report["pairs"], report["cost"]["sides"]) == (False, 0, {})
+    assert (report["variants"]["a"]["verdict"], report["variants"]["a"]["note"]) == ("undecided", "no look yet")
+    assert "The experiment has not ended." in (plan.out / "report.html").read_text()
+    capsys.readouterr()
+    assert main(["ablate", "status", str(plan.out)]) == 0
+    assert "0 runs have ended, 0 train, 7 wait" in capsys.readouterr().out
+
+
+def test_the_report_says_what_the_metric_is_of(experiment):
+    plan = experiment({"a": {"effect": 0.0}}, base={"trainer": {"limit_val_batches": 2}})
+    assert report_of(load_experiment(plan.out))["validation"] == "2 batches of the validation text"

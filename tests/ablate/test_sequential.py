@@ -1,0 +1,118 @@
+"""Planned looks and the e-process: their error under the null, by simulation, and their boundaries."""
+
+import numpy as np
+import pytest
+
+from lightning_llm.ablate.sequential import AnyLook, OneLook, PlannedLook, boundaries, rule_at
+from lightning_llm.ablate.statistics import student
+
+LOOKS = (4, 6, 8, 12, 16)
+RULES = [PlannedLook(LOOKS, number) for number in range(len(LOOKS))]
+
+
+def statistics_at(draws, pairs):
+    part = draws[:, :pairs]
+    return part.mean(1) / part.std(1, ddof=1) * pairs**0.5
+
+
+def rejected(draws, rules, alpha=0.05):
+    """The share of rows that one of the rules, by number of pairs, rejects."""
+    found = np.zeros(len(draws), dtype=bool)
+    for pairs, rule in rules.items():
+        found |= rule.p(statistics_at(draws, pairs)) <= alpha
+    return found.mean()
+
+
+@pytest.fixture(scope="module")
+def null():
+    return np.random.default_rng(11).normal(size=(40_000, 24))
+
+
+def test_boundaries_spend_alpha_in_proportion_to_the_pairs():
+    found = [rule.critical(0.05) for rule in RULES]
+    assert found == pytest.approx([5.41, 4.16, 3.52, 2.81, 2.57], abs=0.03)
+    assert found[0] == pytest.approx(student(0.05 / 4, 3))
+    assert PlannedLook((9,), 0).critical(0.05) == pytest.approx(OneLook(8).critical(0.05))
+
+
+def test_planned_looks_reject_5_percent_and_peeking_15(null):
+    planned = dict(zip(LOOKS, RULES, strict=True))
+    assert rejected(null, planned) == pytest.approx(0.05, abs=0.004)
+    assert rejected(null, planned, 0.1) == pytest.approx(0.1, abs=0.005)
+    assert rejected(null, planned, 0.01) == pytest.approx(0.01, abs=0.0015)
+    assert rejected(null, {16: OneLook(15)}) == pytest.approx(0.05, abs=0.004)
+    assert rejected(null, {pairs: OneLook(pairs - 1) for pairs in LOOKS}) == pytest.approx(0.149, abs=0.006)
+
+
+def test_up_to_a_look_its_share_is_spent(null):
+    for number, pairs in enumerate(LOOKS):
+        until = dict(zip(LOOKS[: number + 1], RULES, strict=False))
+        assert rejected(null, until, 0.2) == pytest.approx(0.2 * pairs / 16, abs=0.007)
+
+
+def test_heavy_tails_do_not_raise_the_error():
+    draws = np.random.default_rng(5).standard_t(3, size=(40_000, 16))
+    assert rejected(draws, dict(zip(LOOKS, RULES, strict=True))) == pytest.approx(0.036, abs=0.004)
+
+
+def test_power_of_planned_looks_and_of_the_e_process(null):
+    shifted = null[:, :16] + 1
+    assert rejected(shifted, dict(zip(LOOKS, RULES, strict=True))) == pytest.approx(0.92, abs=0.01)
+    assert rejected(shifted, {n: AnyLook(n) for n in range(2, 17)}) == pytest.approx(0.74, abs=0.01)
+
+
+def test_the_e_process_may_look_at_any_time(null):
+    assert rejected(null, {n: AnyLook(n) for n in range(2, 25)}) < 0.05
+    # its expectation is 1, whatever the scale of the differences
+    values = np.exp(AnyLook(3).log_e(statistics_at(null * 7, 3)))
+    assert values.mean() == pytest.approx(1, abs=0.03)
+
+
+def test_more_pairs_after_all_planned_looks_are_a_second_chance():
+    draws = np.random.default_rng(12).normal(size=(30_000, 64))
+    rules = {n: AnyLook(n) for n in range(17, 65)} | dict(zip(LOOKS, RULES, strict=True))
+    assert rejected(draws, rules) == pytest.approx(0.057, abs=0.004)
+
+
+def test_the_e_process_by_hand():
+    # n = 2, t = 3: 3^(-1/2) (10 / 4) = 1.443
+    assert np.exp(AnyLook(2).log_e(3.0)) == pytest.approx(2.5 / 3**0.5)
+    assert AnyLook(2).p(0.0) == 1.0
+    assert AnyLook(5).p(float("inf")) == pytest.approx(6 ** (0.5 - 5 / 2))
+
+
+@pytest.mark.parametrize("rule", [OneLook(7), *RULES, AnyLook(5), AnyLook(40)])
+def test_the_critical_value_is_where_p_is_alpha(rule):
+    for alpha in (0.5, 0.05, 0.03, 2e-4):
+        if (critical := rule.critical(alpha)) < float("inf"):
+            assert rule.p(critical) == pytest.approx(alpha, rel=1e-6)
+            assert (rule.p(np.array([critical, -critical])) == rule.p(critical)).all()
+    assert rule.critical(0.03) < float("inf")
+    assert rule.critical(1e-6) >= rule.critical(2e-4) > rule.critical(0.03)
+
+
+def test_beyond_the_simulation_p_is_bounded():
+    for rule in RULES:
+        assert rule.p(40.0) < 1e-3
+        assert rule.p(rule.critical(1e-6)) <= 1.01e-6
+        assert rule.p(float("inf")) == 0.0
+
+
+def test_too_few_pairs_for_the_e_process():
+    assert AnyLook(2).critical(0.05) == float("inf")
+    assert AnyLook(3).critical(0.05) == float("inf")
+
+
+def test_the_rule_at_a_number_of_pairs():
+    assert rule_at(5) == OneLook(4)
+    assert rule_at(6, LOOKS) == PlannedLook(LOOKS, 1)
+    assert rule_at(5, LOOKS) == rule_at(5, LOOKS, is_extended=True) == rule_at(5, is_extended=True) == AnyLook(5)
+    assert rule_at(16, LOOKS, is_extended=True) == AnyLook(16)
+    assert [rule_at(n, LOOKS).name for n in (8, 9)] == ["look 3 of 5", "e-process"]
+
+
+def test_boundaries_are_simulated_once_and_the_same_each_time():
+    first = boundaries((3, 5))
+    assert boundaries((3, 5)) is first
+    boundaries.cache_clear()
+    assert (boundaries((3, 5)) == first).all()

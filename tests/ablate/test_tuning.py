@@ -1,0 +1,100 @@
+"""Fair tuning: one grid for all sides, which grows until each side's best value is inside it."""
+
+import json
+import math
+
+import pytest
+
+from lightning_llm.__main__ import main
+from lightning_llm.ablate.results import load_experiment
+from lightning_llm.ablate.scheduler import Rules, Run, state_of
+from lightning_llm.ablate.tuning import MOST_EXTENSIONS, Tune, Tuned, lowest_point, tuning_of
+from lightning_llm.ablate.worker import work
+
+RATE = "model.optimizer.init_args.lr"
+TUNE = Tune(RATE, [0.5, 1.0, 2.0], 2, {"baseline": 0.001, "a": 0.002})
+
+
+def grown(tune, sides, loss):
+    """The tuning with every run that it asks for, and these runs."""
+    losses = {}
+    while needed := tuning_of(tune, sides, losses).needed:
+        for name, seed in needed:
+            side, _, value = name.partition(",lr=")
+            losses[name, seed] = loss(side, float(value), seed)
+    return tuning_of(tune, sides, losses).sides, losses
+
+
+def parabola(best):
+    """A loss that is lowest at ``best[side]``, with noise that its seeds cancel."""
+    return lambda side, value, seed: 3 + math.log2(value / best[side]) ** 2 + 0.01 * (-1) ** seed
+
+
+def test_the_grid_grows_for_all_sides_until_each_optimum_is_inside():
+    sides, losses = grown(TUNE, ["baseline", "a"], parabola({"baseline": 0.0012, "a": 0.011}))
+    assert sides["baseline"].values == [0.0005, 0.001, 0.002, 0.004, 0.008]
+    assert sides["a"].values == [0.001, 0.002, 0.004, 0.008, 0.016]  # the same factors
+    assert (sides["baseline"].best, sides["a"].best) == (0.0012, 0.011)  # by the parabola, between the values
+    assert all(each.is_bracketed for each in sides.values())
+    assert {seed for _, seed in losses} == {100, 101}
+    assert ("baseline,lr=0.0005", 100) in losses
+    assert sides["a"].losses[0] == pytest.approx(3 + math.log2(11) ** 2)
+
+
+def test_a_grid_grows_downward_and_only_so_far():
+    low, _ = grown(TUNE, ["baseline"], lambda side, value, seed: value)
+    assert len(low["baseline"].values) == 3 + MOST_EXTENSIONS
+    assert (low["baseline"].best, low["baseline"].is_bracketed) == (low["baseline"].values[0], False)
+
+
+def test_a_value_with_a_diverged_run_is_no_optimum():
+    found = Tuned.of([1.0, 2.0, 4.0], [3.0, 2.9, None])
+    assert (found.best, found.is_bracketed) == (2.0, True)  # without a parabola
+    lost, _ = grown(TUNE, ["baseline"], lambda side, value, seed: None)
+    assert (lost["baseline"].best, lost["baseline"].is_bracketed) == (None, False)
+
+
+def test_the_lowest_point_of_a_parabola():
+    assert lowest_point([0.0, 1.0, 3.0], [(x - 1.3) ** 2 for x in (0.0, 1.0, 3.0)]) == pytest.approx(1.3)
+    assert lowest_point([0.0, 1.0, 2.0], [1.0, 1.0, 1.0]) is None
+
+
+def test_tuning_follows_the_verdicts_and_its_runs_are_pairs_of_their_own():
+    rules = Rules(["a"], [2], None, 0.05, tune=TUNE)
+    losses = {Run(name, seed): 3.0 + 0.1 * seed for name in ("baseline", "null", "a") for seed in (0, 1)}
+    assert state_of(rules, losses).tuning == {}
+    losses[Run("baseline-again", 0)] = 3.0
+    state = state_of(rules, losses)
+    assert (len(state.needed), state.needed[0]) == (12, Run("baseline,lr=0.0005", 100))
+    assert state.verdicts
+    losses |= grown(TUNE, ["baseline", "a"], parabola({"baseline": 0.001, "a": 0.0019}))[1]
+    state = state_of(rules, losses)
+    # the baseline's own value is the best one: its runs are there
+    assert state.needed == [Run("a,lr=0.0019", 0), Run("a,lr=0.0019", 1)]
+    losses |= dict.fromkeys(state.needed, 2.0)
+    ended = state_of(rules, losses)
+    assert (ended.needed, ended.tuned.verdicts["a"].pairs) == ([], 2)
+    assert ended.tuned.verdicts["a"].difference == pytest.approx(-1.05)
+
+
+def test_a_difference_that_only_the_learning_rate_makes_is_gone_after_tuning(experiment, capsys):
+    """The planted case: the baseline's rate is a quarter of its best one, the variant's is right."""
+    sides = {name: {"steps": 6, "tokenizer": "t", "tuned": 1.0} for name in ("baseline", "null", "a")}
+    tune = {"option": RATE, "factors": [0.5, 1.0, 2.0], "seeds": 2}
+    variants = {"a": {"effect": 0.0, "lr": 1.0, "best": 1.0}}
+    plan = experiment(variants, delta=0.01, base={"lr": 1.0, "best": 4.0}, sides=sides, tune=tune)
+    work(plan.out)
+    state = load_experiment(plan.out).state
+    assert (state.verdicts["a"].verdict, state.tuned.verdicts["a"].verdict) == ("better", "equivalent")
+    assert (state.tuning["baseline"].best, state.tuning["a"].best) == (4.0, 1.0)
+    started = (plan.out / "started.txt").read_text().split()
+    assert len(started) == len(set(started)) == 7 + 2 * 2 * 5 + 2
+    assert main(["ablate", "report", str(plan.out)]) == 0
+    report = json.loads((plan.out / "report.json").read_text())
+    both = report["variants"]["a"]
+    assert (both["difference"], both["tuned"]["difference"]) == (pytest.approx(-4.0), pytest.approx(0.0))
+    assert report["tuning"]["sides"]["baseline"]["best"] == 4.0
+    assert (report["tuning"]["runs"], report["tuning"]["run_seconds"]) == (20, 20.0)
+    assert "a, tuned" in (printed := capsys.readouterr().out)
+    assert f"Tuned {RATE}: baseline 4 (untuned 1), a 1 (untuned 1); 20 runs" in printed
+    assert "Tuning curves" in (plan.out / "report.html").read_text()

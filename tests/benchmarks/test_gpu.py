@@ -1,0 +1,224 @@
+"""``python -m benchmarks.gpu``: a dry run of everything on the CPU, and what it does when something goes wrong."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import end_to_end, operators, runner, training
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.runner import Machine, run_part
+from benchmarks.plain_gpt import PlainGPT
+from lightning_llm.bench import harness, swiglu
+from lightning_llm.bench.harness import Row, model_config, read_rows, sizes_of
+from lightning_llm.model import Transformer
+from tests.docs.markdown import ROOT
+
+PART = """
+import os, time
+from functools import partial
+from pathlib import Path
+from benchmarks.gpu.runner import Task
+
+NAME, FILES, COLUMNS = "toy", ["benchmarks"], {"ms": ("total_s", 1e3, ".1f")}
+
+def draw(rows, path, title):
+    path.write_text(title)
+
+def tasks(machine):
+    runs = {"first": good, "raises": bad, "dies": partial(os._exit, 7)}
+    if (machine.inputs / "fixed").exists():
+        runs = dict.fromkeys(runs, good) | {"hangs": partial(time.sleep, 600)}
+    found = [Task(name, 0.2 if name == "hangs" else 30, partial(note, machine, name, runs[name])) for name in runs]
+    return [*found, Task("long", 10_000, good)]
+
+def note(machine, name, run):
+    with (machine.inputs / "log.txt").open("a") as file:
+        file.write(name + "\\n")
+    for number in run() or []:
+        yield machine.row(f"{name} {number}", [0.1 * number])
+
+def good():
+    return [1, 2]
+
+def bad():
+    raise ValueError("out of luck")
+"""
+
+
+@pytest.fixture
+def part(tmp_path, monkeypatch):
+    """A part with measurements that go wrong in every way."""
+    (tmp_path / "toy_part.py").write_text(PART)
+    monkeypatch.syspath_prepend(tmp_path)
+    import toy_part
+
+    return toy_part
+
+
+@pytest.mark.slow  # processes that load everything
+def test_rows_are_kept_and_only_what_is_missing_is_measured(part, tmp_path, capsys):
+    machine, out = Machine(inputs=tmp_path, dry_run=True), tmp_path / "out"
+    (tmp_path / "commit.txt").write_text("c0ffee\n")
+    assert run_part(part, machine, out, command="the command", limit_s=200) == 1
+    record = json.loads((out / "toy-dry-run.json").read_text())
+    assert (record["command"], record["files"]) == ("the command", ["benchmarks"])
+    found = {}
+    for row in record["rows"]:
+        found.setdefault(row["task"], []).append((row["variant"], row["total_s"], row.get("error")))
+    assert found == {
+        "first": [("first 1", 0.1, None), ("first 2", 0.2, None)],
+        "raises": [("raises", None, "ValueError: out of luck")],
+        "dies": [("dies", None, "its process ended with status 7")],
+    }
+    said = capsys.readouterr().out
+    assert "0 of 4 measurements" in said
+    assert "not measured, there was no time left: long; run the command again" in said
+    assert (out / "toy-dry-run.png").read_text().startswith("toy: ")
+
+    (tmp_path / "log.txt").unlink()
+    (tmp_path / "fixed").touch()
+    (tmp_path / "toy-dry-run.json").write_text((out / "toy-dry-run.json").read_text())
+    moved = tmp_path / "elsewhere"  # the rows of an earlier start may be among the inputs
+    assert run_part(part, machine, moved, command="the command", limit_s=200) == 1
+    assert (tmp_path / "log.txt").read_text().split() == ["hangs", "raises", "dies"]  # those that failed come last
+    rows = read_rows(moved / "toy-dry-run.json")
+    assert {row.variant: row.error for row in rows if row.error} == {"hangs": "stopped after 1 s"}
+    assert {row.task for row in rows} == {"first", "raises", "dies", "hangs"}
+    assert "1 of 5 measurements" in capsys.readouterr().out
+
+
+def test_rows_of_a_copy_without_git_name_its_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(harness.shutil, "which", lambda name: None)
+    for commit in (None, "c0ffee"):
+        harness.write_rows([], tmp_path / "rows.json", "x", commit=commit)
+        assert json.loads((tmp_path / "rows.json").read_text())["commit"] == commit
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--inputs", "nowhere"], "--inputs nowhere is no folder"),
+        (["--inputs", "."], "there is no CUDA device: --dry-run runs all of it on the CPU"),
+    ],
+)
+def test_mistakes_are_one_line(words, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runner.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(command, "_install", lambda missing, wheels: [])
+    monkeypatch.chdir(tmp_path)
+    assert main(["--part", "a", "--out", "out", *words]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_packages_are_installed_from_the_folder_or_named(tmp_path, monkeypatch, capsys):
+    asked, there = [], {"rich"}
+    monkeypatch.setattr(command, "REQUIRED", {"rich": "rich", "lost": "lost"})
+    monkeypatch.setattr(command, "OPTIONAL", {"gone": "gone"})
+    monkeypatch.setattr(command, "find_spec", lambda name: name if name in there else None)
+
+    def install(words, **_):
+        asked.append(words[-2:])
+        there.update({"gone"} & {words[-1]})
+
+    monkeypatch.setattr(command.subprocess, "run", install)
+    (tmp_path / "wheels").mkdir()
+    assert main(["--part", "b", "--out", str(tmp_path / "out"), "--inputs", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert asked == [[str(tmp_path / "wheels"), name] for name in ("lost", "gone")]
+    assert said.out == "not installed: lost\n"
+    assert f"lost must be installed: put the wheels into {tmp_path / 'wheels'}" in said.err
+
+
+def test_required_packages_are_those_of_the_project():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    listed = re.findall(r'^    "([\w\[\]-]+)', text.partition("\ndependencies = [")[2].partition("\n]")[0], re.M)
+    assert set(listed) == set(command.REQUIRED.values())
+
+
+def test_the_parts_measure_what_they_should():
+    names = {part: [task.name for task in part.tasks(Machine(inputs=Path()))] for part in (operators, training)}
+    assert len(operators.CONFIGS) == 20
+    for name in operators.CONFIGS:
+        assert f"peak: {name}" in names[operators]
+    assert names[operators].index("gpu tests") == 0
+    assert {f"MLP {shape} float32" for shape in swiglu.SHAPES["notebook"]} < set(names[operators])
+    assert operators.LARGEST in swiglu.SHAPES["notebook"]
+    assert {f"{model}, {side}, round 1" for model in training.SHAPES for side in training.SIDES} < set(names[training])
+    for part in (*names, end_to_end):
+        tasks = part.tasks(Machine(inputs=Path()))
+        assert len({task.name for task in tasks}) == len(tasks)
+
+
+def test_ours_is_compared_with_the_others_of_its_model():
+    def row(model, variant, speed):
+        return Row(model=model, variant=variant, tokens_per_s=speed, dtype="bfloat16")
+
+    rows = [row("124 M", training.OURS, 240), row("124 M", training.NANOGPT, 200), row("124 M", training.NANOGPT, 100)]
+    rows += [row("1.3 B", training.OURS, 30), row("1.3 B", training.LIGER, 20), row("1.3 B", training.NANOGPT, None)]
+    training.derive(rows)
+    assert (rows[0].over_nanogpt, rows[0].over_transformers) == (240 / 150, None)
+    assert (rows[3].over_nanogpt, rows[3].over_transformers) == (None, 1.5)
+    assert rows[0].targets == {"mfu": 0.50, "over_nanogpt": 1.15, "over_transformers": 1.3}
+    assert rows[3].targets["mfu"] == 0.55
+    assert rows[1].targets is None
+
+
+def test_utilization_counts_the_flops_of_the_model(monkeypatch):
+    sizes = sizes_of(training.SHAPES["124 M"], training.baselines.NAMES, "")
+    monkeypatch.setattr(training, "describe_machine", lambda device: "NVIDIA H100 80GB HBM3")
+    matrices = 12 * (4 * 768**2 + 3 * 768 * 2048) + 768 * 50304
+    flops = 6 * matrices + 12 * 12 * 768 * 1024  # all pairs of positions
+    assert training.utilization(sizes, 1e6, "cuda", "bfloat16") == pytest.approx(1e6 * flops / 989.5e12)
+    monkeypatch.setattr(training, "describe_machine", lambda device: "a toaster")
+    assert training.utilization(sizes, 1e6, "cuda", "bfloat16") is None
+
+
+def test_the_plain_gpt_has_the_matrices_of_ours():
+    config = model_config({"vocab": 65, "hidden": 32, "heads": 2, "layers": 2, "intermediate": 64, "context": 16})
+
+    def elements(model):
+        return sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "position" not in name)
+
+    assert elements(PlainGPT(config)) == elements(Transformer(config))
+
+
+PARTS = {"a": operators, "b": training, "c": end_to_end}
+EXCUSED = re.compile("is not installed|has none$")  # what the environment of a test may lack
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("letter", PARTS)
+def test_a_dry_run_measures_everything_and_goes_on_after_a_kill(letter, tmp_path, text_file):
+    """The whole command, killed after its first rows, and started again."""
+    part, inputs, out = PARTS[letter], tmp_path / "inputs", tmp_path / "out"
+    inputs.mkdir()
+    (inputs / "tinyshakespeare.txt").write_bytes(text_file.read_bytes())
+    words = [sys.executable, "-m", "benchmarks.gpu", "--part", letter, "--dry-run"]
+    words += ["--inputs", str(inputs), "--out", str(out)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    path = out / f"{part.NAME}-dry-run.json"
+    with subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE) as process:
+        while process.poll() is None and not path.exists():
+            time.sleep(0.1)
+        process.send_signal(signal.SIGKILL)
+    first = read_rows(path)[0]
+    done = subprocess.run([*words, "--limit-s", "1500"], cwd=ROOT, env=environment, capture_output=True, text=True)
+    rows = read_rows(path)
+    failed = {row.variant: row.error for row in rows if row.error and not EXCUSED.search(row.error)}
+    assert not failed, done.stderr
+    assert "not measured" not in done.stdout
+    assert {row.task for row in rows} == {task.name for task in part.tasks(Machine(inputs=inputs, dry_run=True))}
+    again = vars(next(row for row in rows if row.variant == first.variant))
+    assert {**again, **vars(first)} == again  # it may be completed from rows that came later
+    assert path.with_suffix(".png").stat().st_size > 5000
+    assert json.loads(path.read_text())["command"] == f"python -m benchmarks.gpu --part {letter} --dry-run"
+    if part is end_to_end:
+        assert all(row.same_bits for row in rows if row.variant.startswith("resume"))

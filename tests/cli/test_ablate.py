@@ -1,0 +1,203 @@
+"""``lightning-llm ablate``: mistakes in one line before anything runs, and whole experiments (slow)."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_llm.__main__ import main
+from lightning_llm.ablate.plan import CONFIGS, PLAN
+from lightning_llm.ablate.results import load_experiment
+from lightning_llm.ablate.scheduler import Run
+
+CONFIG = {
+    "model": {
+        "architecture": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+        "optimizer": {"class_path": "lightning_llm.optim.AdamW", "init_args": {"lr": 0.01}},
+    },
+    "data": {"path": "text.txt", "tokenizer": "char", "context_length": 16, "global_batch_size": 8},
+    "trainer": {"accelerator": "cpu", "max_steps": 6, "val_check_interval": 3, "limit_val_batches": 2},
+    "keep_freed_memory": False,
+}
+MLP = "model.architecture.mlp"
+RELU = {MLP: "relu"}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, text_file):
+    """A folder with a text and a config of a tiny baseline."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(text_file.read_text())
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(CONFIG))
+    return tmp_path
+
+
+def planned(monkeypatch, **experiment):
+    """Freeze the plan of an experiment without running anything; the exit status."""
+    monkeypatch.setattr("lightning_llm.cli.ablate._carry_out", lambda plan, options: None)
+    Path("exp.yaml").write_text(yaml.safe_dump({"baseline": "base.yaml", "out": "out", **experiment}))
+    return lambda *words: main(["ablate", "run", "exp.yaml", *words])
+
+
+def the_line(capsys):
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("lightning-llm ablate")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "says"),
+    [
+        ({"variants": {"a": {"model.architecture.mpl": "relu"}}}, "a: "),  # an option that the baseline lacks
+        ({"variants": {"a": {"model.architecture.checkpoint_level": 0}}}, "a equals the baseline: change an option"),
+        ({"variants": {"a": RELU, "b": RELU}}, "b equals a"),
+        ({"variants": {"a": {"data.tokenizer": "byte"}}}, "data.tokenizer: losses per token cannot be compared"),
+        ({"variants": {"a": {"data.context_length": 8}}}, "a changes data.context_length: a pair needs the same"),
+        ({"variants": {"a": {"trainer.limit_val_batches": 1}}}, "a changes trainer.limit_val_batches"),
+        ({"variants": {"a": {"trainer.max_steps": 9}}}, "a changes trainer.max_steps: match says how many"),
+        ({"variants": {"a": RELU}, "options": {"trainer.limit_val_batches": 0}}, "there is no loss to compare"),
+        ({"variants": {"a": RELU}, "options": {"trainer.fast_dev_run": True}}, "trainer.fast_dev_run"),
+        ({"variants": {"a": RELU}, "baseline": "none.yaml"}, "baseline: "),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_one_line_before_anything_runs(folder, monkeypatch, capsys, experiment, says):
+    assert planned(monkeypatch, **experiment)() == 2
+    assert says in the_line(capsys)
+    assert not Path("out").exists()
+
+
+def test_tokenizers_are_compared_by_bytes(folder, monkeypatch):
+    variants = {"bytes": {"data.tokenizer": "byte"}}
+    assert planned(monkeypatch, variants=variants, metric="bits_per_byte", looks=[2])() == 0
+    assert json.loads(Path("out", PLAN).read_text())["metric"] == "bits_per_byte"
+
+
+def test_a_plan_is_frozen_once(folder, monkeypatch, capsys):
+    run = planned(monkeypatch, variants={"relu": RELU}, looks=[2], match="flops")
+    assert run("--trainer.gradient_clip_val", "0.5", "--workers", "1") == 0
+    plan = json.loads(Path("out", PLAN).read_text())
+    assert plan["sides"]["relu"]["steps"] > 6 == plan["sides"]["baseline"]["steps"]
+    assert plan["sides"]["relu"]["ratio"] == pytest.approx(1, abs=0.1)
+    config = yaml.safe_load(Path("out", CONFIGS, "relu.yaml").read_text())
+    assert (config["model"]["architecture"]["mlp"], config["trainer"]["gradient_clip_val"]) == ("relu", 0.5)
+    assert config["trainer"]["max_steps"] == plan["sides"]["relu"]["steps"]
+    null = yaml.safe_load(Path("out", CONFIGS, "null.yaml").read_text())
+    assert null["trainer"]["callbacks"] == [{"class_path": "lightning_llm.ablate.null_variant.RedrawMLP"}]
+    capsys.readouterr()
+    assert run("--trainer.gradient_clip_val", "0.5") == 0  # again, as after a kill
+    assert json.loads(Path("out", PLAN).read_text()) == plan
+    capsys.readouterr()
+    assert run() == 2
+    assert "out has a plan with another configs, which makes a new experiment: give another --out" in the_line(capsys)
+    Path("out", CONFIGS, "relu.yaml").write_text("{}")
+    assert main(["ablate", "status", "out"]) == 2
+    assert "relu.yaml was changed after the start" in the_line(capsys)
+
+
+def test_the_command_line_names_its_variants(folder, monkeypatch, capsys):
+    monkeypatch.setattr("lightning_llm.cli.ablate._carry_out", lambda plan, options: None)
+    words = ["--baseline", "base.yaml", "--vary", f"{MLP}=relu", "--vary", f"{MLP}=gelu", "--name", "which-mlp"]
+    assert main(["ablate", "run", *words]) == 0
+    plan = json.loads(Path("runs/which-mlp", PLAN).read_text())
+    assert plan["variants"] == {"mlp=relu": RELU, "mlp=gelu": {MLP: "gelu"}}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run"], "give an experiment's FILE, or --baseline CONFIG and at least one --vary"),
+        (["run", "exp.yaml", "--vary", "a=1"], "are in place of a file: leave out exp.yaml"),
+        (["run", "exp.yaml", "--workers", "0"], "--workers must be at least 1, got 0"),
+        (["run", "exp.yaml", "--data.seed", "3"], "--data.seed is set by the experiment: leave it out"),
+        (["status", "out", "--trainer.max_steps=3"], "--trainer.max_steps=3 is an option of fit: only ablate run"),
+        (["status", "nowhere"], "nowhere holds no plan.json"),
+        (["extend", "out", "--pairs", "many"], "invalid int value: 'many'"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(tmp_path, monkeypatch, capsys, words, says):
+    monkeypatch.chdir(tmp_path)
+    assert main(["ablate", *words]) == 2
+    assert says in the_line(capsys)
+
+
+# ---- whole experiments
+
+
+def start(folder, *words):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-m", "lightning_llm", "ablate", *words]
+    out = (folder / "out.txt").open("a")
+    with out:
+        return subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out)
+
+
+def numbers(folder):
+    """All of an experiment but seconds, memory and the folder's name."""
+    loaded = load_experiment(folder)
+    losses = {str(run): (each.loss, each.curves()) for run, each in loaded.results.items()}
+    return {"verdicts": loaded.state.verdicts, "losses": losses, "replay": loaded.replay_difference}
+
+
+def processes(out, kind):
+    """The numbers of the processes of an experiment: ``ablate run``, ``fit.py fit`` or ``fit.py ablate work``."""
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return [int(line.split()[0]) for line in listed.splitlines() if str(out) in line and kind in line]
+
+
+@pytest.mark.slow
+def test_an_experiment_from_its_file_to_its_verdicts(folder):
+    experiment = {"baseline": "base.yaml", "variants": {"relu": RELU}, "looks": [2], "out": "out"}
+    (folder / "exp.yaml").write_text(yaml.safe_dump(experiment))
+    assert start(folder, "run", "exp.yaml", "--workers", "2").wait() == 0, (folder / "out.txt").read_text()
+    loaded = load_experiment(folder / "out")
+    assert loaded.replay_difference == 0.0
+    assert set(loaded.results) == {
+        *(Run(name, seed) for name in ("baseline", "null", "relu") for seed in (0, 1)),
+        Run("baseline-again", 0),
+    }
+    assert loaded.results[Run("null", 0)].loss != loaded.results[Run("baseline", 0)].loss
+    assert {each.summary["threads"] for each in loaded.results.values()} == {loaded.plan.content["threads"]}
+    assert loaded.cost["sides"].keys() == {"baseline", "relu"}
+    assert loaded.cost["sides"]["relu"]["peak_bytes"] > 0
+    assert start(folder, "extend", "out", "--pairs", "1", "--workers", "2").wait() == 0
+    more = load_experiment(folder / "out")
+    assert more.state.verdicts["relu"].rule == "e-process"
+    assert set(more.results) - set(loaded.results) == {Run("baseline", 2), Run("relu", 2)}
+
+
+@pytest.mark.slow
+def test_kills_change_nothing(folder):
+    config = {**CONFIG, "trainer": {**CONFIG["trainer"], "max_steps": 60, "val_check_interval": 6}}
+    (folder / "base.yaml").write_text(yaml.safe_dump(config))
+    experiment = {"baseline": "base.yaml", "variants": {"relu": RELU}, "looks": [2]}
+    (folder / "exp.yaml").write_text(yaml.safe_dump(experiment))
+    assert start(folder, "run", "exp.yaml", "--out", "whole").wait() == 0, (folder / "out.txt").read_text()
+    rng, out = random.Random(0), (folder / "killed").resolve()
+    words = ["run", "exp.yaml", "--out", str(out)]
+    planner = start(folder, *words)
+    for ended, kind in ((0, "ablate run"), (2, "fit.py fit"), (4, "fit.py ablate work")):
+        deadline = time.monotonic() + 300
+        while len(list(out.glob("runs/*/summary.json"))) < ended or not (found := processes(out, kind)):
+            assert planner.poll() is None, (folder / "out.txt").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        until = time.monotonic() + rng.random() * 4  # anywhere in a run: starting, training, saving, reporting
+        while time.monotonic() < until and planner.poll() is None:
+            time.sleep(0.05)
+        with suppress(ProcessLookupError):
+            os.kill(rng.choice(processes(out, kind) or found), signal.SIGKILL)
+        if kind == "ablate run":
+            planner.wait()
+            planner = start(folder, *words)
+    assert planner.wait() == 0, (folder / "out.txt").read_text()
+    assert numbers(out) == numbers(folder / "whole")

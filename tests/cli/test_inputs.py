@@ -1,0 +1,116 @@
+"""Hashes of what a run used: they see every change, and neither micro-batches nor a resume."""
+
+import hashlib
+import json
+
+import pytest
+import torch
+
+from lightning_llm.ablate.pairing import mismatch
+from lightning_llm.checkpoints.loop_state import step_is_complete
+from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.data.batches import IGNORED
+from lightning_llm.training.callbacks import InputHashes, StopOnSignal
+from lightning_llm.training.callbacks.inputs import tensor_hash
+
+FEW = {"trainer.limit_val_batches": 2, "data.eval_batch_size": 8}
+
+
+@pytest.fixture
+def summary(tiny, tmp_path):
+    """``summary("name", option=value, …)``: the summary of a tiny run in a folder of that name."""
+
+    def of(name, *words, **changes):
+        tiny("fit", *words, **{"trainer.default_root_dir": name, "trainer.max_steps": 3, **FEW, **changes})
+        return json.loads((tmp_path / name / "run" / "version_0" / "summary.json").read_text())
+
+    return of
+
+
+def hashed(ids, targets=None, number=0):
+    batch = {"input_ids": torch.tensor(ids), "targets": torch.tensor(ids if targets is None else targets) + 1}
+    return InputHashes()._hash(batch, number)
+
+
+def test_every_token_target_and_place_counts():
+    ids = [[1, 2, 3], [4, 5, 6]]
+    others = [
+        hashed([[1, 2, 3], [4, 5, 7]]),
+        hashed([[0, 2, 3], [4, 5, 6]]),
+        hashed([[1, 2, 3], [4, 5, 6]], targets=[[1, 2, 3], [4, 5, 0]]),
+        hashed([[2, 1, 3], [4, 5, 6]]),
+        hashed([[4, 5, 6], [1, 2, 3]]),
+        hashed(ids, number=1),
+        hashed([[1, 2], [4, 5]]),
+    ]
+    assert len({int(each) for each in [hashed(ids), *others]}) == 8
+    # repeated rows in another order: a sum of rows weighted by their places would not tell these apart
+    a, b = [1, 2, 3], [4, 5, 6]
+    assert hashed([a, b, b, a]) != hashed([b, a, a, b])
+
+
+def test_sequences_count_by_their_number_in_the_run():
+    ids = torch.arange(24).view(8, 3).tolist()
+    halves = hashed(ids[:4], number=0) + hashed(ids[4:], number=1)
+    assert halves == hashed(ids) == sum(hashed([row], number=number) for number, row in enumerate(ids))
+
+
+def test_validation_counts_each_target_once_in_any_order():
+    ids = [[1, 2, 3], [4, 5, 6]]
+    assert hashed(ids, number=None) == hashed(ids[::-1], number=None) != hashed(ids[:1], number=None)
+    padded = {"input_ids": torch.tensor(ids), "targets": torch.full((2, 3), IGNORED)}
+    assert InputHashes()._hash(padded) == 0
+
+
+def test_a_tensor_has_shape_dtype_and_hash():
+    value = torch.zeros(2, 3)
+    assert tensor_hash(value) == f"2x3 float32 {hashlib.sha256(bytes(24)).hexdigest()[:16]}"
+    different = [value + 1e-30, value.view(3, 2), value.bfloat16(), torch.zeros(())]
+    assert len({tensor_hash(each) for each in [value, *different]}) == 5
+    assert tensor_hash(torch.zeros(3, 2).t()) == tensor_hash(value)
+
+
+def test_two_runs_of_one_seed_are_a_pair_and_others_are_not(summary):
+    first = summary("a")
+    wider = summary("b", **{"model.optimizer.lr": 0.01, "model.architecture.intermediate_size": 96})
+    assert mismatch(first, wider) == ""
+    assert len(first["batches"]) == len(first["validation_batches"]) == 16
+    assert wider["initial_values"].keys() == first["initial_values"].keys()
+    assert first["initial_values"]["transformer.embed_tokens.weight"].split()[1] == "float32"
+    assert mismatch(first, summary("c", **{"data.seed": 2})) == "their training batches differ"
+    assert mismatch(first, summary("d", **{"trainer.limit_val_batches": 1})) == "their validation batches differ"
+    assert "their initial values differ: transformer." in mismatch(first, summary("e", **{"seed_everything": 2}))
+
+
+NAMES = ("initial_values", "batches", "validation_batches")
+
+
+def test_a_resumed_run_has_the_hashes_of_an_uninterrupted_one(summary, monkeypatch):
+    whole = summary("whole")
+
+    def save(self, trainer, *args):
+        if trainer.global_step == 1 and not step_is_complete(trainer):  # a run from there starts this step again
+            trainer.save_checkpoint("within.ckpt")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StopOnSignal, "on_train_batch_end", save)
+        summary("a", **{"data.micro_batch_size": 4, "trainer.max_steps": 2})
+    assert read_checkpoint("within.ckpt")["global_step"] == 1
+    smaller = {"data.micro_batch_size": 2, "data.eval_batch_size": 4, "trainer.limit_val_batches": 4}
+    rest = summary("b", "--ckpt_path=within.ckpt", **smaller)
+    assert [rest[name] for name in NAMES] == [whole[name] for name in NAMES]
+    last = summary("a", "--ckpt_path=last")
+    assert [last[name] for name in NAMES] == [whole[name] for name in NAMES]
+    again = summary("a", "--ckpt_path=last")  # no steps are left
+    assert [again[name] for name in NAMES] == [whole[name] for name in NAMES]
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_hashes_to_continue(summary, tmp_path):
+    summary("old", **{"trainer.max_steps": 2})
+    (path,) = (tmp_path / "old").glob("run/*/checkpoints/step-*.ckpt")
+    content = read_checkpoint(path)
+    assert content["callbacks"].pop("InputHashes")["batches"]
+    torch.save(content, path)
+    found = summary("old", f"--ckpt_path={path}")
+    assert found["batches"] is found["initial_values"] is None
+    assert len(found["validation_batches"]) == 16

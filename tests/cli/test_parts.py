@@ -1,0 +1,89 @@
+"""Parts of a model from a config and from the command line: trained, resumed, generated with, and estimated."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lightning_llm.__main__ import main
+from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.cli.run_config import read_config
+
+EXAMPLES = str(Path(__file__).parents[2] / "examples" / "parts")
+EXPERTS = {"class_path": "mixture_of_experts", "init_args": {"num_experts": 4, "top_k": 2}}
+WINDOW = {"class_path": "sliding_window", "init_args": {"window": 8, "every": 2}}
+ARCHITECTURE = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+@pytest.fixture
+def of_parts(tmp_path):
+    path = tmp_path / "parts.yaml"
+    parts = {"mlp": EXPERTS, "attention": WINDOW, "block": {"class_path": "sandwich"}}
+    path.write_text(yaml.safe_dump({"model": {"architecture": parts}}))
+    return str(path)
+
+
+def weights(run):
+    (path,) = (Path(run.trainer.log_dir) / "checkpoints").glob("step-*4.ckpt")
+    return read_checkpoint(path)["state_dict"]
+
+
+def test_a_run_with_parts_of_a_config_resumes_to_the_same_bits_and_generates(tiny, of_parts, capsys):
+    whole = tiny("fit", "--config", of_parts, **{"trainer.max_steps": 4, "trainer.log_every_n_steps": 1})
+    architecture = whole.model.architecture
+    assert (architecture.mlp, architecture.attention, architecture.block) == (EXPERTS, WINDOW, "sandwich")
+    assert float(whole.trainer.callback_metrics["auxiliary_loss"]) > 0
+    saved = read_config(Path(whole.trainer.log_dir) / "config.yaml")["model"]["architecture"]
+    assert saved["attention"] == WINDOW
+    first = tiny("fit", "--config", of_parts, **{"trainer.max_steps": 2})
+    again = tiny("fit", "--config", of_parts, **{"trainer.max_steps": 4, "ckpt_path": first.trainer.log_dir})
+    found, expected = weights(again), weights(whole)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    capsys.readouterr()
+    assert main(["generate", whole.trainer.log_dir, "--prompt", "a", "--max-new-tokens", "3"]) == 0
+
+
+def test_a_part_on_the_command_line_takes_its_arguments(tiny):
+    words = ["--model.architecture.attention", json.dumps(WINDOW)]
+    assert tiny("check", *words).model.architecture.attention == WINDOW
+
+
+def test_an_argument_that_a_part_lacks_is_named(tiny, error_line):
+    with pytest.raises(SystemExit):
+        tiny("fit", **{"model.architecture.mlp": json.dumps({"class_path": "relu2", "init_args": {"top_k": 2}})})
+    assert "mlp 'relu2' has no argument 'top_k': it takes none (docs/extending.md)" in error_line()
+
+
+def test_code_of_any_part_is_trusted_only_when_told(tiny, monkeypatch, capsys, tmp_path, recwarn):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    latent = {"class_path": "latent_attention.LatentAttention", "init_args": {"rank": 4}}
+    options = {"model.architecture.attention": json.dumps(latent), "model.architecture.partial_rotary_factor": 0.5}
+    run = tiny("fit", **{**options, "trainer.max_steps": 1}).trainer.log_dir
+    capsys.readouterr()
+    for words in (["generate", run, "--prompt", "a"], ["estimate", "--config", f"{run}/config.yaml"]):
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert "names code from outside lightning_llm: latent_attention.LatentAttention; nothing was imported" in error
+        assert main([*words, "--trust-code", *(["--max-new-tokens", "2"] if words[0] == "generate" else [])]) == 0
+    assert "attention latent_attention.LatentAttention was measured" in capsys.readouterr().out
+    assert any("LatentAttention has no cache" in str(warning.message) for warning in recwarn)
+    assert main(["export", run, "out", "--trust-code"]) == 2
+    assert "cannot have attention" in capsys.readouterr().err
+
+
+def test_the_estimate_says_what_it_measured_and_assumed(tmp_path, capsys):
+    config = tmp_path / "config.yaml"
+    data = {"context_length": 16, "global_batch_size": 8}
+    config.write_text(yaml.safe_dump({"model": {"architecture": {**ARCHITECTURE, "mlp": EXPERTS}}, "data": data}))
+    assert main(["estimate", "--config", str(config), "--json", str(tmp_path / "out.json")]) == 0
+    out = capsys.readouterr().out
+    assert "mlp mixture_of_experts was measured with a few tokens and extended" in out
+    assert "the experts are assumed to get equally many tokens" in out
+    flops = json.loads((tmp_path / "out.json").read_text())["flops"]["forward_by_part"]["mlp"]
+    tokens, width = 8 * 16, 128  # 8/3 of the hidden size, rounded up to a multiple of 64
+    assert flops == tokens * 2 * (2 * 3 * 2 * 32 * width + 2 * 32 * 4)  # of two layers: two experts, and the router
+    words = ["plan", "--config", str(config), "--memory", "1GiB"]
+    assert main(words) == 0
+    assert "the experts are assumed" in capsys.readouterr().out
