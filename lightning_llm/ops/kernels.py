@@ -49,7 +49,7 @@ def _gate_backward(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _losses_of_rows(  # type: ignore[no-untyped-def]
-    z_ptr, bias_ptr, index_ptr, weight_ptr, loss_ptr, z_row, vocab, z_loss, BLOCK: tl.constexpr
+    z_ptr, bias_ptr, index_ptr, weight_ptr, loss_ptr, z_row, vocab, z_loss, smoothing, tokens, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     z_ptr += row * z_row
@@ -62,6 +62,7 @@ def _losses_of_rows(  # type: ignore[no-untyped-def]
     columns = tl.arange(0, BLOCK)
     largest = float("-inf")
     total = 0.0
+    z_sum = 0.0
     for start in range(0, vocab, BLOCK):
         mask = start + columns < vocab
         z = tl.load(z_ptr + start + columns, mask=mask, other=float("-inf")).to(tl.float32)
@@ -70,6 +71,10 @@ def _losses_of_rows(  # type: ignore[no-untyped-def]
         larger = tl.maximum(largest, tl.max(z))
         total = total * tl.exp(largest - larger) + tl.sum(tl.exp(z - larger))
         largest = larger
+        if smoothing is not None:
+            z_sum += tl.sum(tl.where(start + columns < tokens, z, 0.0))
+    if smoothing is not None:
+        target_logit += smoothing * (z_sum / tokens - target_logit)
     log_z = largest + tl.log(total)
     tl.store(loss_ptr + row, (largest - target_logit) + tl.log(total) + z_loss * log_z * log_z)
 
@@ -82,19 +87,34 @@ def _losses_of_rows(  # type: ignore[no-untyped-def]
             if bias_ptr is not None:
                 z += tl.load(bias_ptr + start + columns, mask=mask, other=0.0)
             dz = factor * tl.exp(z - log_z)
-            dz = tl.where(start + columns == target, dz - weight, dz)
+            if smoothing is not None:
+                share = tl.where(start + columns == target, 1.0 - smoothing, 0.0)
+                dz -= weight * tl.where(start + columns < tokens, share + smoothing / tokens, 0.0)
+            else:
+                dz = tl.where(start + columns == target, dz - weight, dz)
             tl.store(z_ptr + start + columns, dz.to(z_ptr.dtype.element_ty), mask=mask)
 
 
 def losses_of_rows(
-    z: Tensor, bias: Tensor | None, index: Tensor, weights: Tensor | None, z_loss: float, losses: Tensor
+    z: Tensor,
+    bias: Tensor | None,
+    index: Tensor,
+    weights: Tensor | None,
+    z_loss: float,
+    losses: Tensor,
+    smoothing: float = 0.0,
+    tokens: int | None = None,
 ) -> None:
-    """As ``loss_chunks._losses_of_rows``, into ``losses`` (rows,), without the gradient of the bias."""
+    """As ``loss_chunks._losses_of_rows``, into ``losses`` (rows,), without the gradient of the bias.
+
+    With ``smoothing``, the first ``tokens`` columns share it.
+    """
     assert z.stride(1) == 1
     tensors = z, *(None if tensor is None else tensor.contiguous() for tensor in (bias, index, weights)), losses
     (rows, vocab), block = z.shape, min(VOCAB_BLOCK, triton.next_power_of_2(z.shape[1]))
+    smoothed = (smoothing, tokens) if smoothing else (None, None)
     with torch.cuda.device_of(z):  # type: ignore[no-untyped-call]
-        _losses_of_rows[(rows,)](*tensors, z.stride(0), vocab, z_loss, BLOCK=block, num_warps=8)
+        _losses_of_rows[(rows,)](*tensors, z.stride(0), vocab, z_loss, *smoothed, BLOCK=block, num_warps=8)
 
 
 def _launch_gate(kernel: triton.JITFunction, *tensors: Tensor) -> None:

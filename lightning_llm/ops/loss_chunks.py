@@ -2,9 +2,11 @@
 
 For one token with hidden state h, logits z = W h + b, probabilities p = softmax(z), target t and log Z = log Σ exp(z),
 
-    loss = log Z - z_t + λ log² Z                       λ: the z-loss
-    dz   = c (p (1 + 2 λ log Z) - onehot(t))            c: 1/count for the mean, 1 for the sum, 0 if t is ignored
+    loss = log Z - (1 - ε) z_t - ε mean(z) + λ log² Z              ε: label smoothing, λ: z-loss
+    dz   = c (p (1 + 2 λ log Z) - (1 - ε) onehot(t) - ε / vocab)   c: the token's weight, over their sum for the mean
     dh   = dz W,    dW += dz hᵀ,    db += dz
+
+The weight of a token is 1 unless it is given, and 0 if its target is ignored.
 
 Three matmuls of the whole size, as in the plain form. Of all the logits only one chunk is alive, and its buffer also
 takes dz. The sums dW and db are in float32 at least.
@@ -35,6 +37,7 @@ class LossOptions(NamedTuple):
     reduction: str
     dtype: torch.dtype
     vocab_size: int | None
+    label_smoothing: float
 
 
 def loss_and_gradients(
@@ -42,6 +45,7 @@ def loss_and_gradients(
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
+    token_weights: Tensor | None,
     options: LossOptions,
     needed: Sequence[bool],
     d_losses: Tensor | None = None,
@@ -56,6 +60,7 @@ def loss_and_gradients(
         weight: (vocab, hidden).
         bias: (vocab,) or ``None``.
         targets: (…).
+        token_weights: (…) or ``None``.
         options: See :class:`LossOptions`.
         needed: Which of the three gradients are needed.
         d_losses: (…), the gradients of the single losses. Where ``options.reduction`` is ``none``, there are no
@@ -81,13 +86,17 @@ def loss_and_gradients(
     d_bias = hidden.new_zeros(vocab, dtype=wide) if needed[2] else None
 
     scale = counted.to(wide)  # of each loss in the result
-    if is_mean:
-        scale /= counted.sum().clamp_(min=1)
-    if d_losses is not None:
-        scale *= d_losses.reshape(-1)
+    if token_weights is not None:
+        scale *= token_weights.reshape(-1)
     # In float16 dz of a mean would underflow as well. Then it is that of the sum, and the gradients are divided later.
     divide_late = is_mean and is_half
-    dz_scale = counted if divide_late else scale
+    dz_scale = scale.clone() if divide_late else scale
+    total = scale.sum()
+    total = total.where(total > 0, 1)
+    if is_mean:
+        scale /= total
+    if d_losses is not None:
+        scale *= d_losses.reshape(-1)
     index = flat_targets.where(counted, 0).long()
 
     for chunk in sizes.slices(tokens, rows):
@@ -97,8 +106,8 @@ def loss_and_gradients(
             torch.mm(h, weight[block].t(), out=z[:, block])
         if options.vocab_size is not None and options.vocab_size < vocab:
             z[:, options.vocab_size :] = float("-inf")  # of rows for no token: no probability, and dz is 0
-        chunk_scale = dz_scale[chunk].to(wide) if any(needed) else None
-        flat_losses[chunk] = _losses_of_rows(z, bias, index[chunk], chunk_scale, options.z_loss, d_bias)
+        chunk_scale = dz_scale[chunk] if any(needed) else None
+        flat_losses[chunk] = _losses_of_rows(z, bias, index[chunk], chunk_scale, options, d_bias)
         if d_hidden is not None:
             matmul_into(d_hidden.view(flat_hidden.shape)[chunk], z, weight, accumulate=False)
         if d_weight is not None:
@@ -107,15 +116,14 @@ def loss_and_gradients(
         del h, chunk_scale  # before those of the next chunk are made
     gradients = [d_hidden, d_weight, d_bias]
     if divide_late:
-        factor = scale.amax()
-        gradients = [None if grad is None else grad.mul_(factor) for grad in gradients]
-    flat_losses.masked_fill_(~counted, 0)
-    loss = losses if options.reduction == "none" else flat_losses.mul_(scale).sum()
+        gradients = [None if grad is None else grad.div_(total) for grad in gradients]
+    flat_losses.masked_fill_(~counted, 0).mul_(scale)
+    loss = losses if options.reduction == "none" else flat_losses.sum()
     return loss, [None if grad is None else grad.to(d) for grad, d in zip(gradients, dtypes, strict=True)]
 
 
 def _losses_of_rows(
-    z: Tensor, bias: Tensor | None, index: Tensor, weights: Tensor | None, z_loss: float, d_bias: Tensor | None
+    z: Tensor, bias: Tensor | None, index: Tensor, weights: Tensor | None, options: LossOptions, d_bias: Tensor | None
 ) -> Tensor:
     """The losses of tokens and, in the buffer of their logits, dz.
 
@@ -124,13 +132,15 @@ def _losses_of_rows(
         bias: (vocab,), in float32 at least.
         index: (rows,), the targets.
         weights: (rows,), the weight of each loss in the result, or ``None`` where no gradient is needed.
-        z_loss: λ.
+        options: With λ, ε and how many of the logits are of tokens.
         d_bias: (vocab,), to which the rows' share of the bias's gradient is added, or ``None``.
     """
     wide = torch.promote_types(z.dtype, torch.float32)
     losses = z.new_empty(z.shape[0], dtype=wide)
+    vocab = z.shape[1] if options.vocab_size is None else options.vocab_size
+    z_loss, smoothing = options.z_loss, options.label_smoothing
     if fused := kernels_for(z):
-        fused.losses_of_rows(z, bias, index, weights, z_loss, losses)
+        fused.losses_of_rows(z, bias, index, weights, z_loss, losses, smoothing, vocab)
         if d_bias is not None:
             d_bias += z.sum(dim=0, dtype=wide)
         return losses
@@ -142,6 +152,8 @@ def _losses_of_rows(
             p += bias
         target = index[rows].unsqueeze(-1)
         largest, target_logit = p.amax(dim=-1, keepdim=True), p.gather(-1, target)
+        if smoothing:
+            target_logit.lerp_(p[:, :vocab].mean(dim=-1, keepdim=True), smoothing)
         torch.softmax(p, dim=-1, out=p)
         log_sum = p.amax(dim=-1, keepdim=True).log_().neg_()
         log_z = largest + log_sum
@@ -150,7 +162,9 @@ def _losses_of_rows(
         if weights is None:
             continue
         weight = weights[rows].unsqueeze(-1)
-        p.mul_(log_z.mul_(2 * z_loss).add_(1).mul_(weight)).scatter_add_(-1, target, -weight)
+        p.mul_(log_z.mul_(2 * z_loss).add_(1).mul_(weight)).scatter_add_(-1, target, weight * (smoothing - 1))
+        if smoothing:
+            p[:, :vocab].sub_(weight * (smoothing / vocab))
         if d_bias is not None:
             d_bias += p.sum(dim=0)
         if buffer is not None:

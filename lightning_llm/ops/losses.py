@@ -9,7 +9,9 @@ so nothing overflows and no probability is rounded to zero before its logarithm 
 ``linear_cross_entropy`` computes the logits z = h Wᵀ + b of a chunk of tokens at a time. From them it also computes the
 gradients (``loss_chunks.py``), then overwrites them; backward only scales the gradients of forward. The optional z-loss
 (Chowdhery et al. 2022, "PaLM: Scaling Language Modeling with Pathways", section 5) adds ``z_loss`` · log² Z per token,
-with log Z = log Σ_j exp(z_j), which stops the logits from drifting.
+with log Z = log Σ_j exp(z_j), which stops the logits from drifting. With label smoothing ε (Szegedy et al. 2016,
+"Rethinking the Inception Architecture for Computer Vision", section 7), the target has the probability 1 - ε, and all
+tokens share the rest.
 """
 
 from typing import Any, Literal
@@ -22,6 +24,7 @@ from lightning_llm.ops.loss_chunks import LossOptions, loss_and_gradients
 
 Reduction = Literal["mean", "sum", "none"]
 REDUCTIONS = ("mean", "sum", "none")
+TENSORS = 5  # hidden, weight, bias, targets, token_weights
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -55,6 +58,8 @@ def linear_cross_entropy(
     reduction: Reduction = "mean",
     z_loss: float = 0.0,
     vocab_size: int | None = None,
+    label_smoothing: float = 0.0,
+    token_weights: Tensor | None = None,
 ) -> Tensor:
     """Cross-entropy in nats of the logits ``hidden @ weight.T + bias``, a chunk of tokens at a time.
 
@@ -69,44 +74,51 @@ def linear_cross_entropy(
         bias: (vocab,).
         ignore_index: The target of tokens that do not count.
         num_chunks: Into how many chunks the tokens are cut, at most. ``None`` chooses by vocabulary and dtype.
-        reduction: ``mean`` over the tokens that count (0 without any), ``sum``, or ``none``.
+        reduction: ``mean`` over the tokens that count, by their weights (0 without any), ``sum``, or ``none``.
         z_loss: Weight of log² Z, 1e-4 in PaLM.
         vocab_size: How many of ``weight``'s rows are tokens. The rows after them, which make matmuls faster, have no
             probability and a gradient of zero. ``None``: all.
+        label_smoothing: The probability that all tokens share in the target distribution, from 0 to below 1.
+        token_weights: (…), at least 0; each multiplies its token's loss, and gets no gradient. ``None``: 1.
 
     Returns:
         Scalar, or (…) for ``none``; float32 (float64 for float64 inputs).
 
     Raises:
-        ValueError: A shape, dtype, device, target, reduction, number of chunks or of tokens that does not fit; the
-            message says which.
+        ValueError: A shape, dtype, device, target, weight, option, number of chunks or of tokens that does not fit;
+            the message says which.
         NotImplementedError: Under a transform of ``torch.func``.
     """
     tensors = (hidden, weight, bias)
-    options = LossOptions(ignore_index, num_chunks, z_loss, reduction, conventions.matmul_dtype(hidden), vocab_size)
+    dtype = conventions.matmul_dtype(hidden)
+    options = LossOptions(ignore_index, num_chunks, z_loss, reduction, dtype, vocab_size, label_smoothing)
     _check(*tensors, targets, options)
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
-    if not z_loss >= 0:
-        raise ValueError(f"z_loss must be at least 0, got {z_loss}")
+    _check_token_weights(token_weights, targets)
     conventions.reject_transforms("linear_cross_entropy", "torch.nn.functional.cross_entropy")
     needed = tuple(torch.is_grad_enabled() and t is not None and t.requires_grad for t in tensors)
     if torch.compiler.is_compiling():
-        loss: Tensor = _opaque(*tensors, targets, *options, list(needed), None)[0]
+        loss: Tensor = _opaque(*tensors, targets, token_weights, *options, list(needed), None)[0]
     elif not any(needed):
-        loss = loss_and_gradients(*tensors, targets, options, needed)[0]
+        loss = loss_and_gradients(*tensors, targets, token_weights, options, needed)[0]
     else:
-        loss = _LinearCrossEntropy.apply(*tensors, targets, options)  # type: ignore[no-untyped-call]
+        loss = _LinearCrossEntropy.apply(*tensors, targets, token_weights, options)  # type: ignore[no-untyped-call]
     return loss
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: LossOptions
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        token_weights: Tensor | None,
+        options: LossOptions,
     ) -> Tensor:
-        loss, ctx.gradients = loss_and_gradients(hidden, weight, bias, targets, options, ctx.needs_input_grad[:3])
-        ctx.save_for_backward(hidden, weight, bias, targets)
+        inputs = hidden, weight, bias, targets, token_weights
+        loss, ctx.gradients = loss_and_gradients(*inputs, options, ctx.needs_input_grad[:3])
+        ctx.save_for_backward(*inputs)
         ctx.options = options
         return loss
 
@@ -114,17 +126,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @conventions.differentiable_once
     def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, [None] * 3  # handed over, so that scaling them needs no second copy
-        hidden, weight, bias, targets = ctx.saved_tensors
+        inputs = ctx.saved_tensors
         is_single = ctx.options.reduction == "none"
         if all(grad is None for grad in gradients):
             needed, d_losses = ctx.needs_input_grad[:3], d_loss if is_single else None
-            _, gradients = loss_and_gradients(hidden, weight, bias, targets, ctx.options, needed, d_losses)
+            _, gradients = loss_and_gradients(*inputs, ctx.options, needed, d_losses)
         if not is_single and not (d_loss.device.type == "cpu" and d_loss.item() == 1):
             # on a GPU a tensor without dimensions would be rounded to the gradient's dtype before the multiplication
             factor = d_loss if d_loss.device.type == "cpu" else d_loss.view(1)
             gradients = [None if grad is None else grad.mul_(factor) for grad in gradients]
-        pairs = zip(gradients, (hidden, weight, bias), strict=True)
-        return *(None if grad is None else grad.to(tensor.dtype) for grad, tensor in pairs), None, None
+        pairs = zip(gradients, inputs[:3], strict=True)
+        return *(None if grad is None else grad.to(tensor.dtype) for grad, tensor in pairs), None, None, None
 
 
 def _check(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: LossOptions) -> None:
@@ -139,6 +151,26 @@ def _check(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor,
     conventions.check_weight("bias", bias, (rows,), hidden, "hidden")
     _check_targets(targets, "hidden", hidden, vocab, options.ignore_index)
     conventions.check_chunks(options.num_chunks, max(1, targets.numel()), "the number of tokens")
+    if options.reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {options.reduction!r}")
+    if not options.z_loss >= 0:
+        raise ValueError(f"z_loss must be at least 0, got {options.z_loss}")
+    if not 0 <= options.label_smoothing < 1:
+        raise ValueError(f"label_smoothing must be at least 0 and below 1, got {options.label_smoothing}")
+
+
+def _check_token_weights(token_weights: Tensor | None, targets: Tensor) -> None:
+    if token_weights is None:
+        return
+    if token_weights.shape != targets.shape or token_weights.is_complex():
+        got = f"{token_weights.dtype} {tuple(token_weights.shape)}"
+        raise ValueError(f"token_weights must be real numbers of shape {tuple(targets.shape)}, got {got}")
+    if token_weights.device != targets.device:
+        raise ValueError(f"token_weights are on {token_weights.device}, targets on {targets.device}: move one of them")
+    if token_weights.requires_grad and torch.is_grad_enabled():
+        raise ValueError("token_weights get no gradient, and require one: detach them")
+    if token_weights.device.type == "cpu" and not torch.compiler.is_compiling() and not (token_weights >= 0).all():
+        raise ValueError(f"token_weights must be at least 0, got {token_weights[~(token_weights >= 0)][0].item()}")
 
 
 def _check_targets(targets: Tensor, name: str, other: Tensor, vocab: int, ignore_index: int | None) -> None:
@@ -160,13 +192,14 @@ def _check_targets(targets: Tensor, name: str, other: Tensor, vocab: int, ignore
 
 
 def _run(*inputs: Any) -> list[Tensor]:
-    hidden, weight, bias, targets, *options, needed, d_losses = inputs
-    loss, gradients = loss_and_gradients(hidden, weight, bias, targets, LossOptions(*options), needed, d_losses)
+    *options, needed, d_losses = inputs[TENSORS:]
+    loss, gradients = loss_and_gradients(*inputs[:TENSORS], LossOptions(*options), needed, d_losses)
     return [loss, *(gradient for gradient in gradients if gradient is not None)]
 
 
 def _empty_results(*inputs: Any) -> list[Tensor]:
-    tensors, targets, options, (needed, d_losses) = inputs[:3], inputs[3], LossOptions(*inputs[4:10]), inputs[10:]
+    tensors, targets, (*options, needed, d_losses) = inputs[:3], inputs[3], inputs[TENSORS:]
+    options = LossOptions(*options)
     is_single, wide = options.reduction == "none", torch.promote_types(options.dtype, torch.float32)
     loss = tensors[0].new_empty(targets.shape if is_single else (), dtype=wide)
     if is_single and d_losses is None:
@@ -177,8 +210,8 @@ def _empty_results(*inputs: Any) -> list[Tensor]:
 
 
 def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.options = LossOptions(*inputs[4:10])
-    ctx.save_for_backward(*(inputs[:4] if ctx.options.reduction == "none" else output[1:]))
+    ctx.options = LossOptions(*inputs[TENSORS:-2])
+    ctx.save_for_backward(*(inputs[:TENSORS] if ctx.options.reduction == "none" else output[1:]))
     ctx.dtypes = [None if t is None else t.dtype for t in inputs[:3]]
 
 
@@ -190,12 +223,13 @@ def _scale_gradients(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
         found = [grad * grads[0] for grad in ctx.saved_tensors]
     left = iter(found)
     scaled = (next(left).to(dtype) if need else None for need, dtype in zip(needed, ctx.dtypes, strict=True))
-    return *scaled, *[None] * 9
+    return *scaled, *[None] * 11
 
 
 _INPUTS = (
-    "Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, SymInt ignore_index, SymInt? num_chunks, "
-    "float z_loss, str reduction, ScalarType dtype, SymInt? vocab_size, bool[] needed, Tensor? d_losses"
+    "Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, Tensor? token_weights, SymInt ignore_index, "
+    "SymInt? num_chunks, float z_loss, str reduction, ScalarType dtype, SymInt? vocab_size, float label_smoothing, "
+    "bool[] needed, Tensor? d_losses"
 )
 _opaque = conventions.opaque(
     "linear_cross_entropy", _INPUTS, _run, _empty_results, save=_save_gradients, gradients=_scale_gradients

@@ -86,6 +86,7 @@ def edited(part, place, new):
     return tuple(changed) if isinstance(part, tuple) else changed
 
 
+ONE, NAN = torch.tensor(1.0), torch.tensor(math.nan)
 EDITS = [
     (("state_dict",), GONE, "lacks state_dict"),
     (("state_dict",), [], r"state_dict is \[\], expected a dict"),
@@ -138,7 +139,11 @@ EDITS = [
     (("callbacks", "RunCheckpoints", "best_loss"), None, "best_loss is None"),
     (("callbacks", "RunCheckpoints", "best_step"), 9, "best_step is 9, global_step is 2"),
     (("callbacks", "TrainingLog"), {"loss": torch.zeros(2), "steps": 1}, "TrainingLog.loss is .*expected one number"),
-    (("callbacks", "TrainingLog", "count"), torch.tensor(math.nan), "TrainingLog.count is .*expected one number"),
+    (
+        ("callbacks", "TrainingLog"),
+        {"loss": ONE, "count": NAN},
+        "TrainingLog.count is .*expected one number",
+    ),
     (("callbacks", "ResumeDiff", "options", "data.seed"), torch.zeros(2), "data.seed is a tensor"),
     (("callbacks", "InputHashes", "batches"), "x" * 16, "batches is 'xxxxxxxxxxxxxxxx', expected 16 hex digits"),
     (("callbacks", "InputHashes", "initial_values"), {"a": 1}, "initial_values.a is 1, expected text"),

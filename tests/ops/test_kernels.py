@@ -28,7 +28,7 @@ triton = pytest.importorskip("triton", reason="the kernels need Triton")
 SCRIPT = """
 import torch
 from test_swiglu import assert_as_good_as_plain as judge_mlp, make_inputs as mlp_inputs, optimised
-from test_losses import assert_as_good_as_plain as judge_loss, make_inputs as loss_inputs, ours, plain
+from test_losses import all_options, assert_as_good_as_plain as judge_loss, make_inputs as loss_inputs, ours, plain
 from lightning_llm.ops import kernels
 from lightning_llm.ops.conventions import kernels_for
 
@@ -44,6 +44,7 @@ for dtype in (torch.float32, torch.float16):  # the interpreter cuts float32 off
     for options in ({}, {"reduction": "none", "z_loss": 0.1}, {"reduction": "sum", "num_chunks": 3}):
         for shape in ((5, 23, 77), (9, 16, 5), (2, 3, 8, 64), (24, 16, 65)):
             judge_loss(*loss_inputs(shape), dtype, **options)
+            judge_loss(*loss_inputs(shape), dtype, **options | all_options(shape))
 
 assert optimised(1)(*mlp_inputs((5, 23, 77), with_norm=False, dtype=torch.bfloat16)).dtype == torch.bfloat16
 inputs, targets = loss_inputs((4, 8, 5), torch.float32)  # vocabulary below a block; no bias; no gradients
@@ -194,7 +195,8 @@ def like_cuda(monkeypatch, launches):
             monkeypatch.setattr(sizes, name, {"cpu": table["cuda"]} if "cuda" in table else {})
     form = sizes.attention_form
     monkeypatch.setattr(sizes, "attention_form", lambda device, *args, **options: form("cuda", *args, **options))
-    monkeypatch.setattr(losses, "_check_targets", lambda *_: None)  # on CUDA it would wait for their values
+    for check in ("_check_targets", "_check_token_weights"):  # on CUDA they would wait for the values
+        monkeypatch.setattr(losses, check, lambda *_: None)
     return launches
 
 
@@ -219,9 +221,12 @@ def train_fake_model(dtype, autocast=None, **fields):
 
 
 def evaluate_fake_loss(dtype):
-    """The loss without gradients, with a bias."""
+    """The loss without gradients, with a bias; and a smoothed one with both."""
     hidden, weight, bias = (torch.empty(size, dtype=dtype) for size in ((600, 768), (50304, 768), (50304,)))
-    losses.linear_cross_entropy(hidden, weight, torch.zeros(600, dtype=torch.int64), bias=bias)
+    targets = torch.zeros(600, dtype=torch.int64)
+    losses.linear_cross_entropy(hidden, weight, targets, bias=bias)
+    options = {"label_smoothing": 0.1, "vocab_size": 50257, "token_weights": torch.ones(600)}
+    losses.linear_cross_entropy(hidden, weight.requires_grad_(), targets, bias=bias, **options)
 
 
 @pytest.mark.parametrize("few", [False, True], ids=["tiles", "few tokens"])

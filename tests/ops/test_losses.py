@@ -29,15 +29,24 @@ def make_inputs(shape, dtype=torch.float64, *, ignored=True):
     return [t.to(dtype).requires_grad_() for t in inputs], targets
 
 
-def plain(hidden, weight, bias, targets, *, reduction="mean", z_loss=0.0):
+def plain(hidden, weight, bias, targets, *, reduction="mean", z_loss=0.0, label_smoothing=0.0, token_weights=None):
     """In the logits' dtype, the loss in float32 at least, as Lightning and Hugging Face models do it."""
     logits = F.linear(hidden, weight, bias).flatten(0, -2)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    losses = F.cross_entropy(logits, targets.flatten(), reduction="none")
-    losses = losses + z_loss * logits.logsumexp(-1).square() * (targets.flatten() != -100)
+    counts = (targets.flatten() != -100) * (1.0 if token_weights is None else token_weights.flatten())
+    losses = F.cross_entropy(logits, targets.flatten(), reduction="none", label_smoothing=label_smoothing)
+    losses = (losses + z_loss * logits.logsumexp(-1).square()) * counts
     if reduction == "none":
         return losses.view(targets.shape)
-    return losses.sum() / ((targets != -100).sum() if reduction == "mean" else 1)
+    return losses.sum() / (counts.sum() if reduction == "mean" else 1)
+
+
+def all_options(shape):
+    """z-loss, label smoothing, and weights; of several, the first is 0."""
+    token_weights = torch.rand(shape[:-2], generator=torch.Generator().manual_seed(2))
+    if token_weights.numel() > 1:
+        token_weights.view(-1)[0] = 0
+    return {"z_loss": 0.1, "label_smoothing": 0.2, "token_weights": token_weights}
 
 
 def ours(hidden, weight, bias, targets, **options):
@@ -66,8 +75,8 @@ def assert_as_good_as_plain(inputs, targets, dtype, autocast=None, num_chunks=No
             options["reduction"] = "none"
             tokens = with_gradients(plain, inputs, targets, dtype, autocast, **options)[0].double()
             spread = tokens - with_gradients(plain, rounded, targets, torch.float64, **options)[0]
-            count = (targets != -100).sum()
-            bound = 2 * spread.norm() * (count.sqrt() if is_sum else 1 / count.sqrt())
+            counts = (targets != -100) * options.get("token_weights", torch.ones(()))
+            bound = 2 * spread.norm() * counts.count_nonzero().sqrt() / (1 if is_sum else counts.sum())
             bound += torch.finfo(other.dtype).eps * true.abs()
         assert (mine.double() - true).norm() <= bound
 
@@ -119,7 +128,7 @@ def test_plain_form_is_stable(dtype, shift):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_error_is_at_most_twice_the_plain_ones(reduction, shape, dtype, rows):
     assert_as_good_as_plain(*make_inputs(shape), dtype, reduction=reduction)
-    assert_as_good_as_plain(*make_inputs(shape), dtype, reduction=reduction, z_loss=0.1)
+    assert_as_good_as_plain(*make_inputs(shape), dtype, reduction=reduction, **all_options(shape))
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -140,7 +149,7 @@ def test_rows_for_no_token_change_nothing(reduction, dtype, rows):
     """The loss and the other gradients to the bit in float32; theirs are zero."""
     inputs, targets = make_inputs((5, 123, 77), dtype)
     padded = [inputs[0], *(F.pad(x.detach(), (0, 0) * (x.dim() - 1) + (0, 19), value=3.0) for x in inputs[1:])]
-    options = {"reduction": reduction, "z_loss": 0.1}
+    options = {"reduction": reduction, **all_options((5, 123, 77))}
     expected = with_gradients(ours, inputs, targets, dtype, **options)
     loss, *gradients = with_gradients(ours, padded, targets, dtype, vocab_size=77, **options)
     tolerance = {"rtol": 1e-6, "atol": 1e-7} if dtype == torch.float32 else {}
@@ -177,8 +186,11 @@ def test_gradients_by_finite_differences(reduction, shape, rows):
     inputs, targets = make_inputs(shape)
 
     def function(hidden, weight, bias):
-        return ours(hidden, weight, bias, targets, reduction=reduction, z_loss=0.1)
+        return ours(hidden, weight, bias, targets, reduction=reduction, **all_options(shape))
 
+    torch.testing.assert_close(
+        function(*inputs), plain(*inputs, targets, reduction=reduction, **all_options(shape)), rtol=1e-13, atol=0
+    )
     assert torch.autograd.gradcheck(function, inputs)
 
 
@@ -205,9 +217,12 @@ def test_ignored_targets_do_not_count(rows):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_no_target_counts(reduction):
+@pytest.mark.parametrize("by", ["target", "weight"])
+def test_no_target_counts(reduction, by):
     (hidden, weight, bias), targets = make_inputs((3, 5, 7))
-    loss = ours(hidden, weight, bias, torch.full_like(targets, -100), reduction=reduction)
+    options = {"token_weights": torch.zeros(3)} if by == "weight" else {}
+    targets = targets if by == "weight" else torch.full_like(targets, -100)
+    loss = ours(hidden, weight, bias, targets, reduction=reduction, **options)
     loss.backward()
     assert loss.item() == 0
     assert all(t.grad.abs().max() == 0 for t in (hidden, weight, bias))
@@ -228,10 +243,10 @@ def test_empty_shapes(shape):
 VOCAB, HIDDEN = 1000, 32
 
 
-def meter_of(tokens, dtype=torch.float32, *, grad=True):
+def meter_of(tokens, dtype=torch.float32, *, grad=True, **options):
     inputs, targets = make_inputs((tokens, HIDDEN, VOCAB), dtype)
     with MemoryMeter([*inputs, targets]) as meter, torch.set_grad_enabled(grad):
-        loss = ours(*inputs, targets, num_chunks=tokens // 64)
+        loss = ours(*inputs, targets, num_chunks=tokens // 64, **options)
         kept = meter.live_bytes
         if grad:
             loss.backward()
@@ -246,6 +261,8 @@ def test_logits_of_all_tokens_never_exist(dtype):
     chunk = 64 * VOCAB * dtype.itemsize
     group = 0 if dtype == torch.float32 else 64 * VOCAB * 4
     assert short < 1.1 * (gradients + chunk + group) + (VOCAB * HIDDEN * dtype.itemsize if group else 0)
+    options = all_options((512, HIDDEN, VOCAB))
+    assert meter_of(512, dtype, **options)[0] - short < 512 * 16  # the weights, and numbers per token
 
 
 def test_backward_makes_no_second_copy_of_the_gradients():
@@ -330,9 +347,10 @@ def test_under_activation_checkpointing(reentrant, reduction):
 def test_compiled_in_one_graph(reduction, dtype):
     torch.compiler.reset()
     inputs, targets = make_inputs((5, 12, 7), dtype)
+    options = all_options((5, 12, 7))
 
     def function(*tensors):
-        return ours(*tensors, targets, reduction=reduction, z_loss=0.1) * 2
+        return ours(*tensors, targets, reduction=reduction, **options) * 2
 
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*inputs), function(*inputs))
@@ -387,6 +405,13 @@ def call(changes=(), options=()):
         ({}, {"num_chunks": 6}, "num_chunks must be a whole number from 1 to 5 .*got 6"),
         ({}, {"reduction": "max"}, "reduction must be one of mean, sum, none, got 'max'"),
         ({}, {"z_loss": -1.0}, "z_loss must be at least 0, got -1.0"),
+        ({}, {"label_smoothing": 1.0}, "label_smoothing must be at least 0 and below 1, got 1.0"),
+        ({}, {"token_weights": torch.ones(4)}, r"token_weights must be real .* shape \(5,\), got torch.float32 \(4,\)"),
+        ({}, {"token_weights": torch.ones(5).cfloat()}, r"must be real .* got torch.complex64 \(5,\)"),
+        ({}, {"token_weights": torch.ones(5, device="meta")}, "token_weights are on meta, targets on cpu"),
+        ({}, {"token_weights": torch.ones(5).requires_grad_()}, "token_weights get no gradient, .* detach them"),
+        ({}, {"token_weights": torch.tensor([1, 1, -2, 1, 1])}, "token_weights must be at least 0, got -2"),
+        ({}, {"token_weights": torch.full((5,), math.nan)}, "token_weights must be at least 0, got nan"),
     ],
 )
 def test_bad_input(changes, options, message):
