@@ -36,6 +36,7 @@ class MultiToken(CrossEntropy):
         total, count = super().forward(hidden, head, targets, weights, num_chunks)
         later = targets.roll(-1, dims=1)
         later[:, -1] = IGNORED
+        later_weights = None if weights is None else weights.roll(-1, dims=1)
         ahead = hidden + self.ahead_proj(self.norm(hidden))
-        added, _ = super().forward(ahead, head, later, weights, num_chunks)
+        added, _ = super().forward(ahead, head, later, later_weights, num_chunks)
         return total + self.weight * added, count

@@ -81,7 +81,8 @@ class ModelConfig:
         max_position_embeddings: The longest context, in tokens.
         attention: ``full``, ``sliding_window``, or a class.
         block: How attention and MLP are joined: ``pre`` (norms before them), ``post``, ``sandwich``, or a class.
-        loss: ``cross_entropy`` or a class. The validation loss is always the plain cross-entropy.
+        loss: ``cross_entropy``, which takes ``z_loss`` and ``label_smoothing``, or a class. The validation loss is
+            always the plain cross-entropy.
         norm: ``rmsnorm`` (Zhang and Sennrich 2019), ``layernorm``, or a class.
         rms_norm_eps: Added to the mean square, or to the variance for ``layernorm``.
         position: ``rope`` (Su et al. 2021, rotate-half form), ``learned`` (an embedding per position), ``none``, or a

@@ -1,11 +1,14 @@
 """The loss that is trained on: from hidden states and the head to a sum over targets, and their count."""
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.weights import is_plain
-from lightning_llm.ops.losses import linear_cross_entropy
+from lightning_llm.ops.losses import check_token_weights, linear_cross_entropy
 
 IGNORED = -100  # the target of tokens that do not count
 
@@ -15,11 +18,13 @@ class CrossEntropy(nn.Module):
 
     Args:
         config: With the vocabulary.
+        z_loss: Weight of log² Z of each target (Chowdhery et al. 2022, "PaLM", section 5; Zoph et al. 2022, "ST-MoE").
+        label_smoothing: The probability that all tokens share in the target distribution (Szegedy et al. 2016).
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, z_loss: float = 0.0, label_smoothing: float = 0.0) -> None:
         super().__init__()
-        self.vocab_size = config.vocab_size
+        self.vocab_size, self.z_loss, self.label_smoothing = config.vocab_size, z_loss, label_smoothing
 
     def forward(
         self,
@@ -29,22 +34,23 @@ class CrossEntropy(nn.Module):
         weights: Tensor | None = None,
         num_chunks: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The sum over the targets that count, and how many they are.
+        """The sum over the targets that count, and how many they are, or the sum of their weights.
 
         Args:
             hidden: (batch, seq, hidden).
             head: ``lm_head``; one that is no plain linear layer is called.
             targets: (batch, seq), token ids; ``IGNORED`` does not count.
-            weights: (batch, seq), of each target; ``None``: 1.
+            weights: (batch, seq), of each target, at least 0; ``None``: 1.
             num_chunks: As ``LanguageModel.loss_chunks``.
 
         Returns:
-            Sum and count, scalars in float32.
+            Sum and count, scalars in float32 at least.
         """
-        count = (targets != IGNORED).sum().float()
+        check_token_weights(weights, targets, "weights of a batch")
+        counted, wide = targets != IGNORED, torch.promote_types(hidden.dtype, torch.float32)
+        count = counted.sum().to(wide) if weights is None else weights.to(wide).where(counted, 0).sum()
         if num_chunks == 0 or not is_plain(head, nn.Linear):  # an adapter on the head has to be called
-            logits = head(hidden)[..., : self.vocab_size].flatten(0, -2).float()
-            return F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum"), count
+            return self._all_at_once(head(hidden).to(wide), targets, weights), count
         assert isinstance(head, nn.Linear)
         total = linear_cross_entropy(
             hidden,
@@ -54,6 +60,20 @@ class CrossEntropy(nn.Module):
             ignore_index=IGNORED,
             num_chunks=num_chunks and min(num_chunks, targets.numel()),  # the last batch of a text has fewer
             reduction="sum",
+            z_loss=self.z_loss,
             vocab_size=self.vocab_size,
+            label_smoothing=self.label_smoothing,
+            token_weights=weights,
         )
         return total, count
+
+    def _all_at_once(self, logits: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        logits, targets = logits[..., : self.vocab_size].flatten(0, -2), targets.flatten()
+        is_sum = weights is None and not self.z_loss
+        options: Any = {"reduction": "sum" if is_sum else "none", "label_smoothing": self.label_smoothing}
+        losses = F.cross_entropy(logits, targets, ignore_index=IGNORED, **options)
+        if is_sum:
+            return losses
+        if self.z_loss:
+            losses = losses + self.z_loss * logits.logsumexp(-1).square().where(targets != IGNORED, 0)
+        return losses.sum() if weights is None else (losses * weights.flatten()).sum()

@@ -59,6 +59,10 @@ def _or_null(option: Option) -> Option:
 
 
 _SOFTCAP = {"softcap": Option(None, lambda value: value is None or is_positive(value), "null or a number above 0")}
+_LOSS = {
+    "z_loss": _number(0.0),
+    "label_smoothing": Option(0.0, lambda value: is_number(value) and 0 <= value < 1, "a number from 0 to below 1"),
+}
 _EXPERTS = {
     "num_experts": _whole(8, 2, MOST_EXPERTS),
     "top_k": _whole(2, 1, MOST_EXPERTS),
@@ -89,7 +93,7 @@ BUILT_IN: dict[str, dict[str, BuiltIn]] = {
         "post": BuiltIn("block.PostNormBlock"),
         "sandwich": BuiltIn("block.SandwichBlock"),
     },
-    "loss": {"cross_entropy": BuiltIn("objective.CrossEntropy")},
+    "loss": {"cross_entropy": BuiltIn("objective.CrossEntropy", _LOSS)},
 }
 
 

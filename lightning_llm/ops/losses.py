@@ -93,7 +93,7 @@ def linear_cross_entropy(
     dtype = conventions.matmul_dtype(hidden)
     options = LossOptions(ignore_index, num_chunks, z_loss, reduction, dtype, vocab_size, label_smoothing)
     _check(*tensors, targets, options)
-    _check_token_weights(token_weights, targets)
+    check_token_weights(token_weights, targets)
     conventions.reject_transforms("linear_cross_entropy", "torch.nn.functional.cross_entropy")
     needed = tuple(torch.is_grad_enabled() and t is not None and t.requires_grad for t in tensors)
     if torch.compiler.is_compiling():
@@ -126,17 +126,37 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @conventions.differentiable_once
     def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, [None] * 3  # handed over, so that scaling them needs no second copy
-        inputs = ctx.saved_tensors
+        hidden, weight, bias, targets, token_weights = ctx.saved_tensors
         is_single = ctx.options.reduction == "none"
         if all(grad is None for grad in gradients):
             needed, d_losses = ctx.needs_input_grad[:3], d_loss if is_single else None
-            _, gradients = loss_and_gradients(*inputs, ctx.options, needed, d_losses)
+            inputs = hidden, weight, bias, targets, token_weights, ctx.options
+            _, gradients = loss_and_gradients(*inputs, needed, d_losses)
         if not is_single and not (d_loss.device.type == "cpu" and d_loss.item() == 1):
             # on a GPU a tensor without dimensions would be rounded to the gradient's dtype before the multiplication
             factor = d_loss if d_loss.device.type == "cpu" else d_loss.view(1)
             gradients = [None if grad is None else grad.mul_(factor) for grad in gradients]
-        pairs = zip(gradients, inputs[:3], strict=True)
+        pairs = zip(gradients, (hidden, weight, bias), strict=True)
         return *(None if grad is None else grad.to(tensor.dtype) for grad, tensor in pairs), None, None, None
+
+
+def check_token_weights(weights: Tensor | None, targets: Tensor, name: str = "token_weights") -> None:
+    """Rejects weights that do not fit the targets; their values are looked at on a CPU alone, as elsewhere it waits.
+
+    Raises:
+        ValueError: They have another shape or device, are negative or NaN, or require a gradient.
+    """
+    if weights is None:
+        return
+    if weights.shape != targets.shape or weights.is_complex():
+        got = f"{weights.dtype} {tuple(weights.shape)}"
+        raise ValueError(f"{name} must be real numbers of shape {tuple(targets.shape)}, got {got}")
+    if weights.device != targets.device:
+        raise ValueError(f"{name} are on {weights.device}, targets on {targets.device}: move one of them")
+    if weights.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name} get no gradient, and require one: detach them")
+    if weights.device.type == "cpu" and not torch.compiler.is_compiling() and not (weights >= 0).all():
+        raise ValueError(f"{name} must be at least 0, got {weights[~(weights >= 0)][0].item()}")
 
 
 def _check(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: LossOptions) -> None:
@@ -159,20 +179,6 @@ def _check(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor,
         raise ValueError(f"label_smoothing must be at least 0 and below 1, got {options.label_smoothing}")
 
 
-def _check_token_weights(token_weights: Tensor | None, targets: Tensor) -> None:
-    if token_weights is None:
-        return
-    if token_weights.shape != targets.shape or token_weights.is_complex():
-        got = f"{token_weights.dtype} {tuple(token_weights.shape)}"
-        raise ValueError(f"token_weights must be real numbers of shape {tuple(targets.shape)}, got {got}")
-    if token_weights.device != targets.device:
-        raise ValueError(f"token_weights are on {token_weights.device}, targets on {targets.device}: move one of them")
-    if token_weights.requires_grad and torch.is_grad_enabled():
-        raise ValueError("token_weights get no gradient, and require one: detach them")
-    if token_weights.device.type == "cpu" and not torch.compiler.is_compiling() and not (token_weights >= 0).all():
-        raise ValueError(f"token_weights must be at least 0, got {token_weights[~(token_weights >= 0)][0].item()}")
-
-
 def _check_targets(targets: Tensor, name: str, other: Tensor, vocab: int, ignore_index: int | None) -> None:
     if other.shape[:-1] != targets.shape:
         expected, of, got = (tuple(shape) for shape in (other.shape[:-1], other.shape, targets.shape))
@@ -192,14 +198,15 @@ def _check_targets(targets: Tensor, name: str, other: Tensor, vocab: int, ignore
 
 
 def _run(*inputs: Any) -> list[Tensor]:
-    *options, needed, d_losses = inputs[TENSORS:]
-    loss, gradients = loss_and_gradients(*inputs[:TENSORS], LossOptions(*options), needed, d_losses)
+    hidden, weight, bias, targets, token_weights, *values, needed, d_losses = inputs
+    tensors, options = (hidden, weight, bias, targets, token_weights), LossOptions(*values)
+    loss, gradients = loss_and_gradients(*tensors, options, needed, d_losses)
     return [loss, *(gradient for gradient in gradients if gradient is not None)]
 
 
 def _empty_results(*inputs: Any) -> list[Tensor]:
-    tensors, targets, (*options, needed, d_losses) = inputs[:3], inputs[3], inputs[TENSORS:]
-    options = LossOptions(*options)
+    tensors, targets, (*values, needed, d_losses) = inputs[:3], inputs[3], inputs[TENSORS:]
+    options = LossOptions(*values)
     is_single, wide = options.reduction == "none", torch.promote_types(options.dtype, torch.float32)
     loss = tensors[0].new_empty(targets.shape if is_single else (), dtype=wide)
     if is_single and d_losses is None:

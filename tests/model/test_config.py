@@ -22,6 +22,10 @@ def window(**options):
     return {"class_path": "sliding_window", "init_args": options}
 
 
+def loss(**options):
+    return {"class_path": "cross_entropy", "init_args": options}
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -78,6 +82,9 @@ def window(**options):
         ({"attention": "sliding_window"}, "attention 'sliding_window' needs window: a whole number from 1"),
         ({"attention": window(window=0)}, "attention.window must be a whole number from 1, got 0"),
         ({"attention": window(window=4, softcap=-1)}, "attention.softcap must be null or a number above 0, got -1"),
+        ({"loss": loss(zloss=1)}, "loss 'cross_entropy' has no argument 'zloss': it takes z_loss, label_smoothing"),
+        ({"loss": loss(z_loss=-1)}, "loss.z_loss must be a number of at least 0, got -1"),
+        ({"loss": loss(label_smoothing=1)}, "loss.label_smoothing must be a number from 0 to below 1, got 1"),
         ({"block": "parallel"}, "block 'parallel' is unknown: choose one of pre, post, sandwich"),
         ({"block": "post", "checkpoint_level": 2}, "checkpoint_level 2 takes the norm before the MLP in"),
         (

@@ -55,6 +55,7 @@ PARTS = {  # what differs from the usual model, and by how much its memory may d
     "no positions": ({"position": "none"}, 0.05),
     "learned positions": ({"position": "learned"}, 0.05),
     "partial rope": ({"partial_rotary_factor": 0.5}, 0.05),
+    "z-loss and smoothing": ({"loss": with_arguments("cross_entropy", z_loss=0.01, label_smoothing=0.1)}, 0.05),
     "yarn": ({"rope_scaling": YARN}, 0.05),
 }
 EXAMPLE_PARTS = {

@@ -30,13 +30,14 @@ OPTIONS = {
 }
 
 
-def rows(*, masked=True):
+def rows(*, masked=True, weighted=False):
     """Of all steps. Some have one target, one has none, most have some."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(VOCAB, (2, STEPS * GLOBAL, SEQ), generator=generator)
     kept = torch.tensor([[6], [1], [0], [4], [1], [1], [5], [2]])
     targets = ids[1].where(torch.arange(SEQ) < kept, -100) if masked else ids[1]
-    return {"input_ids": ids[0], "targets": targets}
+    weights = {"weights": torch.rand(targets.shape, generator=generator, dtype=torch.float64)} if weighted else {}
+    return {"input_ids": ids[0], "targets": targets, **weights}
 
 
 class Batches:
@@ -60,14 +61,24 @@ class OwnLoss(LanguageModel):
 
 
 def trained(
-    size, content, *, rank=0, world=1, config=CONFIG, kind=LanguageModel, lr=0.5, trainer=pl.Trainer, **options
+    size,
+    content,
+    *,
+    rank=0,
+    world=1,
+    config=CONFIG,
+    kind=LanguageModel,
+    lr=0.5,
+    trainer=pl.Trainer,
+    loss_chunks=2,
+    **options,
 ):
     """The trainer and its model after all steps."""
 
     def optimizer(groups):
         return torch.optim.SGD(groups, lr=lr)
 
-    model = kind(copy.deepcopy(config), optimizer=optimizer, schedule=Constant(), loss_chunks=2)
+    model = kind(copy.deepcopy(config), optimizer=optimizer, schedule=Constant(), loss_chunks=loss_chunks)
     model.seed = 0
     options = {"precision": "64-true", "accumulate_grad_batches": GLOBAL // size // world, **OPTIONS, **options}
     made = trainer(devices=world, **options)
@@ -84,6 +95,14 @@ def plain_model():
         torch.set_default_dtype(torch.float32)
 
 
+def mean_loss(logits, content, part=slice(None)):
+    """The plain formula."""
+    targets = content["targets"][part].flatten()
+    weights = content["weights"][part].flatten() if "weights" in content else torch.ones(len(targets)).double()
+    weights = weights.where(targets != -100, 0)
+    return (F.cross_entropy(logits.flatten(0, 1), targets, reduction="none") * weights).sum() / weights.sum()
+
+
 def truth(content, clip=None, algorithm="norm"):
     """Weights, and the norm of the last step, of plain torch."""
     model = plain_model()
@@ -92,7 +111,7 @@ def truth(content, clip=None, algorithm="norm"):
         part = slice(step * GLOBAL, (step + 1) * GLOBAL)
         optimizer.zero_grad()
         logits = model.logits(model(content["input_ids"][part]))
-        F.cross_entropy(logits.flatten(0, 1), content["targets"][part].flatten()).backward()
+        mean_loss(logits, content, part).backward()
         by_norm = clip if clip and algorithm == "norm" else float("inf")
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), by_norm)
         if algorithm == "value":
@@ -106,7 +125,7 @@ def first_loss(content):
     model = plain_model()
     with torch.no_grad():
         logits = model.logits(model(content["input_ids"]))
-    return float(F.cross_entropy(logits.flatten(0, 1), content["targets"].flatten()))
+    return float(mean_loss(logits, content))
 
 
 def assert_same(model, expected, norm):
@@ -133,6 +152,13 @@ def test_the_gradient_is_that_of_the_whole_batch(size, clip):
     assert_same(model, expected, norm)
 
 
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("loss_chunks", [0, 2])
+def test_weights_of_targets_count_in_the_whole_batch(size, loss_chunks):
+    content = rows(weighted=True)
+    assert_same(trained(size, content, loss_chunks=loss_chunks)[1], *truth(content))
+
+
 @pytest.mark.parametrize("size", [1, 4])
 def test_a_loss_of_the_users_own_is_weighted_by_its_targets(size):
     content = rows()
@@ -143,7 +169,7 @@ def test_a_loss_of_the_users_own_is_weighted_by_its_targets(size):
 @pytest.mark.parametrize("trainer", [pl.Trainer, Trainer])
 def test_the_logged_loss_is_that_of_all_targets_since_the_last_entry(size, trainer, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    content = rows()
+    content = rows(weighted=trainer is Trainer)
     made, _ = trained(size, content, trainer=trainer, lr=0.0)
     assert float(made.callback_metrics["train_loss"]) == pytest.approx(first_loss(content), rel=1e-6)
 
@@ -175,16 +201,17 @@ def in_two_processes(rank):
     names = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
     names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1, "TORCHELASTIC_RUN_ID": "x"}  # the group is there already
     os.environ.update({name: str(value) for name, value in names.items()})
-    content = rows()
-    expected, initial = truth(content, CLIP), first_loss(content)
+    contents = {1: rows(), 2: rows(weighted=True)}
+    expected = {size: truth(content, CLIP) for size, content in contents.items()}
+    initial = first_loss(contents[1])
     torch.set_default_dtype(torch.float64)  # Lightning has no 64-true for FSDP2
     for strategy in (DDPStrategy, ShardedStrategy):
         options = {"rank": rank, "world": 2, "precision": "32-true"}
-        for size in (1, 2):
+        for size, content in contents.items():
             made, model = trained(size, content, strategy=strategy(), gradient_clip_val=CLIP, **options)
             assert made.world_size == 2
-            assert_same(model, *expected)
-        made, _ = trained(1, content, strategy=strategy(), lr=0.0, **options)
+            assert_same(model, *expected[size])
+        made, _ = trained(1, contents[1], strategy=strategy(), lr=0.0, **options)
         assert float(made.callback_metrics["train_loss"]) == pytest.approx(initial, rel=1e-9)
 
 
