@@ -4,7 +4,8 @@ A mean of the means of micro-batches would weigh a target by how few others ther
 of a step is that of Σ loss · count / Σ count, over all micro-batches of all processes. Σ count is known only after the
 last one. So each micro-batch is multiplied by its count / unit, where the unit is a constant, and when gradients are
 clipped, they are multiplied by micro-batches · unit / Σ count; Lightning and the strategy divide by the number of
-micro-batches. With full batches, both factors are exactly 1.
+micro-batches. With full batches, both factors are exactly 1. What MLPs add is weighted in the same way: it shares its
+gradient with the loss, and a factor of its own would have to know Σ count.
 """
 
 from collections.abc import Mapping
