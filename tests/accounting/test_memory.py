@@ -121,7 +121,7 @@ SMALL_TILES = {
 }
 
 
-@drawn(30)
+@drawn(12)
 @given(configs(), steps)
 def test_with_many_tiles(config, step):
     with pytest.MonkeyPatch.context() as patch:
