@@ -167,7 +167,7 @@ class Steps:
 
     def __init__(self, model: Any, sizes: Sizes, dtype: str, device: str, *, cuts_head: bool = False) -> None:
         kind = torch.bfloat16 if dtype.startswith("bf") else torch.float32
-        self._alone = partial(matmuls_alone, model, sizes, kind, cuts_head=cuts_head)
+        self._alone: Callable[[], Any] = partial(matmuls_alone, model, sizes, kind, cuts_head=cuts_head)
         self._clock, self._device, self._done = PhaseClock(device), device, 0
         self._high_water: int | None = None
 

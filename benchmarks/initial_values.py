@@ -29,7 +29,7 @@ DEFAULT_SHAPES, NAMES = ["20x200"], ("seeds", "steps")
 DTYPES, DEVICES = ("float32",), ("cpu",)
 FILES = ("lightning_llm/model", "lightning_llm/optim")
 HIDDEN, WIDE, LR = 64, 192, 4e-3
-SIDES = {
+SIDES: dict[str, dict[str, Any]] = {
     "baseline": {"mlp": "swiglu", "intermediate_size": WIDE},
     "close": {"mlp": "swiglu", "intermediate_size": WIDE * 9 // 8},
     "far": {"mlp": "gelu", "intermediate_size": 4 * HIDDEN},
@@ -91,7 +91,7 @@ def build(side: str, draw: str, vocab: int, seed: int) -> LanguageModel:
         vocab: Number of tokens.
         seed: Of the initial values.
     """
-    sizes = {"hidden_size": HIDDEN, "num_hidden_layers": mup.LAYERS, "num_attention_heads": mup.HEADS}
+    sizes: dict[str, Any] = {"hidden_size": HIDDEN, "num_hidden_layers": mup.LAYERS, "num_attention_heads": mup.HEADS}
     config = ModelConfig(vocab_size=vocab, max_position_embeddings=mup.CONTEXT, **sizes, **SIDES[side])
     model = LanguageModel(config, lambda parameters: AdamW(parameters, lr=LR))
     model.seed = seed
