@@ -16,6 +16,7 @@ BENCHES = {
     "checkpoint": "how long saving holds up training: waiting for the disk, and in the background",
     "optimizer": "milliseconds per step of each optimizer, ours and torch's",
     "mup": "whether a learning rate fits wider models, with mup and without (--shapes, --text FILE)",
+    "initial-values": "how far the losses of two models differ by chance, with initial values by name and without",
     "data": "speed and memory of prepare, for each tokenizer",
     "faults": "random kills, full disks, damaged files and so on, and their cost (--rounds: total, --seed)",
 }

@@ -4,9 +4,11 @@ Every side has a process of its own, and they are interleaved: same shape, same 
 ``ours`` goes through `fit`'s Trainer with all its defaults, freed memory kept; the others run as their users run them.
 A side with ``(kept)`` after its name runs with freed memory kept as well, ``ours (memory returned)`` without.
 ``(compiled)`` is by ``torch.compile``: the blocks of ours, the whole model of the others as litgpt's trainer does; the
-time of compiling is not counted. ``matmuls alone`` is no model: only the matmuls of a step with weights, which no
-program can undercut that computes them with torch. ``nanogpt`` is ``plain_gpt.py``, ``liger`` is transformers with
-Liger-Kernel's operators, on CUDA.
+time of compiling is not counted. ``nanogpt`` is ``plain_gpt.py``, ``liger`` is transformers with Liger-Kernel's
+operators, on CUDA.
+
+On a CPU each timed step is followed by its matmuls alone (``matmuls.py``), in the same process. The *share* is their
+time over that of the step before them: 1 is the limit of a program that multiplies by torch.
 
 Ours runs on a token store; the others in the plain loop of their users: the model's own loss, autocast, clipping at 1,
 torch's AdamW as their trainers set it up. They never read a loss, which on CUDA would wait for the device.
@@ -25,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch import Callback
 
+from benchmarks.matmuls import matmuls_alone
 from benchmarks.plain_gpt import PlainGPT
 from lightning_llm.bench.harness import Request, Row, Sizes, columns, llama, make_store, model_config, ratios
 from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
@@ -54,13 +57,26 @@ LITGPT = {  # the sizes in its config
     **{"block_size": "context", "n_layer": "layers", "n_head": "heads", "n_embd": "hidden"},
     **{"intermediate_size": "intermediate", "vocab_size": "vocab", "padded_vocab_size": "vocab"},
 }
-COLUMNS = columns("total ms", "tokens/s", "ratio", "peak MiB")  # the ratio is of time, over ours
+COLUMNS = {  # the ratio is of time, over ours
+    **columns("total ms", "tokens/s", "ratio", "peak MiB"),
+    **{heading: (f"matmul_share{end}", 1, ".2f") for heading, end in (("share", ""), ("p20", "_p20"), ("p80", "_p80"))},
+}
 draw = bar_plot(
     Measure("tokens_per_s", 1, f"tokens/s{HIGHER}"), Measure("peak_bytes", 1 / GIB, f"peak memory, GiB{LOWER}")
 )
 
-Found = tuple[list[float], int | None]  # seconds of each step; the peak by CUDA's allocator, on CUDA
 LossOf = Callable[[Any, torch.Tensor, torch.Tensor], Any]  # of a model, inputs and targets
+
+
+class Found(NamedTuple):
+    """Of each step after the warm-up the seconds and, on a CPU, those of its matmuls alone; and a peak in bytes.
+
+    The peak is that of CUDA's allocator or, on a CPU, of the whole process, before it multiplies alone.
+    """
+
+    seconds: list[float]
+    matmul_seconds: list[float]
+    peak_bytes: int
 
 
 class Variant(NamedTuple):
@@ -84,7 +100,6 @@ VARIANTS = {
     "nanogpt (compiled)": Variant("nanogpt", compiled=True),
     "liger (compiled)": Variant("liger", compiled=True),
     "ours (compiled)": Variant("ours", keep_freed_memory=True, compiled=True),
-    "matmuls alone": Variant("products", keep_freed_memory=True),
 }
 
 
@@ -103,7 +118,15 @@ def run(asked: Request) -> Iterator[Row]:
             peak_bytes=int(max(one["peak_bytes"] for one in results)),
             tokens_per_s=asked.sizes["rows"] * asked.sizes["context"] / statistics.median(seconds[name]),
             **(ratios(seconds[name], seconds["ours"]) if "ours" in seconds else {}),
+            **_shares([share for one in results for share in one["shares"]]),
         )
+
+
+def _shares(found: Sequence[float]) -> dict[str, float]:
+    """Median, 20th and 80th percentile over all steps of all rounds, as fields of a row."""
+    return (
+        {f"matmul_share{name[5:]}": value for name, value in ratios(found, [1] * len(found)).items()} if found else {}
+    )
 
 
 def lacking(name: str, device: str) -> str:
@@ -115,19 +138,69 @@ def lacking(name: str, device: str) -> str:
     return "its kernels need CUDA; measure it with --device cuda" if (side, device) == ("liger", "cpu") else ""
 
 
-def run_side(name: str, asked: Request, environment: Mapping[str, str] | None = None) -> dict[str, float]:
-    """One variant in a process of its own: the median seconds of a step, and its peak in bytes."""
+def run_side(name: str, asked: Request, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """One variant in a process of its own, as :func:`measure` finds it."""
     job = {"sizes": asked.sizes, "dtype": asked.dtype, "device": asked.device, "steps": STEPS[asked.device]}
     jobs = [{**job, **VARIANTS[name]._asdict()}]
     return in_fresh_processes(measure, jobs, name=name, environment=environment)[0]
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """What the ratio is, and the threads of a side."""
-    return ["ratio: time over ours", f"{torch.get_num_threads()} threads each"]
+    """What the ratio and the share are, and the threads of a side."""
+    share = "share: time of the step's matmuls alone over that of the step, with its 20th and 80th percentile"
+    return ["ratio: time over ours", share, f"{torch.get_num_threads()} threads each"]
 
 
 # ---- the sides, each in a process of its own
+
+
+class Steps:
+    """Times the steps after the warm-up and, on a CPU, the matmuls alone after each of them.
+
+    Args:
+        model: Of the steps.
+        sizes: Of the model and the batch.
+        dtype: Of the steps.
+        device: ``cpu`` or ``cuda``.
+        cuts_head: See :func:`matmuls_of`.
+    """
+
+    def __init__(self, model: Any, sizes: Sizes, dtype: str, device: str, *, cuts_head: bool = False) -> None:
+        kind = torch.bfloat16 if dtype.startswith("bf") else torch.float32
+        self._alone: Callable[[], Any] = partial(matmuls_alone, model, sizes, kind, cuts_head=cuts_head)
+        self._clock, self._device, self._done = PhaseClock(device), device, 0
+        self._high_water: int | None = None
+
+    def end(self) -> None:
+        """A step has ended; the next one begins when this returns."""
+        self._done += 1
+        self._clock.mark(f"step {self._done}")  # nothing for the first one
+        if self._done > WARM_UP and self._device == "cpu":
+            if self._high_water is None:  # the matmuls alone have buffers too, and are slow at their first call
+                self._high_water, self._alone = high_water_bytes(), self._alone()
+                self._alone()
+            self._clock.start()
+            self._alone()
+            self._clock.mark(f"matmuls {self._done}")
+        self._clock.start()
+
+    def found(self, peak_bytes: int) -> Found:
+        """What was measured; the peak is that of a GPU's allocator."""
+        now(self._device)
+        taken = self._clock.take()
+        kinds = ([s for name, s in taken.items() if name.startswith(kind)] for kind in ("step", "matmuls"))
+        seconds, matmul_seconds = kinds
+        return Found(seconds[WARM_UP - 1 :], matmul_seconds, self._high_water or peak_bytes)
+
+
+class _StepEnds(Callback):
+    """Tells ``Steps`` of the Trainer's."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        self.steps.end()
 
 
 def ours(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False, **fields: Any) -> Found:
@@ -139,12 +212,14 @@ def ours(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = 
     with tempfile.TemporaryDirectory(prefix="bench-baselines-") as name, open(os.devnull, "w") as nowhere:
         store = make_store(Path(name, "store"), vocab=sizes["vocab"], tokens=(context + 1) * rows * 4)
         data = TokenDataModule(store=store, context_length=context, global_batch_size=rows)
-        clock, profiler = _StepClock(device), MemoryProfiler()
+        profiler = MemoryProfiler()
+        model = LanguageModel(model_config(sizes, **fields), compile_mode="default" if compiled else None)
+        timed = Steps(model, sizes, dtype, device, cuts_head=True)
         with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
             trainer = Trainer(
                 precision=PRECISIONS.get(dtype, dtype),
                 default_root_dir=name,
-                callbacks=[clock, profiler],
+                callbacks=[_StepEnds(timed), profiler],
                 max_steps=WARM_UP + steps,
                 accelerator=device,
                 devices=1,
@@ -152,25 +227,9 @@ def ours(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = 
                 limit_val_batches=0,
                 gradient_clip_val=1.0,
             )
-            model = LanguageModel(model_config(sizes, **fields), compile_mode="default" if compiled else None)
             trainer.fit(model, datamodule=data)
     # the profiler restarts CUDA's own high-water at each phase, and knows the highest
-    return clock.seconds()[WARM_UP - 1 :], int(profiler.highest_gib * GIB) if device == "cuda" else None
-
-
-class _StepClock(Callback):
-    """Seconds from the end of each step to the end of the next one, by the device."""
-
-    def __init__(self, device: str) -> None:
-        self.clock, self.device, self.steps = PhaseClock(device), device, 0
-
-    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        self.clock.mark(str(self.steps)) if self.steps else self.clock.start()
-        self.steps += 1
-
-    def seconds(self) -> list[float]:
-        now(self.device)
-        return list(self.clock.take().values())
+    return timed.found(int(profiler.highest_gib * GIB))
 
 
 def transformers(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
@@ -223,30 +282,6 @@ def litgpt(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool 
     return _plain_loop(GPT(config), loss, sizes, dtype, device, steps, compiled=compiled, fused=device == "cuda")
 
 
-def matmuls(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
-    """Only the matmuls with weights, forward and both of backward: no attention, nothing between them, no optimizer.
-
-    What a step takes that has nothing else to do: no program that multiplies by ``torch.mm`` is faster.
-    """
-    assert not compiled, "there is nothing to compile"
-    tokens, hidden, wide = sizes["rows"] * sizes["context"], sizes["hidden"], sizes["intermediate"]
-    layer = [(hidden, 3 * hidden), (hidden, hidden), (hidden, 2 * wide), (wide, hidden)]
-    pairs = layer * sizes["layers"] + [(hidden, sizes["vocab"])]
-    made = partial(torch.randn, device=device, dtype=getattr(torch, dtype))
-    inputs = {width: made(tokens, width) for width, _ in set(pairs)}
-    outputs = {width: made(tokens, width) for _, width in set(pairs)}
-    weights = [made(after, before) for before, after in pairs]
-
-    def step() -> None:
-        for weight in weights:
-            x, dy = inputs[weight.shape[1]], outputs[weight.shape[0]]
-            torch.mm(x, weight.T)
-            torch.mm(dy, weight)
-            torch.mm(dy.T, x)
-
-    return _timed(step, device, steps)
-
-
 def _plain_loop(
     model: Any, loss: LossOf, sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool, fused: bool
 ) -> Found:
@@ -263,33 +298,28 @@ def _plain_loop(
         optimizer.step()
         optimizer.zero_grad()
 
-    return _timed(step, device, steps)
-
-
-def _timed(step: Callable[[], None], device: str, steps: int) -> Found:
-    clock = PhaseClock(device)
-    clock.start()
-    for number in range(WARM_UP + steps):
+    timed = Steps(model, sizes, dtype, device)
+    for _ in range(WARM_UP + steps):
         step()
-        clock.mark(str(number))
-    now(device)
-    return list(clock.take().values())[WARM_UP:], torch.cuda.max_memory_allocated() if device == "cuda" else None
+        timed.end()
+    return timed.found(torch.cuda.max_memory_allocated() if device == "cuda" else 0)
 
 
 SIDES: dict[str, Callable[..., Found]] = {
     **{"ours": ours, "transformers": transformers, "liger": liger, "litgpt": litgpt, "nanogpt": nanogpt},
-    "products": matmuls,
 }
 
 
-def measure(job: dict[str, Any]) -> dict[str, float]:
-    """The median seconds and the peak bytes of one side."""
+def measure(job: dict[str, Any]) -> dict[str, Any]:
+    """The median seconds and the peak bytes of one side, and of each step the share of its matmuls."""
     device = job["device"]
     if job["keep_freed_memory"]:
         keep_freed_memory()
     torch.manual_seed(0)
     restart_high_water()
-    before = resident_bytes()
-    seconds, peak = SIDES[job["side"]](job["sizes"], job["dtype"], device, job["steps"], compiled=job["compiled"])
-    peak = high_water_bytes() - before if peak is None else peak
-    return {"median_s": statistics.median(seconds), "peak_bytes": peak}
+    before = resident_bytes() if device == "cpu" else 0
+    seconds, alone, peak = SIDES[job["side"]](
+        job["sizes"], job["dtype"], device, job["steps"], compiled=job["compiled"]
+    )
+    shares = [one / step for one, step in zip(alone, seconds, strict=False)]
+    return {"median_s": statistics.median(seconds), "peak_bytes": peak - before, "shares": shares}

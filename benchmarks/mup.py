@@ -111,14 +111,16 @@ def _model(width: int, variant: str, vocab: int, base: int, lr: float, seed: int
     return model
 
 
-def _batches(tokens: Tensor, number: int, seed: int) -> Iterator[Batch]:
+def draw_batches(tokens: Tensor, number: int, seed: int) -> Iterator[Batch]:
+    """So many batches of a text, drawn with a seed."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(number):
         inputs, targets = sample_batch(tokens, BATCH, CONTEXT, "cpu", generator)
         yield {"input_ids": inputs, "targets": targets}
 
 
-def _train(model: LanguageModel, batches: Iterator[Batch], steps: int) -> None:
+def train(model: LanguageModel, batches: Iterator[Batch], steps: int) -> None:
+    """Train with warm-up over a tenth of the steps, then linear decay."""
     optimizer = model.optimizer_over(model.groups_of(model))
     usual = [group["lr"] for group in optimizer.param_groups]
     schedule = WarmupLinear(warmup_steps=steps // 10)
@@ -135,7 +137,7 @@ def _train(model: LanguageModel, batches: Iterator[Batch], steps: int) -> None:
 
 def _coordinates(asked: Request, widths: list[int], tokens: Tensor) -> Iterator[Row]:
     vocab = int(tokens.max()) + 1
-    (shown,) = _batches(tokens, 1, seed=0)
+    (shown,) = draw_batches(tokens, 1, seed=0)
     for variant in asked.chosen(VARIANTS):
         changes: dict[str, list[float]] = {}
         for width in widths:
@@ -143,7 +145,7 @@ def _coordinates(asked: Request, widths: list[int], tokens: Tensor) -> Iterator[
             for seed in CHECK_SEEDS:
                 model = _model(width, variant, vocab, widths[0], CHECK_LR, seed)
                 before = _activations(model, shown)
-                _train(model, _batches(tokens, CHECK_STEPS, seed + 1), CHECK_STEPS)
+                train(model, draw_batches(tokens, CHECK_STEPS, seed + 1), CHECK_STEPS)
                 for part, after in _activations(model, shown).items():
                     change = float((after - before[part]).abs().mean())
                     found[part] = found.get(part, 0.0) + change / len(CHECK_SEEDS)
@@ -183,15 +185,18 @@ def _watched(transformer: nn.Module, found: dict[str, Tensor]) -> Iterator[None]
 
 def _transfer(asked: Request, widths: list[int], tokens: Tensor) -> Iterator[Row]:
     vocab, cut = int(tokens.max()) + 1, int(0.9 * len(tokens))
-    train, validation = tokens[:cut], list(_batches(tokens[cut:], VALIDATION, seed=0))
+    text, validation = tokens[:cut], list(draw_batches(tokens[cut:], VALIDATION, seed=0))
     curves: dict[tuple[str, int], list[float]] = {}
     for variant in asked.chosen(VARIANTS):
         for width in widths:
             known = next((own for (_, other), own in curves.items() if other == width == widths[0]), None)
             curves[variant, width] = known or []  # at the base width both are one model
             for lr in RATES if known is None else ():
-                models = [_model(width, variant, vocab, widths[0], lr, seed) for seed in SEEDS]
-                losses = [_loss(model, train, validation) for model in models]
+                losses = []
+                for seed in SEEDS:
+                    model = _model(width, variant, vocab, widths[0], lr, seed)
+                    train(model, draw_batches(text, STEPS, seed + 1), STEPS)
+                    losses.append(mean_loss(model, validation))
                 curves[variant, width].append(sum(losses) / len(losses))
             places = [_best(curves[variant, each]) for each in (widths[0], width)]
             yield asked.row(
@@ -205,11 +210,10 @@ def _transfer(asked: Request, widths: list[int], tokens: Tensor) -> Iterator[Row
             )
 
 
-def _loss(model: LanguageModel, train: Tensor, validation: Sequence[Batch]) -> float:
-    seed = model.seed or 0
-    _train(model, _batches(train, STEPS, seed + 1), STEPS)
+def mean_loss(model: LanguageModel, batches: Sequence[Batch]) -> float:
+    """Over batches, in nats per token; that of guessing if the model has diverged."""
     with torch.inference_mode():
-        loss = sum(float(model.loss(batch)) for batch in validation) / len(validation)
+        loss = sum(float(model.loss(batch)) for batch in batches) / len(batches)
     return loss if math.isfinite(loss) else math.log(model.architecture.vocab_size or 1)
 
 

@@ -7,8 +7,11 @@ import torch
 
 from benchmarks import baselines
 from benchmarks.__main__ import main
-from benchmarks.baselines import WARM_UP, matmuls, ours, transformers
+from benchmarks.baselines import ours, transformers
+from benchmarks.matmuls import matmuls_alone, matmuls_of
+from lightning_llm.accounting.counts import step_flops
 from lightning_llm.bench.harness import model_config, sizes_of
+from lightning_llm.measure.gauges import high_water_bytes
 from lightning_llm.model import Transformer
 
 TINY = "1x2x32x64x32x2x65"
@@ -17,25 +20,38 @@ SIZES = sizes_of(TINY, baselines.NAMES, TINY)
 
 @pytest.mark.parametrize("side", [ours, transformers])
 def test_each_side_times_as_many_steps_as_asked(side):
-    seconds, peak = side(SIZES, "float32", "cpu", 3)
-    assert peak is None  # the resident set tells, of the whole process
-    assert len(seconds) == 3
-    assert all(0 < second < 10 for second in seconds)
+    seconds, alone, peak = side(SIZES, "float32", "cpu", 3)
+    assert 2**26 < peak <= high_water_bytes()
+    assert len(seconds) == len(alone) == 3
+    assert all(0 < least < 10 and 0 < second < 10 for least, second in zip(alone, seconds, strict=True))
 
 
-def test_matmuls_alone_are_those_with_weights(monkeypatch):
-    made, multiply = [], torch.mm
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_matmuls_alone_are_those_of_a_step(dtype, monkeypatch):
+    made = []
 
-    def counted(a, b):
-        made.append(2 * a.shape[0] * a.shape[1] * b.shape[1])
-        return multiply(a, b)
+    def counted(multiply):
+        def call(a, b, out):
+            made.append((2 * a.numel() * b.shape[-1], a.dtype))
+            return multiply(a, b, out=out)
 
-    monkeypatch.setattr(torch, "mm", counted)
-    seconds, _ = matmuls(SIZES, "float32", "cpu", 1)
-    assert len(seconds) == 1
-    model = Transformer(model_config(SIZES))
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    assert sum(made) == (WARM_UP + 1) * 6 * 64 * sum(p.numel() for p in matrices)
+        return call
+
+    for name in ("mm", "bmm"):
+        monkeypatch.setattr(torch, name, counted(getattr(torch, name)))
+    config = model_config(SIZES)
+    matmuls_alone(Transformer(config), SIZES, dtype, cuts_head=True)()
+    flops = step_flops(config, tokens=64, context_length=32)
+    assert {kind for _, kind in made} == {dtype}
+    masked = 3 * flops.by_part["attention_scores"] // 2  # half of the pairs, forward and twice backward
+    assert sum(each for each, _ in made) == flops.model - masked
+
+
+def test_the_head_is_cut_as_the_loss_cuts_it():
+    sizes = sizes_of("1x2x32x64x256x2x5000", baselines.NAMES, TINY)
+    head = torch.nn.Linear(32, 5000, bias=False)
+    cut = matmuls_of(head, {**sizes, "layers": 0}, torch.float32, cuts_head=True)
+    assert [each.columns for each in cut[::3]] == [2048, 2048, 904]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +86,7 @@ def test_rows_of_processes_of_their_own(tmp_path):
     assert (theirs["variant"], mine["variant"], mine["ratio"]) == ("transformers", "ours", 1)
     assert theirs["total_p20_s"] / mine["total_p80_s"] <= theirs["ratio"] <= theirs["total_p80_s"] / mine["total_p20_s"]
     assert theirs["ratio_p20"] <= theirs["ratio"] <= theirs["ratio_p80"]
+    assert 0 < mine["matmul_share_p20"] <= mine["matmul_share"] <= mine["matmul_share_p80"]
     for row in (theirs, mine):
         assert row["tokens_per_s"] == pytest.approx(64 / row["total_s"])
         assert row["peak_bytes"] > 0

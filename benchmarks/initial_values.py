@@ -1,0 +1,126 @@
+"""``python -m benchmarks initial-values``: what equal initial values are worth to a comparison of two models.
+
+Each seed trains a baseline and two variants on the same batches: a *close* one, whose SwiGLU is an eighth wider, and a
+*far* one, whose MLP is a GELU four times as wide as the model. Initial values come from the seed and the
+parameter's name, as in every run, or, for comparison, from one generator that all parameters draw from in turn. The
+smaller the standard deviation of the paired difference, the fewer seeds a comparison needs.
+
+``--text FILE`` is what to train on, character by character. The command fails if a tensor that baseline and variant
+both have starts from other values.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import mup
+from lightning_llm.ablate.statistics import correlation, paired, seeds_saved
+from lightning_llm.bench.harness import Columns, Request, Row
+from lightning_llm.bench.plots import LOWER, chart
+from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.weights import RESIDUAL_PROJECTIONS
+from lightning_llm.optim.adamw import AdamW
+from lightning_llm.training.module import LanguageModel
+
+DEFAULT_SHAPES, NAMES = ["20x200"], ("seeds", "steps")
+DTYPES, DEVICES = ("float32",), ("cpu",)
+FILES = ("lightning_llm/model", "lightning_llm/optim")
+HIDDEN, WIDE, LR = 64, 192, 4e-3
+SIDES: dict[str, dict[str, Any]] = {
+    "baseline": {"mlp": "swiglu", "intermediate_size": WIDE},
+    "close": {"mlp": "swiglu", "intermediate_size": WIDE * 9 // 8},
+    "far": {"mlp": "gelu", "intermediate_size": 4 * HIDDEN},
+}
+DRAWS = ("by name", "one generator")
+COLUMNS: Columns = {
+    "shared tensors": ("shared", 1, "d"),
+    "equal at the start": ("equal", 1, "d"),
+    "difference": ("difference", 1, "+.4f"),
+    "standard deviation": ("sd", 1, ".4f"),
+    "correlation": ("correlation", 1, "+.2f"),
+    "seeds saved": ("seeds_saved", 1, "d"),
+}
+
+
+def run(asked: Request) -> Iterator[Row]:
+    """A row for each way to draw and each variant, with the validation losses of all seeds in nats per token.
+
+    ``sd`` is the standard deviation of the paired difference, ``seeds_saved`` the number of seeds that an unpaired
+    comparison would need in addition for the same standard error.
+    """
+    tokens = mup.read_tokens(asked.options.text)
+    cut, vocab = int(0.9 * len(tokens)), int(tokens.max()) + 1
+    train, validation = tokens[:cut], list(mup.draw_batches(tokens[cut:], mup.VALIDATION, seed=0))
+    for draw in asked.chosen(DRAWS):
+        losses: dict[str, list[float]] = {side: [] for side in SIDES}
+        for seed in range(asked.sizes["seeds"]):
+            for side, own in losses.items():
+                model = build(side, draw, vocab, seed)
+                mup.train(model, mup.draw_batches(train, asked.sizes["steps"], seed + 1), asked.sizes["steps"])
+                own.append(mup.mean_loss(model, validation))
+                if asked.status:
+                    asked.status.update(f"{draw}, seed {seed}, {side}: {own[-1]:.4f}")
+        baseline = losses.pop("baseline")
+        for side, own in losses.items():
+            names = ("baseline", side)
+            first, other = (build(name, draw, vocab, seed=0).transformer.state_dict() for name in names)
+            shared = [name for name in first.keys() & other.keys() if first[name].shape == other[name].shape]
+            estimate = paired(baseline, own)
+            yield asked.row(
+                f"{side}, {draw}",
+                shared=len(shared),
+                equal=sum(torch.equal(first[name], other[name]) for name in shared),
+                difference=estimate.difference,
+                sd=estimate.sd,
+                correlation=correlation(baseline, own),
+                seeds_saved=seeds_saved(baseline, own),
+                baseline_losses=baseline,
+                losses=own,
+            )
+
+
+def build(side: str, draw: str, vocab: int, seed: int) -> LanguageModel:
+    """A model of a side with its initial values.
+
+    Args:
+        side: One of ``SIDES``.
+        draw: One of ``DRAWS``.
+        vocab: Number of tokens.
+        seed: Of the initial values.
+    """
+    sizes: dict[str, Any] = {"hidden_size": HIDDEN, "num_hidden_layers": mup.LAYERS, "num_attention_heads": mup.HEADS}
+    config = ModelConfig(vocab_size=vocab, max_position_embeddings=mup.CONTEXT, **sizes, **SIDES[side])
+    model = LanguageModel(config, lambda parameters: AdamW(parameters, lr=LR))
+    model.seed = seed
+    model.configure_model()
+    if draw == "one generator":
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in model.transformer.named_parameters():
+            is_residual = name.split(".")[-2] in RESIDUAL_PROJECTIONS
+            std = config.initializer_range / math.sqrt(2 * mup.LAYERS if is_residual else 1)
+            if parameter.ndim > 1:  # the others are ones
+                torch.nn.init.normal_(parameter, 0, std, generator=generator)
+    return model
+
+
+def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
+    """A variant's loss against the baseline's: a point for each seed."""
+    with chart(path, title, height=3.6, columns=2, sharex=True, sharey=True, **options) as axes:
+        for axis, way in zip(axes[0], DRAWS, strict=True):
+            for (side, way_of_row), row in ((row.variant.split(", "), row) for row in rows):
+                if way_of_row == way:
+                    label = f"{side}: correlation {row.correlation or 0:+.2f}"
+                    axis.scatter(row.baseline_losses, row.losses, s=14, label=label)
+            axis.set(title=f"initial values: {way}", xlabel=f"loss of the baseline, nats/token{LOWER}")
+            axis.grid()
+            axis.legend(fontsize=8)
+        axes[0][0].set_ylabel(f"loss of the variant, nats/token{LOWER}")
+
+
+def verdict(rows: Sequence[Row]) -> None:
+    """Fail if initial values by name differ between two models."""
+    if faults := [row.variant for row in rows if row.variant.endswith("by name") and row.equal < row.shared]:
+        raise RuntimeError(f"{', '.join(faults)}: tensors that both models have start from other values")

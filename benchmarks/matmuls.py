@@ -1,0 +1,82 @@
+"""The matmuls of a training step and nothing else: the least that a step takes which multiplies by torch.
+
+Of each linear layer three: y = x Wᵀ forward, dx = dy W and dW = dyᵀ x backward. Of causal attention six batched ones:
+Q Kᵀ and P V forward, dP = dO Vᵀ, dV = Pᵀ dO, dQ = dS K and dK = dSᵀ Q backward, each with half of the keys, as half of
+the pairs are masked. Results go to buffers that exist already, so that no time is spent on fresh memory.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lightning_llm.bench.harness import Sizes
+from lightning_llm.ops import sizes as cuts
+
+
+class Matmul(NamedTuple):
+    """(batch, rows, inner) times (batch, inner, columns); ``transposed`` says which factor is stored transposed."""
+
+    batch: int
+    rows: int
+    inner: int
+    columns: int
+    transposed: str = ""
+
+
+def matmuls_of(model: nn.Module, sizes: Sizes, dtype: torch.dtype, *, cuts_head: bool) -> list[Matmul]:
+    """Those of a step.
+
+    Args:
+        model: Its linear layers count, the head among them.
+        sizes: Those of ``baselines``.
+        dtype: Of the matmuls.
+        cuts_head: Whether the logits are made a chunk at a time, as ours are.
+    """
+    tokens, vocab, found = sizes["rows"] * sizes["context"], sizes["vocab"], []
+    for layer in (module for module in model.modules() if isinstance(module, nn.Linear)):
+        is_cut = cuts_head and layer.out_features == vocab
+        inner = layer.in_features
+        for rows, out in _head(tokens, vocab, dtype.itemsize) if is_cut else [(tokens, layer.out_features)]:
+            found += [Matmul(1, rows, inner, out, "right"), Matmul(1, rows, out, inner)]
+            found += [Matmul(1, out, rows, inner, "left")]
+    batch, seq, half = sizes["rows"] * sizes["heads"], sizes["context"], max(1, sizes["context"] // 2)
+    head_dim = sizes["hidden"] // sizes["heads"]
+    scores = Matmul(batch, seq, head_dim, half, "right")  # Q Kᵀ and dP
+    weighted = Matmul(batch, seq, half, head_dim)  # P V and dQ
+    summed = Matmul(batch, half, seq, head_dim, "left")  # dV and dK
+    return found + [scores, weighted, scores, summed, weighted, summed] * sizes["layers"]
+
+
+def _head(tokens: int, vocab: int, itemsize: int) -> Iterator[tuple[int, int]]:
+    """Rows and columns of each block of logits."""
+    for chunk in cuts.slices(tokens, cuts.loss_rows(tokens, vocab, itemsize, "cpu")):
+        for block in cuts.slices(vocab, cuts.vocab_block("cpu")):
+            yield chunk.stop - chunk.start, block.stop - block.start
+
+
+def matmuls_alone(model: nn.Module, sizes: Sizes, dtype: torch.dtype, *, cuts_head: bool) -> Callable[[], None]:
+    """A function that computes those of a step on a CPU; factors of one shape are one tensor."""
+    factors: dict[tuple[int, ...], Tensor] = {}
+    results: dict[tuple[int, ...], Tensor] = {}
+
+    def factor(*shape: int, is_transposed: bool) -> Tensor:
+        stored = (shape[0], shape[2], shape[1]) if is_transposed else shape
+        if stored not in factors:
+            factors[stored] = torch.randn(stored, dtype=dtype)
+        return factors[stored].mT if is_transposed else factors[stored]
+
+    work = []
+    for batch, rows, inner, columns, transposed in matmuls_of(model, sizes, dtype, cuts_head=cuts_head):
+        left = factor(batch, rows, inner, is_transposed=transposed == "left")
+        right = factor(batch, inner, columns, is_transposed=transposed == "right")
+        result = results.setdefault((batch, rows, columns), torch.empty(batch, rows, columns, dtype=dtype))
+        work.append((torch.mm, left[0], right[0], result[0]) if batch == 1 else (torch.bmm, left, right, result))
+
+    def run() -> None:
+        with torch.no_grad():
+            for multiply, left, right, result in work:
+                multiply(left, right, out=result)
+
+    return run
