@@ -263,7 +263,7 @@ class SymbolicModel:
             query = ops.rms_norm(query, own["q_norm"][0], self.tokens * s.heads)
             key = ops.rms_norm(key, own["k_norm"][0], self.tokens * s.kv_heads)
         if cos_sin is not None:
-            query, key = self._rotate(query, *cos_sin), self._rotate(key, *cos_sin)
+            query, key = ops.rotate(query, *cos_sin), ops.rotate(key, *cos_sin)
         if form == "short":
             mixed = self._short_attention(query, key, value, is_contiguous=cos_sin is not None)
         elif form == "spans":
@@ -308,12 +308,3 @@ class SymbolicModel:
         half = places * Count(self.config.rotary_dim // 2, "d/2" if self.config.partial_rotary_factor == 1 else "r/2")
         _angles = self.ops.new(half, FLOAT32)
         return self.ops.new(half, self.ops.matmul_size), self.ops.new(half, self.ops.matmul_size)
-
-    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ops, rotated = self.ops, x.elements // self.s.head_dim * self.config.rotary_dim
-        left, right, *rest = ops.split(x, *(size for size in (*[rotated // 2] * 2, x.elements - rotated) if size))
-        first = ops.scale(left, cos)
-        first = ops.subtract(first, ops.scale(right, sin))
-        second = ops.scale(right, cos)
-        second = ops.add(second, ops.scale(left, sin))
-        return ops.join(first, second, *rest)

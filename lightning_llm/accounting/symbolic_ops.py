@@ -79,15 +79,6 @@ class Operators(Graph):
         """``x + y``, in the wider dtype."""
         return self._viewing(self.like(x, max(x.itemsize, y.itemsize)), x, y)
 
-    def subtract(self, x: Tensor, y: Tensor) -> Tensor:
-        """``x - y``."""
-        size = y.size
-        return self.apply(self.like(x), [x, y], backward=lambda dy, _: [dy.view(), self.new(*size)])
-
-    def scale(self, x: Tensor, factor: Tensor) -> Tensor:
-        """``x * factor`` with a factor that needs no gradient and is broadcast."""
-        return self.apply(self.like(x), [x], [factor])
-
     def multiply(self, x: Tensor, y: Tensor) -> Tensor:
         """``x * y``, which saves both."""
         return self.apply(self.like(x), [x, y], [x, y])
@@ -111,17 +102,6 @@ class Operators(Graph):
     def copy_gradient(self, x: Tensor) -> Tensor:
         """A view whose gradient must be copied."""
         return self.apply(x.view(), [x])
-
-    def split(self, x: Tensor, *sizes: int) -> list[Tensor]:
-        """``x.split``: views, whose gradients are joined in a new tensor."""
-        parts = [self.apply(x.view(sizes[0]), [x]), *(x.view(size) for size in sizes[1:])]
-        for slot, part in enumerate(parts):
-            part.node, part.slot = parts[0].node, slot
-        return parts
-
-    def join(self, *parts: Tensor) -> Tensor:
-        """``torch.cat``: the gradients are views."""
-        return self._viewing(self.new(sum(part.elements for part in parts), parts[0].itemsize), *parts)
 
     def repeat(self, x: Tensor, elements: Count) -> Tensor:
         """``repeat_interleave``: the gradients of a group are summed."""
@@ -177,6 +157,12 @@ class Operators(Graph):
         """``matmul_into`` a wider dtype: on CUDA the product is wide, and needs no buffer unless it is added."""
         if self.device != "cuda" or accumulates:
             self.scratch((elements, FLOAT32 if self.device == "cuda" else self.matmul_size))
+
+    # -- ops/rotation.py ----------------------------------------------------------------------------------------------
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Of queries or keys."""
+        return self.apply(self.like(x), [x], [cos, sin])
 
     # -- ops/norm.py --------------------------------------------------------------------------------------------------
 

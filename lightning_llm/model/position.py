@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.ops.rotation import rotate_halves
 
 Rotation = tuple[Tensor, Tensor]
 
@@ -130,10 +131,7 @@ def rotate(x: Tensor, by: Rotation) -> Tensor:
     Returns:
         As ``x``.
     """
-    cos, sin = by
-    half, unrotated = cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]
-    left, right, *rest = torch.split(x, [half, half, unrotated] if unrotated else [half, half], dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin, *rest), dim=-1)
+    return rotate_halves(x, *by)
 
 
 def _stretched(periods: Tensor, theta: float, scaling: dict[str, Any]) -> Tensor:
