@@ -60,8 +60,10 @@ SMALL = {
     "04_plug_in_your_own_mlp": {
         "steps": 12,
         "sample_step": 6,
-        "seeds": [1],
+        "seeds": [1, 2],
         "validation_batches": 2,
+        "new_tokens": 8,
+        "sum_steps": 10,
     },
 }
 
