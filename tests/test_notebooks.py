@@ -14,6 +14,8 @@ from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpecManager
 from nbclient import NotebookClient
 
+from lightning_llm.model.parts import BUILT_IN
+
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SECONDS_PER_CELL = 300
@@ -60,8 +62,10 @@ SMALL = {
     "04_plug_in_your_own_mlp": {
         "steps": 12,
         "sample_step": 6,
-        "seeds": [1],
+        "seeds": [1, 2],
         "validation_batches": 2,
+        "new_tokens": 8,
+        "sum_steps": 10,
     },
 }
 
@@ -198,6 +202,13 @@ def test_the_second_has_both_levels_of_the_five_shapes():
     shapes = parameters(read(second))["shapes"]
     assert [line.split(" | ")[0].strip("| ") for line in lines[2::3]] == shapes
     assert [line.split(" | ")[1] for line in lines[2:]] == ["standard", "level 0", "level 1"] * 5
+
+
+def test_the_fourth_trains_a_part_of_each_kind_from_equal_initial_values():
+    [fourth] = [path for path in NOTEBOOKS if path.stem.startswith("04")]
+    printed = "".join(output.get("text", "") for output in outputs(read(fourth)))
+    for kind in BUILT_IN:
+        assert re.search(rf"^{kind} +my_parts\.\w+ .* (\d+) of \1$", printed, re.MULTILINE), kind
 
 
 def install_cell(path):
