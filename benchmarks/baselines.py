@@ -167,17 +167,18 @@ class Steps:
 
     def __init__(self, model: Any, sizes: Sizes, dtype: str, device: str, *, cuts_head: bool = False) -> None:
         kind = torch.bfloat16 if dtype.startswith("bf") else torch.float32
-        self._alone: Callable[[], Any] = partial(matmuls_alone, model, sizes, kind, cuts_head=cuts_head)
+        self._make_alone = partial(matmuls_alone, model, sizes, kind, cuts_head=cuts_head)
+        self._alone: Callable[[], None] | None = None
         self._clock, self._device, self._done = PhaseClock(device), device, 0
-        self._high_water: int | None = None
+        self._high_water = 0
 
     def end(self) -> None:
         """A step has ended; the next one begins when this returns."""
         self._done += 1
         self._clock.mark(f"step {self._done}")  # nothing for the first one
         if self._done > WARM_UP and self._device == "cpu":
-            if self._high_water is None:  # the matmuls alone have buffers too, and are slow at their first call
-                self._high_water, self._alone = high_water_bytes(), self._alone()
+            if self._alone is None:  # they have buffers too, and are slow at their first call
+                self._high_water, self._alone = high_water_bytes(), self._make_alone()
                 self._alone()
             self._clock.start()
             self._alone()
