@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import baselines, cost, memory_scaling
+from benchmarks import baselines, cost, memory_scaling, mup
 from lightning_llm.bench import techniques
 from lightning_llm.bench.harness import read_rows
 from lightning_llm.bench.plots import draw_points
@@ -47,6 +47,7 @@ PLOTS = {
     "benchmarks/cost-cpu.png": Plot(
         cost.draw, "cost-cpu", "A training step as one size grows: from 256 wide, 4 layers, context 256, 2 rows"
     ),
+    "benchmarks/mup-cpu.png": Plot(mup.draw, "mup-cpu", "A learning rate for all widths: without mup and with it"),
 }
 
 
