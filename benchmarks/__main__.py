@@ -15,6 +15,7 @@ BENCHES = {
     "process-scaling": "tokens per second on 1 to N processes, and a prediction for 8 and 64",
     "checkpoint": "how long saving holds up training: waiting for the disk, and in the background",
     "optimizer": "milliseconds per step of each optimizer, ours and torch's",
+    "ablate": "whether verdicts, tuning and workers keep their promises (--shapes, --seed of the kills)",
     "mup": "whether a learning rate fits wider models, with mup and without (--shapes, --text FILE)",
     "initial-values": "how far the losses of two models differ by chance, with initial values by name and without",
     "data": "speed and memory of prepare, for each tokenizer",

@@ -95,7 +95,7 @@ def verdict(rows: Sequence[Row]) -> None:
 def _stages(base: Path, drawn: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int, Stage]]:
     data = base / "data"
     data.mkdir()
-    (data / "text.txt").write_text(_made_up_text(), encoding="utf-8")
+    (data / "text.txt").write_text(made_up_text(), encoding="utf-8")
     with contextlib.closing(Forker()) as forker:
         truths = {1: _truth(Stage(forker, base / "undisturbed-1", data))}
         shutil.copytree(base / "undisturbed-1" / "store", data / "store")
@@ -122,7 +122,8 @@ def _truth(stage: Stage) -> Truth:
     return stage.truth()
 
 
-def _made_up_text() -> str:
+def made_up_text() -> str:
+    """400 lines of words that no language has."""
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefghijklmnop", k=rng.randint(2, 6))) for _ in range(60)]
     return "".join(" ".join(rng.choices(words, k=_WORDS)) + "\n" for _ in range(400))

@@ -1,0 +1,292 @@
+"""``python -m benchmarks ablate``: does ``lightning-llm ablate`` say what is true, whatever happens to its processes?
+
+``null`` and ``power`` train a pool of pairs, baseline and null variant, and draw comparisons from it: differences of
+the pool with random signs, to which ``power`` adds a known one. The product's verdict rule judges them. The other parts
+run whole experiments by the product's command: ``tuning`` plants a learning rate that is too low, ``kills`` kills
+processes at random moments, ``workers`` counts who did which run, ``speed`` compares two workers with one.
+
+The command fails if a share differs from its prediction by more than its tolerance, if a verdict is not the planted
+one, if a report differs from that of an undisturbed experiment, or if two workers take more than 0.8 of the time of
+one.
+"""
+
+import functools
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy import special
+
+from benchmarks.ablate_experiments import ROOT, TEXT, Experiment, killed, workplace
+from lightning_llm.ablate.experiment import ALPHA, LOOKS
+from lightning_llm.ablate.pairing import INITIAL_VALUES, mismatch
+from lightning_llm.ablate.plan import PLAN
+from lightning_llm.ablate.sequential import rule_at
+from lightning_llm.ablate.statistics import Array, correlation
+from lightning_llm.ablate.verdict import BETTER, UNDECIDED, Sample, verdicts
+from lightning_llm.bench.harness import Columns, Request, Row, ratios
+from lightning_llm.bench.plots import Measure, bar_plot
+from lightning_llm.cli.train import cli_main
+
+DEVICES, DTYPES = ("cpu",), ("float32",)  # the precision is that of fit
+FILES = ("lightning_llm/ablate", "lightning_llm/cli/ablate.py", "lightning_llm/cli/ablate_setup.py")
+REDRAW = "--trainer.callbacks+=lightning_llm.ablate.null_variant.RedrawMLP"
+SEEDS, NULLS, PLANTED, PATHS = 64, 4000, 1000, 100_000  # of the pool, null, each effect of power, and a prediction
+EFFECTS = (0.5, 0.75, 1.0, 1.5, 2.0)  # in standard deviations of a difference
+NULL_TOLERANCE, POWER_TOLERANCE, MOST_RATIO, KILLS = 0.01, 0.10, 0.8, 20
+LR, LOW_LR = "model.optimizer.init_args.lr", 0.01
+STEPS, INTERVAL = "trainer.max_steps", "trainer.val_check_interval"
+MLPS = {"relu": {"model.architecture.mlp": "relu"}, "gelu": {"model.architecture.mlp": "gelu"}}
+NORM = {"layernorm": {"model.architecture.norm": "layernorm"}}
+SAVING = {STEPS: 120, INTERVAL: 20}  # a kill may hit training and saving
+COLUMNS: Columns = {
+    **{"found, %": ("found", 100, ".1f"), "predicted, %": ("predicted", 100, ".1f"), "pairs": ("pairs", 1, ".1f")},
+    **{"difference": ("difference", 1, "+.4f"), "verdict": ("verdict", 1, ""), "learning rates": ("rates", 1, "")},
+    **{"kills": ("kills", 1, "d"), "runs": ("runs", 1, "d"), "resumed": ("resumed", 1, "d")},
+    **{"s": ("total_s", 1, ".1f"), "runs, s": ("runs_s", 1, ".1f"), "ratio": ("ratio", 1, ".2f")},
+}
+
+
+def parse(text: str) -> Callable[[Request], Iterator[Row]]:
+    """The part of that name.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if text not in PARTS:
+        raise ValueError(f"shapes {text!r}: there are {', '.join(PARTS)}")
+    return PARTS[text]
+
+
+def run(asked: Request) -> Iterator[Row]:
+    """The rows of a part. ``problems`` are what should not be."""
+    yield from asked.sizes(asked)
+
+
+# ---- verdicts
+
+
+class Way(NamedTuple):
+    """How a comparison is judged: at which numbers of pairs, and which of them were planned."""
+
+    at: Sequence[int]
+    looks: Sequence[int] = ()
+    is_extended: bool = False
+
+
+MOST, PEEKING = LOOKS[-1], "plain t test at each look"  # what a plan of looks is for
+WAYS = {
+    "one look": Way([MOST]),
+    "planned looks": Way(LOOKS, LOOKS),
+    "e-process at each pair": Way(range(2, MOST + 1), is_extended=True),
+    PEEKING: Way(LOOKS),
+}
+
+
+@functools.cache
+def pool() -> Array:
+    """Losses of the baseline and of its null variant, shape (seeds, 2)."""
+    losses, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)
+    with workplace() as folder:
+        for seed in range(SEEDS):
+            base, null = _fit(folder / f"baseline,seed={seed}", seed), _fit(folder / f"null,seed={seed}", seed, REDRAW)
+            if problem := mismatch(base, {**null, INITIAL_VALUES: base[INITIAL_VALUES]}):
+                raise RuntimeError(f"seed {seed} is no pair: {problem}")
+            losses.append([base["val_loss"], null["val_loss"]])
+    torch.set_num_threads(threads)
+    return np.array(losses)
+
+
+def _fit(out: Path, seed: int, *words: str) -> dict[str, Any]:
+    """The summary of a run, in this process."""
+    data = [f"--data.path={out.parent / TEXT}", f"--data.store={out.parent / 'store'}", "--trainer.logger=false"]
+    seeds = [f"--seed_everything={seed}", f"--data.seed={seed}", f"--trainer.run_dir={out}"]
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        cli_main(["fit", f"--config={out.parent / 'base.yaml'}", *data, *seeds, *words])
+    found: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    return found
+
+
+def judged(way: Way, baseline: Sequence[float], variant: Sequence[float]) -> tuple[str, int]:
+    """The product's verdict, and the number of pairs that it took."""
+    for pairs in way.at:
+        sample = Sample(baseline[:pairs], variant[:pairs])
+        found = verdicts({"": sample}, alpha=ALPHA, looks=way.looks, is_extended=way.is_extended)[""].verdict
+        if found != UNDECIDED:
+            break
+    return found, pairs
+
+
+def predicted(way: Way, effect: float) -> float:
+    """The probability of ``better`` at an effect in standard deviations; of any verdict at an effect of 0.
+
+    For one look, it is that of the noncentral t distribution; for several, the share of seeded normal paths.
+    """
+    critical = {n: rule_at(n, way.looks, is_extended=way.is_extended).critical(ALPHA) for n in way.at}
+    if len(way.at) == 1:
+        pairs = way.at[0]
+        upper, lower = (
+            special.nctdtr(pairs - 1, sign * effect * math.sqrt(pairs), -critical[pairs]) for sign in (-1, 1)
+        )
+        return float(upper if effect else upper + lower)
+    paths = np.random.default_rng(0).normal(effect, 1, (PATHS, way.at[-1]))
+    means, squares = (np.cumsum(each, 1) / np.arange(1, way.at[-1] + 1) for each in (paths, paths**2))
+    is_open, found = np.ones(PATHS, dtype=bool), 0
+    for pairs in way.at:
+        mean = means[:, pairs - 1]
+        t = mean / np.sqrt((squares[:, pairs - 1] - mean**2) / (pairs - 1))
+        rejected = is_open & (np.abs(t) >= critical[pairs])
+        found += int(np.sum(rejected & (t > 0) if effect else rejected))
+        is_open &= ~rejected
+    return found / PATHS
+
+
+def drawn(losses: Array, count: int, effect: float) -> Iterator[tuple[list[float], list[float]]]:
+    """Comparisons: seeds of the pool in random order, with random signs of their differences, and an effect."""
+    rng, differences = np.random.default_rng(1), losses[:, 1] - losses[:, 0]
+    shift = effect * math.sqrt(float(np.mean(differences**2)))  # with random signs, their mean is 0
+    for _ in range(count):
+        chosen = rng.permutation(len(losses))[:MOST]
+        variant = losses[chosen, 0] + rng.choice([-1, 1], MOST) * differences[chosen] - shift
+        yield list(losses[chosen, 0]), list(variant)
+
+
+def _shares(asked: Request, effect: float, count: int, tolerance: float) -> Iterator[Row]:
+    losses = pool()
+    facts: dict[str, Any] = {"sd": float(np.std(losses[:, 1] - losses[:, 0], ddof=1)), "seeds": len(losses)}
+    facts["correlation"] = correlation(list(losses[:, 0]), list(losses[:, 1])) or 0.0
+    for name in [name for name in WAYS if name != PEEKING or not effect]:
+        way, label = WAYS[name], f"{name}, {effect:g} sd" if effect else name
+        ended = [judged(way, *both) for both in drawn(losses, count, effect)]
+        share = sum(word == BETTER if effect else word != UNDECIDED for word, _ in ended) / count
+        found: dict[str, Any] = {"found": share, "predicted": predicted(way, effect)}
+        goal = found["predicted"] if effect or way.is_extended else ALPHA
+        is_off = abs(share - goal) > tolerance and name != PEEKING
+        found["problems"] = [f"{label}: {share:.1%} found, {goal:.1%} expected"] if is_off else []
+        pairs = sum(pairs for _, pairs in ended) / count
+        yield asked.row(label, **found, pairs=pairs, effect=effect, comparisons=count, **facts)
+
+
+def _null(asked: Request) -> Iterator[Row]:
+    yield from _shares(asked, 0.0, NULLS, NULL_TOLERANCE)
+
+
+def _power(asked: Request) -> Iterator[Row]:
+    for effect in EFFECTS:
+        yield from _shares(asked, effect, PLANTED, POWER_TOLERANCE)
+
+
+# ---- whole experiments
+
+
+def _tuning(asked: Request) -> Iterator[Row]:
+    """The baseline's learning rate is too low. The variant has four times that rate, and a quarter of the MLP's width.
+
+    A smaller MLP is no improvement: whatever makes the variant better is the rate.
+    """
+    variant = {LR: 4 * LOW_LR, "model.architecture.intermediate_size": 16}
+    content = {"variants": {"variant": variant}, "options": {LR: LOW_LR}, "looks": [4], "delta": 0.02}
+    with workplace() as folder:
+        one = Experiment(folder, "rate", {**content, "tune": {"option": LR, "factors": [0.5, 1, 2], "seeds": 2}})
+        report = one.report(one.start())
+    untuned, sides = report["variants"]["variant"], report["tuning"]["sides"]
+    for name, row, rate, is_right in (
+        ("untuned", untuned, "untuned", untuned["verdict"] == BETTER),
+        ("tuned", untuned["tuned"], "best", untuned["tuned"]["verdict"] != BETTER),
+    ):
+        known = {field: row[field] for field in ("verdict", "difference", "interval", "p_adjusted", "pairs")}
+        rates = ", ".join(f"{sides[side][rate]:g}" for side in ("baseline", "variant"))
+        problems = [] if is_right else [f"{name}: {row['verdict']}"]
+        yield asked.row(name, **known, rates=rates, runs=report["cost"]["runs"], problems=problems)
+
+
+def _kills(asked: Request) -> Iterator[Row]:
+    rng, done, resumed, runs, number, compared = random.Random(asked.options.seed), 0, 0, 0, 0, 0
+    with workplace() as folder:
+        whole = Experiment(folder, "mlps", {"variants": MLPS, "options": SAVING, "looks": [4]})
+        truth = whole.report(whole.start())
+        while done < KILLS:
+            one, number = Experiment(folder, "mlps", out=f"killed-{number}"), number + 1
+            process, kills = killed(one, KILLS - done, rng)
+            compared += one.check(one.report(process), truth)
+            done, runs = done + kills, runs + truth["cost"]["runs"]
+            resumed += sum(one.count("resuming").values())
+        yield asked.row("killed", kills=done, runs=runs, resumed=resumed, experiments=number, compared=compared)
+        both = [Experiment(folder, "mlps", out="same"), Experiment(folder, "norm", {"variants": NORM, "looks": [2]})]
+        reports = [one.report(process) for one, process in [(one, one.start()) for one in both]]
+        compared = both[0].check(reports[0], truth)
+        each_runs = [each["cost"]["runs"] for each in reports]
+        other = Experiment(folder, "norm", out="same")
+        status, line = other.start().wait(), other.last_line()
+        if each_runs != [truth["cost"]["runs"], 7] or status != 2 or "has a plan with another" not in line:
+            raise RuntimeError(f"{each_runs} runs, then status {status}, {line}: see {folder}")
+        yield asked.row("two experiments at once", kills=0, runs=sum(each_runs), experiments=2, compared=compared)
+
+
+def _workers(asked: Request) -> Iterator[Row]:
+    with workplace() as folder:
+        one = Experiment(folder, "mlps", {"variants": MLPS, "looks": [4]})
+        first = one.start("--workers", "2")
+        while not (one.out / PLAN).is_file() and first.poll() is None:
+            time.sleep(0.05)
+        others = [one.start("work", str(one.out), log=f"worker-{number}.txt") for number in (2, 3)]
+        runs, ends = one.report(first)["cost"]["runs"], [each.wait() for each in others]
+        started, resumed = one.count("starting"), one.count("resuming")
+        if ends != [0, 0] or resumed or len(started) != runs or set(started.values()) != {1}:
+            raise RuntimeError(f"{started}, resumed {resumed}, {runs} runs, status {ends}: see {folder}")
+        yield asked.row("four workers", runs=runs, workers=sum(one.taken()), experiments=1)
+
+
+def _speed(asked: Request) -> Iterator[Row]:
+    base, options = ROOT / "configs" / "shakespeare-char.yaml", {"data.path": TEXT, STEPS: 100, INTERVAL: 100}
+    content = {"baseline": str(base), "options": options, "variants": {"relu": MLPS["relu"]}, "looks": [3]}
+    with workplace() as folder:
+        Experiment(folder, "speed", content)
+        words = {"chosen": (), "one worker": ("--workers", "1")}
+        found = asked.interleaved({name: functools.partial(_timed, folder, own) for name, own in words.items()})
+    one = [each["command_s"] for each in found["one worker"]]
+    for name, rounds in found.items():
+        seconds, known = [each["command_s"] for each in rounds], {key: rounds[0][key] for key in ("threads", "workers")}
+        compared: dict[str, Any] = dict(ratios(seconds, one))
+        label = f"{known['workers']} workers × {known['threads']} threads"
+        problems = []
+        if name == "chosen" and (known["workers"], known["threads"]) != (2, 1):
+            problems.append(f"the command chose {label}")
+        if name == "chosen" and compared["ratio"] > MOST_RATIO:
+            problems.append(f"{label} take {compared['ratio']:.2f} of the time of one worker")
+        runs_s = float(np.median([each["runs_s"] for each in rounds]))
+        yield asked.row(label, seconds, **compared, **known, runs_s=runs_s, problems=problems)
+
+
+def _timed(folder: Path, words: Sequence[str]) -> dict[str, Any]:
+    """Seconds of the whole command, and from the frozen plan to the end of the last run."""
+    one = Experiment(folder, "speed", out=f"speed-{len(list(folder.glob('runs/*')))}")
+    seconds = one.seconds(*words)
+    plan = json.loads((one.out / PLAN).read_text(encoding="utf-8"))
+    return {**seconds, "threads": plan["threads"], "workers": len(one.taken())}
+
+
+PARTS = {"null": _null, "power": _power, "tuning": _tuning, "kills": _kills, "workers": _workers, "speed": _speed}
+DEFAULT_SHAPES = list(PARTS)
+
+
+def verdict(rows: Sequence[Row]) -> None:
+    """Fail if something is not as it should be."""
+    if problems := [problem for row in rows for problem in row.problems or ()]:
+        raise RuntimeError("; ".join(problems))
+
+
+def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
+    """The share of verdicts if there is one, else the seconds of the runs, or their number."""
+    fields = {"found": "share of verdicts", "runs_s": "s of the runs", "runs": "runs"}
+    field = next(field for field in fields if any(getattr(row, field) is not None for row in rows))
+    bar_plot(Measure(field, 1, fields[field]), by=("shape",))(rows, path, title, **options)

@@ -1,0 +1,186 @@
+"""Whole experiments of ``lightning-llm ablate`` for ``python -m benchmarks ablate``: started, killed, compared."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.faults import made_up_text
+from lightning_llm.ablate.plan import PLAN, RUNS
+
+ROOT = Path(__file__).parents[1]
+TEXT = "text.txt"
+BASELINE = {
+    "model": {
+        "architecture": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "optimizer": {"class_path": "lightning_llm.optim.AdamW", "init_args": {"lr": 0.01}},
+    },
+    "data": {"path": TEXT, "tokenizer": "char", "context_length": 32, "global_batch_size": 8},
+    "trainer": {"accelerator": "cpu", "max_steps": 60, "val_check_interval": 60, "enable_progress_bar": False},
+    "keep_freed_memory": False,
+}
+KINDS = {"all": "", "the command": " ablate run ", "a worker": " ablate work ", "a run": " fit "}  # of processes
+MOST_WAIT_S = 8.0  # from a process of the drawn kind to its kill
+MEASURED = re.compile(r"cost\.(sides\..*|date|run_seconds)|tuning\.run_seconds")  # numbers of a report
+
+
+@contextmanager
+def workplace() -> Iterator[Path]:
+    """A folder with a text and a baseline, and no process when it is left. After an error it stays."""
+    folder = Path(tempfile.mkdtemp(prefix="bench-ablate-")).resolve()
+    (folder / TEXT).write_text(made_up_text(), encoding="utf-8")
+    (folder / "base.yaml").write_text(yaml.safe_dump(BASELINE), encoding="utf-8")
+    try:
+        yield folder
+    finally:
+        kill_all(folder)
+    shutil.rmtree(folder)
+
+
+class Experiment:
+    """An experiment of a workplace.
+
+    Args:
+        folder: The workplace.
+        name: Of its file.
+        content: Of its file, without name and baseline; ``None``: the file is there.
+        out: The name of its folder, by default that of its file.
+    """
+
+    def __init__(self, folder: Path, name: str, content: Mapping[str, Any] | None = None, out: str = "") -> None:
+        self.folder, self._file, self.out = folder, folder / f"{name}.yaml", folder / "runs" / (out or name)
+        if content is not None:
+            whole = {"name": name, "baseline": str(folder / "base.yaml"), **content}
+            self._file.write_text(yaml.safe_dump(whole), encoding="utf-8")
+
+    def start(self, *words: str, log: str = "run.txt") -> "subprocess.Popen[bytes]":
+        """``ablate run`` of it with these options, or ``ablate work``."""
+        given = words if words[:1] == ("work",) else ("run", str(self._file), "--out", str(self.out), *words)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        with (self.folder / f"{self.out.name}-{log}").open("ab") as output:
+            command = [sys.executable, "-m", "lightning_llm", "ablate", *given]
+            return subprocess.Popen(command, cwd=self.folder, env=environment, stdout=output, stderr=output)
+
+    def report(self, process: "subprocess.Popen[bytes]") -> dict[str, Any]:
+        """Wait for its end.
+
+        Raises:
+            RuntimeError: It failed, with the last line that it wrote.
+        """
+        if process.wait():
+            raise RuntimeError(f"{self.last_line()}; see {self.folder}")
+        found: dict[str, Any] = json.loads((self.out / "report.json").read_text(encoding="utf-8"))
+        return found
+
+    def last_line(self) -> str:
+        """The last one of its command."""
+        log = (self.folder / f"{self.out.name}-run.txt").read_text(encoding="utf-8")
+        return (log.strip().splitlines() or ["no output"])[-1]
+
+    def check(self, report: Mapping[str, Any], truth: Mapping[str, Any]) -> int:
+        """Compare reports of one plan; returns how many values are equal.
+
+        Raises:
+            RuntimeError: A number differs that was not measured.
+        """
+        if names := differing(report, truth):
+            raise RuntimeError(f"{self.out.name}: {', '.join(names)} differ; see {self.folder}")
+        return sum(value != "measured" for _, value in _flat(truth))
+
+    def seconds(self, *words: str) -> dict[str, float]:
+        """Run it: seconds of the whole command, and from the frozen plan to the end of its last run."""
+        begun = time.perf_counter()
+        self.report(self.start(*words))
+        whole, start = time.perf_counter() - begun, (self.out / PLAN).stat().st_mtime
+        ends = [path.stat().st_mtime for path in (self.out / RUNS).glob("*/summary.json")]
+        return {"command_s": whole, "runs_s": max(ends) - start}
+
+    def count(self, word: str) -> Counter[str]:
+        """How often each run was ``starting`` or ``resuming``."""
+        return sum((_said(log, word) for log in self._logs()), Counter[str]())
+
+    def taken(self) -> list[bool]:
+        """Whether each worker took a run."""
+        return [bool(_said(log, "starting")) for log in self._logs()]
+
+    def _logs(self) -> list[Path]:
+        return [*self.out.glob("logs/worker-*.txt"), *self.folder.glob(f"{self.out.name}-worker-*.txt")]
+
+
+def _said(log: Path, word: str) -> Counter[str]:
+    lines = log.read_text(encoding="utf-8").splitlines()
+    return Counter(line.partition(": ")[0] for line in lines if line.endswith(f": {word}"))
+
+
+def differing(report: Mapping[str, Any], truth: Mapping[str, Any]) -> list[str]:
+    """The names of what differs between two reports, such as ``variants.relu.difference``, but not what is measured.
+
+    Measured are seconds, memory, and the date: these must only be there in both.
+    """
+    ours, theirs = dict(_flat(report)), dict(_flat(truth))
+    return [name for name in {**theirs, **ours} if ours.get(name, "absent") != theirs.get(name, "absent")]
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if not inner:
+        yield name, "measured" if MEASURED.fullmatch(name) else value
+    for key, each in inner or ():
+        yield from _flat(each, f"{name}.{key}" if name else str(key))
+
+
+def processes(folder: Path, kind: str = "") -> list[int]:
+    """Those of the experiments in a folder, which their command lines name."""
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    lines = [line for line in listed.splitlines() if sys.executable in line and str(folder) in line and kind in line]
+    return [int(line.split()[0]) for line in lines]
+
+
+def killed(one: Experiment, most: int, rng: random.Random) -> "tuple[subprocess.Popen[bytes], int]":
+    """Start an experiment, kill its processes at random moments, and start it again where nobody else does.
+
+    Returns:
+        Its last command, and how often something was killed: ``most`` times, or until it ended.
+    """
+    process, kills = one.start(), 0
+    while kills < most and process.poll() is None:
+        kind, later = rng.choice(list(KINDS)), rng.uniform(0, MOST_WAIT_S)
+        while process.poll() is None and not processes(one.out, KINDS[kind]):
+            time.sleep(0.05)
+        time.sleep(later)
+        if process.poll() is not None or not (found := processes(one.out, KINDS[kind])):
+            continue
+        kills += 1
+        if kind == "all":
+            kill_all(one.out)
+        else:
+            _kill(rng.choice(found))
+        if kind in ("all", "the command"):
+            process.wait()
+            process = one.start()
+    return process, kills
+
+
+def kill_all(folder: Path) -> None:
+    """Kill all processes of the experiments in a folder."""
+    while found := processes(folder):
+        for process in found:
+            _kill(process)
+
+
+def _kill(process: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)

@@ -1,0 +1,166 @@
+"""The bench of ``ablate``: its predictions, comparisons and counts; whole experiments are slow."""
+
+import copy
+import json
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks import ablate, ablate_experiments
+from benchmarks.__main__ import main
+from benchmarks.ablate import PEEKING, WAYS, Way, predicted
+from benchmarks.ablate_experiments import Experiment, differing, kill_all, killed, processes
+
+
+@pytest.fixture
+def rows_of(tmp_path):
+    def rows(*words, status=0):
+        path = tmp_path / "rows.json"
+        assert main(["ablate", "--json", str(path), *words]) == status
+        return {row["variant"]: row for row in json.loads(path.read_text())["rows"]}
+
+    return rows
+
+
+def test_predictions_are_those_that_are_known():
+    assert predicted(WAYS["planned looks"], 1.0) == pytest.approx(0.92, abs=0.01)
+    assert predicted(WAYS["e-process at each pair"], 1.0) == pytest.approx(0.74, abs=0.015)
+    assert predicted(WAYS[PEEKING], 0.0) == pytest.approx(0.149, abs=0.005)
+    assert predicted(WAYS["planned looks"], 0.0) == pytest.approx(0.05, abs=0.003)
+    assert predicted(WAYS["one look"], 0.0) == pytest.approx(0.05, abs=1e-9)
+    for effect, pairs in ((0.5, 34), (0.75, 16), (1.0, 10), (1.5, 6), (2.0, 5)):  # the fewest with a power of 80 %
+        assert predicted(Way([pairs - 1]), effect) < 0.8 <= predicted(Way([pairs]), effect)
+
+
+def test_shares_of_verdicts_are_compared_with_their_predictions(rows_of, monkeypatch, capsys):
+    losses = np.random.default_rng(0).normal(3.0, 0.01, (64, 2))
+    monkeypatch.setattr(ablate, "pool", lambda: losses)
+    monkeypatch.setattr(ablate, "NULLS", 200)
+    monkeypatch.setattr(ablate, "PLANTED", 50)
+    monkeypatch.setattr(ablate, "NULL_TOLERANCE", 0.04)
+    monkeypatch.setattr(ablate, "POWER_TOLERANCE", 0.12)
+    monkeypatch.setattr(ablate, "EFFECTS", (1.0,))
+    rows = rows_of("--shapes", "null", "power")
+    assert rows["planned looks"]["found"] == pytest.approx(0.05, abs=0.04)
+    assert rows[PEEKING]["found"] > 0.1
+    assert rows["planned looks, 1 sd"]["found"] == pytest.approx(rows["planned looks, 1 sd"]["predicted"], abs=0.12)
+    assert rows["planned looks, 1 sd"]["pairs"] < rows["one look, 1 sd"]["pairs"] == 16
+    monkeypatch.setattr(ablate, "NULL_TOLERANCE", 0.0)
+    rows_of("--shapes", "null", status=2)
+    assert "planned looks: " in capsys.readouterr().err
+
+
+REPORT = {
+    "plan": "1f",
+    "variants": {"relu": {"difference": -0.1, "interval": [-0.2, 0.0], "ratio": 1.0, "tuned": None}},
+    "cost": {"runs": 9, "run_seconds": 31.5, "date": "a", "sides": {"relu": {"step_s": 0.1, "peak_bytes": 7}}},
+    "tuning": {"runs": 4, "run_seconds": 3.5},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "names"),
+    [
+        ("cost.sides.relu.step_s", 0.2, []),
+        ("cost.sides.relu.peak_bytes", 8, []),
+        ("cost.run_seconds", 90.0, []),
+        ("tuning.run_seconds", 90.0, []),
+        ("cost.sides", {}, ["cost.sides.relu.step_s", "cost.sides.relu.peak_bytes", "cost.sides"]),
+        ("cost.runs", 10, ["cost.runs"]),
+        ("variants.relu.difference", -0.1 + 1e-12, ["variants.relu.difference"]),
+        ("variants.relu.interval", [-0.2, 0.1], ["variants.relu.interval.1"]),
+        ("variants.relu.ratio", 1.1, ["variants.relu.ratio"]),
+        ("variants.relu.tuned", {"difference": 0.0}, ["variants.relu.tuned", "variants.relu.tuned.difference"]),
+        ("variants.gelu", {}, ["variants.gelu"]),
+    ],
+)
+def test_reports_are_equal_but_for_what_is_measured(path, value, names):
+    other = copy.deepcopy(REPORT)
+    *outer, last = path.split(".")
+    inner = other
+    for name in outer:
+        inner = inner[name]
+    inner[last] = value
+    assert differing(other, REPORT) == names
+    assert sorted(differing(REPORT, other)) == sorted(names)
+    assert differing(REPORT, REPORT) == []
+
+
+def test_runs_are_counted_from_what_all_workers_have_written(tmp_path):
+    one = Experiment(tmp_path, "x", {"variants": {}})
+    (one.out / "logs").mkdir(parents=True)
+    (one.out / "logs" / "worker-0.txt").write_text("a,seed=0: starting\na,seed=1: starting\na,seed=1: resuming\n")
+    (one.out / "logs" / "worker-1.txt").write_text("")
+    (tmp_path / "x-worker-2.txt").write_text("a,seed=0: starting\n")
+    assert one.count("starting") == {"a,seed=0": 2, "a,seed=1": 1}
+    assert one.count("resuming") == {"a,seed=1": 1}
+    assert sorted(one.taken()) == [False, True, True]
+
+
+def test_only_processes_of_the_experiment_are_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(ablate_experiments, "MOST_WAIT_S", 0.0)
+    monkeypatch.setattr(ablate_experiments, "KINDS", {"all": "", "the command": " ablate run "})
+
+    def start(*words):
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *words])
+
+    class Endless(Experiment):
+        def start(self):
+            started.append(start(f"x ablate run {self.out}"))
+            return started[-1]
+
+    started, other = [], start(str(tmp_path / "runs" / "other"))
+    try:
+        process, kills = killed(Endless(tmp_path, "x"), 3, random.Random(0))
+        assert (kills, process) == (3, started[-1])
+        assert [each.wait() for each in started[:-1]] == [-9] * (len(started) - 1)
+        kill_all(tmp_path / "runs" / "x")
+        assert process.wait() == -9
+        assert other.poll() is None
+        assert processes(tmp_path) == [other.pid]
+    finally:
+        for each in (*started, other):
+            each.kill()
+            each.wait()
+
+
+def test_two_workers_are_compared_with_one_in_each_round(rows_of, monkeypatch, capsys):
+    times = iter([(80, 2, 1), (100, 1, 2), (60, 2, 1), (100, 1, 2)] + [(95, 1, 1), (100, 1, 2)] * 2)
+
+    def timed(folder, words):
+        seconds, workers, threads = next(times)
+        assert words == (() if (workers, threads) != (1, 2) else ("--workers", "1"))
+        return {"command_s": seconds, "runs_s": seconds - 10, "workers": workers, "threads": threads}
+
+    monkeypatch.setattr(ablate, "_timed", timed)
+    rows = rows_of("--shapes", "speed", "--rounds", "2")
+    assert rows["2 workers × 1 threads"]["ratio"] == pytest.approx(0.7)
+    assert rows["1 workers × 2 threads"]["runs_s"] == 90
+    rows_of("--shapes", "speed", "--rounds", "2", status=2)
+    message = "the command chose 1 workers × 1 threads; 1 workers × 1 threads take 0.95 of the time of one worker"
+    assert message in capsys.readouterr().err
+
+
+def test_a_part_that_is_none_is_one_line(capsys):
+    assert main(["ablate", "--shapes", "luck"]) == 2
+    assert "there are null, power, tuning, kills, workers, speed" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_pool_is_of_pairs(monkeypatch):
+    monkeypatch.setattr(ablate, "SEEDS", 2)
+    losses = ablate.pool.__wrapped__()
+    assert losses.shape == (2, 2)
+    assert len(set(losses.flat)) == 4
+
+
+@pytest.mark.slow
+def test_whole_experiments_survive_kills_and_share_their_runs(rows_of, monkeypatch):
+    monkeypatch.setattr(ablate, "KILLS", 3)
+    monkeypatch.setattr(ablate, "MLPS", {"relu": ablate.MLPS["relu"]})
+    rows = rows_of("--shapes", "kills", "workers")
+    assert (rows["killed"]["kills"], rows["four workers"]["runs"]) == (3, 13)
+    assert rows["two experiments at once"]["runs"] == 13 + 7
