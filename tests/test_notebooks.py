@@ -60,10 +60,10 @@ SMALL = {
         "tokenizer_options": "byte",
     },
     "04_plug_in_your_own_mlp": {
-        "steps": 12,
-        "sample_step": 6,
+        "steps": 8,
+        "sample_step": 4,
         "seeds": [1, 2],
-        "validation_batches": 2,
+        "validation_batches": 1,
         "new_tokens": 8,
         "sum_steps": 10,
     },
