@@ -46,7 +46,7 @@ LR, LOW_LR = "model.optimizer.init_args.lr", 0.01
 STEPS, INTERVAL = "trainer.max_steps", "trainer.val_check_interval"
 MLPS = {"relu": {"model.architecture.mlp": "relu"}, "gelu": {"model.architecture.mlp": "gelu"}}
 NORM = {"layernorm": {"model.architecture.norm": "layernorm"}}
-SAVING = {STEPS: 120, INTERVAL: 20}  # a kill may hit training and saving
+SAVING = {STEPS: 400, INTERVAL: 40}  # a kill may hit training and saving
 COLUMNS: Columns = {
     **{"found, %": ("found", 100, ".1f"), "predicted, %": ("predicted", 100, ".1f"), "pairs": ("pairs", 1, ".1f")},
     **{"difference": ("difference", 1, "+.4f"), "verdict": ("verdict", 1, ""), "learning rates": ("rates", 1, "")},
