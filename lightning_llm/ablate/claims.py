@@ -10,6 +10,7 @@ Ages are judged by the file system's own clock: hosts' clocks differ. No locks a
 
 import os
 import socket
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -97,11 +98,8 @@ def _is_stale(claim: Path) -> bool:
 
 def _file_system_time(folder: Path) -> float:
     """Now, by the clock that the times of files come from."""
-    probe = folder / f".clock-{os.getpid()}-{socket.gethostname()}"
-    probe.touch()
-    now = probe.stat().st_mtime
-    probe.unlink()
-    return now
+    with tempfile.TemporaryFile(dir=folder) as probe:  # no name of its own: process numbers repeat on other hosts
+        return os.fstat(probe.fileno()).st_mtime
 
 
 def _place() -> str:

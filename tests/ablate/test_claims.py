@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -29,6 +30,13 @@ def test_of_many_that_ask_one_gets_it(tmp_path):
     assert len([claim for claim in found if claim]) == 1
     assert is_taken(tmp_path, RUN)
     assert take(tmp_path, "mlp=relu2,seed=33") is not None  # another run
+
+
+def test_many_can_read_the_clock_of_the_file_system_at_once(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        times = list(pool.map(claims._file_system_time, [tmp_path] * 400))
+    assert max(times) - min(times) < STALE_S
+    assert not os.listdir(tmp_path)
 
 
 def test_what_was_given_up_can_be_taken_at_once(tmp_path):
