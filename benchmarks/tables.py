@@ -15,6 +15,8 @@ f-string over the fields of a row:
     …
     <!-- end of table -->
 
+An experiment of ``lightning-llm ablate`` has a row for each side; its fields are those of ``report.json``.
+
 ``first`` is the first row of the same shape and dtype, ``of("ours")`` the row of that variant there. A line ``each:``
 with an expression makes one row for each of its values, a line ``if:`` leaves rows out. A figure in a sentence is
 followed by its comment: ``0.24<!-- swiglu-float32-cpu, ours 1: {ratio:.2f} -->``; the number before it is replaced.
@@ -33,7 +35,7 @@ from benchmarks import plots
 from lightning_llm.bench.harness import MEASURED, Row, read_rows
 
 ROOT = Path(__file__).parents[1]
-ROWS = ROOT / "docs" / "benchmarks"
+ROWS, REPORTS = ROOT / "docs" / "benchmarks", ROOT / "docs" / "experiments"
 PAGES = ("README.md", "docs/*.md", "configs/*.yaml")
 TABLE = re.compile(
     r"(?P<head><!-- table: (?P<files>[^\n]+)\n(?P<lines>.*?)\n-->\n).*?(?P<end><!-- end of table -->)", re.S
@@ -49,17 +51,28 @@ UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def rows_of(name: str) -> list[Row]:
-    """The rows of ``docs/benchmarks/NAME.json``.
+    """The rows of ``docs/benchmarks/NAME.json``, or the sides of the experiment that ``docs/experiments`` has.
 
     Raises:
         ValueError: There is no such file.
     """
-    path = ROWS / f"{name}.json"
-    if not path.is_file():
-        raise ValueError(f"there is no {path.relative_to(ROOT)}")
-    rows = read_rows(path)
+    paths = [folder / f"{name}.json" for folder in (ROWS, REPORTS)]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        raise ValueError(f"there is no {paths[0].relative_to(ROOT)}")
+    rows = read_rows(path) if path.parent == ROWS else _sides(json.loads(path.read_text(encoding="utf-8")))
     fields = dict.fromkeys(name for row in rows for name in vars(row))
     return [Row(**{**fields, **vars(row)}) for row in rows]
+
+
+def _sides(report: dict[str, Any]) -> list[Row]:
+    """A row for the baseline and for each variant, with its cost as ``step`` and its tuning as ``rates``."""
+    steps, rates = report["cost"]["sides"], (report["tuning"] or {}).get("sides", {})
+    sides = {"baseline": report["baseline"], **report["variants"]}
+    return [
+        Row(variant=name, step=steps.get(name), rates=rates.get(name), **side, shape=None, dtype=None)
+        for name, side in sides.items()
+    ]
 
 
 def _value(expression: str, row: Row, group: Sequence[Row]) -> Any:

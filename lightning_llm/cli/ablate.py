@@ -154,8 +154,9 @@ def _carry_out(plan: Plan, options: argparse.Namespace) -> None:
     places = local.slots(plan, gpus, workers)
     if load_experiment(plan.out).state.needed:
         looks = ", ".join(map(str, content["looks"]))
+        threads = f"{content['threads']} thread{'s' * (content['threads'] != 1)} each"
         words = f"{len(content['variants'])} variants, looks at {looks} pairs, {len(places)} at a time"
-        console.print(f"{content['name']}: {words}, {content['threads']} threads each: {plan.out}", highlight=False)
+        console.print(f"{content['name']}: {words}, {threads}: {plan.out}", highlight=False, soft_wrap=True)
         local.run_workers(plan, places)
     if not (plan.out / COST).exists():
         command = [sys.executable, str((plan.out / CODE / MAIN).resolve()), "ablate", "measure", str(plan.out)]

@@ -8,6 +8,8 @@ import yaml
 
 from lightning_llm.ablate.experiment import experiment_of, varied
 
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted((ROOT / "examples" / "ablations").glob("*.yaml"))
 RATE = "model.optimizer.init_args.lr"
 BASE = {"baseline": "a.yaml", "variants": {"relu": {"model.architecture.mlp": "relu"}}}
 
@@ -20,10 +22,17 @@ def test_a_file_with_only_the_required_keys_gets_the_defaults():
 
 
 def test_the_file_on_the_page_is_one():
-    page = Path(__file__).parents[2] / "docs" / "ablate.md"
+    page = ROOT / "docs" / "ablate.md"
     content = yaml.safe_load(re.search(r"```yaml\n(.+?)```", page.read_text(encoding="utf-8"), re.S)[1])
     found = experiment_of(content, page, "page")
     assert (found.name, found.folder, list(found.variants)) == ("qk-norm", "runs/qk-norm", ["qk_norm", "relu"])
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_those_that_are_shipped_are_some(path):
+    found = experiment_of(yaml.safe_load(path.read_text(encoding="utf-8")), path, path.stem)
+    assert (found.name, found.folder) == (path.stem, f"runs/{path.stem}")
+    assert all((ROOT / config).is_file() for config in found.baseline)
 
 
 def test_nested_options_are_those_with_dots():

@@ -65,6 +65,22 @@ def test_a_comment_of_a_config_has_its_figure():
     assert tables.rewritten(text) == "# validation loss 0.50 [found, plain: {total_s:.2f}]\n"
 
 
+def test_the_sides_of_an_experiment_are_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "REPORTS", tmp_path)
+    variant = {"mean": 1.5, "difference": -0.25, "tuned": {"difference": 0.125}}
+    report = {"baseline": {"mean": 1.75}, "variants": {"relu": variant, "gelu": {**variant, "tuned": None}}}
+    report |= {"cost": {"sides": {"baseline": {"step_s": 0.5}}}, "tuning": {"sides": {"relu": {"best": 0.01}}}}
+    (tmp_path / "mlps.json").write_text(json.dumps(report))
+    lines = "side: {variant}\nloss: {mean:.2f}\ndifference: {difference:+.2f}\ntuned: {tuned['difference']:+.3f}"
+    assert tables.table("mlps", f"{lines}\ns: {{step['step_s']:.1f}}\nrate: {{rates['best']:.2f}}").splitlines()[
+        2:
+    ] == [
+        "| baseline | 1.75 | – | – | 0.5 | – |",
+        "| relu | 1.50 | -0.25 | +0.125 | – | 0.01 |",
+        "| gelu | 1.50 | -0.25 | – | – | – |",
+    ]
+
+
 def test_rows_older_than_their_code_are_listed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tables, "ROWS", tmp_path)
     (tmp_path / "old.json").write_text(json.dumps({"commit": None}))

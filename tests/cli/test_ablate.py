@@ -17,6 +17,7 @@ from lightning_llm.__main__ import main
 from lightning_llm.ablate.plan import CONFIGS, PLAN
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.scheduler import Run
+from tests.ablate.test_experiment import ROOT, SHIPPED
 
 CONFIG = {
     "model": {
@@ -130,6 +131,17 @@ def test_a_wrong_command_line_is_one_line(tmp_path, monkeypatch, capsys, words, 
 
 
 # ---- whole experiments
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_experiment_can_be_planned(folder, monkeypatch, path):
+    monkeypatch.setattr("lightning_llm.cli.ablate._carry_out", lambda plan, options: None)
+    Path("configs").symlink_to(ROOT / "configs")
+    assert main(["ablate", "run", str(path), "--out", "out", "--data.path", "text.txt"]) == 0
+    plan = json.loads(Path("out", PLAN).read_text())
+    assert plan["name"] == path.stem
+    assert all(side["steps"] > 0 for side in plan["sides"].values())
 
 
 def start(folder, *words):
