@@ -56,6 +56,7 @@ def test_transformers_is_measured_too(tmp_path, monkeypatch):
     assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
 def test_a_start_is_split_into_its_parts(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # the config is that of the clone
     (row, again) = rows_of(tmp_path, "--shapes", "startup")

@@ -154,6 +154,7 @@ def fit_in_a_process(flags, root, **environment):
     return digest(step_files(Path(root, "run/version_0/checkpoints"))[-1])
 
 
+@pytest.mark.slow
 def test_the_bits_do_not_depend_on_how_idle_threads_wait(flags, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     bits = fit_in_a_process(flags, "default")

@@ -26,7 +26,7 @@ OPTIONS = ("model:", "data:", "trainer:", "import", "from")  # what begins a con
 PROGRAMS = ("lightning-llm", "python", "python3", "pip", "pytest", "torchrun", "sbatch", "git", "mkdocs", "ruff")
 # What cannot be had in a test. A reason begins with one of them, so that none is made up by the way.
 REASONS = ("needs a GPU", "needs the network", "needs two hosts", "needs SLURM", "needs a browser", "takes", "installs")
-SLOW = {"benchmarks.md", "distributed.md", "reliability.md"}
+SLOW = {"benchmarks.md", "distributed.md", "reliability.md", "speed.md"}
 BASE = "configs/shakespeare-char.yaml"
 
 

@@ -191,6 +191,7 @@ def in_two_processes(rank):
             torch.testing.assert_close(ours, theirs, msg=lambda text, at=(name, key): f"{at}: {text}")
 
 
+@pytest.mark.slow
 def test_two_processes_with_shards_compute_what_one_does(two_processes):
     two_processes(in_two_processes)
 

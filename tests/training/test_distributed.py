@@ -167,6 +167,7 @@ def compiled_in_two_processes(rank):
             torch.testing.assert_close(whole(model.state_dict()[key]), value, msg=f"{key} differs")
 
 
+@pytest.mark.slow
 def test_compiled_blocks_in_two_processes_train_the_weights_of_one(two_processes):
     two_processes(compiled_in_two_processes)
 
