@@ -3,9 +3,9 @@
 Every side has a process of its own, and they are interleaved: same shape, same precision, same number of threads.
 ``ours`` goes through `fit`'s Trainer with all its defaults, freed memory kept; the others run as their users run them.
 A side with ``(kept)`` after its name runs with freed memory kept as well, ``ours (memory returned)`` without.
-``(compiled)`` is by ``torch.compile``: the blocks of ours, the whole model of the others as litgpt's trainer does; the
-time of compiling is not counted. ``nanogpt`` is ``plain_gpt.py``, ``liger`` is transformers with Liger-Kernel's
-operators, on CUDA.
+``(compiled)`` is by ``torch.compile``: each block of ours (``as one``: the whole model), the whole model of the others
+as litgpt's trainer does; the time of compiling is not counted. ``nanogpt`` is ``plain_gpt.py``, ``liger`` is
+transformers with Liger-Kernel's operators, on CUDA.
 
 On a CPU each timed step is followed by its matmuls alone (``matmuls.py``), in the same process. The *share* is their
 time over that of the step before them: 1 is the limit of a program that multiplies by torch.
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning.pytorch import Callback
@@ -100,6 +100,7 @@ VARIANTS = {
     "nanogpt (compiled)": Variant("nanogpt", compiled=True),
     "liger (compiled)": Variant("liger", compiled=True),
     "ours (compiled)": Variant("ours", keep_freed_memory=True, compiled=True),
+    "ours (compiled as one)": Variant("ours as one", keep_freed_memory=True, compiled=True),
 }
 
 
@@ -204,17 +205,28 @@ class _StepEnds(Callback):
         self.steps.end()
 
 
-def ours(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False, **fields: Any) -> Found:
+def ours(
+    sizes: Sizes,
+    dtype: str,
+    device: str,
+    steps: int,
+    *,
+    compiled: bool = False,
+    scope: Literal["blocks", "model"] = "blocks",
+    **fields: Any,
+) -> Found:
     """Each step of ``fit``, including all that happens between the ends of two steps.
 
-    ``dtype`` may be a precision of the Trainer as well, and ``fields`` are options of the model.
+    ``dtype`` may be a precision of the Trainer as well, ``scope`` is what is compiled as one, and ``fields`` are
+    options of the model.
     """
     context, rows = sizes["context"], sizes["rows"]
     with tempfile.TemporaryDirectory(prefix="bench-baselines-") as name, open(os.devnull, "w") as nowhere:
         store = make_store(Path(name, "store"), vocab=sizes["vocab"], tokens=(context + 1) * rows * 4)
         data = TokenDataModule(store=store, context_length=context, global_batch_size=rows)
         profiler = MemoryProfiler()
-        model = LanguageModel(model_config(sizes, **fields), compile_mode="default" if compiled else None)
+        mode: Literal["default"] | None = "default" if compiled else None
+        model = LanguageModel(model_config(sizes, **fields), compile_mode=mode, compile_scope=scope)
         timed = Steps(model, sizes, dtype, device, cuts_head=True)
         with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
             trainer = Trainer(
@@ -307,7 +319,14 @@ def _plain_loop(
 
 
 SIDES: dict[str, Callable[..., Found]] = {
-    **{"ours": ours, "transformers": transformers, "liger": liger, "litgpt": litgpt, "nanogpt": nanogpt},
+    **{
+        "ours": ours,
+        "ours as one": partial(ours, scope="model"),
+        "transformers": transformers,
+        "liger": liger,
+        "litgpt": litgpt,
+        "nanogpt": nanogpt,
+    },
 }
 
 
