@@ -103,12 +103,13 @@ def _file_system_time(folder: Path) -> float:
 
 
 def _place() -> str:
-    """Where a process number means one process: the host and its namespace of processes."""
+    """Where a process number means one process: the host since its last start, and its namespace of processes."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")
+        start = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:  # not Linux
-        namespace = ""
-    return f"{socket.gethostname()} {namespace}"
+        namespace = start = ""
+    return f"{socket.gethostname()} {start} {namespace}"
 
 
 def _is_alive(process: int) -> bool:

@@ -7,7 +7,11 @@ by operator (``measure.meter``); on CUDA, by the allocator. Steps run on one dev
 import dataclasses
 import datetime
 import gc
+import math
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -117,17 +121,37 @@ def measure(names: Sequence[str], make: Callable[[str], Side], say: Callable[[st
         say: Called with a line before each pair.
     """
     found: dict[str, Any] = {}
+    before = _clock()
     for name in names[1:]:
         say(f"measuring {name} and the {names[0]}, interleaved")
         base, variant, (slow, fast) = time_pair(make(names[0]), make(name))
         found.setdefault(names[0], _row(base, slow, slow))
-        found[name] = _row(variant, fast, slow)
+        # the machine may be slower now than for the first pair: the ratio is what both sides measured together
+        row, scale = _row(variant, fast, slow), found[names[0]]["step_s"]
+        times = {
+            field.replace("ratio", "step") + "_s": row[field] * scale for field in ("ratio", "ratio_p20", "ratio_p80")
+        }
+        found[name] = {**row, **times}
         device = base.device
         del base, variant
         gc.collect()
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     facts = {"machine": machine, "threads": torch.get_num_threads(), "date": datetime.date.today().isoformat()}
+    wall_s, others_s = (now - then for now, then in zip(_clock(), before, strict=True))
+    facts["other_cores"] = others_s / wall_s if others_s == others_s else None
     return {**facts, "torch": torch.__version__, "rounds": ROUNDS, "sides": found}
+
+
+def _clock() -> tuple[float, float]:
+    """Seconds, and those that all cores together have computed for other programs; NaN where that cannot be seen."""
+    own = os.times()
+    try:
+        words = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()
+    except OSError:  # not Linux
+        return time.monotonic(), math.nan
+    user, nice, system, _, _, irq, soft_irq = map(int, words[1:8])
+    busy_s = (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
+    return time.monotonic(), busy_s - own.user - own.system
 
 
 def _row(steps: TrainingSteps, timing: Timing, base: Timing) -> Mapping[str, Any]:

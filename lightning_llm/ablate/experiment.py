@@ -18,7 +18,9 @@ LOOKS = (4, 6, 8, 12, 16)
 DELTA, ALPHA = 0.005, 0.05
 TOKENS, FLOPS, TIME, PARAMETERS = "tokens", "flops", "time", "parameters"
 MATCHES = (TOKENS, FLOPS, TIME)
+CLOSE = 0.005  # how far apart equal numbers of parameters may be, as a share
 MOST_PAIRS = 1000
+MOST_LOOKS = 20  # boundaries of 61 take 5 s and 759 MB
 FACTORS, TUNING_SEEDS = (0.5, 0.71, 1.0, 1.41, 2.0), 2
 # Set by the experiment, so that neither options nor variants can
 OWN_OPTIONS = ("seed_everything", "data.seed", "ckpt_path", "trainer.run_dir", "trainer.default_root_dir")
@@ -100,7 +102,10 @@ _FILE = record(
         "metric": rule(" or ".join(METRICS), lambda value: value in METRICS),
         "delta": maybe(_NUMBER),
         "alpha": rule("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5),
-        "looks": rule("increasing numbers of pairs, such as [4, 6, 8, 12, 16]", lambda value: _are_looks(value)),
+        "looks": rule(
+            f"at most {MOST_LOOKS} increasing numbers of pairs, such as [4, 6, 8, 12, 16]",
+            lambda value: _are_looks(value),
+        ),
         "pairs": whole(1, MOST_PAIRS),
         "match": rule(
             f"{', '.join(MATCHES)} or {PARAMETERS}: {{option: model.architecture.NAME}}",
@@ -115,7 +120,7 @@ _FILE = record(
 def _are_looks(value: object) -> bool:
     return (
         isinstance(value, list)
-        and bool(value)
+        and 0 < len(value) <= MOST_LOOKS
         and all(type(each) is int and 1 <= each <= MOST_PAIRS for each in value)
         and sorted(set(value)) == value
     )
@@ -174,7 +179,8 @@ def _looks(given: Mapping[str, Any], source: object, variants: int) -> tuple[int
     if most is None:
         most = looks[-1]
     if most == 1:
-        raise ValueError(f"{source}: one pair has no interval: give at least 2, such as looks: [4, 6, 8]")
+        word = "looks [1]" if given.get("pairs") is None else "pairs 1"
+        raise ValueError(f"{source}: {word}: one pair has no interval: give at least 2")
     if most < looks[0]:
         runs = 1 + looks[0] * (variants + 2)
         cost = f"which costs {runs} runs ({looks[0]} of the baseline, the null variant and each variant, and one again)"

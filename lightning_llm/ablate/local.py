@@ -50,13 +50,19 @@ def threads_for(accelerator: str, gpus: int, need_bytes: int, most: int | None) 
 
 
 def slots(plan: Plan, gpus: Sequence[str], most: int | None) -> list[dict[str, str]]:
-    """The environment of each worker, and under ``cores`` the cores that it is bound to."""
+    """The environment of each worker, and under ``cores`` the cores that it is bound to.
+
+    Raises:
+        ValueError: The plan needs a GPU, and there is none.
+    """
     threads, available = int(plan.content["threads"]), cores()
     count = len(gpus) if plan.content["accelerator"] == "cuda" else len(available) // threads
     count = max(1, min(count, most or count))
     sets = [available[number * threads : (number + 1) * threads] or available for number in range(count)]
     bound = [{"cores": ",".join(map(str, each))} for each in sets]
     if plan.content["accelerator"] == "cuda":
+        if not gpus:
+            raise ValueError(f"{plan.out} was planned for GPUs, and none is visible here: continue it where one is")
         return [{**each, VISIBLE: gpu} for each, gpu in zip(bound, gpus, strict=False)]
     return bound
 

@@ -14,13 +14,12 @@ import torch
 
 from lightning_llm.ablate import cost
 from lightning_llm.ablate.cost import Side
-from lightning_llm.ablate.experiment import FLOPS, PARAMETERS, TIME, TOKENS
+from lightning_llm.ablate.experiment import CLOSE, FLOPS, PARAMETERS, TIME, TOKENS
 from lightning_llm.accounting.counts import step_flops
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.training.measured_parts import measure_parts
 
 STEPS = "trainer.max_steps"
-CLOSE = 0.005  # of the number of parameters
 _LARGEST = 64  # times the option's value, where a solution is looked for
 
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from lightning_llm.ablate.experiment import BASELINE
+from lightning_llm.ablate.experiment import BASELINE, CLOSE
 from lightning_llm.ablate.report import Curves
 from lightning_llm.ablate.statistics import student
 from lightning_llm.accounting.hardware import shown_duration
 from lightning_llm.io.untrusted import printable
 
 MIB = 2**20
+MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "alone"
 INK, GRAY = "#010203", "#8c8c8c"  # the ink becomes the page's
 COLORS = ("#3b82c4", "#d5443a", "#5a9e3d", "#d08200", "#8e6fc1", "#2a9d8f", "#b84a9c", "#a0744b")  # seen on both pages
 WORDS = {
@@ -72,13 +73,16 @@ def _parts(report: Mapping[str, Any], curves: Curves) -> list[str]:
             _plot(_loss_curves, report, curves, height=3.6, columns=2),
         ]
         parts.append(
-            "<figcaption>Left: mean over seeds, with a band of one standard deviation. Right: paired differences from "
-            "the baseline at equal shares of the run, with their 95 % interval at each point by itself.</figcaption>"
+            "<figcaption>Left: mean over the seeds of all sides, with a band of one standard deviation. Right: paired "
+            "differences from the baseline at equal shares of the run, with their 95 % interval at each point by "
+            "itself.</figcaption>"
         )
     parts.append("<h2>Cost</h2>")
     if report["cost"]["sides"]:
         parts.append(_plot(_cost_plot, report, height=3.4, columns=2))
-    return [*parts, _cost_table(report, curves), _paragraphs(cost_lines(report)), _last(report)]
+    parts.append(_cost_table(report, curves))
+    parts.append("<figcaption>A variant's loss is the baseline's mean plus the paired difference.</figcaption>")
+    return [*parts, _paragraphs(cost_lines(report)), _last(report)]
 
 
 def _last(report: Mapping[str, Any]) -> str:
@@ -93,6 +97,8 @@ def noise_lines(report: Mapping[str, Any]) -> list[str]:
     aa, lines = report["aa"], []
     if aa["replay_difference"] is not None:
         again = f"{aa['replay_difference']:.3g} apart" if aa["replay_difference"] else "equal to the bit"
+        if aa["replay_difference"] and report["accelerator"] == "cpu":
+            again += ", although a CPU should repeat each bit: do not trust small differences"
         lines.append(f"The baseline's seed 0 again: {again}.")
     if aa["null_sd"] is not None:
         what = "differences of the null variant, which only draws other MLPs, have a standard deviation of"
@@ -134,7 +140,7 @@ def labeled(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 def cost_lines(report: Mapping[str, Any]) -> list[str]:
     """What was matched, how closely, and what the experiment took."""
     lines, solved = [], f" by {report['solved']}" if report["solved"] else ""
-    closest = [f"{name} {row['ratio']:.4g}" for name, row in report["variants"].items() if row["ratio"] is not None]
+    closest = [_matched(name, row) for name, row in report["variants"].items() if row["ratio"] is not None]
     if report["match"] == "time":
         sides = report["cost"]["sides"]
         base = sides.get(BASELINE, {}).get("training_s")
@@ -142,19 +148,43 @@ def cost_lines(report: Mapping[str, Any]) -> list[str]:
         closest = [f"{name} {ratio:.3g}" for name, ratio in known.items()]
     ratios = f": {', '.join(closest)} × the baseline's" if closest else ""
     lines.append(f"Matched: {report['match']}{solved}{ratios}.")
+    known = {name: row["parameters"] for name, row in report["variants"].items() if row["parameters"]}
+    sizes = {name: each / report["baseline"]["parameters"] for name, each in known.items()}
+    if unequal := [f"{name} {ratio:.3g}" for name, ratio in sizes.items() if abs(ratio - 1) > CLOSE]:
+        lines.append(f"Parameters are not equal: {', '.join(unequal)} × the baseline's.")
     cost = report["cost"]
     if cost["sides"]:
         many = f"{cost['rounds']} interleaved steps, {cost['threads']} thread{'s' * (cost['threads'] != 1)}"
         times = [_in_short(name, side) for name, side in cost["sides"].items()]
-        lines.append(
-            f"Time and memory of a step: {'; '.join(times)}. {many}, alone on {cost['machine']}, {cost['date']}."
-        )
+        where = f"{_company(cost)} on {cost['machine']}, {cost['date']}"
+        lines.append(f"Time and memory of a step: {'; '.join(times)}. {many}, {where}.")
     lines.append(f"{cost['runs']} runs took {shown_duration(cost['run_seconds'])} of training on a shared machine.")
     return lines
 
 
+def _matched(name: str, row: Mapping[str, Any]) -> str:
+    return f"{name} {row['ratio']:.4g}" if row["solved"] is None else f"{name} {row['solved']}, {row['ratio']:.4g}"
+
+
+def _company(cost: Mapping[str, Any]) -> str:
+    """Whether other programs computed during the measurement."""
+    others = cost["other_cores"]
+    if others is None:
+        return "nothing else of the experiment ran"
+    return "alone" if others < MOST_COMPANY else f"while other programs used {others:.1f} cores"
+
+
+def _level(report: Mapping[str, Any], name: str) -> float | None:
+    """The baseline's mean, and that plus the paired difference for a variant, which may have other seeds."""
+    mean: float | None = report["baseline"]["mean"]
+    if name == BASELINE or mean is None:
+        return mean
+    difference = report["variants"][name]["difference"]
+    return None if difference is None else mean + difference
+
+
 def _in_short(name: str, side: Mapping[str, Any]) -> str:
-    time = f"{1e3 * side['step_s']:.3g} ms" if name == BASELINE else f"{side['ratio']:.3f} × the time"
+    time = f"{_ms(side['step_s'])} ms" if name == BASELINE else f"{side['ratio']:.3f} × the time"
     return f"{name} {time}" + ("" if side["peak_bytes"] is None else f", {side['peak_bytes'] / MIB:.4g} MiB")
 
 
@@ -194,19 +224,23 @@ def _verdict_table(report: Mapping[str, Any]) -> str:
 
 
 def _cost_table(report: Mapping[str, Any], curves: Curves) -> str:
-    head = ["side", f"mean {report['metric']}", "sd over seeds", "steps", "parameters", "FLOPs per token"]
+    head = ["side", report["metric"], "sd over seeds", "steps", "parameters", "FLOPs per token"]
     head += ["ms per step (p20 to p80)", "× baseline", "peak MiB", "loss difference at equal time"]
     rows = []
     for name, row in {BASELINE: report["baseline"], **report["variants"]}.items():
         side = report["cost"]["sides"].get(name)
-        cells = [name, _digits(row["mean"], 5), _digits(row["sd_over_seeds"]), *_counts(row)]
+        cells = [name, _digits(_level(report, name), 5), _digits(row["sd_over_seeds"]), *_counts(row)]
         cells += ["–"] * 3 if side is None else [
-            f"{1e3 * side['step_s']:.3g} ({1e3 * side['step_p20_s']:.3g} to {1e3 * side['step_p80_s']:.3g})",
+            f"{_ms(side['step_s'])} ({_ms(side['step_p20_s'])} to {_ms(side['step_p80_s'])})",
             f"{side['ratio']:.3f}",
             "–" if side["peak_bytes"] is None else f"{side['peak_bytes'] / MIB:.4g}",
         ]  # fmt: skip
         rows.append([*cells, signed(None if name == BASELINE else curves.at_equal_time(name, report["cost"]["sides"]))])
     return _table(head, rows)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
 
 
 def _counts(row: Mapping[str, Any]) -> list[str]:
@@ -289,10 +323,12 @@ def _forest(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
 
 
 def _loss_curves(axes: Sequence[Any], report: Mapping[str, Any], curves: Curves) -> None:
+    common = set.intersection(*(set(curves.seeds[name]) for name in _colors(report) if name in curves.seeds))
     for name, color in _colors(report).items():
         if name not in curves.steps:
             continue
-        steps, losses = curves.steps[name], curves.losses[name]
+        steps, seeds = curves.steps[name], curves.seeds[name]
+        losses = curves.losses[name][[n for n, seed in enumerate(seeds) if seed in common or not common]]
         middle, spread = losses.mean(axis=0), losses.std(axis=0, ddof=1) if len(losses) > 1 else 0.0
         axes[0].plot(steps, middle, color=color, lw=1.5, label=printable(name), marker="." if len(steps) < 20 else "")
         axes[0].fill_between(steps, middle - spread, middle + spread, color=color, alpha=0.2, lw=0)
@@ -324,6 +360,9 @@ def _tuning_curves(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
         if side["best"] is not None:
             axis.axvline(side["best"], color=colors[name], ls=":", lw=1.2)
     axis.set(xscale="log", ylabel=f"mean {report['metric']}, {report['unit']}")
+    values = sorted({value for side in report["tuning"]["sides"].values() for value in side["values"]})
+    axis.set_xticks(values, [f"{value:g}" for value in values])
+    axis.minorticks_off()
     axis.set_xlabel(f"{report['tuning']['option']} (dotted: the tuned value)")
     axis.grid()
     axis.figure.legend(loc="outside lower center", ncols=6)
@@ -332,12 +371,12 @@ def _tuning_curves(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
 def _cost_plot(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     colors, sides = _colors(report), {BASELINE: report["baseline"], **report["variants"]}
     for name, side in report["cost"]["sides"].items():
-        row, look = sides[name], {"fmt": "o", "ms": 7, "capsize": 3, "color": colors[name]}
+        row, level, look = sides[name], _level(report, name), {"fmt": "o", "ms": 7, "capsize": 3, "color": colors[name]}
         ends = [side["step_s"] - side["step_p20_s"], side["step_p80_s"] - side["step_s"]]
         values: list[Any] = [(side["training_s"], [[row["steps"] * end] for end in ends])]
         values += [] if side["peak_bytes"] is None else [(side["peak_bytes"] / MIB, None)]
-        for axis, (x, spread) in zip(axes, values if row["mean"] is not None else (), strict=False):
-            axis.errorbar(x, row["mean"], yerr=row["sd_over_seeds"], xerr=spread, label=printable(name), **look)
+        for axis, (x, spread) in zip(axes, values if level is not None else (), strict=False):
+            axis.errorbar(x, level, yerr=row["sd_over_seeds"], xerr=spread, label=printable(name), **look)
     axes[0].set(
         xlabel="training time alone, s (20th to 80th percentile)", ylabel=f"{report['metric']}, {report['unit']}"
     )

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -221,7 +222,15 @@ def code_of(configs: Mapping[str, Any]) -> dict[str, Path]:
                 found |= {f"{top}/{name}": path for name, path in code_in(folder).items()}
             if not folders and places[0].suffix == ".py":
                 found[places[0].name] = places[0]
-    return found
+    return {**_imported(), **found} if any(not name.startswith(f"{PACKAGE.name}/") for name in found) else found
+
+
+def _imported() -> dict[str, Path]:
+    """Modules of the current folder that are imported by now: the user's classes may need them."""
+    here, files = Path.cwd(), (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    paths = {Path(file) for file in files if file and file.endswith(".py")}
+    own = (path for path in paths if path.is_relative_to(here) and not _is_installed(path))
+    return {path.relative_to(here).as_posix(): path for path in own if not path.is_relative_to(PACKAGE)}
 
 
 def code_in(folder: Path) -> dict[str, Path]:

@@ -86,7 +86,8 @@ def _side(loaded: Loaded, name: str) -> dict[str, Any]:
     losses = [each.loss for run, each in loaded.results.items() if run.name == name and each.loss is not None]
     spread = means.stdev(losses) if len(losses) > 1 else None
     side = loaded.plan.content["sides"][name]
-    facts = {field: side.get(field) for field in ("steps", "parameters", "flops_per_token", "tokens_per_step", "ratio")}
+    known = ("steps", "parameters", "flops_per_token", "tokens_per_step", "solved", "ratio")
+    facts = {field: side.get(field) for field in known}
     return {"mean": means.fmean(losses) if losses else None, "sd_over_seeds": spread, "runs": len(losses), **facts}
 
 
@@ -108,7 +109,7 @@ def _cost(loaded: Loaded) -> dict[str, Any]:
     for name, side in sides.items():
         side["training_s"] = side["step_s"] * loaded.plan.content["sides"][name]["steps"]
     spent = sum(each.summary.get("seconds") or 0.0 for each in loaded.results.values())
-    facts = {field: measured.get(field) for field in ("machine", "threads", "date", "torch", "rounds")}
+    facts = {field: measured.get(field) for field in ("machine", "threads", "date", "torch", "rounds", "other_cores")}
     return {**facts, "runs": len(loaded.results), "run_seconds": spent, "sides": sides}
 
 
@@ -143,7 +144,7 @@ class Curves:
         return list(self.steps[BASELINE]), np.array(rows)
 
     def at_equal_time(self, name: str, sides: Mapping[str, Mapping[str, Any]]) -> float | None:
-        """Mean difference of the validation loss when the faster side ends; ``None`` without curves or times.
+        """Mean difference of the validation loss when the faster side ends; ``None`` if a time or loss is not known.
 
         The slower side is then in the middle of its schedule, so the number favors the faster one.
         """
@@ -151,6 +152,8 @@ class Curves:
         if not both or BASELINE not in sides or name not in sides:
             return None
         end = min(sides[side]["step_s"] * self.steps[side][-1] for side in (BASELINE, name))
+        if any(end < sides[side]["step_s"] * self.steps[side][0] for side in (BASELINE, name)):
+            return None  # no loss is known that early
         ours, base = (
             [np.interp(end / sides[side]["step_s"], self.steps[side], self._of(side, seed)) for seed in both]
             for side in (name, BASELINE)
@@ -162,9 +165,12 @@ class Curves:
 
 
 def curves_of(loaded: Loaded) -> Curves:
-    """The validation losses of all pairs during training. Reading them takes a while."""
+    """The validation losses of all pairs during training, of sides with the baseline's tokenizer. It takes a while."""
     steps, losses, seeds = dict[str, list[int]](), dict[str, Array](), dict[str, list[int]]()
+    sides = loaded.plan.content["sides"]
     for name in (BASELINE, NULL, *loaded.plan.content["variants"]):
+        if sides[name]["tokenizer"] != sides[BASELINE]["tokenizer"]:
+            continue  # losses per token cannot be compared
         found = dict(_curves(loaded, name))
         lengths = [tuple(step for step, _ in curve) for curve in found.values()]
         common = max(set(lengths), key=lengths.count, default=())  # a resumed run may have validated once more

@@ -88,8 +88,16 @@ class Loaded:
 
     @property
     def null_sd(self) -> float | None:
-        """Standard deviation of the differences of the null variant: what chance alone makes of a pair."""
+        """Standard deviation of the differences of the null variant: what chance alone makes of a pair.
+
+        ``None`` if it began like the baseline: with ``model.init_from``, nothing is drawn.
+        """
         losses = {run: each.loss for run, each in self.results.items() if each.loss is not None}
+        starts = [
+            self.results[run].summary.get(INITIAL_VALUES) for run in (Run(NULL, 0), Run(BASELINE, 0)) if run in losses
+        ]
+        if len(starts) == 2 and starts[0] == starts[1] and starts[0]:
+            return None
         seeds = [seed for name, seed in losses if name == NULL and Run(BASELINE, seed) in losses]
         sides = [[losses[Run(name, seed)] for seed in seeds] for name in (BASELINE, NULL)]
         return paired(*sides).sd if len(seeds) > 1 else None
@@ -104,6 +112,8 @@ def load_experiment(out: str | Path) -> Loaded:
     plan = Plan.read(Path(out))
     results = results_of(plan)
     cost = read_json(plan.out / COST) if (plan.out / COST).is_file() else None
+    if cost is not None and cost.get("plan") != plan.content["hash"]:
+        cost = None
     return Loaded(plan, results, state_of(plan.rules, {run: each.loss for run, each in results.items()}), cost)
 
 
@@ -125,10 +135,16 @@ def results_of(plan: Plan, known: Mapping[Run, Result] | None = None) -> dict[Ru
         if run not in found and plan.side(name) and run.seed >= 0 and (result := _result(plan, run, folder)):
             found[run] = result
     for run, result in found.items():
-        base = found.get(Run(BASELINE, run.seed)) if run.name != BASELINE else None
-        if base and not (result.has_diverged or base.has_diverged) and (problem := _mismatch(plan, base, result)):
+        base = _baseline(plan, found, run.seed)
+        if base not in (None, result) and not result.has_diverged and (problem := _mismatch(plan, base, result)):
             raise ValueError(f"{result.folder} and {base.folder} are no pair: {problem}")
     return found
+
+
+def _baseline(plan: Plan, found: Mapping[Run, Result], seed: int) -> Any:
+    """The baseline's run of a seed, or the tuned baseline's, that has not diverged; ``None``: there is none yet."""
+    runs = [run for run in sorted(found) if run.seed == seed and plan.side(run.name) == BASELINE]
+    return next((found[run] for run in runs if not found[run].has_diverged), None)
 
 
 def _result(plan: Plan, run: Run, folder: Path) -> Result | None:

@@ -151,11 +151,12 @@ def seeds_saved(baseline: Sequence[float], variant: Sequence[float]) -> int | No
     """How many more seeds on each side an unpaired comparison would need for the same standard error.
 
     ``n ((s₁² + s₂²) / s² - 1)``, rounded: the variance of a difference of means is ``(s₁² + s₂²) / m`` without pairs,
-    and ``s² / n`` with them. Negative if the two sides are negatively correlated; ``None`` if ``s`` is 0.
+    and ``s² / n`` with them. Negative if the two sides are negatively correlated; ``None`` if ``s`` is 0, and below
+    three pairs.
     """
     alone = float(np.var(baseline, ddof=1) + np.var(variant, ddof=1))
     together = float(np.var(np.subtract(variant, baseline), ddof=1))
-    return round(len(baseline) * (alone / together - 1)) if together else None
+    return round(len(baseline) * (alone / together - 1)) if together and len(baseline) > 2 else None
 
 
 # ---- how many pairs

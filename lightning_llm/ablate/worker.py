@@ -66,7 +66,8 @@ def _try(
     if claim is None:
         return False
     try:
-        if run in results_of(plan, known):  # another worker has just finished it
+        Plan.read(plan.out)  # edited since this worker began?
+        if is_locked(plan.run_dir(run)) or run in results_of(plan, known):  # another worker has just begun or ended it
             return False
         say(f"{run}: {'resuming' if _has_checkpoint(plan.run_dir(run)) else 'starting'}")
         status = _fit(plan, run, claim, parent)

@@ -155,7 +155,8 @@ def _carry_out(plan: Plan, options: argparse.Namespace) -> None:
     if load_experiment(plan.out).state.needed:
         looks = ", ".join(map(str, content["looks"]))
         threads = f"{content['threads']} thread{'s' * (content['threads'] != 1)} each"
-        words = f"{len(content['variants'])} variants, looks at {looks} pairs, {len(places)} at a time"
+        count = len(content["variants"])
+        words = f"{count} variant{'s' * (count != 1)}, looks at {looks} pairs, {len(places)} at a time"
         console.print(f"{content['name']}: {words}, {threads}: {plan.out}", highlight=False, soft_wrap=True)
         local.run_workers(plan, places)
     if not (plan.out / COST).exists():
@@ -178,7 +179,8 @@ def _extend(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
         raise ValueError(f"{options.folder}: every variant has a verdict, or a run that diverged: nothing to extend")
     if not 1 <= options.pairs <= MOST_PAIRS:
         raise ValueError(f"--pairs must be from 1 to {MOST_PAIRS}, got {options.pairs}")
-    if loaded.plan.tune and loaded.state.look + options.pairs > FIRST_SEED:
+    pairs = loaded.plan.content["looks"][-1] + sum(loaded.plan.added) + options.pairs
+    if loaded.plan.tune and pairs > FIRST_SEED:
         raise ValueError(f"--pairs {options.pairs}: seeds from {FIRST_SEED} on belong to tuning: give fewer")
     loaded.plan.add(options.pairs)
     _carry_out(loaded.plan, options)
@@ -189,7 +191,8 @@ def _status(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     needed = loaded.state.needed
     taken = sum(claims.is_taken(loaded.plan.out, str(run)) for run in needed)
     runs = f"{len(loaded.results)} runs have ended, {taken} train, {len(needed) - taken} wait"
-    console.print(f"{options.folder}: {runs}", soft_wrap=True, highlight=False)
+    progress = f"; {local.progress_in_words(loaded.state, loaded.results, None)}" if needed else ""
+    console.print(f"{options.folder}: {runs}{progress}", soft_wrap=True, highlight=False)
     show_report(report_of(loaded), console)
 
 

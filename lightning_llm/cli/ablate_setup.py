@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from lightning_llm.ablate import matching
 from lightning_llm.ablate.cost import Side, TrainingSteps
-from lightning_llm.ablate.experiment import BASELINE, NULL, TIME, Experiment, Options
+from lightning_llm.ablate.experiment import BASELINE, NULL, TIME, Experiment, Options, flat_options
 from lightning_llm.ablate.local import threads_for
-from lightning_llm.ablate.plan import PLAN, Plan, code_hash, code_of, digest, freeze
+from lightning_llm.ablate.plan import PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
+from lightning_llm.ablate.results import COST
 from lightning_llm.checkpoints.run_directory import RunLock
 from lightning_llm.cli.errors import one_line
 from lightning_llm.cli.train import cli_main
 from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.gauges import resident_bytes
 
 BITS_PER_BYTE = "bits_per_byte"
@@ -34,11 +37,21 @@ REDRAW = "lightning_llm.ablate.null_variant.RedrawMLP"
 
 
 def words_of(options: Mapping[str, Any]) -> list[str]:
-    """Options as words of a command line."""
-    return [
-        f"--{name}={value if isinstance(value, str) else json.dumps(value, allow_nan=False)}"
-        for name, value in options.items()
-    ]
+    """Options as words of a command line.
+
+    Raises:
+        ValueError: A value is none of JSON, such as a date.
+    """
+    words = []
+    for name, value in options.items():
+        try:
+            text = value if isinstance(value, str) else json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{name} is {shown(value)}, expected a finite number, a text, a list or a mapping"
+            ) from None
+        words.append(f"--{name}={text}")
+    return words
 
 
 def read_side(name: str, files: Sequence[str | Path], words: Sequence[str]) -> Side:
@@ -56,9 +69,13 @@ def read_side(name: str, files: Sequence[str | Path], words: Sequence[str]) -> S
         lines = said.getvalue().strip().splitlines() or [one_line(leaving)]
         raise ValueError(f"{name}: {lines[-1].partition('error: ')[2] or lines[-1]}") from None
     options = cli.resolved
+    if options.get("ckpt_path") is not None:
+        raise ValueError(f"{name}: ckpt_path is set by the experiment: leave it out, or use model.init_from")
     for option in ("ckpt_path", "weights_only", "verbose"):
         options.pop(option, None)
-    options["trainer"] |= {"run_dir": None, "enable_progress_bar": False}
+    trainer = options["trainer"]
+    trainer |= {"run_dir": None, "enable_progress_bar": False, "accelerator": cli.trainer.strategy.root_device.type}
+    trainer["devices"] = 1 if trainer.get("devices") in (None, "auto", -1) else trainer["devices"]
     return Side(name, options, cli.model, cli.datamodule, cli.trainer)
 
 
@@ -75,23 +92,39 @@ class Setup:
 
     def __init__(self, experiment: Experiment, words: Sequence[str]) -> None:
         self.experiment, self._words = experiment, [*words_of(experiment.options), *words]
+        self._tunable = set[float]()  # values whose grid was checked
         self.sides = {BASELINE: self._side(BASELINE, {})}
         base = self.sides[BASELINE]
         refuse_unsuitable(base, experiment.metric)
-        tuned_value(base, experiment)
+        self._check_grid(base)
         for name, options in experiment.variants.items():
             side = self._side(name, options)
             for other in self.sides.values():
                 if side.options == other.options:
-                    raise ValueError(f"{name} equals {_the(other.name)}: change an option that it does not have yet")
+                    same = ", ".join(options) or "nothing"
+                    raise ValueError(f"{name} equals {_the(other.name)}, which has the same {same}: leave it out")
             refuse_incomparable(base, side, experiment.metric)
-            tuned_value(side, experiment)
+            self._check_grid(side)
             self.sides[name] = side
+        self._extra: dict[str, Options] = {}  # what matches a variant with the baseline
         self._code = code_of({name: side.options for name, side in self.sides.items()})
         self.asked = self._asked()
 
     def _side(self, name: str, options: Mapping[str, Any]) -> Side:
         return read_side(name, self.experiment.baseline, [*self._words, *words_of(options)])
+
+    def _check_grid(self, side: Side) -> None:
+        """Let ``fit`` read a side with the lowest and the highest value of the option that is tuned."""
+        value, tune = tuned_value(side, self.experiment), self.experiment.tune
+        if value is None or tune is None or value in self._tunable:
+            return
+        self._tunable.add(value)
+        for factor in (tune["factors"][0], tune["factors"][-1]):
+            words = words_of({**self.experiment.variants.get(side.name, {}), tune["option"]: value * factor})
+            try:
+                read_side(side.name, self.experiment.baseline, [*self._words, *words])
+            except ValueError as error:
+                raise ValueError(f"tune.factors: {factor:g} times {value:g} is no value: {error}") from None
 
     def _asked(self) -> dict[str, Any]:
         """What decides whether a plan is of this experiment; the configs are those before anything is matched."""
@@ -121,8 +154,11 @@ class Setup:
             plan = Plan.read(out)
             if difference := plan.differs(self.asked):
                 advice = f"give another --out, or finish this one as it is: lightning-llm ablate run {out}"
-                raise ValueError(f"{out} has a plan with another {difference}, which makes a new experiment: {advice}")
+                difference = self._changed(plan) if difference == "configs" else f"another {difference}"
+                raise ValueError(f"{out} has a plan with {difference}, which makes a new experiment: {advice}")
             return plan
+        if left := [name for name in (RUNS, COST) if (out / name).exists()]:
+            raise ValueError(f"{out} has {left[0]} of an experiment without {PLAN}: give another --out")
         base = self.sides[BASELINE]
         accelerator = base.trainer.strategy.root_device.type
         need = resident_bytes() + 2 * (TrainingSteps(self._side(BASELINE, {})).peak_bytes() or 0)
@@ -131,6 +167,7 @@ class Setup:
         known = {name: {**matching.facts(side), "tokenizer": _tokenizer(side)} for name, side in self.sides.items()}
         for name, side in known.items():
             side["tuned"] = tuned_value(self.sides[name], self.experiment)
+            side["solved"] = self._extra.get(name, {}).get(self.experiment.solved or "")
             side["ratio"] = matching.closeness(self.experiment.match, known[BASELINE], side)
         known[NULL] = dict(known[BASELINE])
         configs = {name: side.options for name, side in self.sides.items()}
@@ -147,6 +184,18 @@ class Setup:
         finally:
             lock.release()
 
+    def _changed(self, plan: Plan) -> str:
+        """The first option of a side that differs from the plan's, in words."""
+        for name, side in self.sides.items():
+            before = flat_options(yaml.safe_load(plan.config(name).read_text(encoding="utf-8")))
+            now = flat_options(side.options)
+            for option in sorted(before.keys() | now.keys()):
+                old, new = (shown(each.get(option)) for each in (before, now))
+                is_matched = option in (matching.STEPS, plan.content["solved"]) and name != BASELINE
+                if old != new and not is_matched:
+                    return f"another {option} of {_the(name)} ({old}, now {new})"
+        return "other options"
+
     def _match(self, threads: int) -> None:
         """Give each variant the options that match it with the baseline."""
         experiment, before = self.experiment, torch.get_num_threads()
@@ -159,6 +208,7 @@ class Setup:
             for name, options in experiment.variants.items():
                 base, side = self.sides[BASELINE], self.sides[name]
                 extra: Options = matching.matched_options(experiment.match, experiment.solved, base, side, make)
+                self._extra[name] = extra
                 if extra:
                     self.sides[name] = self._side(name, {**options, **extra})
         finally:

@@ -61,7 +61,7 @@ class Interrupts:
     @contextmanager
     def taken(self, command: str) -> Iterator[None]:
         """Take all of ``ENDING`` while a command runs; in a process of its own, until the process ends."""
-        before, self._taken = self._taken, {}
+        before, outer, self._taken = self._taken, self.command, {}
         self.command, self.number = command, 0
         self._take(ENDING)
         try:
@@ -71,6 +71,7 @@ class Interrupts:
                 for number, handler in self._taken.items():
                     signal.signal(number, handler)
             self._taken = before | self._taken if self.is_own_process else before
+            self.command = outer if before else command  # one command may run inside of another
 
     def hold_off(self) -> None:
         """Ignore further signals while the command, or Python, ends."""

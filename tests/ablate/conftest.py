@@ -27,7 +27,8 @@ def main():
     if seed in asked.get("diverges", ()):
         (run / "status.json").write_text(json.dumps({"status": "diverged", "step": 3, "reason": "loss is nan"}))
         return 1
-    hashes = {"initial_values": {"a.weight": "2x2 float32 00"}, "validation_batches": "1"}
+    drawn = asked.get("drawn", "00")
+    hashes = {"initial_values": {"a.weight": f"2x2 float32 {drawn}"}, "validation_batches": "1"}
     hashes["batches"] = asked.get("batches", "2")
     loss = 3.0 + 0.01 * seed + asked["effect"] * (1 + 0.001 * (seed % 3))
     if "best" in asked:  # a parabola over the logarithm of the rate
@@ -49,7 +50,7 @@ def experiment(tmp_path):
         code = {name: tmp_path / f"code-{number}" for number, name in enumerate(files)}
         for name, path in code.items():
             path.write_text(files[name])
-        configs = {BASELINE: {"effect": 0.0, **(base or {})}, NULL: {"effect": 0.003}, **variants}
+        configs = {BASELINE: {"effect": 0.0, **(base or {})}, NULL: {"effect": 0.003, "drawn": "01"}, **variants}
         sides = {name: {"steps": 6, "tokenizer": "t"} for name in configs}
         content = {
             **{"name": "test", "variants": {name: {} for name in variants}, "metric": "val_loss", "delta": delta},

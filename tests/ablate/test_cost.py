@@ -8,6 +8,7 @@ import torch
 from lightning_llm.ablate import cost
 from lightning_llm.ablate.null_variant import RedrawMLP
 from lightning_llm.cli.ablate_setup import read_side, words_of
+from lightning_llm.measure.timer import Timing
 
 OPTIONS = {
     "model.architecture.hidden_size": 32,
@@ -57,6 +58,7 @@ def test_time_and_memory_of_each_side(make, monkeypatch):
     assert found["sides"]["wide"]["peak_bytes"] > found["sides"]["baseline"]["peak_bytes"]
     assert found["sides"]["baseline"]["ratio"] == 1.0
     assert found["sides"]["wide"]["ratio_p20"] <= found["sides"]["wide"]["ratio"] <= found["sides"]["wide"]["ratio_p80"]
+    assert found["other_cores"] is None or found["other_cores"] >= -0.1
     assert found["threads"] == torch.get_num_threads()
 
 
@@ -72,3 +74,15 @@ def test_the_null_variant_draws_its_mlps_again_and_nothing_else(make):
     assert changed == {name for name in before if ".mlp." in name}
     spread = {name: side.model.get_parameter(name).std().item() for name in changed}
     assert all(before[name].std().item() == pytest.approx(spread[name], rel=0.1) for name in changed)
+
+
+def test_a_machine_that_slows_down_between_pairs_changes_no_ratio(make, monkeypatch):
+    seconds = iter([(1.0, 1.0), (3.0, 3.0)])  # of baseline and variant, in each pair
+
+    def time_pair(baseline, variant, rounds=0):
+        steps = SimpleNamespace(device=torch.device("cpu"), peak_bytes=lambda: 1)
+        return steps, steps, [Timing((each,)) for each in next(seconds)]
+
+    monkeypatch.setattr(cost, "time_pair", time_pair)
+    sides = cost.measure(["baseline", "a", "b"], lambda name: name, lambda line: None)["sides"]
+    assert (sides["b"]["ratio"], sides["b"]["step_s"], sides["b"]["step_p80_s"]) == (1.0, 1.0, 1.0)

@@ -67,7 +67,7 @@ def test_parameters_are_matched_by_an_option():
         ({"metric": "train_loss"}, "metric is 'train_loss', expected val_loss or bits_per_byte"),
         ({"delta": 0}, "delta is 0, expected a number above 0"),
         ({"alpha": 0.5}, "alpha is 0.5, expected a number above 0 and below 0.5"),
-        ({"looks": [6, 4]}, "looks is [6, 4], expected increasing numbers of pairs"),
+        ({"looks": [6, 4]}, "looks is [6, 4], expected at most 20 increasing numbers of pairs"),
         ({"looks": [1]}, "one pair has no interval: give at least 2"),
         ({"looks": [1, 4]}, "one pair has no interval: the first look needs at least 2"),
         ({"pairs": 1}, "one pair has no interval"),

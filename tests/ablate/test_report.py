@@ -7,6 +7,7 @@ import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.__main__ import main
+from lightning_llm.ablate.page import cost_lines, noise_lines
 from lightning_llm.ablate.report import curves_of, report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.worker import work
@@ -18,8 +19,8 @@ def with_cost(plan, sides):
     """As ``ablate measure`` writes it: steps of 1 s, and of half of it for the variants."""
     step = {"step_s": 0.5, "step_p20_s": 0.4, "step_p80_s": 0.7, "ratio": 0.5, "peak_bytes": 2**20}
     rows = dict.fromkeys(sides, step) | {"baseline": {**step, "step_s": 1.0, "step_p80_s": 1.1, "ratio": 1.0}}
-    facts = {"machine": "a test", "threads": 1, "date": "2026-01-01", "torch": "2", "rounds": 20}
-    (plan.out / COST).write_text(json.dumps({**facts, "sides": rows}))
+    facts = {"machine": "a test", "threads": 1, "date": "2026-01-01", "torch": "2", "rounds": 20, "other_cores": 0.0}
+    (plan.out / COST).write_text(json.dumps({**facts, "plan": plan.content["hash"], "sides": rows}))
 
 
 def with_curves(plan):
@@ -95,6 +96,58 @@ def test_curves_are_compared_in_pairs_and_at_equal_time(done):
     # when the variant ends, after 3 s, the baseline is at step 3: its loss is 1 above its end
     assert curves.at_equal_time("a", sides) == pytest.approx(-1.50025, abs=1e-5)
     assert curves.at_equal_time("lost", sides) == pytest.approx(-1.0, abs=1e-5)  # of its seed that did not
+
+
+def test_no_loss_is_made_up_before_the_first_validation(done):
+    loaded = load_experiment(done.out)
+    sides = report_of(loaded)["cost"]["sides"]
+    sides["a"]["step_s"] = 0.4  # it ends after 2.4 s; the baseline is first validated after 3 s
+    assert curves_of(loaded).at_equal_time("a", sides) is None
+
+
+def test_cost_of_another_plan_does_not_count(done):
+    cost = json.loads((done.out / COST).read_text())
+    (done.out / COST).write_text(json.dumps({**cost, "plan": "0" * 64}))
+    assert load_experiment(done.out).cost is None
+
+
+def test_a_null_variant_that_began_like_the_baseline_measures_no_noise(experiment):
+    base = {"drawn": "01"}  # as with model.init_from
+    plan = experiment({"a": {"effect": -0.5, **base}}, base=base)
+    work(plan.out)
+    assert load_experiment(plan.out).null_sd is None
+
+
+def test_sides_with_other_seeds_are_shown_at_the_paired_difference(experiment):
+    """The variant has two pairs, and the baseline three seeds, the last of which has the highest loss."""
+    plan = experiment({"a": {"effect": -0.5}, "b": {"effect": 0.0}})
+    work(plan.out)
+    report = report_of(load_experiment(plan.out))
+    assert (report["variants"]["a"]["runs"], report["baseline"]["runs"]) == (2, 3)
+    level = report["baseline"]["mean"] + report["variants"]["a"]["difference"]
+    assert main(["ablate", "report", str(plan.out)]) == 0
+    assert f"<td>a</td><td>{level:.5g}</td>" in (plan.out / "report.html").read_text()
+
+
+def test_the_report_says_what_was_not_equal_and_who_else_computed(done):
+    report = report_of(load_experiment(done.out))
+    report["baseline"]["parameters"], report["variants"]["a"]["parameters"] = 100, 80
+    report["cost"]["other_cores"] = 1.5
+    lines = cost_lines(report)
+    assert "Parameters are not equal: a 0.8 × the baseline's." in lines
+    assert any("while other programs used 1.5 cores on a test" in line for line in lines)
+    report["cost"]["other_cores"], report["variants"]["a"]["parameters"] = 0.01, 100
+    assert any("alone on a test" in line for line in cost_lines(report))
+    assert not any("not equal" in line for line in cost_lines(report))
+
+
+def test_a_replay_that_differs_on_a_cpu_is_a_warning(done):
+    report = report_of(load_experiment(done.out))
+    report["aa"]["replay_difference"] = 0.25
+    assert noise_lines(report)[0] == (
+        "The baseline's seed 0 again: 0.25 apart, although a CPU should repeat each bit: "
+        "do not trust small differences."
+    )
 
 
 def test_a_report_without_curves_cost_and_verdicts_says_so(experiment, capsys):

@@ -118,6 +118,7 @@ def test_correlation_and_the_seeds_that_pairing_saved():
     assert seeds_saved([1.0, 2.0, 3.0], [1.0, 3.0, 5.0]) == 12
     assert seeds_saved([1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]) == -2  # negatively correlated: pairing cost half
     assert seeds_saved([1.0, 2.0], [2.0, 3.0]) is None
+    assert seeds_saved([1.0, 2.0], [2.0, 3.5]) is None  # two pairs say nothing about it
     assert correlation([1.0, 2.0], [1.0, 3.0]) is None
     assert correlation([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]) is None
 

@@ -2,13 +2,14 @@
 
 import json
 import math
+import re
 
 import pytest
 
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.scheduler import Rules, Run, state_of
-from lightning_llm.ablate.tuning import MOST_EXTENSIONS, Tune, Tuned, lowest_point, tuning_of
+from lightning_llm.ablate.tuning import FIRST_SEED, MOST_EXTENSIONS, Tune, Tuned, lowest_point, tuning_of
 from lightning_llm.ablate.worker import work
 
 RATE = "model.optimizer.init_args.lr"
@@ -97,4 +98,20 @@ def test_a_difference_that_only_the_learning_rate_makes_is_gone_after_tuning(exp
     assert (report["tuning"]["runs"], report["tuning"]["run_seconds"]) == (20, 20.0)
     assert "a, tuned" in (printed := capsys.readouterr().out)
     assert f"Tuned {RATE}: baseline 4 (untuned 1), a 1 (untuned 1); 20 runs" in printed
-    assert "Tuning curves" in (plan.out / "report.html").read_text()
+    page = (plan.out / "report.html").read_text()
+    assert "Tuning curves" in page
+    assert re.findall(r">([\d.]+)</text>", page[page.index("Tuning curves") :])[:5] == ["0.5", "1", "2", "4", "8"]
+
+
+def test_added_pairs_stay_below_the_seeds_of_tuning(experiment, capsys):
+    """The untuned sides were decided at the first of two looks; the tuned ones need more pairs after the second."""
+    sides = {name: {"steps": 6, "tokenizer": "t", "tuned": 1.0} for name in ("baseline", "null", "a")}
+    tune = {"option": RATE, "factors": [0.5, 1.0, 2.0], "seeds": 1}
+    variants = {"a": {"effect": 0.0, "lr": 1.0, "best": 1.0}}
+    plan = experiment(variants, base={"lr": 1.0, "best": 4.0}, sides=sides, tune=tune)
+    work(plan.out)
+    state = load_experiment(plan.out).state
+    assert (state.look, state.tuned.look, state.tuned.undecided) == (2, 3, ["a"])
+    assert main(["ablate", "extend", str(plan.out), "--pairs", "98"]) == 2
+    assert f"--pairs 98: seeds from {FIRST_SEED} on belong to tuning: give fewer" in capsys.readouterr().err
+    assert load_experiment(plan.out).plan.added == []

@@ -1,5 +1,6 @@
 """Workers, with a stand-in for ``fit``: each run once, to the verdicts, whatever ends on the way."""
 
+import json
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from lightning_llm.ablate import claims, local, worker
+from lightning_llm.ablate.plan import CONFIGS
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.worker import work
@@ -48,6 +50,32 @@ def test_runs_on_other_batches_are_no_pair(experiment):
     plan = experiment({"a": {"effect": 0.0, "batches": "other"}})
     with pytest.raises(ValueError, match="are no pair: their training batches differ"):
         work(plan.out)
+
+
+def test_tuned_runs_without_an_untuned_baseline_are_compared_with_the_tuned_one(experiment):
+    tune = {"option": "model.optimizer.init_args.lr", "factors": [0.5, 1.0, 2.0], "seeds": 1}
+    sides = {name: {"steps": 6, "tokenizer": "t", "tuned": 0.01} for name in ("baseline", "null", "a")}
+    plan = experiment({"a": {"effect": -0.5, "batches": "other"}}, tune=tune, sides=sides)
+    for name, batches in (("baseline,lr=0.02", "2"), ("a,lr=0.02", "other")):  # the untuned ones ended at seed 2
+        folder = plan.run_dir(Run(name, 2))
+        folder.mkdir(parents=True)
+        hashes = {"initial_values": {"a": "1 float32 00"}, "validation_batches": "1", "batches": batches}
+        (folder / "config.yaml").write_text("{}")
+        (folder / "summary.json").write_text(json.dumps({"val_loss": 3.0, **hashes}))
+        (folder / "status.json").write_text(json.dumps({"status": "finished", "step": 6}))
+    with pytest.raises(ValueError, match=r"a,lr=0\.02,seed=2 and .*baseline,lr=0\.02,seed=2 are no pair"):
+        load_experiment(plan.out)
+
+
+def test_an_edit_while_a_worker_runs_ends_it_before_the_next_run(experiment):
+    plan = experiment({"a": {"effect": -0.5}})
+
+    def edit(line):
+        (plan.out / CONFIGS / "a.yaml").write_text("effect: -1.0\n")
+
+    with pytest.raises(ValueError, match=r"a\.yaml was changed after the start"):
+        work(plan.out, say=edit)
+    assert (plan.out / "started.txt").read_text().split() == ["baseline,seed=0"]
 
 
 def test_other_batches_are_a_pair_where_the_plan_gives_the_sides_other_steps(experiment):
@@ -112,6 +140,8 @@ def test_slots_share_the_cores(experiment, monkeypatch):
     assert local.slots(plan, [], 1) == [{"cores": "2,3"}]
     plan = experiment({"a": {"effect": 0.0}}, threads=2, accelerator="cuda", out="gpu")
     places = local.slots(plan, ["4", "6"], None)
+    with pytest.raises(ValueError, match="was planned for GPUs, and none is visible here: continue it where one is"):
+        local.slots(plan, [], 4)
     assert places == [{"cores": "2,3", local.VISIBLE: "4"}, {"cores": "5,7", local.VISIBLE: "6"}]
 
 

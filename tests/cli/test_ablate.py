@@ -1,5 +1,6 @@
 """``lightning-llm ablate``: mistakes in one line before anything runs, and whole experiments (slow)."""
 
+import datetime
 import json
 import os
 import random
@@ -30,6 +31,7 @@ CONFIG = {
 }
 MLP = "model.architecture.mlp"
 RELU = {MLP: "relu"}
+LEVEL, WARM_UP = "model.architecture.checkpoint_level", "lightning_llm.optim.WarmupLinear"
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def the_line(capsys):
     ("experiment", "says"),
     [
         ({"variants": {"a": {"model.architecture.mpl": "relu"}}}, "a: "),  # an option that the baseline lacks
-        ({"variants": {"a": {"model.architecture.checkpoint_level": 0}}}, "a equals the baseline: change an option"),
+        ({"variants": {"a": {LEVEL: 0}}}, f"a equals the baseline, which has the same {LEVEL}: leave it out"),
         ({"variants": {"a": RELU, "b": RELU}}, "b equals a"),
         ({"variants": {"a": {"data.tokenizer": "byte"}}}, "data.tokenizer: losses per token cannot be compared"),
         ({"variants": {"a": {"data.context_length": 8}}}, "a changes data.context_length: a pair needs the same"),
@@ -68,12 +70,45 @@ def the_line(capsys):
         ({"variants": {"a": RELU}, "options": {"trainer.limit_val_batches": 0}}, "there is no loss to compare"),
         ({"variants": {"a": RELU}, "options": {"trainer.fast_dev_run": True}}, "trainer.fast_dev_run"),
         ({"variants": {"a": RELU}, "baseline": "none.yaml"}, "baseline: "),
+        ({"variants": {"a": {"trainer.max_steps": datetime.date(2020, 1, 1)}}}, "trainer.max_steps is "),
+        (
+            {
+                "variants": {"a": RELU},
+                "options": {"model.schedule": {"class_path": WARM_UP, "init_args": {"warmup_steps": 3}}},
+                "tune": {"option": "model.schedule.init_args.warmup_steps", "factors": [0.5, 1, 2]},
+            },
+            "tune.factors: 0.5 times 3 is no value: baseline: ",
+        ),
+        ({"variants": {"a": RELU}, "pairs": 1}, "pairs 1: one pair has no interval: give at least 2"),
+        ({"variants": {"a": RELU}, "detla": 1}, "detla is unknown: choose one of name, options,"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_one_line_before_anything_runs(folder, monkeypatch, capsys, experiment, says):
     assert planned(monkeypatch, **experiment)() == 2
     assert says in the_line(capsys)
     assert not Path("out").exists()
+
+
+def test_a_baseline_does_not_resume(folder, monkeypatch, capsys):
+    assert main(["fit", "--config=base.yaml", "--trainer.run_dir=run", "--trainer.log_every_n_steps=1"]) == 0
+    checkpoint = max(Path("run", "checkpoints").glob("*.ckpt"))
+    Path("base.yaml").write_text(yaml.safe_dump({**CONFIG, "ckpt_path": str(checkpoint)}))
+    capsys.readouterr()
+    assert planned(monkeypatch, variants={"a": RELU})() == 2
+    assert "baseline: ckpt_path is set by the experiment: leave it out, or use model.init_from" in the_line(capsys)
+
+
+def test_runs_of_a_plan_that_was_deleted_do_not_count(folder, monkeypatch, capsys):
+    run = planned(monkeypatch, variants={"a": RELU}, looks=[2])
+    Path("out", "runs", "baseline,seed=0").mkdir(parents=True)
+    assert run() == 2
+    assert "out has runs of an experiment without plan.json: give another --out" in the_line(capsys)
+
+
+def test_runs_are_for_the_device_of_the_plan(folder, monkeypatch):
+    assert planned(monkeypatch, variants={"a": RELU}, looks=[2], options={"trainer.accelerator": "auto"})() == 0
+    trainer = yaml.safe_load(Path("out", CONFIGS, "a.yaml").read_text())["trainer"]
+    assert (trainer["accelerator"], trainer["devices"]) == (json.loads(Path("out", PLAN).read_text())["accelerator"], 1)
 
 
 def test_tokenizers_are_compared_by_bytes(folder, monkeypatch):
@@ -98,7 +133,10 @@ def test_a_plan_is_frozen_once(folder, monkeypatch, capsys):
     assert json.loads(Path("out", PLAN).read_text()) == plan
     capsys.readouterr()
     assert run() == 2
-    assert "out has a plan with another configs, which makes a new experiment: give another --out" in the_line(capsys)
+    assert (
+        "out has a plan with another trainer.gradient_clip_val of the baseline (0.5, now None), which makes a new "
+        "experiment: give another --out" in the_line(capsys)
+    )
     Path("out", CONFIGS, "relu.yaml").write_text("{}")
     assert main(["ablate", "status", "out"]) == 2
     assert "relu.yaml was changed after the start" in the_line(capsys)

@@ -12,7 +12,7 @@ import pytest
 from lightning_llm.__main__ import main
 from lightning_llm.checkpoints.reading import is_whole
 from lightning_llm.cli import report
-from lightning_llm.cli.process import lasting, send_nowhere
+from lightning_llm.cli.process import Interrupts, lasting, send_nowhere
 from lightning_llm.training.callbacks import RunCheckpoints, StopOnSignal
 from lightning_llm.training.module import LanguageModel
 
@@ -102,6 +102,15 @@ def test_what_the_parent_ignores_stays_ignored(tiny, monkeypatch, number):
 
 
 # ---- processes of the command's own
+
+
+def test_a_command_inside_of_another_gives_the_name_back():
+    """``ablate`` reads each side by ``check``."""
+    found = Interrupts()
+    with found.taken("ablate"):
+        with found.taken("check"):
+            assert found.command == "check"
+        assert found.command == "ablate"
 
 
 def process(act, words=("fit",), **options):
