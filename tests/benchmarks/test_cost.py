@@ -23,6 +23,7 @@ def test_the_slope_of_a_power_law_comes_back():
     assert cost.slope([1, 2, 4, 8], [1, 4, 4, 8]) == pytest.approx(0.9)
 
 
+@pytest.mark.slow
 def test_rows_of_two_axes_are_whole(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cost, "BASE", {"context": 16, "width": 64, "depth": 1, "vocab": 64, "batch": 1})
     rows = rows_of(tmp_path, "--shapes", "vocab=512-4096", "context=64-256", "--variants", "ours")

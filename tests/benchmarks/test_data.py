@@ -7,6 +7,7 @@ import pytest
 from benchmarks.__main__ import main
 
 
+@pytest.mark.slow
 def test_rows_tell_speed_and_memory(tmp_path, capsys):
     path = tmp_path / "rows.json"
     words = [

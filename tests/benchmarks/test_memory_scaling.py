@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
+
 from benchmarks.__main__ import main
 from lightning_llm.ops import sizes
 
 
+@pytest.mark.slow
 def test_peak_of_the_tiled_op_grows_by_what_is_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(sizes, "TILE_BYTES", {"cpu": 256 * 64 * 4})
     monkeypatch.setattr(sizes, "LONGEST_BLOCK", 256)

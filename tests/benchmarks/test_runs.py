@@ -26,6 +26,7 @@ def test_a_set_that_is_not_there_is_a_mistake(capsys):
     assert "there are quickstart, shakespeare" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_says_why(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match=r"nowhere\.yaml"):
         runs.fit(["--config=nowhere.yaml"], str(tmp_path))
