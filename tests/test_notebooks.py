@@ -67,6 +67,7 @@ SMALL = {
         "new_tokens": 8,
         "sum_steps": 10,
     },
+    "05_which_mlp": {"steps": 6, "looks": [2], "validation_batches": 1},
 }
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -186,7 +187,7 @@ def test_writes_to_one_folder_of_runs(path):
     values = parameters(read(path))
     places = [value for value in values.values() if isinstance(value, str) and "/" in value]
     assert values["folder"] == f"../runs/{path.stem}"
-    assert all(place.startswith(("../runs/", "../configs")) for place in places)
+    assert all(place.startswith(("../runs/", "../configs", "../docs/")) for place in places)
 
 
 def test_the_first_was_run_on_shakespeare_and_reproduces_the_course():
@@ -257,7 +258,8 @@ def test_runs_with_small_parameters(path, tmp_path):
     parameters_cell(notebook).source += "".join(f"\n{name} = {value!r}" for name, value in SMALL[path.stem].items())
     folder = tmp_path / "notebooks"
     folder.mkdir()
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    for name in ("configs", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
     kernel = AsyncKernelManager(
         # no folder of kernels is looked into: what is left is the interpreter that runs this test
         kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
