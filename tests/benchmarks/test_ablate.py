@@ -53,10 +53,11 @@ def test_shares_of_verdicts_are_compared_with_their_predictions(rows_of, monkeyp
     assert "planned looks: " in capsys.readouterr().err
 
 
+SIDE = {"step_s": 0.1, "peak_bytes": 7}
 REPORT = {
     "plan": "1f",
     "variants": {"relu": {"difference": -0.1, "interval": [-0.2, 0.0], "ratio": 1.0, "tuned": None}},
-    "cost": {"runs": 9, "run_seconds": 31.5, "date": "a", "sides": {"relu": {"step_s": 0.1, "peak_bytes": 7}}},
+    "cost": {"runs": 9, "run_seconds": 31.5, "date": "a", "other_cores": 0.1, "sides": {"relu": SIDE}},
     "tuning": {"runs": 4, "run_seconds": 3.5},
 }
 
@@ -67,6 +68,7 @@ REPORT = {
         ("cost.sides.relu.step_s", 0.2, []),
         ("cost.sides.relu.peak_bytes", 8, []),
         ("cost.run_seconds", 90.0, []),
+        ("cost.other_cores", 1.5, []),
         ("tuning.run_seconds", 90.0, []),
         ("cost.sides", {}, ["cost.sides.relu.step_s", "cost.sides.relu.peak_bytes", "cost.sides"]),
         ("cost.runs", 10, ["cost.runs"]),
