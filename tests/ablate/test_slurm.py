@@ -125,7 +125,7 @@ def test_an_array_ends_with_the_same_results_after_a_requeue_and_a_kill(slurm, t
     Path("text.txt").write_text(text_file.read_text())
     model = {"architecture": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}}
     data = {"path": "text.txt", "tokenizer": "char", "context_length": 16, "global_batch_size": 8}
-    trainer = {"accelerator": "cpu", "max_steps": 400, "val_check_interval": 20, "limit_val_batches": 2}
+    trainer = {"accelerator": "cpu", "max_steps": 200, "val_check_interval": 20, "limit_val_batches": 2}
     Path("base.yaml").write_text(yaml.safe_dump({"model": model, "data": data, "trainer": trainer}))
     Path("exp.yaml").write_text(yaml.safe_dump(EXPERIMENT))
     command = [
