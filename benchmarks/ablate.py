@@ -41,7 +41,8 @@ FILES = ("lightning_llm/ablate", "lightning_llm/cli/ablate.py", "lightning_llm/c
 REDRAW = "--trainer.callbacks+=lightning_llm.ablate.null_variant.RedrawMLP"
 SEEDS, NULLS, PLANTED, PATHS = 64, 4000, 1000, 100_000  # of the pool, null, each effect of power, and a prediction
 EFFECTS = (0.5, 0.75, 1.0, 1.5, 2.0)  # in standard deviations of a difference
-NULL_TOLERANCE, POWER_TOLERANCE, MOST_RATIO, KILLS = 0.01, 0.10, 0.8, 20
+NULL_TOLERANCE, POWER_TOLERANCE, MOST_RATIO = 0.01, 0.10, 0.8
+KILLS, PAIRS = 20, 4  # of the experiments that are killed or shared
 LR, LOW_LR = "model.optimizer.init_args.lr", 0.01
 STEPS, INTERVAL = "trainer.max_steps", "trainer.val_check_interval"
 MLPS = {"relu": {"model.architecture.mlp": "relu"}, "gelu": {"model.architecture.mlp": "gelu"}}
@@ -212,7 +213,7 @@ def _tuning(asked: Request) -> Iterator[Row]:
 def _kills(asked: Request) -> Iterator[Row]:
     rng, done, resumed, runs, number, compared = random.Random(asked.options.seed), 0, 0, 0, 0, 0
     with workplace() as folder:
-        whole = Experiment(folder, "mlps", {"variants": MLPS, "options": SAVING, "looks": [4]})
+        whole = Experiment(folder, "mlps", {"variants": MLPS, "options": SAVING, "looks": [PAIRS]})
         truth = whole.report(whole.start())
         while done < KILLS:
             one, number = Experiment(folder, "mlps", out=f"killed-{number}"), number + 1
@@ -234,7 +235,7 @@ def _kills(asked: Request) -> Iterator[Row]:
 
 def _workers(asked: Request) -> Iterator[Row]:
     with workplace() as folder:
-        one = Experiment(folder, "mlps", {"variants": MLPS, "looks": [4]})
+        one = Experiment(folder, "mlps", {"variants": MLPS, "looks": [PAIRS]})
         first = one.start("--workers", "2")
         while not (one.out / PLAN).is_file() and first.poll() is None:
             time.sleep(0.05)

@@ -28,9 +28,9 @@ def test_rows_tell_speed_and_memory(tmp_path, capsys):
     assert rows["byte"]["bytes_per_s"] == pytest.approx((1 << 20) / rows["byte"]["total_s"])
     assert rows["byte"]["tokens_per_s"] == pytest.approx(rows["byte"]["bytes_per_s"])  # a byte is a token
     assert rows["bpe"]["ratio"] == pytest.approx(rows["tokenizers"]["total_s"] / rows["bpe"]["total_s"])
-    # the same ids, but for those that meet where training and validation text part
+    # the same ids, but for those of the word where training and validation text part
     tokens = {name: rows[name]["tokens_per_s"] * rows[name]["total_s"] for name in ("bpe", "tokenizers")}
-    assert abs(tokens["bpe"] - tokens["tokenizers"]) <= 3
+    assert abs(tokens["bpe"] - tokens["tokenizers"]) <= 12
     assert rows["batches"]["tokens_per_s"] * rows["batches"]["total_s"] == pytest.approx(5000 * 32 * 1024)
     assert all(20 << 20 < row["resident_bytes"] < 1 << 30 for row in rows.values())
     assert path.with_suffix(".png").stat().st_size > 5000
