@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
 from lightning_llm.__main__ import main
+from lightning_llm.ablate import cost
 from lightning_llm.ablate.plan import CONFIGS, PLAN
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.scheduler import Run
@@ -175,6 +177,7 @@ def test_a_wrong_command_line_is_one_line(tmp_path, monkeypatch, capsys, words, 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_experiment_can_be_planned(folder, monkeypatch, path):
     monkeypatch.setattr("lightning_llm.cli.ablate._carry_out", lambda plan, options: None)
+    monkeypatch.setattr(cost, "time_pair", partial(cost.time_pair, rounds=2))
     Path("configs").symlink_to(ROOT / "configs")
     assert main(["ablate", "run", str(path), "--out", "out", "--data.path", "text.txt"]) == 0
     plan = json.loads(Path("out", PLAN).read_text())
