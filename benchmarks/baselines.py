@@ -319,14 +319,12 @@ def _plain_loop(
 
 
 SIDES: dict[str, Callable[..., Found]] = {
-    **{
-        "ours": ours,
-        "ours as one": partial(ours, scope="model"),
-        "transformers": transformers,
-        "liger": liger,
-        "litgpt": litgpt,
-        "nanogpt": nanogpt,
-    },
+    "ours": ours,
+    "ours as one": partial(ours, scope="model"),
+    "transformers": transformers,
+    "liger": liger,
+    "litgpt": litgpt,
+    "nanogpt": nanogpt,
 }
 
 

@@ -109,7 +109,7 @@ def _place() -> str:
         start = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:  # not Linux
         namespace = start = ""
-    return f"{socket.gethostname()} {start} {namespace}"
+    return f"{socket.gethostname()} {start} {namespace}".rstrip()
 
 
 def _is_alive(process: int) -> bool:

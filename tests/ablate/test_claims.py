@@ -7,8 +7,6 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
 from lightning_llm.ablate import claims
 from lightning_llm.ablate.claims import STALE_S, is_taken, take
 
@@ -86,7 +84,19 @@ def test_a_worker_that_was_slow_to_decide_takes_nothing_from_a_younger_claim(tmp
     assert taken[0].renew()
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux: processes by number")
+def test_where_there_is_no_proc_the_claim_of_a_dead_process_is_stale_too(tmp_path, monkeypatch):
+    def no_proc(path):
+        raise FileNotFoundError(path)
+
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    monkeypatch.setattr(claims.os, "readlink", no_proc)  # as on macOS
+    with monkeypatch.context() as there:
+        there.setattr(claims.os, "getpid", lambda: ended.pid)
+        assert take(tmp_path, RUN) is not None
+    assert take(tmp_path, RUN) is not None
+
+
 def test_the_claim_of_a_killed_process_of_this_host_is_stale_at_once(tmp_path):
     code = "import sys; from pathlib import Path; from lightning_llm.ablate.claims import take;"
     code += "take(Path(sys.argv[1]), sys.argv[2]); print('taken', flush=True); sys.stdin.read()"

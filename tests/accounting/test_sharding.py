@@ -68,7 +68,7 @@ def test_an_unknown_strategy_is_refused():
 
 
 class Weigher(TorchDispatchMode):
-    """Bytes of all storages that are alive, asked anew at each operator: FSDP2 frees by resizing, unseen by others."""
+    """Bytes of all storages that are alive, asked again at each operator: FSDP2 frees by resizing, unseen by others."""
 
     def __init__(self, tensors):
         super().__init__()

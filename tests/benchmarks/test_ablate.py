@@ -160,10 +160,11 @@ def test_the_pool_is_of_pairs(monkeypatch):
 
 
 @pytest.mark.slow
-def test_whole_experiments_survive_kills(rows_of, monkeypatch):
-    monkeypatch.setattr(ablate, "KILLS", 2)
+def test_whole_experiments_survive_kills_and_share_their_runs(rows_of, monkeypatch):
+    monkeypatch.setattr(ablate, "KILLS", 3)
     monkeypatch.setattr(ablate, "PAIRS", 2)
     monkeypatch.setitem(ablate.SAVING, ablate.STEPS, 160)
     monkeypatch.setattr(ablate, "MLPS", {"relu": ablate.MLPS["relu"]})
-    rows = rows_of("--shapes", "kills")
-    assert (rows["killed"]["kills"], rows["two experiments at once"]["runs"]) == (2, 7 + 7)
+    rows = rows_of("--shapes", "kills", "workers")
+    assert (rows["killed"]["kills"], rows["four workers"]["runs"]) == (3, 7)
+    assert rows["two experiments at once"]["runs"] == 7 + 7

@@ -1,4 +1,4 @@
-"""Saving while training goes on: nothing mixed up, nothing lost, errors told."""
+"""Saving during training: nothing mixed up, nothing lost, errors told."""
 
 import os
 import threading

@@ -158,7 +158,7 @@ def test_a_checkpoint_from_elsewhere_is_no_model(tmp_path):
 def bits_to_flip(content, *, thorough):
     """Every bit of a tensor's index entry, one of each other byte of the index; thorough: all of these, of the file."""
     rng, end = random.Random(0), content.rindex(b"PK\x05\x06")
-    start = int.from_bytes(content[end + 16 : end + 20], "little")  # of the index, which goes on to the end
+    start = int.from_bytes(content[end + 16 : end + 20], "little")  # of the index, which reaches to the end
     entry = content.index(b"PK\x01\x02", content.index(b"archive/data.pkl", start))
     entry = content.rindex(b"PK\x01\x02", entry, content.index(b"archive/data/0", entry))
     for place in range(0 if thorough else start, len(content)):

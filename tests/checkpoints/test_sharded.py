@@ -131,6 +131,6 @@ def test_folders_are_linked_replaced_and_removed_like_files(tmp_path):
     replace_path(first, best)
     assert (best / "checkpoint.pt").read_text() == "a.ckpt"
     (tmp_path / "file").write_text("one")
-    replace_path(tmp_path / "file", best)  # one process goes on from what two have saved
+    replace_path(tmp_path / "file", best)  # one process resumes from what two have saved
     assert best.read_text() == "one"
     assert os.listdir(tmp_path) == ["best.ckpt"]
