@@ -1,9 +1,11 @@
 """``lightning-llm ablate``: mistakes in one line before anything runs, and whole experiments (slow)."""
 
+import dataclasses
 import datetime
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -11,15 +13,18 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from lightning_llm.__main__ import main
 from lightning_llm.ablate import cost
+from lightning_llm.ablate.design import Design
 from lightning_llm.ablate.plan import CONFIGS, PLAN
+from lightning_llm.ablate.power import outlook
 from lightning_llm.ablate.results import load_experiment
-from lightning_llm.ablate.scheduler import Run
+from lightning_llm.ablate.scheduler import Added, Run
 from tests.ablate.test_experiment import ROOT, SHIPPED
 
 CONFIG = {
@@ -149,7 +154,7 @@ def test_the_command_line_names_its_variants(folder, monkeypatch, capsys):
     words = ["--baseline", "base.yaml", "--vary", f"{MLP}=relu", "--vary", f"{MLP}=gelu", "--name", "which-mlp"]
     assert main(["ablate", "run", *words]) == 0
     plan = json.loads(Path("runs/which-mlp", PLAN).read_text())
-    assert plan["variants"] == {"mlp=relu": RELU, "mlp=gelu": {MLP: "gelu"}}
+    assert plan["variants"] == {"relu": RELU, "gelu": {MLP: "gelu"}}
 
 
 @pytest.mark.parametrize(
@@ -162,12 +167,85 @@ def test_the_command_line_names_its_variants(folder, monkeypatch, capsys):
         (["status", "out", "--trainer.max_steps=3"], "--trainer.max_steps=3 is an option of fit: only ablate run"),
         (["status", "nowhere"], "nowhere holds no plan.json"),
         (["extend", "out", "--pairs", "many"], "invalid int value: 'many'"),
+        (["power", "--baseline", "a.yaml", "--vary", "a.b=1"], "one of the arguments --spread --from is required"),
+        (["power", "--baseline", "a.yaml", "--vary", "a.b=1", "--spread", "0"], "--spread must be above 0, got 0.0"),
+        (
+            ["power", "--baseline", "a.yaml", "--vary", "a.b=1", "--from", "x"],
+            "x has no report.json with the spread of a null variant: give --spread instead",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_one_line(tmp_path, monkeypatch, capsys, words, says):
     monkeypatch.chdir(tmp_path)
     assert main(["ablate", *words]) == 2
     assert says in the_line(capsys)
+
+
+def test_power_shows_what_an_experiment_would_find(folder, capsys):
+    words = ["power", "--baseline", "base.yaml", "--vary", f"{MLP}=relu", "--vary", f"{MLP}=gelu"]
+    assert main(["ablate", *words, "--spread", "0.001"]) == 0
+    said = capsys.readouterr().out
+    rows = [line.split()[1::2] for line in said.splitlines() if line.startswith("│")]
+    assert [row[0] for row in rows] == ["0", "0.0025", "0.005", "0.01", "0.02"]
+    assert rows[0][2] == "100%"  # a delta of five standard deviations: no difference is found to be smaller
+    assert rows[-1][1] == "100%"
+    assert "warning" not in said
+    (folder / "pilot").mkdir()
+    (folder / "pilot" / "report.json").write_text(json.dumps({"aa": {"null_sd": 0.008}}))
+    assert main(["ablate", *words, "--from", "pilot", "--pairs", "8"]) == 0
+    said = capsys.readouterr().out
+    assert "a pair's difference has a standard deviation of 0.008" in said
+    warning = next(line for line in said.splitlines() if line.startswith("warning: "))
+    found = re.search(r"delta 0\.005 in only (\d+)% of experiments: .* a delta of about ([\d.]+)", warning)
+    assert int(found[1]) < 10
+    wider = outlook(Design(0.025, (8,), float(found[2])), 0.0, 0.008)
+    assert wider.words["equivalent"] == pytest.approx(0.8, abs=0.05)
+
+
+def test_a_plan_says_which_seeds_an_earlier_one_has_used_and_what_it_can_find(folder, monkeypatch, capsys):
+    run = planned(monkeypatch, variants={"a": RELU}, looks=[4], out="runs/first")
+    assert run() == 0
+    assert "note:" not in capsys.readouterr().err
+    for seed in range(4):
+        Path("runs/first/runs", f"baseline,seed={seed}").mkdir(parents=True)
+    Path("runs/first/report.json").write_text(json.dumps({"aa": {"null_sd": 0.008}}))
+    run = planned(monkeypatch, variants={"b": {MLP: "gelu"}}, looks=[4, 6], out="runs/second")
+    assert run() == 0
+    said = capsys.readouterr().err
+    assert "note: first has used seeds 0 to 3 with this baseline, so the two experiments are not independent" in said
+    assert "What the spread of first's null variant lets this experiment find:" in said
+    assert json.loads(Path("runs/second", PLAN).read_text())["seen"] == {"first": [0, 1, 2, 3]}
+    fresh = planned(monkeypatch, variants={"b": {MLP: "gelu"}}, looks=[4], out="runs/third", seeds={"first": 1000})
+    assert fresh() == 0
+    assert "note:" not in capsys.readouterr().err
+    assert json.loads(Path("runs/third", PLAN).read_text())["first_seed"] == 1000
+
+
+def test_parameters_of_each_side_are_shown_before_the_first_run(folder, monkeypatch, capsys):
+    monkeypatch.setattr("lightning_llm.ablate.local.run_workers", lambda plan, places: None)
+    monkeypatch.setattr("lightning_llm.cli.ablate.subprocess.run", lambda *a, **k: SimpleNamespace(returncode=0, stdout=""))
+    Path("exp.yaml").write_text(yaml.safe_dump({"baseline": "base.yaml", "variants": {"relu": RELU}, "out": "out"}))
+    assert main(["ablate", "run", "exp.yaml"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    line = next(line for line in lines if line.startswith("parameters: "))
+    sides = json.loads(Path("out", PLAN).read_text())["sides"]
+    ours, theirs = (sides[name]["parameters"] for name in ("relu", "baseline"))
+    assert line == f"parameters: baseline {theirs:,}, relu {ours:,} ({ours / theirs - 1:+.1%})"
+
+
+def test_what_cannot_be_extended_is_one_line(folder, monkeypatch, capsys):
+    assert planned(monkeypatch, variants={"a": RELU}, looks=[4])() == 0
+    assert main(["ablate", "extend", "out", "--pairs", "2"]) == 2
+    assert "out has not used up its plan: lightning-llm ablate run out continues it" in the_line(capsys)
+    ended = load_experiment(Path("out"))
+    state = dataclasses.replace(ended.state, needed=[], undecided=[])
+    monkeypatch.setattr("lightning_llm.cli.ablate.load_experiment", lambda out: dataclasses.replace(ended, state=state))
+    assert main(["ablate", "extend", "out", "--pairs", "2"]) == 2
+    assert "every variant has a verdict: name those that you want to know better: --variants NAME" in the_line(capsys)
+    assert main(["ablate", "extend", "out", "--pairs", "2", "--variants", "x"]) == 2
+    assert "--variants x: out has a" in the_line(capsys)
+    assert main(["ablate", "extend", "out", "--pairs", "2", "--variants", "a"]) == 0
+    assert load_experiment(Path("out")).plan.added == [Added(2, ["a"])]
 
 
 # ---- whole experiments
