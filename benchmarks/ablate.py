@@ -5,6 +5,8 @@ the pool with random signs, to which ``power`` adds a known one. The product's v
 run whole experiments by the product's command: ``tuning`` plants a learning rate that is too low, ``kills`` kills
 processes at random moments, ``workers`` counts who did which run, ``speed`` compares two workers with one.
 
+The parts of ``benchmarks.ablate_looks`` train nothing: they simulate what planned looks cost and say.
+
 The command fails if a share differs from its prediction by more than its tolerance, if a verdict is not the planted
 one, if a report differs from that of an undisturbed experiment, or if two workers take more than 0.8 of the time of
 one.
@@ -25,6 +27,7 @@ import numpy as np
 import torch
 from scipy import special
 
+from benchmarks import ablate_looks
 from benchmarks.ablate_experiments import ROOT, TEXT, Experiment, killed, workplace
 from lightning_llm.ablate.experiment import ALPHA, LOOKS
 from lightning_llm.ablate.pairing import INITIAL_VALUES, mismatch
@@ -277,6 +280,7 @@ def _timed(folder: Path, words: Sequence[str]) -> dict[str, Any]:
 
 
 PARTS = {"null": _null, "power": _power, "tuning": _tuning, "kills": _kills, "workers": _workers, "speed": _speed}
+PARTS |= ablate_looks.PARTS
 DEFAULT_SHAPES = list(PARTS)
 
 

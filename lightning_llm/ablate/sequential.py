@@ -25,8 +25,10 @@ from numpy.typing import ArrayLike
 from lightning_llm.ablate.statistics import Array, student, two_sided
 
 PATHS = 500_000  # of the simulation: boundaries are within 0.02 at alpha 0.05
+FEWEST = 50  # paths at a look that make a boundary
 # the boundaries between them are interpolated
 ALPHAS, _LOG_ALPHAS = np.geomspace(1e-4, 1, 80), np.linspace(math.log(1e-4), 0, 80)
+RHO = 2.0  # of the planned looks: ``python -m benchmarks ablate --shapes looks`` compares 1, 2 and 3
 G = 1.0  # width of the e-process's prior for the difference, in standard deviations squared
 _LARGE = 1e100  # in place of an infinite t
 
@@ -65,18 +67,24 @@ class OneLook:
 class PlannedLook:
     """The group-sequential t test at one of its looks.
 
-    ``alpha`` is spent in proportion to the pairs (Lan and DeMets 1983): up to look ``k``, a true null is rejected with
-    probability ``alpha n_k / n_K``. The boundary at each look is the one that spends its share, given that no earlier
-    look has rejected. A path of t does not depend on the scale of the differences, so one simulation gives all
-    boundaries.
+    ``alpha`` is spent as pairs come in (Lan and DeMets 1983, "Discrete sequential boundaries for clinical trials"): up
+    to look ``k``, a true null is rejected with probability ``alpha (n_k / n_K)^rho``. That is the power family of Kim
+    and DeMets (1987, "Design and analysis of group sequential tests based on the type I error spending rate
+    function"). With ``rho = 1``, each pair spends the same. A larger ``rho`` saves alpha for the later looks, so an
+    early stop needs a larger t.
+
+    The boundary at each look is the one that spends its share, given that no earlier look has rejected. A path of t
+    does not depend on the scale of the differences, so one simulation gives all boundaries.
 
     Args:
         looks: Numbers of pairs, increasing.
         number: Which look, from 0.
+        rho: Of the spending, above 0.
     """
 
     looks: tuple[int, ...]
     number: int
+    rho: float = RHO
 
     @property
     def name(self) -> str:
@@ -87,7 +95,7 @@ class PlannedLook:
         """As :class:`Rule`."""
         if self.number == 0 or alpha < ALPHAS[0]:
             return float(student(alpha * self._share, self._freedom))
-        return float(np.interp(math.log(alpha), _LOG_ALPHAS, boundaries(self.looks)[:, self.number]))
+        return float(np.interp(math.log(alpha), _LOG_ALPHAS, boundaries(self.looks, self.rho)[:, self.number]))
 
     def p(self, t: ArrayLike) -> Array:
         """As :class:`Rule`; below the smallest of ``ALPHAS`` it is an upper bound."""
@@ -95,7 +103,7 @@ class PlannedLook:
         bound = np.minimum(1.0, two_sided(t, self._freedom) / self._share)
         if self.number == 0:
             return np.asarray(bound)
-        column = boundaries(self.looks)[::-1, self.number]
+        column = boundaries(self.looks, self.rho)[::-1, self.number]
         found = np.exp(np.interp(np.abs(t), column, _LOG_ALPHAS[::-1]))
         return np.where(found > ALPHAS[0] * (1 + 1e-9), found, np.minimum(found, bound))
 
@@ -105,8 +113,7 @@ class PlannedLook:
 
     @property
     def _share(self) -> float:
-        before = self.looks[self.number - 1] if self.number else 0
-        return (self.looks[self.number] - before) / self.looks[-1]
+        return float(np.diff(_spending(self.looks, self.rho), prepend=0)[self.number])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,9 +166,17 @@ def rule_at(pairs: int, looks: Sequence[int] = (), *, is_extended: bool = False)
     return AnyLook(pairs)
 
 
+def _spending(looks: Sequence[int], rho: float) -> Array:
+    """The part of alpha that is spent up to each look."""
+    return np.asarray((np.array(looks) / looks[-1]) ** rho)
+
+
 @functools.lru_cache(maxsize=8)
-def boundaries(looks: tuple[int, ...]) -> Array:
+def boundaries(looks: tuple[int, ...], rho: float = RHO) -> Array:
     """Critical values at each of ``ALPHAS`` and each look, shape (alphas, looks), from ``PATHS`` seeded paths.
+
+    Where a look spends so little that fewer than ``FEWEST`` paths would end there, its boundary is that of a look by
+    itself: it spends less than its share, never more.
 
     A path needs no single differences: between two looks, the sum of ``b`` standard normal values is normal, and the
     sum of their squared deviations from their mean is chi-squared with ``b - 1`` degrees of freedom.
@@ -177,14 +192,19 @@ def boundaries(looks: tuple[int, ...]) -> Array:
     descending = np.argsort(-paths[1:], axis=1)
     found = np.empty((len(ALPHAS), len(looks)))
     for row, alpha in enumerate(ALPHAS):
-        spent = alpha * np.array(looks) / looks[-1]
+        spent = alpha * _spending(looks, rho)
         found[row, 0] = student(spent[0], looks[0] - 1)
         is_open = paths[0] < found[row, 0]
         for number in range(1, len(looks)):
+            share = spent[number] - spent[number - 1]
+            if PATHS * share < FEWEST:
+                found[row, number] = student(share, looks[number] - 1)
+                is_open &= paths[number] < found[row, number]
+                continue
             # at most the paths that were to be rejected before are closed, so the rest is among the highest
             highest = descending[number - 1, : int(PATHS * spent[number] * 1.05) + 100]
             highest = highest[is_open[highest]]
-            last = min(round(PATHS * (spent[number] - spent[number - 1])), len(highest)) - 1
+            last = min(round(PATHS * share), len(highest)) - 1
             found[row, number] = paths[number, highest[last]] if last >= 0 else paths[number].min()
             is_open[highest[: last + 1]] = False
     found = np.minimum.accumulate(found)  # a larger alpha never has a higher boundary
