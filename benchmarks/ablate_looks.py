@@ -140,9 +140,10 @@ def family(rate: float, variants: int) -> float:
 def summary(candidate: Candidate, variants: int, noise: str) -> dict[str, Any]:
     """The fields of a row; lists have a value for each of ``EFFECTS``, or of ``DELTAS``.
 
-    ``direction`` is the share of paths with the right one (at no difference: with any, which is false), ``wrong`` that
-    of the wrong one. ``relative_half`` is the median half-width of the interval over the estimate, and ``exaggeration``
-    the mean estimate over the truth, both of the paths with the right direction.
+    ``direction`` is the share of paths with the right one (at no difference: with any, which is false), and ``first``
+    that at the first look. ``wrong`` is the share with the wrong one. ``relative_half`` is the median half-width of the
+    interval over the estimate, and ``exaggeration`` the mean estimate over the truth, both of the paths with the right
+    direction. ``coverage`` is the share of intervals that hold the truth where their path ended.
     """
     paths, critical = paths_of(noise, candidate.looks, PATHS), candidate.critical(ALPHA / variants)
     effects = EFFECTS if noise != "unstable" else (0.0, UNSTABLE_EFFECT)
@@ -169,7 +170,7 @@ def _at(stops: Stops, effect: float, looks: Sequence[int]) -> dict[str, Any]:
         "exaggeration_first": _middle(np.mean, stops.estimate[early] / effect) if effect else None,
         "exaggeration": _middle(np.mean, stops.estimate[right] / effect) if effect else None,
         "coverage": _share(np.abs(stops.estimate - effect) <= stops.half),
-        "coverage_first": _middle(np.mean, (np.abs(stops.estimate - effect) <= stops.half)[early]),
+        "coverage_first": _middle(np.mean, (np.abs(stops.estimate - effect) <= stops.half)[early]) if effect else None,
     }
 
 
@@ -179,6 +180,10 @@ def _share(which: Any) -> float:
 
 def _middle(function: Any, values: Array) -> float | None:
     return float(function(values)) if len(values) >= FEWEST else None
+
+
+def _many(variants: int) -> str:
+    return f"{variants} variant{'s' if variants > 1 else ''}"
 
 
 def _rounded(found: dict[str, Any]) -> dict[str, Any]:
@@ -211,7 +216,7 @@ def _chances(candidate: Candidate, variants: int, noise: str) -> dict[str, Any]:
 
 def _default(asked: Request) -> Iterator[Row]:
     for variants, noise in itertools.product(VARIANTS, NOISES):
-        yield _row(asked, f"{noise}, {variants} variants", summary(CHOSEN, variants, noise))
+        yield _row(asked, f"{noise}, {_many(variants)}", summary(CHOSEN, variants, noise))
 
 
 def _row(asked: Request, name: str, found: dict[str, Any]) -> Row:
@@ -234,7 +239,7 @@ def _equivalence(asked: Request) -> Iterator[Row]:
             for where, effect in (("equal", 0.0), ("delta", delta))
         }
         row = _rounded({**known, "variants": variants, "delta": delta, "found": known["one_equal"]})
-        yield asked.row(f"{variants} variants, delta {delta:g} sd", **row, paths=PATHS)
+        yield asked.row(f"{_many(variants)}, delta {delta:g} sd", **row, paths=PATHS)
 
 
 RATIOS = (1.0, 2.0, 0.5)  # of the standard deviation of one variant to the others'
@@ -324,7 +329,7 @@ def _added(asked: Request) -> Iterator[Row]:
         names, rates = ("planned", *(f"until_{until}" for until in UNTIL)), number / (chunks * CHUNK)
         known: dict[str, Any] = {name: family(float(rate), variants) for name, rate in zip(names, rates, strict=True)}
         known |= {"looks": case.looks, "rho": case.rho, "held": case.held, "variants": variants}
-        label = f"{case.label}; {variants} variants"
+        label = f"{case.label}; {_many(variants)}"
         yield asked.row(label, **_rounded(known), found=known[names[-1]], paths=chunks * CHUNK)
 
 
@@ -343,7 +348,7 @@ def _tuned(asked: Request) -> Iterator[Row]:
             rates = {"untuned": untuned, "tuned": tuned, "found": untuned | tuned}
             found = {name: family(_share(which), variants) for name, which in rates.items()}
             known: dict[str, Any] = {"correlation": correlation, "held": held, "variants": variants, "paths": PATHS}
-            label = f"{variants} variants, correlation {correlation:g}; {held:.0%} held back"
+            label = f"{_many(variants)}, correlation {correlation:g}; {held:.0%} held back"
             yield asked.row(label, **known, **_rounded(found))
 
 
