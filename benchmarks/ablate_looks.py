@@ -146,10 +146,9 @@ def summary(candidate: Candidate, variants: int, noise: str) -> dict[str, Any]:
     direction. ``coverage`` is the share of intervals that hold the truth where their path ended.
     """
     paths, critical = paths_of(noise, candidate.looks, PATHS), candidate.critical(ALPHA / variants)
-    effects = EFFECTS if noise != "unstable" else (0.0, UNSTABLE_EFFECT)
-    found: dict[str, Any] = {"variants": variants, "noise": noise, "effects": effects, "deltas": DELTAS}
+    found: dict[str, Any] = {"variants": variants, "noise": noise, "effects": EFFECTS, "deltas": DELTAS}
     found |= {"critical": critical.tolist(), "looks": candidate.looks, "rho": candidate.rho, "held": candidate.held}
-    rows = [_at(judged(paths, critical, effect), effect, candidate.looks) for effect in effects]
+    rows = [_at(judged(paths, critical, effect), effect, candidate.looks) for effect in EFFECTS]
     found |= {name: [row[name] for row in rows] for name in rows[0]}
     found["family"] = family(found["direction"][0], variants)
     for name, true in (("equivalent", [0.0] * len(DELTAS)), ("falsely_equivalent", DELTAS)):
@@ -207,10 +206,9 @@ def _looks(asked: Request) -> Iterator[Row]:
 
 
 def _chances(candidate: Candidate, variants: int, noise: str) -> dict[str, Any]:
-    """Of a false direction in any variant, of the wrong one, and of the right one at 1 standard deviation."""
-    found, effect = summary(candidate, variants, noise), UNSTABLE_EFFECT if noise == "unstable" else 1.0
+    """Of a false direction, in any variant too; the rest at a difference of 1, or of the unstable variant."""
+    found, at = summary(candidate, variants, noise), EFFECTS.index(UNSTABLE_EFFECT if noise == "unstable" else 1.0)
     known = {"false": found["direction"][0], "family": found["family"]}
-    at = found["effects"].index(effect)
     return {**known, **{name: found[name][at] for name in ("wrong", "direction", "coverage")}}
 
 
@@ -220,7 +218,7 @@ def _default(asked: Request) -> Iterator[Row]:
 
 
 def _row(asked: Request, name: str, found: dict[str, Any]) -> Row:
-    at = found["effects"].index(1.0 if 1.0 in found["effects"] else UNSTABLE_EFFECT)
+    at = EFFECTS.index(1.0)
     return asked.row(name, **found, found=found["direction"][at], pairs=found["mean_pairs"][at], paths=PATHS)
 
 
