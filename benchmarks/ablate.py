@@ -5,6 +5,8 @@ the pool with random signs, to which ``power`` adds a known one. The product's v
 run whole experiments by the product's command: ``tuning`` plants a learning rate that is too low, ``kills`` kills
 processes at random moments, ``workers`` counts who did which run, ``speed`` compares two workers with one.
 
+The parts of ``benchmarks.ablate_looks`` train nothing: they simulate what planned looks cost and say.
+
 The command fails if a share differs from its prediction by more than its tolerance, if a verdict is not the planted
 one, if a report differs from that of an undisturbed experiment, or if two workers take more than 0.8 of the time of
 one.
@@ -25,11 +27,12 @@ import numpy as np
 import torch
 from scipy import special
 
+from benchmarks import ablate_looks
 from benchmarks.ablate_experiments import ROOT, TEXT, Experiment, killed, workplace
+from lightning_llm.ablate.design import Design
 from lightning_llm.ablate.experiment import ALPHA, LOOKS
 from lightning_llm.ablate.pairing import INITIAL_VALUES, mismatch
 from lightning_llm.ablate.plan import PLAN
-from lightning_llm.ablate.sequential import rule_at
 from lightning_llm.ablate.statistics import Array, correlation
 from lightning_llm.ablate.verdict import BETTER, UNDECIDED, Sample, verdicts
 from lightning_llm.bench.harness import Columns, Request, Row, ratios
@@ -79,15 +82,19 @@ class Way(NamedTuple):
     """How a comparison is judged: at which numbers of pairs, and which of them were planned."""
 
     at: Sequence[int]
-    looks: Sequence[int] = ()
-    is_extended: bool = False
+    looks: tuple[int, ...] = ()
+
+    @property
+    def design(self) -> Design:
+        """Of the product."""
+        return Design(ALPHA, self.looks)
 
 
-MOST, PEEKING = LOOKS[-1], "plain t test at each look"  # what a plan of looks is for
+MOST, PEEKING = LOOKS[-1] + 8, "plain t test at each look"  # what a plan of looks is for
 WAYS = {
-    "one look": Way([MOST]),
+    "one look": Way([LOOKS[-1]]),
     "planned looks": Way(LOOKS, LOOKS),
-    "e-process at each pair": Way(range(2, MOST + 1), is_extended=True),
+    "planned looks, then pairs added one by one": Way((*LOOKS, *range(LOOKS[-1] + 1, MOST + 1)), LOOKS),
     PEEKING: Way(LOOKS),
 }
 
@@ -121,7 +128,7 @@ def judged(way: Way, baseline: Sequence[float], variant: Sequence[float]) -> tup
     """The product's verdict, and the number of pairs that it took."""
     for pairs in way.at:
         sample = Sample(baseline[:pairs], variant[:pairs])
-        found = verdicts({"": sample}, alpha=ALPHA, looks=way.looks, is_extended=way.is_extended)[""].verdict
+        found = verdicts({"": sample}, alpha=ALPHA, looks=way.looks)[""].verdict
         if found != UNDECIDED:
             break
     return found, pairs
@@ -132,7 +139,7 @@ def predicted(way: Way, effect: float) -> float:
 
     For one look, it is that of the noncentral t distribution; for several, the share of seeded normal paths.
     """
-    critical = {n: rule_at(n, way.looks, is_extended=way.is_extended).critical(ALPHA) for n in way.at}
+    critical = {n: way.design.critical(way.design.rule(n)) for n in way.at}
     if len(way.at) == 1:
         pairs = way.at[0]
         upper, lower = (
@@ -170,7 +177,7 @@ def _shares(asked: Request, effect: float, count: int, tolerance: float) -> Iter
         ended = [judged(way, *both) for both in drawn(losses, count, effect)]
         share = sum(word == BETTER if effect else word != UNDECIDED for word, _ in ended) / count
         found: dict[str, Any] = {"found": share, "predicted": predicted(way, effect)}
-        goal = found["predicted"] if effect or way.is_extended else ALPHA
+        goal = found["predicted"] if effect or way.looks else ALPHA
         is_off = abs(share - goal) > tolerance and name != PEEKING
         found["problems"] = [f"{label}: {share:.1%} found, {goal:.1%} expected"] if is_off else []
         pairs = sum(pairs for _, pairs in ended) / count
@@ -277,6 +284,7 @@ def _timed(folder: Path, words: Sequence[str]) -> dict[str, Any]:
 
 
 PARTS = {"null": _null, "power": _power, "tuning": _tuning, "kills": _kills, "workers": _workers, "speed": _speed}
+PARTS |= ablate_looks.PARTS
 DEFAULT_SHAPES = list(PARTS)
 
 

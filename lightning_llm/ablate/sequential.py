@@ -157,7 +157,7 @@ class AnyLook:
     2310.03722). Without a difference, it ever reaches ``1 / alpha`` with a probability of at most ``alpha``.
 
     The price: at a true difference of one standard deviation, it finds it within 16 pairs in 74 % of the cases, looking
-    at each number of them, and planned looks in 92 %.
+    at each number of them, and planned looks at 8, 12 and 16 in 95 %.
 
     Args:
         pairs: How many there are.
@@ -181,21 +181,6 @@ class AnyLook:
         grown, squared = 1 + self.pairs * G, np.minimum(np.abs(t), _LARGE) ** 2 / (self.pairs - 1)
         gain = np.log1p(squared) - np.log1p(squared / grown)
         return np.asarray(self.pairs / 2 * gain - math.log(grown) / 2)
-
-
-def rule_at(pairs: int, looks: Sequence[int] = (), *, is_extended: bool = False) -> Rule:
-    """The rule at this many pairs.
-
-    Args:
-        pairs: How many there are, at least two.
-        looks: Those that were planned. None: the number of pairs was fixed before.
-        is_extended: Whether pairs were added that the plan did not have.
-    """
-    if not looks and not is_extended:
-        return OneLook(pairs - 1)
-    if pairs in looks and not is_extended:
-        return PlannedLook(tuple(looks), list(looks).index(pairs))
-    return AnyLook(pairs)
 
 
 def _spending(looks: Sequence[int], rho: float) -> Array:

@@ -223,7 +223,8 @@ def test_a_plan_says_which_seeds_an_earlier_one_has_used_and_what_it_can_find(fo
 
 def test_parameters_of_each_side_are_shown_before_the_first_run(folder, monkeypatch, capsys):
     monkeypatch.setattr("lightning_llm.ablate.local.run_workers", lambda plan, places: None)
-    monkeypatch.setattr("lightning_llm.cli.ablate.subprocess.run", lambda *a, **k: SimpleNamespace(returncode=0, stdout=""))
+    done = SimpleNamespace(returncode=0, stdout="")
+    monkeypatch.setattr("lightning_llm.cli.ablate.subprocess.run", lambda *words, **options: done)
     Path("exp.yaml").write_text(yaml.safe_dump({"baseline": "base.yaml", "variants": {"relu": RELU}, "out": "out"}))
     assert main(["ablate", "run", "exp.yaml"]) == 0
     lines = capsys.readouterr().err.splitlines()
