@@ -90,11 +90,12 @@ class Way(NamedTuple):
         return Design(ALPHA, self.looks)
 
 
-MOST, PEEKING = LOOKS[-1] + 8, "plain t test at each look"  # what a plan of looks is for
+PLANNED = Design(ALPHA, LOOKS)
+MOST, PEEKING = PLANNED.further[1], "plain t test at each look"  # what a plan of looks is for
 WAYS = {
     "one look": Way([LOOKS[-1]]),
     "planned looks": Way(LOOKS, LOOKS),
-    "planned looks, then pairs added one by one": Way((*LOOKS, *range(LOOKS[-1] + 1, MOST + 1)), LOOKS),
+    "planned looks, then two further ones": Way((*LOOKS, *PLANNED.further[:2]), LOOKS),
     PEEKING: Way(LOOKS),
 }
 
@@ -139,7 +140,7 @@ def predicted(way: Way, effect: float) -> float:
 
     For one look, it is that of the noncentral t distribution; for several, the share of seeded normal paths.
     """
-    critical = {n: way.design.critical(way.design.rule(n)) for n in way.at}
+    critical = {n: way.design.rule(n).critical(ALPHA) for n in way.at}
     if len(way.at) == 1:
         pairs = way.at[0]
         upper, lower = (

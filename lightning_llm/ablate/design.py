@@ -13,19 +13,19 @@ size       ``smaller``  is inside ``±delta``
            ``larger``   is below ``-delta`` or above it
 =========  ===========  ===============================
 
-Fewer than ``FEWEST`` pairs show neither. Planned looks spend ``1 - RESERVE`` of the level and pairs that are added
-later spend the rest, so a comparison that is extended keeps its level.
+Fewer than ``FEWEST`` pairs show neither. Looks after the last planned one have a share of the level that was held back
+for them (``ablate.sequential``), so a comparison that is extended keeps its level.
 """
 
 import dataclasses
+from bisect import bisect_left
 from collections.abc import Sequence
 
-from lightning_llm.ablate.sequential import AnyLook, OneLook, PlannedLook, Rule, ShortLook
+from lightning_llm.ablate.sequential import OneLook, PlannedLook, Rule, ShortLook, further_looks, spending
 
 BETTER, WORSE, EQUIVALENT, UNDECIDED = "better", "worse", "equivalent", "undecided"
 SMALLER, LARGER, NOT_SHOWN = "smaller", "larger", "not shown"
 FEWEST = 4
-RESERVE = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,23 +82,34 @@ class Design:
         Args:
             pairs: How many there are, at least two.
             left_out: How many more there were, whose baselines diverged.
+
+        Raises:
+            ValueError: No look has this many pairs.
         """
         if not self.looks:
             return OneLook(pairs - 1)
-        if pairs + left_out not in self.looks:
-            return AnyLook(pairs)
-        planned = PlannedLook(tuple(self.looks), list(self.looks).index(pairs + left_out))
-        return ShortLook(planned, pairs) if left_out else planned
+        further = [look for look in self.further if look <= pairs + left_out]
+        looks = (*self.looks, *further)
+        if pairs + left_out not in looks:
+            raise ValueError(f"{pairs + left_out} pairs are no look: there are {', '.join(map(str, looks))}")
+        look = PlannedLook(looks, looks.index(pairs + left_out), spending(self.looks, further=len(further)))
+        return ShortLook(look, pairs) if left_out else look
 
-    def share(self, rule: Rule) -> float:
-        """The share of the level that a rule spends."""
-        if not self.looks:
-            return 1.0
-        return RESERVE if isinstance(rule, AnyLook) else 1 - RESERVE
+    @property
+    def further(self) -> list[int]:
+        """The numbers of pairs after the last planned look."""
+        return further_looks(self.looks[-1]) if self.looks else []
 
-    def critical(self, rule: Rule) -> float:
-        """Half the width of the interval, in standard errors; infinite if there is none."""
-        return rule.critical(self.level * self.share(rule))
+    def look_with(self, pairs: int) -> int:
+        """The first look with at least this many pairs.
+
+        Raises:
+            ValueError: There is none.
+        """
+        known = [*self.looks, *self.further]
+        if pairs > known[-1]:
+            raise ValueError(f"{pairs} pairs are too many: the last look is at {known[-1]}")
+        return known[bisect_left(known, pairs)]
 
     def answer(self, low: float, high: float, pairs: int) -> Answer:
         """What an interval of this many pairs says."""

@@ -6,7 +6,6 @@ is chi-squared with ``b - 1`` degrees of freedom, so no single difference is dra
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from lightning_llm.ablate.design import BETTER, EQUIVALENT, FEWEST, UNDECIDED, W
 from lightning_llm.ablate.statistics import student
 
 PATHS, FUTURES = 20_000, 2_000
-MOST_PAIRS = 1000
 POWER = 0.8
 _WORDS = (EQUIVALENT, BETTER, WORSE, UNDECIDED)  # in the order in which they are tested
 
@@ -102,21 +100,12 @@ def further_pairs(design: Design, difference: float, sd: float, pairs: int) -> F
 
 
 def _further(design: Design, now: "_Sums", truth: float, sd: float) -> int | None:
-    for number in _numbers(design.looks, now.pairs):
+    for number in (look for look in (*design.looks, *design.further) if look > now.pairs):
         later = now.extended(np.random.default_rng(0), number - now.pairs, truth, sd)
         mean, half = later.interval(design)
         if np.mean(_read(design, mean - half, mean + half, number)[1]) >= POWER:
             return number - now.pairs
     return None
-
-
-def _numbers(looks: Sequence[int], pairs: int) -> list[int]:
-    """The planned numbers of pairs that are left, and then growing ones."""
-    found = [look for look in looks if look > pairs]
-    last = max([pairs, *found])
-    while (last := last + max(1, last // 8)) <= MOST_PAIRS:
-        found.append(last)
-    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +130,7 @@ class _Sums:
 
     def interval(self, design: Design) -> tuple[Any, Any]:
         """Means, and half the widths of their intervals."""
-        critical = design.critical(design.rule(self.pairs))
+        critical = design.rule(self.pairs).critical(design.level)
         return self.total / self.pairs, critical * np.sqrt(self.squares / (self.pairs - 1) / self.pairs)
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from lightning_llm.ablate.design import FEWEST, NOT_SHOWN, RESERVE, Design
+from lightning_llm.ablate.design import FEWEST, NOT_SHOWN
 from lightning_llm.ablate.experiment import BASELINE, NULL
 from lightning_llm.ablate.power import further_pairs
 from lightning_llm.ablate.results import Loaded
 from lightning_llm.ablate.scheduler import Rules, Run
-from lightning_llm.ablate.sequential import RHO
+from lightning_llm.ablate.sequential import RESERVE, RHO
 from lightning_llm.ablate.statistics import Array
 from lightning_llm.ablate.tuning import FIRST_SEED
 from lightning_llm.ablate.verdict import UNDECIDED, Verdict
@@ -105,7 +105,7 @@ def _further_pairs(rules: Rules, found: Verdict) -> dict[str, Any] | None:
     """How many more pairs end a comparison, as a range; ``None``: no interval yet, or no number of them does."""
     if found.interval is None or found.difference is None or found.sd is None:
         return None
-    design = Design(1 - found.level, tuple(rules.looks), rules.delta, rules.precision)
+    design = dataclasses.replace(rules.design, level=1 - found.level)
     more = further_pairs(design, found.difference, found.sd, found.pairs - found.baseline_diverged)
     return None if more is None else dataclasses.asdict(more)
 

@@ -3,18 +3,17 @@
 The baseline's first seed comes first, and again: both must be bit-identical. Then, on the seeds of the first look, the
 baseline, the null variant (only its initial MLPs differ) and all variants. At each look, the verdict rule decides;
 variants whose comparison has not ended get the seeds of the next look. Pairs that were added to the plan (``extend``)
-follow the last look.
+follow the last planned look, up to a further one.
 
 With tuning, the same follows once more: every side is tuned on seeds of its own (``ablate.tuning``), and the tuned
 baseline and variants are compared on the seeds of the looks. Both comparisons have the plan's alpha.
 """
 
 import dataclasses
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from lightning_llm.ablate.design import Design
 from lightning_llm.ablate.experiment import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.tuning import Tune, Tuned, tuning_of
 from lightning_llm.ablate.verdict import Sample, Verdict, verdicts
@@ -37,7 +36,7 @@ class Added(NamedTuple):
     """Pairs that were added to a plan.
 
     Attributes:
-        pairs: How many.
+        pairs: How many, at least: up to the next look.
         variants: For which; ``None``: for those whose comparison has not ended.
     """
 
@@ -67,6 +66,11 @@ class Rules(NamedTuple):
     first_seed: int = 0
     added: Sequence[Added] = ()
     tune: Tune | None = None
+
+    @property
+    def design(self) -> Design:
+        """Of the comparison of each variant."""
+        return Design(self.alpha / len(self.variants), tuple(self.looks), self.delta, self.precision)
 
     def seeds(self, pairs: int) -> range:
         """The seeds of this many pairs."""
@@ -117,9 +121,10 @@ def _compare(rules: Rules, losses: Losses, names: Mapping[str, str], *, with_nul
     variants = [name for name in names if name != BASELINE]
     pairs, found, null = dict.fromkeys(variants, 0), dict[str, Verdict](), None
     undecided, first = variants, rules.looks[0]
-    for chosen, target in _rounds(rules, variants):
-        growing = undecided if chosen is None else chosen
-        wanted = {name: target(pairs[name]) for name in growing}
+    planned = [(look, Added(0)) for look in rules.looks]
+    for look, added in (*planned, *((0, each) for each in rules.added)):
+        growing = undecided if added.variants is None else [name for name in variants if name in added.variants]
+        wanted = {name: look or rules.design.look_with(pairs[name] + added.pairs) for name in growing}
         runs = [Run(BASELINE, rules.first_seed), Run(AGAIN, rules.first_seed)] if with_null else []
         for place, seed in enumerate(rules.seeds(max(wanted.values(), default=0))):
             sides = [name for name in growing if place < wanted[name]]
@@ -139,15 +144,6 @@ def _compare(rules: Rules, losses: Losses, names: Mapping[str, str], *, with_nul
         found = verdicts(samples, delta=rules.delta, alpha=rules.alpha, looks=rules.looks, precision=rules.precision)
         undecided = [name for name in variants if not found[name].has_ended]
     return State([], max(pairs.values(), default=0), found, undecided, null)
-
-
-def _rounds(rules: Rules, variants: Sequence[str]) -> Iterator[tuple[Sequence[str] | None, Callable[[int], int]]]:
-    """For which variants pairs are wanted, and up to how many, given how many a variant has."""
-    for look in rules.looks:
-        yield None, partial(max, look)
-    for added in rules.added:
-        chosen = None if added.variants is None else [name for name in variants if name in added.variants]
-        yield chosen, partial(operator.add, added.pairs)
 
 
 def sample(

@@ -32,7 +32,7 @@ from lightning_llm.ablate.design import (
     checked_looks,
 )
 from lightning_llm.ablate.robust import Robust, robust
-from lightning_llm.ablate.sequential import AnyLook, OneLook, Rule
+from lightning_llm.ablate.sequential import OneLook, Rule
 from lightning_llm.ablate.statistics import Estimate
 
 __all__ = ["BETTER", "EQUIVALENT", "UNDECIDED", "WORSE", "Noise", "Sample", "Verdict", "verdicts"]
@@ -106,7 +106,7 @@ class Verdict:
         diverged: Runs of the variant that diverged.
         baseline_diverged: Runs of the baseline that diverged.
         p_diverged: Of the test on these counts; ``None`` if no run diverged.
-        rule: What gives the interval: ``one look``, ``look 2 of 3``, ``e-process``.
+        rule: What gives the interval: ``one look``, or which look of the plan, such as ``look 2``.
         note: What a reader must know, in a few words.
         warnings: Why the direction is not to be trusted yet.
     """
@@ -148,12 +148,11 @@ def verdicts(
         samples: By variant: all that are compared, since they share ``alpha``.
         delta: The smallest difference that matters; ``None``: no verdict is ``equivalent``.
         alpha: Probability of a false answer, over all variants, looks and added pairs.
-        looks: The planned numbers of pairs. None: as many as there are, fixed before. Any other number of pairs is one
-            that was added.
+        looks: The planned numbers of pairs. None: as many as there are, fixed before.
         precision: The half-width at which a comparison ends; ``None``: it ends with a verdict.
 
     Raises:
-        ValueError: An argument is out of range, or a pair is incomplete.
+        ValueError: An argument is out of range, a pair is incomplete, or a number of pairs is no look.
     """
     if not 0 < alpha < 0.5:
         raise ValueError(f"alpha must be above 0 and below 0.5, got {alpha}")
@@ -188,7 +187,7 @@ class _Case:
         self.rule = None if self.estimate is None else self._rule(self.estimate)
         self.interval = None
         if self.estimate is not None and self.rule is not None:
-            self.interval = self.estimate.interval(design.critical(self.rule))
+            self.interval = self.estimate.interval(self.rule.critical(design.level))
 
     def verdict(self) -> Verdict:
         """What the runs say."""
@@ -249,8 +248,7 @@ class _Case:
     def _p_adjusted(self) -> float | None:
         if self.estimate is None or self.rule is None:
             return None
-        share = self.design.level / self.alpha * self.design.share(self.rule)
-        return min(1.0, float(self.rule.p(self.estimate.t())) / share)
+        return min(1.0, float(self.rule.p(self.estimate.t())) * self.alpha / self.design.level)
 
     def _level_of_counts(self) -> float:
         runs = min(len(self.sample.baseline), len(self.sample.variant))
@@ -267,14 +265,13 @@ class _Case:
         if self.estimate is None and not notes:
             count = {0: "no", 1: "one"}.get(self.runs)
             notes.append("values too large for an interval" if count is None else f"{count} {unit}: no interval")
-        if isinstance(self.rule, AnyLook):
-            few = "" if self.interval else ": too few for an interval"
-            notes.append(f"{self.runs} pairs are no planned look{few}")
-        elif self.estimate is not None and self.runs < FEWEST:
+        if self.estimate is not None and self.runs < FEWEST:
             notes.append(f"a verdict takes {FEWEST} {unit.replace('pair', 'pairs').replace('run ', 'runs ')}")
         is_early = bool(self.design.looks) and len(self.sample.variant) in self.design.looks[:-1]
         if self.sample.is_paired and is_early and answer.direction != NOT_SHOWN and self.rule is not None:
-            notes.append(f"reached at {self.rule.name}: the difference is likely exaggerated")
+            notes.append(
+                f"reached at {self.rule.name} of {len(self.design.looks)}: the difference is likely exaggerated"
+            )
         return "; ".join(notes)
 
     def _warnings(self, answer: Answer, checked: Robust) -> list[str]:

@@ -31,7 +31,7 @@ from lightning_llm.ablate.history import spread_in, spread_of
 from lightning_llm.ablate.plan import CODE, MAIN, Plan
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
-from lightning_llm.ablate.scheduler import Added
+from lightning_llm.ablate.scheduler import Added, Rules, State
 from lightning_llm.ablate.slurm import submit
 from lightning_llm.ablate.worker import Stopped, work
 from lightning_llm.cli.ablate_outlook import show_outlook
@@ -235,11 +235,19 @@ def _extend(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
         raise ValueError(f"{options.folder}: every variant has a verdict: {advice}")
     if not 1 <= options.pairs <= MOST_PAIRS:
         raise ValueError(f"--pairs must be from 1 to {MOST_PAIRS}, got {options.pairs}")
-    pairs = max(loaded.state.look, tuned.look if tuned else 0) + options.pairs
+    added = Added(options.pairs, chosen)
+    pairs = max(_look_with(added, state, plan.rules) for state in (loaded.state, tuned) if state is not None)
     if plan.tune and (problem := seeds_in_tuning(plan.rules.first_seed, pairs, plan.tune.seeds)):
         raise ValueError(f"--pairs {options.pairs}: {problem}: give fewer")
-    plan.add(Added(options.pairs, chosen))
+    print(f"{PROG}: adding pairs up to the look at {pairs}", file=sys.stderr)
+    plan.add(added)
     _carry_out(plan, options)
+
+
+def _look_with(added: Added, state: State, rules: Rules) -> int:
+    """The last look that a comparison gets."""
+    names = [name for name in added.variants or state.undecided if name in state.verdicts]
+    return max((rules.design.look_with(state.verdicts[name].pairs + added.pairs) for name in names), default=0)
 
 
 def _power(options: argparse.Namespace, of_fit: Sequence[str]) -> None:

@@ -36,8 +36,7 @@ def show_outlook(asked: Mapping[str, Any], spread: float, console: Console) -> N
 
 def design_of(asked: Mapping[str, Any]) -> Design:
     """The design of each comparison of a plan."""
-    level = asked["alpha"] / len(asked["variants"])
-    return Design(level, tuple(asked["looks"]), asked["delta"], asked["precision"])
+    return Design(asked["alpha"] / len(asked["variants"]), tuple(asked["looks"]), asked["delta"], asked["precision"])
 
 
 def outlooks(design: Design, spread: float) -> Sequence[Outlook]:

@@ -9,7 +9,6 @@ from lightning_llm.ablate.design import (
     FEWEST,
     LARGER,
     NOT_SHOWN,
-    RESERVE,
     SMALLER,
     UNDECIDED,
     WORSE,
@@ -17,7 +16,7 @@ from lightning_llm.ablate.design import (
     Design,
 )
 from lightning_llm.ablate.power import further_pairs, outlook
-from lightning_llm.ablate.sequential import AnyLook, OneLook, PlannedLook
+from lightning_llm.ablate.sequential import RESERVE, OneLook, PlannedLook, ShortLook, spending
 
 LOOKS = (8, 12, 16)
 
@@ -63,29 +62,39 @@ def test_a_goal_of_precision_ends_a_comparison_instead_of_a_verdict():
 
 def test_planned_looks_and_added_pairs_share_the_level():
     design = Design(0.04, LOOKS)
-    planned, added = design.rule(12), design.rule(13)
-    assert (planned, added, design.rule(20)) == (PlannedLook(LOOKS, 1), AnyLook(13), AnyLook(20))
-    assert design.rule(12, left_out=1) == AnyLook(12)  # 13 were not planned
-    assert design.critical(planned) == planned.critical(0.04 * (1 - RESERVE))
-    assert design.critical(added) == added.critical(0.04 * RESERVE)
-    alone = Design(0.04)
-    assert (alone.rule(9), alone.critical(alone.rule(9))) == (OneLook(8), OneLook(8).critical(0.04))
+    assert design.further[:4] == [24, 36, 54, 81]  # half as many pairs again
+    assert design.rule(12) == PlannedLook(LOOKS, 1, spending(LOOKS))
+    assert design.rule(24) == PlannedLook((*LOOKS, 24), 3, spending(LOOKS, further=1))
+    assert design.rule(11, left_out=1) == ShortLook(design.rule(12), 11)
+    with pytest.raises(ValueError, match="13 pairs are no look: there are 8, 12, 16"):
+        design.rule(13)
+    assert [design.look_with(pairs) for pairs in (8, 9, 16, 17, 25)] == [8, 12, 16, 24, 36]
+    with pytest.raises(ValueError, match="2000 pairs are too many: the last look is at 930"):
+        design.look_with(2000)
+    assert (Design(0.04).rule(9), Design(0.04).further) == (OneLook(8), [])
+
+
+def test_added_pairs_make_the_interval_narrower():
+    design = Design(0.05, LOOKS)
+    halves = [design.rule(pairs).critical(0.05) / pairs**0.5 for pairs in (*LOOKS, *design.further[:4])]
+    assert halves == sorted(halves, reverse=True)
+    assert halves[3] < 0.92 * halves[2]
 
 
 def test_nothing_is_shown_wrongly_in_more_than_5_percent_even_if_pairs_are_added():
-    """True differences of 0, delta / 2 and delta: any false answer at any look, or at 17 to 40 pairs after them."""
+    """True differences of 0, delta / 2 and delta: any false answer at any look, planned or further."""
     rng, design = np.random.default_rng(4), Design(0.05, LOOKS, 1.0)
     for truth in (0.0, 0.5, 1.0):
-        draws = rng.normal(truth, 1, (6000, 40))
+        draws = rng.normal(truth, 1, (6000, 81))
         is_false, at_looks = np.zeros(6000, dtype=bool), np.zeros(6000, dtype=bool)
-        for pairs in (*LOOKS, *range(17, 41)):
+        for pairs in (*LOOKS, *design.further[:4]):
             part = draws[:, :pairs]
-            half = design.critical(design.rule(pairs)) * part.std(1, ddof=1) / pairs**0.5
+            half = design.rule(pairs).critical(0.05) * part.std(1, ddof=1) / pairs**0.5
             misses = np.abs(part.mean(1) - truth) > half
             is_false |= misses
             at_looks |= misses & (pairs in LOOKS)
-        assert is_false.mean() <= 0.055
         assert at_looks.mean() == pytest.approx(0.05 * (1 - RESERVE), abs=0.007)
+        assert is_false.mean() == pytest.approx(0.05 * (1 - RESERVE / 5), abs=0.008)  # after four further looks
 
 
 def test_a_difference_of_half_of_delta_becomes_equivalent_with_more_pairs():
@@ -104,7 +113,7 @@ def test_the_outlook_is_what_single_pairs_give(delta, truth):
     for row in rng.normal(truth, 1.0, (3000, 16)):
         for pairs in LOOKS:
             part = row[:pairs]
-            half = design.critical(design.rule(pairs)) * part.std(ddof=1) / pairs**0.5
+            half = design.rule(pairs).critical(0.05) * part.std(ddof=1) / pairs**0.5
             if design.ends(part.mean() - half, part.mean() + half, pairs):
                 break
         words.append(design.answer(part.mean() - half, part.mean() + half, pairs).word)
@@ -136,6 +145,6 @@ def test_further_pairs_do_what_they_promise():
     ended, pairs = 0, 8 + expected
     for row in rng.normal(0.5, 1, (2000, expected)):
         both = np.concatenate([start, row])
-        half = design.critical(design.rule(pairs)) * both.std(ddof=1) / pairs**0.5
+        half = design.rule(pairs).critical(0.05) * both.std(ddof=1) / pairs**0.5
         ended += design.ends(both.mean() - half, both.mean() + half, pairs)
     assert ended / 2000 > 0.77

@@ -12,7 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.report import curves_of, report_of
 from lightning_llm.ablate.results import COST, load_experiment
-from lightning_llm.ablate.sequential import PlannedLook
+from lightning_llm.ablate.sequential import PlannedLook, spending
 from lightning_llm.ablate.words import cost_lines, noise_lines
 from lightning_llm.ablate.worker import work
 from lightning_llm.cli.ablate_report import show_report, write_report
@@ -60,7 +60,7 @@ def test_the_report_has_the_names_that_scripts_rely_on(done, capsys):
     assert all(row.keys() >= NAMES for row in report["variants"].values())
     better, lost, same = report["variants"].values()
     assert (better["verdict"], better["pairs"], better["diverged"]) == ("better", 4, 0)
-    assert (better["direction"], better["size"], better["rule"]) == ("better", "larger", "look 1 of 2")
+    assert (better["direction"], better["size"], better["rule"]) == ("better", "larger", "look 1")
     assert better["difference"] == pytest.approx(-0.500375)
     assert better["by_seed"][3] == {"seed": 3, "baseline": pytest.approx(3.03), "variant": pytest.approx(2.53)}
     assert better["interval"][0] < better["difference"] < better["interval"][1] < 0
@@ -178,10 +178,9 @@ def test_every_number_can_be_recomputed_from_the_json_alone(done):
         assert row["p"] == pytest.approx(stats.ttest_rel(variant, base).pvalue)
         assert row["correlation"] == pytest.approx(np.corrcoef(base, variant)[0, 1])
         if row["rule"].startswith("look"):
-            number = int(row["rule"].split()[1]) - 1
-            critical = PlannedLook(tuple(report["looks"]), number, report["rule"]["spending"]).critical(
-                share * (1 - report["rule"]["reserve"])
-            )
+            number, looks = int(row["rule"].split()[1]) - 1, tuple(report["looks"])
+            spent = spending(looks, report["rule"]["spending"], reserve=report["rule"]["reserve"])
+            critical = PlannedLook(looks, number, spent).critical(share)
         else:  # the null variant, alone
             critical = stats.t.ppf(1 - report["alpha"] / 2, pairs - 1)
         half = critical * d.std(ddof=1) / pairs**0.5

@@ -48,7 +48,7 @@ def test_only_what_is_undecided_gets_the_seeds_of_the_next_look():
     state = state_of(RULES, losses(4, {"a": -1.0}))
     assert names(state.needed) == ["baseline,seed=4", "b,seed=4", "baseline,seed=5", "b,seed=5"]
     assert {name: each.verdict for name, each in state.verdicts.items()} == {"a": "better", "b": "undecided"}
-    assert state.verdicts["a"].rule == "look 1 of 2"
+    assert state.verdicts["a"].rule == "look 1"
     assert (state.null.verdict, state.null.pairs) == ("undecided", 4)  # judged alone, as an A/A test
 
 
@@ -69,12 +69,13 @@ def test_it_ends_when_the_seeds_are_used_up_and_continues_with_added_ones():
     ended = losses(6, {"a": -1.0})
     state = state_of(RULES, ended)
     assert (state.needed, state.undecided, state.look) == ([], ["b"], 6)
-    more = state_of(RULES._replace(added=[Added(2), Added(1)]), ended)
-    assert names(more.needed) == ["baseline,seed=6", "b,seed=6", "baseline,seed=7", "b,seed=7"]
-    state = state_of(RULES._replace(added=[Added(2), Added(1)]), losses(9, {"a": -1.0}))
+    more = state_of(RULES._replace(added=[Added(2), Added(5)]), ended)  # up to further looks, at 9 and 14 pairs
+    assert names(more.needed)[:4] == ["baseline,seed=6", "b,seed=6", "baseline,seed=7", "b,seed=7"]
+    assert (len(more.needed), more.look) == (6, 9)
+    state = state_of(RULES._replace(added=[Added(2), Added(5)]), losses(14, {"a": -1.0}))
     assert state.needed == []
     assert state.verdicts["a"].pairs == 4  # it was decided before
-    assert (state.verdicts["b"].pairs, state.verdicts["b"].rule) == (9, "e-process")
+    assert (state.verdicts["b"].pairs, state.verdicts["b"].rule) == (14, "look 4")
 
 
 def test_pairs_are_added_for_a_variant_that_has_a_verdict():
@@ -83,7 +84,7 @@ def test_pairs_are_added_for_a_variant_that_has_a_verdict():
     assert names(more.needed) == ["baseline,seed=4", "b,seed=4", "baseline,seed=5", "b,seed=5"]
     state = state_of(RULES._replace(added=[Added(2, ["b"])]), losses(6, {"a": -1.0, "b": 1.0}))
     assert (state.verdicts["a"].pairs, state.verdicts["b"].pairs) == (4, 6)
-    assert state.verdicts["b"].rule == "look 2 of 2"  # six pairs were planned, whoever asks for them
+    assert state.verdicts["b"].rule == "look 2"  # six pairs were planned, whoever asks for them
     assert state.needed == []
 
 

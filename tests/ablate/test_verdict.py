@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from lightning_llm.ablate import statistics
-from lightning_llm.ablate.design import LARGER, NOT_SHOWN, RESERVE, SMALLER, Design
+from lightning_llm.ablate.design import LARGER, NOT_SHOWN, SMALLER, Design
+from lightning_llm.ablate.sequential import RESERVE
 from lightning_llm.ablate.verdict import BETTER, EQUIVALENT, UNDECIDED, WORSE, Sample, verdicts
 
 LOOKS = (4, 6, 8, 12, 16)
@@ -123,7 +124,7 @@ def test_a_diverged_run_of_the_baseline_takes_only_its_pair_out():
     found = one(variant, baseline=baseline, looks=(6, 8))
     assert (found.pairs, found.baseline_diverged, found.diverged) == (6, 1, 0)
     assert found.difference == pytest.approx(np.mean([-0.1, -0.09, -0.11, -0.09, -0.11]))
-    assert (found.verdict, found.rule) == (BETTER, "look 1 of 2")
+    assert (found.verdict, found.rule) == (BETTER, "look 1")
     whole = one([*variant[:2], 1.9, *variant[3:]], baseline=[*baseline[:2], 2.0, *baseline[3:]], looks=(6, 8))
     assert found.interval[1] - found.interval[0] > whole.interval[1] - whole.interval[0]  # five pairs say less
     assert found.note == (
@@ -140,13 +141,13 @@ def test_looks_with_pairs_left_out_keep_their_level():
             part = differences[row, :pairs][is_there[row, :pairs]]
             rule = design.rule(len(part), pairs - len(part))
             t = part.mean() / part.std(ddof=1) * len(part) ** 0.5
-            is_false[row] |= abs(t) > design.critical(rule)
-            assert (abs(t) > design.critical(rule)) == (rule.p(t) < 0.05 * (1 - RESERVE))
+            is_false[row] |= abs(t) > rule.critical(0.05)
+            assert (abs(t) > rule.critical(0.05)) == (rule.p(t) < 0.05)
     assert is_false.mean() == pytest.approx(0.05 * (1 - RESERVE), abs=0.01)
 
 
 def test_false_verdicts_by_counts_are_rare_at_all_looks_together():
-    """Both sides diverge with the same probability; a plan looks four times, and goes on."""
+    """Both sides diverge with the same probability; a plan looks five times, and once more."""
     rng = np.random.default_rng(12)
     for probability in (0.1, 0.5):
         false = 0
@@ -189,12 +190,12 @@ def test_a_verdict_takes_four_pairs():
     assert one([1.9, 1.91], is_paired=False).note == "a verdict takes 4 runs on one side"
 
 
-def test_a_number_of_pairs_that_was_not_planned_takes_the_e_process():
-    variant = [*shifted(-0.1, -0.1, -0.11, -0.1), 1.9, 1.9, 1.91]
-    found = one(variant, baseline=[*BASELINE, 2.0, 2.0, 2.0], looks=LOOKS)
-    assert (found.rule, found.verdict, found.note) == ("e-process", BETTER, "7 pairs are no planned look")
-    few = one([1.9, 1.8], baseline=[2.0, 1.91], looks=LOOKS)
-    assert (few.interval, few.note) == (None, "2 pairs are no planned look: too few for an interval")
+def test_further_looks_follow_the_planned_ones():
+    variant, baseline = [1.9, 1.9, 1.91, 1.9, 1.89, 1.9], [2.0, 2.0, 2.0, 2.01, 2.0, 2.0]
+    found = one(variant, baseline=baseline, looks=(4,))
+    assert (found.rule, found.verdict, found.note) == ("look 2", BETTER, "")
+    with pytest.raises(ValueError, match="5 pairs are no look: there are 4"):
+        one(variant[:5], baseline=baseline[:5], looks=(4,))
 
 
 def test_unpaired_runs_are_compared_by_welch():

@@ -303,7 +303,7 @@ def test_an_experiment_from_its_file_to_its_verdicts(folder):
     assert loaded.cost["sides"]["relu"]["peak_bytes"] > 0
     assert start(folder, "extend", "out", "--pairs", "1", "--workers", "2").wait() == 0
     more = load_experiment(folder / "out")
-    assert more.state.verdicts["relu"].rule == "e-process"
+    assert more.state.verdicts["relu"].rule == "look 2"
     assert set(more.results) - set(loaded.results) == {Run("baseline", 2), Run("relu", 2)}
 
 
