@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from lightning_llm.ablate.experiment import BASELINE
+from lightning_llm.ablate.ratios import ratio_in_words
 from lightning_llm.ablate.report import Curves
 from lightning_llm.ablate.statistics import student
 from lightning_llm.ablate.words import (
@@ -151,10 +152,11 @@ def _cost_table(report: Mapping[str, Any], curves: Curves) -> str:
         cells = [name, _digits(level(report, name), 5), _digits(row["sd_over_seeds"]), *_counts(row)]
         cells += ["–"] * 3 if side is None else [
             "{} ({} to {})".format(*(milliseconds(side[f"step{part}_s"]) for part in ("", "_p20", "_p80"))),
-            f"{side['ratio']:.3f}",
+            ratio_in_words(side),
             "–" if side["peak_bytes"] is None else f"{side['peak_bytes'] / MIB:.4g}",
         ]  # fmt: skip
-        rows.append([*cells, signed(None if name == BASELINE else curves.at_equal_time(name, report["cost"]["sides"]))])
+        timed = None if name == BASELINE else curves.at_equal_time(name, report["cost"]["sides"], report["delta"])
+        rows.append([*cells, signed(timed)])
     return _table(head, rows)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_llm.ablate.design import NOT_SHOWN
 from lightning_llm.ablate.experiment import BASELINE, CLOSE
+from lightning_llm.ablate.ratios import matched_lines, time_in_words
 from lightning_llm.accounting.hardware import shown_duration
 
 MIB = 2**20
@@ -121,15 +122,7 @@ def tuning_lines(report: Mapping[str, Any]) -> list[str]:
 
 def cost_lines(report: Mapping[str, Any]) -> list[str]:
     """What was matched, how closely, and what the experiment took."""
-    lines, solved = [], f" by {report['solved']}" if report["solved"] else ""
-    closest = [_matched(name, row) for name, row in report["variants"].items() if row["ratio"] is not None]
-    if report["match"] == "time":
-        sides = report["cost"]["sides"]
-        base = sides.get(BASELINE, {}).get("training_s")
-        known = {name: side["training_s"] / base for name, side in sides.items() if base and name != BASELINE}
-        closest = [f"{name} {ratio:.3g}" for name, ratio in known.items()]
-    ratios = f": {', '.join(closest)} × the baseline's" if closest else ""
-    lines.append(f"Matched: {report['match']}{solved}{ratios}.")
+    lines = matched_lines(report)
     known = {name: row["parameters"] for name, row in report["variants"].items() if row["parameters"]}
     sizes = {name: each / report["baseline"]["parameters"] for name, each in known.items()}
     if unequal := [f"{name} {ratio:.3g}" for name, ratio in sizes.items() if abs(ratio - 1) > CLOSE]:
@@ -144,10 +137,6 @@ def cost_lines(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _matched(name: str, row: Mapping[str, Any]) -> str:
-    return f"{name} {row['ratio']:.4g}" if row["solved"] is None else f"{name} {row['solved']}, {row['ratio']:.4g}"
-
-
 def _company(cost: Mapping[str, Any]) -> str:
     """Whether other programs computed during the measurement."""
     others = cost["other_cores"]
@@ -157,7 +146,7 @@ def _company(cost: Mapping[str, Any]) -> str:
 
 
 def _in_short(name: str, side: Mapping[str, Any]) -> str:
-    time = f"{milliseconds(side['step_s'])} ms" if name == BASELINE else f"{side['ratio']:.3f} × the time"
+    time = f"{milliseconds(side['step_s'])} ms" if name == BASELINE else time_in_words(side)
     return f"{name} {time}" + ("" if side["peak_bytes"] is None else f", {side['peak_bytes'] / MIB:.4g} MiB")
 
 

@@ -19,7 +19,7 @@ import yaml
 
 from lightning_llm.ablate import matching
 from lightning_llm.ablate.cost import Side, TrainingSteps
-from lightning_llm.ablate.experiment import BASELINE, NULL, TIME, Experiment, Options, flat_options
+from lightning_llm.ablate.experiment import BASELINE, NULL, TIME, Experiment, flat_options
 from lightning_llm.ablate.history import earlier
 from lightning_llm.ablate.local import threads_for
 from lightning_llm.ablate.plan import PACKAGE, PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
@@ -109,7 +109,7 @@ class Setup:
             refuse_incomparable(base, side, experiment.metric)
             self._check_grid(side)
             self.sides[name] = side
-        self._extra: dict[str, Options] = {}  # what matches a variant with the baseline
+        self._matched: dict[str, matching.Matched] = {}  # what matches a variant with the baseline
         self._code = code_of({name: side.options for name, side in self.sides.items()})
         self.asked = self._asked()
         self.earlier = earlier(Path(experiment.folder), self.asked)
@@ -173,7 +173,8 @@ class Setup:
         for name, side in known.items():
             side["tuned"] = tuned_value(self.sides[name], self.experiment)
             side["chance"] = chance_of(self.sides[name], self.experiment.metric)
-            side["solved"] = self._extra.get(name, {}).get(self.experiment.solved or "")
+            side |= self._matched.get(name, matching.Matched()).facts
+            side["solved"] = side["matched"].get(self.experiment.solved or "")
             side["ratio"] = matching.closeness(self.experiment.match, known[BASELINE], side)
         known[NULL] = dict(known[BASELINE])
         configs = {name: side.options for name, side in self.sides.items()}
@@ -198,9 +199,11 @@ class Setup:
         for name, side in self.sides.items():
             before = flat_options(yaml.safe_load(plan.config(name).read_text(encoding="utf-8")))
             now = flat_options(side.options)
+            matched = [f"{option}." for option in plan.content["sides"][name].get("matched", {})]
             for option in sorted(before.keys() | now.keys()):
                 old, new = (shown(each.get(option)) for each in (before, now))
                 is_matched = option in (matching.STEPS, plan.content["solved"]) and name != BASELINE
+                is_matched |= any(each.startswith(f"{option}.") for each in matched)  # options of a class are one
                 if old != new and not is_matched:
                     return f"another {option} of {_the(name)} ({old}, now {new})"
         return "other options"
@@ -216,10 +219,11 @@ class Setup:
         try:
             for name, options in experiment.variants.items():
                 base, side = self.sides[BASELINE], self.sides[name]
-                extra: Options = matching.matched_options(experiment.match, experiment.solved, base, side, make)
-                self._extra[name] = extra
-                if extra:
-                    self.sides[name] = self._side(name, {**options, **extra})
+                found = matching.matched(experiment.match, experiment.solved, base, side, make)
+                self._matched[name] = found
+                if found.options:  # they come last, since later words override
+                    own = {option: value for option, value in options.items() if option not in found.options}
+                    self.sides[name] = self._side(name, {**own, **found.options})
         finally:
             torch.set_num_threads(before)
 

@@ -10,7 +10,8 @@ from scipy import stats
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.__main__ import main
-from lightning_llm.ablate.report import curves_of, report_of
+from lightning_llm.ablate.page import page_of
+from lightning_llm.ablate.report import Curves, curves_of, report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.sequential import PlannedLook, spending
 from lightning_llm.ablate.words import cost_lines, noise_lines
@@ -118,6 +119,87 @@ def test_no_loss_is_made_up_before_the_first_validation(done):
     sides = report_of(loaded)["cost"]["sides"]
     sides["a"]["step_s"] = 0.4  # it ends after 2.4 s; the baseline is first validated after 3 s
     assert curves_of(loaded).at_equal_time("a", sides) is None
+
+
+def curves_with(*validations):
+    """Of losses 1 + 10 / step; the variant's are 0.5 below."""
+    steps, losses = {}, {}
+    for name, below in (("baseline", 0.0), ("a", 0.5)):
+        steps[name] = list(validations)
+        losses[name] = np.array([[1 + 10 / step - below for step in validations]])
+    return Curves(steps, losses, {"baseline": [0], "a": [0]})
+
+
+PACES = {"baseline": {"step_s": 1.0}, "a": {"step_s": 0.95}}  # the variant ends when the baseline is at step 95
+
+
+@pytest.mark.parametrize(
+    ("validations", "delta", "is_shown"),
+    [
+        ([80, 90, 100], 0.005, True),  # off by about 10 / 90³ · 5 · 5
+        ([80, 90, 100], 0.001, False),
+        ([20, 60, 100], 0.005, False),
+        ([20, 60, 100], None, False),  # the default delta
+        ([20, 60, 100], 0.1, True),
+        ([20, 60, 95, 100], 0.001, True),  # a validation at that moment
+        ([60, 100], 1.0, False),  # no neighbor tells how far the line is off
+        ([100], 1.0, False),
+    ],
+)
+def test_equal_time_needs_validations_close_to_the_moment(validations, delta, is_shown):
+    found = curves_with(*validations).at_equal_time("a", PACES, delta)
+    assert (found is not None) == is_shown
+    if is_shown:
+        true = (1 + 10 / 100 - 0.5) - (1 + 10 / 95)
+        assert found == pytest.approx(true, abs=delta / 4)
+
+
+def test_equal_time_is_the_end_where_times_cannot_be_distinguished():
+    paces = {**PACES, "a": {"step_s": 0.95, "ratio_interval": [0.9, 1.02]}}
+    assert curves_with(20, 100).at_equal_time("a", paces, 0.001) == pytest.approx(-0.5)
+
+
+def test_the_page_compares_with_the_delta_of_the_experiment(done):
+    report = report_of(load_experiment(done.out))
+    for name, pace in PACES.items():
+        report["cost"]["sides"][name] |= pace | dict.fromkeys(("step_p20_s", "step_p80_s"), pace["step_s"])
+    curves = curves_with(20, 60, 100)  # off by about 0.008
+    assert "<td>1</td><td>–</td></tr>" in row_of(page_of(report, curves), "a")
+    assert "<td>1</td><td>-0." in row_of(page_of(report | {"delta": 0.1}, curves), "a")
+
+
+def row_of(page, name):
+    """Of the table of costs, the last one."""
+    return re.search(f"<tr><td>{name}</td>.*?</tr>", page.rpartition("<thead>")[2]).group()
+
+
+def change_cost(plan, name, **fields):
+    cost = json.loads((plan.out / COST).read_text())
+    cost["sides"][name] = {**cost["sides"][name], **fields}
+    (plan.out / COST).write_text(json.dumps(cost))
+
+
+@pytest.mark.parametrize(
+    ("interval", "cell", "words"),
+    [
+        ([0.98, 1.05], "not distinguishable", "a not distinguishable in time, 1 MiB"),
+        ([1.01, 1.02], "1.015", "a 1.015 × the time, 1 MiB"),
+        (None, "not distinguishable", "a not distinguishable in time, 1 MiB"),  # too few rounds
+        ("none", "1.015", "a 1.015 × the time, 1 MiB"),  # an older file
+    ],
+)
+def test_a_ratio_inside_the_noise_is_not_shown(done, interval, cell, words):
+    change_cost(done, "a", ratio=1.015, **({} if interval == "none" else {"ratio_interval": interval}))
+    assert main(["ablate", "report", str(done.out)]) == 0
+    assert f"<td>{cell}</td>" in (done.out / "report.html").read_text()
+    assert any(words in line for line in cost_lines(report_of(load_experiment(done.out))))
+
+
+def test_the_report_says_how_closely_time_is_matched(experiment):
+    sides = {name: {"steps": 6, "tokenizer": "t"} for name in ("baseline", "null", "a")}
+    sides["a"] |= {"steps": 3, "time_ratio": 2.0, "time_ratio_interval": [1.98, 2.03]}
+    plan = experiment({"a": {"effect": 0.0}}, match="time", sides=sides)
+    assert cost_lines(report_of(load_experiment(plan.out)))[0] == "Matched: time: a within ±1.5%."
 
 
 def test_cost_of_another_plan_does_not_count(done):

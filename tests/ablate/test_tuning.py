@@ -136,6 +136,6 @@ def test_added_pairs_stay_below_the_seeds_of_tuning(experiment, capsys):
     state = load_experiment(plan.out).state
     assert (state.look, state.tuned.look, state.tuned.undecided) == (4, 5, ["a"])
     assert main(["ablate", "extend", str(plan.out), "--pairs", "90"]) == 2
-    said = "--pairs 90: seeds 100 to 100 belong to tuning, and 102 pairs use 0 to 101: give fewer"
+    said = "--pairs 90: seeds 100 to 100 belong to tuning, and 140 pairs use 0 to 139: give fewer"
     assert said in capsys.readouterr().err
     assert load_experiment(plan.out).plan.added == []

@@ -25,6 +25,8 @@ from lightning_llm.ablate.plan import CONFIGS, PLAN
 from lightning_llm.ablate.power import outlook
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.scheduler import Added, Run
+from lightning_llm.cli.ablate_setup import Setup
+from lightning_llm.measure.timer import Timing
 from tests.ablate.test_experiment import ROOT, SHIPPED
 
 CONFIG = {
@@ -53,7 +55,7 @@ def folder(tmp_path, monkeypatch, text_file):
 def planned(monkeypatch, **experiment):
     """Freeze the plan of an experiment without running anything; the exit status."""
     monkeypatch.setattr("lightning_llm.cli.ablate._carry_out", lambda plan, options: None)
-    Path("exp.yaml").write_text(yaml.safe_dump({"baseline": "base.yaml", "out": "out", **experiment}))
+    Path("exp.yaml").write_text(yaml.safe_dump({"baseline": "base.yaml", "out": "out", **experiment}, sort_keys=False))
     return lambda *words: main(["ablate", "run", "exp.yaml", *words])
 
 
@@ -147,6 +149,68 @@ def test_a_plan_is_frozen_once(folder, monkeypatch, capsys):
     Path("out", CONFIGS, "relu.yaml").write_text("{}")
     assert main(["ablate", "status", "out"]) == 2
     assert "relu.yaml was changed after the start" in the_line(capsys)
+
+
+SCHEDULE = {"class_path": WARM_UP, "init_args": {"warmup_steps": 2, "decay_steps": 4}}
+
+
+def test_a_plan_matched_by_time_has_the_interval_and_scales_the_schedule(folder, monkeypatch):
+    timings = [Timing((1.0,) * 6), Timing((0.4, 0.5, 0.5, 0.5, 0.5, 0.6))]  # the variant takes half the time
+    monkeypatch.setattr(cost, "time_pair", lambda baseline, variant: (None, None, timings))
+    options = {"model.schedule": SCHEDULE}
+    assert planned(monkeypatch, variants={"relu": RELU}, looks=[2], match="time", options=options)() == 0
+    sides = json.loads(Path("out", PLAN).read_text())["sides"]
+    relu, base = sides["relu"], sides["baseline"]
+    assert (relu["time_ratio"], relu["time_ratio_interval"]) == (0.5, [0.4, 0.6])
+    assert (base["time_ratio"], base["time_ratio_interval"], base["matched"]) == (None, None, {})
+    scaled = {"decay_steps": 8, "warmup_steps": 4}
+    assert relu["steps"] == 12
+    assert relu["matched"] == {f"model.schedule.init_args.{name}": steps for name, steps in scaled.items()} | {
+        "trainer.max_steps": 12
+    }
+    config = yaml.safe_load(Path("out", CONFIGS, "relu.yaml").read_text())
+    assert config["model"]["schedule"]["init_args"] == {**scaled, "min_lr_ratio": 0.0}
+    assert config["trainer"]["val_check_interval"] == 3  # as it was
+    monkeypatch.setattr(cost, "time_pair", None)  # nothing is timed again
+    run = planned(monkeypatch, variants={"relu": RELU}, looks=[2], match="time", options=options)
+    assert run() == 0
+
+
+def test_what_was_matched_is_no_change_of_a_variant(tmp_path):
+    def options(steps, clip):
+        schedule = {"class_path": WARM_UP, "init_args": {"decay_steps": steps}}
+        return {"model": {"schedule": schedule}, "trainer": {"max_steps": steps, "gradient_clip_val": clip}}
+
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(options(8, 0.5)))
+    sides = {"a": {"matched": {"trainer.max_steps": 8, "model.schedule.init_args.decay_steps": 8}}}
+    plan = SimpleNamespace(content={"solved": None, "sides": sides}, config=lambda name: tmp_path / f"{name}.yaml")
+    setup = SimpleNamespace(sides={"a": SimpleNamespace(options=options(4, 1.0))})
+    assert Setup._changed(setup, plan) == "another trainer.gradient_clip_val of a (0.5, now 1.0)"
+    sides["a"] = {}  # an older plan
+    assert Setup._changed(setup, plan).startswith("another model.schedule of a")
+
+
+def test_steps_of_a_variants_own_schedule_are_scaled_last(folder, monkeypatch):
+    timings = [Timing((1.0,) * 6), Timing((0.5,) * 6)]
+    monkeypatch.setattr(cost, "time_pair", lambda baseline, variant: (None, None, timings))
+    own = {"class_path": WARM_UP, "init_args": {"warmup_steps": 1, "decay_steps": 4}}
+    variants = {"late": {"model.schedule.init_args.warmup_steps": 3, "model.schedule": own}}
+    options = {"model.schedule": SCHEDULE}
+    assert planned(monkeypatch, variants=variants, looks=[2], match="time", options=options)() == 0
+    config = yaml.safe_load(Path("out", CONFIGS, "late.yaml").read_text())
+    assert config["model"]["schedule"]["init_args"] == {"warmup_steps": 2, "decay_steps": 8, "min_lr_ratio": 0.0}
+
+
+@pytest.mark.parametrize("match", ["flops", "time"])
+def test_a_schedule_that_cannot_follow_is_one_line(folder, monkeypatch, capsys, match):
+    torchs = {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 3}}
+    experiment = {"variants": {"relu": RELU}, "match": match, "options": {"model.schedule": torchs}}
+    assert planned(monkeypatch, **experiment)() == 2
+    assert (
+        f"match: {match} changes trainer.max_steps of relu, but model.schedule torch.optim.lr_scheduler.StepLR would "
+        "not follow: give shares of the total_steps that Schedule.factor gets, or use match: tokens" in the_line(capsys)
+    )
+    assert not Path("out").exists()
 
 
 def test_the_command_line_names_its_variants(folder, monkeypatch, capsys):
