@@ -27,7 +27,7 @@ from scipy import special
 
 from benchmarks.ablate_experiments import ROOT, TEXT, Experiment, killed, workplace
 from lightning_llm.ablate.experiment import ALPHA, LOOKS
-from lightning_llm.ablate.pairing import INITIAL_VALUES, mismatch
+from lightning_llm.ablate.pairing import MLP_VALUES, mismatch
 from lightning_llm.ablate.plan import PLAN
 from lightning_llm.ablate.sequential import rule_at
 from lightning_llm.ablate.statistics import Array, correlation
@@ -100,7 +100,7 @@ def pool() -> Array:
     with workplace() as folder:
         for seed in range(SEEDS):
             base, null = _fit(folder / f"baseline,seed={seed}", seed), _fit(folder / f"null,seed={seed}", seed, REDRAW)
-            if problem := mismatch(base, {**null, INITIAL_VALUES: base[INITIAL_VALUES]}):
+            if problem := mismatch(base, null, [MLP_VALUES]):
                 raise RuntimeError(f"seed {seed} is no pair: {problem}")
             losses.append([base["val_loss"], null["val_loss"]])
     torch.set_num_threads(threads)

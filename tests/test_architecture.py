@@ -18,7 +18,7 @@ BENCHMARKS = PACKAGE.parent / "benchmarks"  # may import all of the package, whi
 
 # From the ground up. A module imports from layers below its own, and from its own layer only inside its folder. It
 # belongs to its longest entry: a folder's bare name stands for every file of the folder that has no entry of its own.
-STATISTICS = ("ablate.statistics", "ablate.sequential", "ablate.verdict", "ablate.pairing")
+STATISTICS = ("ablate.statistics", "ablate.sequential", "ablate.verdict", "ablate.pairing", "ablate.windows")
 LAYERS = (
     ("lazy", "io"),
     (

@@ -25,7 +25,19 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.io.atomic import write_json
-from lightning_llm.io.untrusted import NUMBER, TEXT, list_of, maybe, read_json, read_text, rule, some, validate, whole
+from lightning_llm.io.untrusted import (
+    NUMBER,
+    TEXT,
+    list_of,
+    maybe,
+    one_of,
+    read_json,
+    read_text,
+    rule,
+    some,
+    validate,
+    whole,
+)
 
 EXPERIMENT = "run"  # without a name
 CHECKPOINTS, TURN, EVENTS = "checkpoints", "turn", "events.out.tfevents."
@@ -36,7 +48,7 @@ WAIT_S = 5.0  # a requeued job may start while the previous process is still end
 POLL_S = 0.1
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
-CONFIG, STATUS, SUMMARY = "config.yaml", "status.json", "summary.json"
+CONFIG, STATUS, SUMMARY, WINDOWS = "config.yaml", "status.json", "summary.json", "windows.json"
 RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"
 DIVERGED = "diverged"  # failed by a loss, gradient or weight that is NaN or infinite
 ENDED_EARLY = (INTERRUPTED, FAILED, DIVERGED)
@@ -49,6 +61,8 @@ _STATUS = some(
 _TEXTS = rule(
     "texts by name", lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 )
+
+_BY_STEP = rule("texts by step", lambda value: not any(_TEXTS(value, "")) and all(map(_is_step, value)))
 
 _held: set[Path] = set()  # by this process, to which the kernel would give a lock twice
 
@@ -369,6 +383,10 @@ def _is_alive(process: int | None) -> bool:
     return True
 
 
+def _is_step(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and len(name) < 16
+
+
 def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
     """The content of ``summary.json``.
 
@@ -381,7 +399,9 @@ def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
         OSError: It cannot be read.
     """
     fields = {**dict.fromkeys(measured, maybe(NUMBER)), "threads": maybe(whole()), "changed_on_resume": list_of(TEXT)}
-    fields |= {"initial_values": maybe(_TEXTS), "batches": maybe(TEXT), "validation_batches": maybe(TEXT)}
+    fields |= dict.fromkeys(("precision", "device", "torch", "numpy", "package"), maybe(TEXT))
+    fields |= {"tf32": maybe(one_of(True, False)), "initial_values": maybe(_TEXTS), "batches_at": maybe(_BY_STEP)}
+    fields |= dict.fromkeys(("batches", "validation_batches"), maybe(TEXT))
     try:
         content = read_json(run / SUMMARY, nan_is_null=True)  # older ones contain Infinity
         validate(content, some({}, fields), run / SUMMARY)
