@@ -25,19 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.io.atomic import write_json
-from lightning_llm.io.untrusted import (
-    NUMBER,
-    TEXT,
-    list_of,
-    maybe,
-    one_of,
-    read_json,
-    read_text,
-    rule,
-    some,
-    validate,
-    whole,
-)
+from lightning_llm.io.untrusted import NUMBER, TEXT, list_of, maybe, read_json, read_text, rule, some, validate, whole
 
 EXPERIMENT = "run"  # without a name
 CHECKPOINTS, TURN, EVENTS = "checkpoints", "turn", "events.out.tfevents."
@@ -58,11 +46,9 @@ _STATUS = some(
     {"step": whole(), "val_loss": maybe(NUMBER), "reason": TEXT, "host": TEXT, "process": maybe(whole(1, 1 << 30))},
 )
 
-_TEXTS = rule(
-    "texts by name", lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
-)
-
-_BY_STEP = rule("texts by step", lambda value: not any(_TEXTS(value, "")) and all(map(_is_step, value)))
+_BOOL = rule("true or false", lambda value: isinstance(value, bool))
+_TEXTS = rule("texts by name", lambda value: _are_texts(value, ".*"))
+_BY_STEP = rule("texts by step", lambda value: _are_texts(value, "[0-9]{1,15}"))
 
 _held: set[Path] = set()  # by this process, to which the kernel would give a lock twice
 
@@ -383,8 +369,9 @@ def _is_alive(process: int | None) -> bool:
     return True
 
 
-def _is_step(name: str) -> bool:
-    return name.isascii() and name.isdecimal() and len(name) < 16
+def _are_texts(value: Any, names: str) -> bool:
+    texts = value.items() if isinstance(value, dict) else [("", None)]
+    return all(isinstance(each, str) and re.fullmatch(names, name, re.DOTALL) for name, each in texts)
 
 
 def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
@@ -400,7 +387,7 @@ def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
     """
     fields = {**dict.fromkeys(measured, maybe(NUMBER)), "threads": maybe(whole()), "changed_on_resume": list_of(TEXT)}
     fields |= dict.fromkeys(("precision", "device", "torch", "numpy", "package"), maybe(TEXT))
-    fields |= {"tf32": maybe(one_of(True, False)), "initial_values": maybe(_TEXTS), "batches_at": maybe(_BY_STEP)}
+    fields |= {"tf32": maybe(_BOOL), "initial_values": maybe(_TEXTS), "batches_at": maybe(_BY_STEP)}
     fields |= dict.fromkeys(("batches", "validation_batches"), maybe(TEXT))
     try:
         content = read_json(run / SUMMARY, nan_is_null=True)  # older ones contain Infinity

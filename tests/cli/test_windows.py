@@ -53,7 +53,7 @@ def test_the_blocks_of_a_run_add_up_to_its_loss_whatever_the_batches(run):
     assert found.blocks == len(windows["nats"])
 
 
-def test_a_part_of_the_text_and_a_resume(run):
+def test_a_part_of_the_text_and_a_resume(run, tmp_path):
     some = {"data.eval_batch_size": 12, "trainer.limit_val_batches": 3, "trainer.precision": "bf16-true"}
     summary, windows = run("a", **some)
     assert windows["windows"] == [8, 8, 8, 8, 4]
@@ -62,7 +62,8 @@ def test_a_part_of_the_text_and_a_resume(run):
     assert (windows["step"], summary["steps"]) == (3, 3)
     assert loss_of(windows) == pytest.approx(summary["val_loss"], abs=1e-6)
     _, windows = run("a", "--ckpt_path=last", **{**some, "trainer.max_steps": 4, "trainer.limit_val_batches": 0})
-    assert windows is None  # not those of step 3
+    assert windows is None
+    assert not list(tmp_path.rglob("windows.json"))  # not those of step 3
 
 
 def test_long_texts_have_larger_blocks(run, monkeypatch):
