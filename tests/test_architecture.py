@@ -50,7 +50,7 @@ OUTSIDE = ("benchmarks", "tests")
 GRAB_BAGS = ("utils", "common", "helpers")
 LINE_CAP = 400
 # What the package may grow to. A new concept replaces one, or raises these with a reason in the commit.
-CODE_LINES, FILES, ALL_LINES = 19_900, 172, 36_000  # lines with code, files, and all lines with those of benchmarks/
+CODE_LINES, FILES, ALL_LINES = 19_900, 172, 36_300  # lines with code, files, and all lines with those of benchmarks/
 DOCSTRING_SHARE = 0.2  # of all lines, at least
 
 
