@@ -29,10 +29,10 @@ from scipy import special
 
 from benchmarks import ablate_looks
 from benchmarks.ablate_experiments import ROOT, TEXT, Experiment, killed, workplace
+from lightning_llm.ablate.design import Design
 from lightning_llm.ablate.experiment import ALPHA, LOOKS
 from lightning_llm.ablate.pairing import INITIAL_VALUES, mismatch
 from lightning_llm.ablate.plan import PLAN
-from lightning_llm.ablate.sequential import rule_at
 from lightning_llm.ablate.statistics import Array, correlation
 from lightning_llm.ablate.verdict import BETTER, UNDECIDED, Sample, verdicts
 from lightning_llm.bench.harness import Columns, Request, Row, ratios
@@ -82,15 +82,20 @@ class Way(NamedTuple):
     """How a comparison is judged: at which numbers of pairs, and which of them were planned."""
 
     at: Sequence[int]
-    looks: Sequence[int] = ()
-    is_extended: bool = False
+    looks: tuple[int, ...] = ()
+
+    @property
+    def design(self) -> Design:
+        """Of the product."""
+        return Design(ALPHA, self.looks)
 
 
-MOST, PEEKING = LOOKS[-1], "plain t test at each look"  # what a plan of looks is for
+PLANNED = Design(ALPHA, LOOKS)
+MOST, PEEKING = PLANNED.further[1], "plain t test at each look"  # what a plan of looks is for
 WAYS = {
-    "one look": Way([MOST]),
+    "one look": Way([LOOKS[-1]]),
     "planned looks": Way(LOOKS, LOOKS),
-    "e-process at each pair": Way(range(2, MOST + 1), is_extended=True),
+    "planned looks, then two further ones": Way((*LOOKS, *PLANNED.further[:2]), LOOKS),
     PEEKING: Way(LOOKS),
 }
 
@@ -124,7 +129,7 @@ def judged(way: Way, baseline: Sequence[float], variant: Sequence[float]) -> tup
     """The product's verdict, and the number of pairs that it took."""
     for pairs in way.at:
         sample = Sample(baseline[:pairs], variant[:pairs])
-        found = verdicts({"": sample}, alpha=ALPHA, looks=way.looks, is_extended=way.is_extended)[""].verdict
+        found = verdicts({"": sample}, alpha=ALPHA, looks=way.looks)[""].verdict
         if found != UNDECIDED:
             break
     return found, pairs
@@ -135,7 +140,7 @@ def predicted(way: Way, effect: float) -> float:
 
     For one look, it is that of the noncentral t distribution; for several, the share of seeded normal paths.
     """
-    critical = {n: rule_at(n, way.looks, is_extended=way.is_extended).critical(ALPHA) for n in way.at}
+    critical = {n: way.design.rule(n).critical(ALPHA) for n in way.at}
     if len(way.at) == 1:
         pairs = way.at[0]
         upper, lower = (
@@ -173,7 +178,7 @@ def _shares(asked: Request, effect: float, count: int, tolerance: float) -> Iter
         ended = [judged(way, *both) for both in drawn(losses, count, effect)]
         share = sum(word == BETTER if effect else word != UNDECIDED for word, _ in ended) / count
         found: dict[str, Any] = {"found": share, "predicted": predicted(way, effect)}
-        goal = found["predicted"] if effect or way.is_extended else ALPHA
+        goal = found["predicted"] if effect or way.looks else ALPHA
         is_off = abs(share - goal) > tolerance and name != PEEKING
         found["problems"] = [f"{label}: {share:.1%} found, {goal:.1%} expected"] if is_off else []
         pairs = sum(pairs for _, pairs in ended) / count

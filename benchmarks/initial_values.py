@@ -68,7 +68,7 @@ def run(asked: Request) -> Iterator[Row]:
             names = ("baseline", side)
             first, other = (build(name, draw, vocab, seed=0).transformer.state_dict() for name in names)
             shared = [name for name in first.keys() & other.keys() if first[name].shape == other[name].shape]
-            estimate = paired(baseline, own)
+            estimate, saved = paired(baseline, own), seeds_saved(baseline, own)
             yield asked.row(
                 f"{side}, {draw}",
                 shared=len(shared),
@@ -76,7 +76,7 @@ def run(asked: Request) -> Iterator[Row]:
                 difference=estimate.difference,
                 sd=estimate.sd,
                 correlation=correlation(baseline, own),
-                seeds_saved=seeds_saved(baseline, own),
+                seeds_saved=None if saved is None else saved[0],
                 baseline_losses=baseline,
                 losses=own,
             )

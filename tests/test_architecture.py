@@ -18,7 +18,10 @@ BENCHMARKS = PACKAGE.parent / "benchmarks"  # may import all of the package, whi
 
 # From the ground up. A module imports from layers below its own, and from its own layer only inside its folder. It
 # belongs to its longest entry: a folder's bare name stands for every file of the folder that has no entry of its own.
-STATISTICS = ("ablate.statistics", "ablate.sequential", "ablate.verdict", "ablate.pairing")
+STATISTICS = (
+    *("ablate.statistics", "ablate.robust", "ablate.sequential", "ablate.design", "ablate.power", "ablate.verdict"),
+    "ablate.pairing",
+)
 LAYERS = (
     ("lazy", "io"),
     (
@@ -50,7 +53,7 @@ OUTSIDE = ("benchmarks", "tests")
 GRAB_BAGS = ("utils", "common", "helpers")
 LINE_CAP = 400
 # What the package may grow to. A new concept replaces one, or raises these with a reason in the commit.
-CODE_LINES, FILES, ALL_LINES = 19_900, 172, 36_300  # lines with code, files, and all lines with those of benchmarks/
+CODE_LINES, FILES, ALL_LINES = 21_200, 182, 38_000  # lines with code, files, and all lines with those of benchmarks/
 DOCSTRING_SHARE = 0.2  # of all lines, at least
 
 

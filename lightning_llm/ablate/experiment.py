@@ -1,7 +1,7 @@
 """What a user asks for: a baseline, variants of it, and how they are compared.
 
 The *baseline* is an ordinary config of ``fit``. A *variant* changes options of it. A *pair* is a run of each with the
-same seed. At a *look*, a number of pairs, verdicts are drawn. ``delta`` is the smallest difference that matters.
+same seed. A *look* is a planned number of pairs that gives verdicts. ``delta`` is the smallest difference that matters.
 """
 
 import dataclasses
@@ -9,17 +9,20 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import yaml
+
 from lightning_llm.ablate.tuning import FIRST_SEED
 from lightning_llm.io.untrusted import TEXT, Kind, file_name, list_of, maybe, record, rule, shown, validate, whole
 
 BASELINE, AGAIN, NULL = "baseline", "baseline-again", "null"
 METRICS = ("val_loss", "bits_per_byte")
-LOOKS = (4, 6, 8, 12, 16)
+LOOKS = (8, 12, 16)
 DELTA, ALPHA = 0.005, 0.05
 TOKENS, FLOPS, TIME, PARAMETERS = "tokens", "flops", "time", "parameters"
 MATCHES = (TOKENS, FLOPS, TIME)
 CLOSE = 0.005  # how far apart equal numbers of parameters may be, as a share
 MOST_PAIRS = 1000
+LAST_SEED = 2**31  # so that each seed fits in 32 bits
 MOST_LOOKS = 20  # boundaries of 61 take 5 s and 759 MB
 FACTORS, TUNING_SEEDS = (0.5, 0.71, 1.0, 1.41, 2.0), 2
 # Set by the experiment, so that neither options nor variants can
@@ -39,8 +42,10 @@ class Experiment:
         variants: The options of each, by name.
         metric: Lower is better: ``val_loss`` (nats per token) or ``bits_per_byte``, of a run's summary.
         delta: The smallest difference that matters; ``None``: no verdict is ``equivalent``.
-        alpha: Probability of a false ``better`` or ``worse``, over all variants and looks.
+        alpha: Probability of a false answer, over all variants, looks and added pairs.
         looks: Numbers of pairs.
+        precision: The half-width of the interval at which a comparison ends; ``None``: it ends with a verdict.
+        first_seed: Of the pairs; the others follow.
         match: What is equal on both sides: ``tokens``, ``flops``, ``time`` or ``parameters``.
         solved: With ``parameters``, the option of the variants that is solved for.
         tune: The ``option`` that is tuned for each side, the ``factors`` of its grid, and how many ``seeds``.
@@ -55,6 +60,8 @@ class Experiment:
     delta: float | None = DELTA
     alpha: float = ALPHA
     looks: tuple[int, ...] = LOOKS
+    precision: float | None = None
+    first_seed: int = 0
     match: str = TOKENS
     solved: str | None = None
     tune: dict[str, Any] | None = None
@@ -103,10 +110,12 @@ _FILE = record(
         "delta": maybe(_NUMBER),
         "alpha": rule("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5),
         "looks": rule(
-            f"at most {MOST_LOOKS} increasing numbers of pairs, such as [4, 6, 8, 12, 16]",
+            f"at most {MOST_LOOKS} increasing numbers of pairs, such as {list(LOOKS)}",
             lambda value: _are_looks(value),
         ),
         "pairs": whole(1, MOST_PAIRS),
+        "precision": maybe(_NUMBER),
+        "seeds": record({"first": whole(0, LAST_SEED)}),
         "match": rule(
             f"{', '.join(MATCHES)} or {PARAMETERS}: {{option: model.architecture.NAME}}",
             lambda value: value in MATCHES or _solved(value) is not None,
@@ -158,14 +167,16 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
             problem = f"must be the name of a folder without commas, and not {BASELINE}, {AGAIN} or {NULL}"
             raise ValueError(f"{source}: the variant {shown(variant)} {problem}")
     baseline, match = given["baseline"], given.get("match", TOKENS)
-    asked: dict[str, Any] = {key: given[key] for key in ("metric", "delta", "alpha", "out") if key in given}
+    kept = ("metric", "delta", "alpha", "precision", "out")
+    asked: dict[str, Any] = {key: given[key] for key in kept if key in given}
+    asked["first_seed"] = first = given.get("seeds", {}).get("first", 0)
     asked |= {"looks": _looks(given, source, len(variants)), "options": flat_options(given.get("options", {}))}
     asked |= {"solved": _solved(match), "match": PARAMETERS if isinstance(match, dict) else match}
     if (tune := given.get("tune")) is not None:
         factors = [float(factor) for factor in tune.get("factors", FACTORS)]
         asked["tune"] = {"option": tune["option"], "factors": factors, "seeds": tune.get("seeds", TUNING_SEEDS)}
-        if asked["looks"][-1] > FIRST_SEED:
-            raise ValueError(f"{source}: seeds from {FIRST_SEED} on belong to tune: give at most {FIRST_SEED} pairs")
+        if problem := seeds_in_tuning(first, asked["looks"][-1], asked["tune"]["seeds"]):
+            raise ValueError(f"{source}: {problem}: give fewer pairs or another seeds.first")
     for options, where in ((asked["options"], "options"), *((v, f"variants.{k}") for k, v in variants.items())):
         if own := [option for option in options if option in OWN_OPTIONS]:
             raise ValueError(f"{source}: {where}: {own[0]} is set by the experiment: leave it out")
@@ -173,9 +184,19 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
     return Experiment(name=given.get("name", name), baseline=files, variants=variants, **asked)
 
 
+def seeds_in_tuning(first: int, pairs: int, tuning_seeds: int) -> str:
+    """Whether pairs would use the seeds of tuning, in words; empty if not."""
+    last = FIRST_SEED + tuning_seeds - 1
+    if first > last or first + pairs <= FIRST_SEED:
+        return ""
+    return f"seeds {FIRST_SEED} to {last} belong to tuning, and {pairs} pairs use {first} to {first + pairs - 1}"
+
+
 def _looks(given: Mapping[str, Any], source: object, variants: int) -> tuple[int, ...]:
     """The looks, cut to the number of pairs if there is one."""
     looks, most = list(given.get("looks", LOOKS)), given.get("pairs")
+    if most is not None and "looks" not in given:
+        looks = [look for look in looks if look < most] + [most]  # fewer than the first look are a pilot
     if most is None:
         most = looks[-1]
     if most == 1:
@@ -203,18 +224,36 @@ def flat_options(options: Mapping[str, Any], prefix: str = "") -> Options:
 
 
 def varied(words: Sequence[str]) -> dict[str, Options]:
-    """Variants from ``KEY=VALUE`` words, named by the option's last word and the value.
+    """Variants from ``KEY=VALUE`` words, named by their values.
+
+    A value that says nothing alone (a number, ``true``), or that two options have, is named with the option's last
+    word. An import path is named by its last word.
 
     Raises:
         ValueError: A word has no ``=``, or two give one name.
     """
+    options = [_option(word) for word in words]
+    short = [_short(value) for _, value in options]
     found: dict[str, Options] = {}
-    for word in words:
-        option, equals, value = word.partition("=")
-        if not equals or not option or not value:
-            raise ValueError(f"--vary {shown(word)} must be OPTION=VALUE, such as model.architecture.mlp=gelu")
-        name = file_name(f"{option.rpartition('.')[2]}={value}".replace(",", ";"))
+    for (option, value), word in zip(options, short, strict=True):
+        is_enough = short.count(word) == 1 and word[0].isalpha() and yaml.safe_load(word) == word
+        name = word if is_enough else f"{option.rpartition('.')[2]}={word}"
+        name = file_name(name.replace(",", ";"))
+        if name in (*found, BASELINE, AGAIN, NULL):
+            name = file_name(f"{option.rpartition('.')[2]}={value}".replace(",", ";"))
         if name in found:
-            raise ValueError(f"--vary {word}: the variant {name} is given twice")
+            raise ValueError(f"--vary {option}={value}: the variant {name} is given twice")
         found[name] = {option: value}
     return found
+
+
+def _option(word: str) -> tuple[str, str]:
+    option, equals, value = word.partition("=")
+    if not equals or not option or not value:
+        raise ValueError(f"--vary {shown(word)} must be OPTION=VALUE, such as model.architecture.mlp=gelu")
+    return option, value
+
+
+def _short(value: str) -> str:
+    """An import path's last word; another value as it is."""
+    return value.rpartition(".")[2] if all(map(str.isidentifier, value.split("."))) else value

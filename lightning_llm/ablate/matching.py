@@ -2,7 +2,11 @@
 
 ``tokens``: the same steps on the same batches. ``flops``: the variant's steps are scaled by the counted FLOPs of a
 step. ``time``: they are scaled by an interleaved timing of both sides, measured alone before the plan is frozen; no
-clock cuts a run. ``parameters``: one option of the variant's architecture is solved so that the parameters agree.
+clock cuts a run. Inside the timing's noise, they stay as they are. ``parameters``: one option of the variant's
+architecture is solved so that the parameters agree.
+
+A schedule follows the scaled steps. The built-in ones know the length of the run, and the steps that a config gives
+them are scaled like the run's. Others must do without steps of their own.
 """
 
 import bisect
@@ -15,18 +19,41 @@ import torch
 from lightning_llm.ablate import cost
 from lightning_llm.ablate.cost import Side
 from lightning_llm.ablate.experiment import CLOSE, FLOPS, PARAMETERS, TIME, TOKENS
+from lightning_llm.ablate.ratios import TIMED, is_one, median_interval
 from lightning_llm.accounting.counts import step_flops
+from lightning_llm.io.untrusted import shown
 from lightning_llm.model.transformer import Transformer
+from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine, WarmupLinear, WarmupStableDecay
 from lightning_llm.training.measured_parts import measure_parts
 
-STEPS = "trainer.max_steps"
+STEPS, SCHEDULE = "trainer.max_steps", "model.schedule"
+SCALED = ("warmup_steps", "decay_steps")  # of a built-in schedule
+_BUILT_IN = (Constant, WarmupCosine, WarmupLinear, WarmupStableDecay)
 _LARGEST = 64  # times the option's value, where a solution is looked for
 
 
-def matched_options(
-    match: str, solved: str | None, base: Side, variant: Side, make: Callable[[str], Side]
-) -> dict[str, Any]:
-    """The options that match a variant with the baseline.
+@dataclasses.dataclass(frozen=True)
+class Matched:
+    """What matches a variant with the baseline.
+
+    Attributes:
+        options: That the variant gets, by dotted name.
+        time_ratio: Of a step of the variant to one of the baseline, if it was timed.
+        time_ratio_interval: Of this ratio, with 95 %; ``None`` below six rounds.
+    """
+
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    time_ratio: float | None = None
+    time_ratio_interval: tuple[float, float] | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the plan records of it."""
+        return {"matched": self.options} | {field: getattr(self, field) for field in TIMED}
+
+
+def matched(match: str, solved: str | None, base: Side, variant: Side, make: Callable[[str], Side]) -> Matched:
+    """What matches a variant with the baseline.
 
     Args:
         match: What is equal.
@@ -39,20 +66,71 @@ def matched_options(
         ValueError: It cannot be matched.
     """
     if match == TOKENS:
-        return {}
+        return Matched()
     if match == PARAMETERS:
         assert solved is not None
-        return {solved: _solve(solved.rpartition(".")[2], base, variant)}
+        return Matched({solved: _solve(solved.rpartition(".")[2], base, variant)})
     if match == FLOPS:
         ours, theirs = flops_of(base), flops_of(variant)
         if ours is None or theirs is None:
             raise ValueError(f"match: flops: the FLOPs of {variant.name} cannot be counted: use match: time")
-        ratio = ours / theirs
-    else:
-        assert match == TIME
-        *_, (first, second) = cost.time_pair(make(base.name), make(variant.name))
-        ratio = first.ratio_to(second)
-    return {STEPS: max(1, round(steps_of(base) * ratio))}
+        return Matched(scaled_options(match, variant, steps_of(base), ours / theirs))
+    assert match == TIME
+    scaled_options(match, variant, steps_of(base), 2.0)  # it can be scaled: timing takes a while
+    *_, (first, second) = cost.time_pair(make(base.name), make(variant.name))
+    ratio, interval = second.ratio_to(first), median_interval(second.ratios_to(first))
+    scale = 1.0 if is_one(interval) else 1 / ratio
+    return Matched(scaled_options(match, variant, steps_of(base), scale), ratio, interval)
+
+
+def scaled_options(match: str, side: Side, steps: int, scale: float) -> dict[str, Any]:
+    """The steps of a run and of its schedule, scaled; empty if that changes nothing.
+
+    Args:
+        match: Why, for the message.
+        side: With the schedule.
+        steps: Of the run.
+        scale: For all of them; they are rounded to the nearest, and at least 1.
+
+    Raises:
+        ValueError: The schedule has steps that cannot be scaled, since their meaning is not known.
+    """
+    scaled = max(1, round(steps * scale))
+    if scaled == steps:
+        return {}
+    schedule = side.model.schedule
+    found = {STEPS: scaled}
+    if schedule is None:
+        return found  # the default follows the run
+    if type(schedule) in _BUILT_IN:
+        given = {name: getattr(schedule, name, None) for name in SCALED}
+        new = {name: max(1, round(value * scaled / steps)) for name, value in given.items() if value}
+        return found | {f"{SCHEDULE}.init_args.{name}": value for name, value in new.items()}
+    if counts := _counts(side):
+        advice = f"give shares of the total_steps that Schedule.factor gets, or use match: {TOKENS}"
+        raise ValueError(f"match: {match} changes {STEPS} of {side.name}, but {counts} would not follow: {advice}")
+    return found
+
+
+def _counts(side: Side) -> str:
+    """What a schedule of an unknown class has that may count steps, in words; empty: nothing.
+
+    Those of torch never learn how long the run is, so that each of them counts steps or validations in some way.
+    """
+    schedule, given = side.model.schedule, side.options["model"]
+    given = given.get("schedule") or (given.get("init_args") or {}).get("schedule")
+    given = given if isinstance(given, dict) else {"class_path": given}
+    named = f"{SCHEDULE} {given['class_path']}"
+    if not isinstance(schedule, Schedule):
+        return named
+    whole = {name: value for name, value in (given.get("init_args") or {}).items() if _has_counts(value)}
+    return f"{', '.join(f'{name} {shown(value)}' for name, value in whole.items())} of {named}" if whole else ""
+
+
+def _has_counts(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_has_counts, value))
+    return type(value) is int and value > 0
 
 
 def facts(side: Side) -> dict[str, Any]:

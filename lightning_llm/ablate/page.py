@@ -11,22 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from lightning_llm.ablate.experiment import BASELINE, CLOSE
+from lightning_llm.ablate.experiment import BASELINE
+from lightning_llm.ablate.ratios import ratio_in_words
 from lightning_llm.ablate.report import Curves
 from lightning_llm.ablate.statistics import student
-from lightning_llm.accounting.hardware import shown_duration
+from lightning_llm.ablate.words import (
+    MIB,
+    bounds,
+    cost_lines,
+    labeled,
+    level,
+    milliseconds,
+    noise_lines,
+    percent,
+    signed,
+    tuning_lines,
+    verdict_lines,
+)
 from lightning_llm.io.untrusted import printable
 
-MIB = 2**20
-MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "alone"
 INK, GRAY = "#010203", "#8c8c8c"  # the ink becomes the page's
 COLORS = ("#3b82c4", "#d5443a", "#5a9e3d", "#d08200", "#8e6fc1", "#2a9d8f", "#b84a9c", "#a0744b")  # seen on both pages
-WORDS = {
-    "better": "better",
-    "worse": "worse",
-    "equivalent": "no difference larger than delta",
-    "undecided": "undecided",
-}
 STYLE = """
 :root { color-scheme: light dark; --ink: #24292f; --page: #ffffff; --line: #d0d7de; --soft: #57606a; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --page: #0d1117; --line: #30363d; --soft: #9198a1; } }
@@ -63,7 +68,8 @@ def _parts(report: Mapping[str, Any], curves: Curves) -> list[str]:
     unfinished = "" if report["has_ended"] else "<p><strong>The experiment has not ended.</strong></p>"
     parts = [f"<h1>{_text(report['name'])}</h1>", f'<p class="soft">{_text(facts)}; looks at {looks} pairs</p>']
     parts += [unfinished, "<h2>Differences from the baseline</h2>", _plot(_forest, report, height=_rows(report))]
-    parts += [_verdict_table(report), _paragraphs(noise_lines(report))]
+    parts += [_verdict_table(report), _paragraphs(verdict_lines(report)), "<h2>Noise</h2>"]
+    parts += [_paragraphs(noise_lines(report)), _pairs_table(report)]
     if report["tuning"] and report["tuning"]["sides"]:
         parts += ["<h2>Tuning curves</h2>", _plot(_tuning_curves, report, height=3.4)]
     parts.append(_paragraphs(tuning_lines(report)))
@@ -86,141 +92,55 @@ def _parts(report: Mapping[str, Any], curves: Curves) -> list[str]:
 
 
 def _last(report: Mapping[str, Any]) -> str:
-    return f'<p class="soft">Plan {report["plan"]}</p>'
-
-
-# ---- words, on the screen too
-
-
-def noise_lines(report: Mapping[str, Any]) -> list[str]:
-    """How noisy the runs are, and what pairing did, one line for each fact."""
-    aa, lines = report["aa"], []
-    if aa["replay_difference"] is not None:
-        again = f"{aa['replay_difference']:.3g} apart" if aa["replay_difference"] else "equal to the bit"
-        if aa["replay_difference"] and report["accelerator"] == "cpu":
-            again += ", although a CPU should repeat each bit: do not trust small differences"
-        lines.append(f"The baseline's seed 0 again: {again}.")
-    if aa["null_sd"] is not None:
-        what = "differences of the null variant, which only draws other MLPs, have a standard deviation of"
-        lines.append(f"Noise: {what} {aa['null_sd']:.4g} {report['unit']}.")
-    for name, row in report["variants"].items():
-        words = [] if row["correlation"] is None else [f"correlation of the pairs {row['correlation']:.2f}"]
-        if row["seeds_saved"] is not None:
-            many = f"{abs(row['seeds_saved'])} seed{'s' * (abs(row['seeds_saved']) != 1)}"
-            words.append(f"pairing {'cost' if row['seeds_saved'] < 0 else 'saved'} {many} per side")
-        if flip := row.get("sign_flip"):
-            reach = "" if flip["smallest"] <= report["alpha"] else f", which cannot fall below {flip['smallest']:.2g}"
-            words.append(f"sign-flip p {flip['p']:.2g}{reach}")
-        if words:
-            lines.append(f"{name}: {', '.join(words)}.")
-    lines += [f"{run} diverged: {reason}." for run, reason in report["diverged_runs"].items()]
-    return lines
-
-
-def tuning_lines(report: Mapping[str, Any]) -> list[str]:
-    """The optimum of each side, whether it is inside the grid, and what tuning took."""
-    tuning = report["tuning"]
-    if tuning is None or not tuning["sides"]:
-        return [] if tuning is None else [f"Tuning of {tuning['option']} has not ended."]
-    words = []
-    for name, side in tuning["sides"].items():
-        edge = "" if side["is_bracketed"] else ", not bracketed: at the edge of the grid"
-        best = "none, each value diverged" if side["best"] is None else f"{side['best']:g}"
-        words.append(f"{name} {best} (untuned {side['untuned']:g}{edge})")
-    took = f"{tuning['runs']} runs took {shown_duration(tuning['run_seconds'])}"
-    return [f"Tuned {tuning['option']}: {', '.join(words)}; {took}."]
-
-
-def labeled(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The variants, each followed by itself with both sides tuned."""
-    rows = ((name, row, row["tuned"]) for name, row in report["variants"].items())
-    return [each for name, row, tuned in rows for each in ((name, row), (f"{name}, tuned", tuned)) if each[1]]
-
-
-def cost_lines(report: Mapping[str, Any]) -> list[str]:
-    """What was matched, how closely, and what the experiment took."""
-    lines, solved = [], f" by {report['solved']}" if report["solved"] else ""
-    closest = [_matched(name, row) for name, row in report["variants"].items() if row["ratio"] is not None]
-    if report["match"] == "time":
-        sides = report["cost"]["sides"]
-        base = sides.get(BASELINE, {}).get("training_s")
-        known = {name: side["training_s"] / base for name, side in sides.items() if base and name != BASELINE}
-        closest = [f"{name} {ratio:.3g}" for name, ratio in known.items()]
-    ratios = f": {', '.join(closest)} × the baseline's" if closest else ""
-    lines.append(f"Matched: {report['match']}{solved}{ratios}.")
-    known = {name: row["parameters"] for name, row in report["variants"].items() if row["parameters"]}
-    sizes = {name: each / report["baseline"]["parameters"] for name, each in known.items()}
-    if unequal := [f"{name} {ratio:.3g}" for name, ratio in sizes.items() if abs(ratio - 1) > CLOSE]:
-        lines.append(f"Parameters are not equal: {', '.join(unequal)} × the baseline's.")
-    cost = report["cost"]
-    if cost["sides"]:
-        many = f"{cost['rounds']} interleaved steps, {cost['threads']} thread{'s' * (cost['threads'] != 1)}"
-        times = [_in_short(name, side) for name, side in cost["sides"].items()]
-        where = f"{_company(cost)} on {cost['machine']}, {cost['date']}"
-        lines.append(f"Time and memory of a step: {'; '.join(times)}. {many}, {where}.")
-    lines.append(f"{cost['runs']} runs took {shown_duration(cost['run_seconds'])} of training on a shared machine.")
-    return lines
-
-
-def _matched(name: str, row: Mapping[str, Any]) -> str:
-    return f"{name} {row['ratio']:.4g}" if row["solved"] is None else f"{name} {row['solved']}, {row['ratio']:.4g}"
-
-
-def _company(cost: Mapping[str, Any]) -> str:
-    """Whether other programs computed during the measurement."""
-    others = cost["other_cores"]
-    if others is None:
-        return "nothing else of the experiment ran"
-    return "alone" if others < MOST_COMPANY else f"while other programs used {others:.1f} cores"
-
-
-def _level(report: Mapping[str, Any], name: str) -> float | None:
-    """The baseline's mean, and that plus the paired difference for a variant, which may have other seeds."""
-    mean: float | None = report["baseline"]["mean"]
-    if name == BASELINE or mean is None:
-        return mean
-    difference = report["variants"][name]["difference"]
-    return None if difference is None else mean + difference
-
-
-def _in_short(name: str, side: Mapping[str, Any]) -> str:
-    time = f"{_ms(side['step_s'])} ms" if name == BASELINE else f"{side['ratio']:.3f} × the time"
-    return f"{name} {time}" + ("" if side["peak_bytes"] is None else f", {side['peak_bytes'] / MIB:.4g} MiB")
-
-
-def verdict_in_words(row: Mapping[str, Any]) -> str:
-    """The verdict, and what a reader must know about it."""
-    more = f": about {row['further_pairs']} more pairs" if row["further_pairs"] else ""
-    return f"{WORDS[row['verdict']]}{more}" + (f" ({row['note']})" if row["note"] else "")
-
-
-def signed(value: float | None) -> str:
-    """A difference with four digits."""
-    return "–" if value is None else f"{value:+.4f}"
-
-
-def bounds(interval: Sequence[float] | None) -> str:
-    """An interval."""
-    return "–" if interval is None else f"{signed(interval[0])} to {signed(interval[1])}"
+    known = {name: value for name, value in report["environment"].items() if value is not None}
+    known |= {"commit": report["commit"]} if report["commit"] else {}
+    where = "; ".join(f"{name} {value}" for name, value in known.items())
+    seen = [f"{name} has used seeds {', '.join(map(str, seeds))}" for name, seeds in report["seen"].items()]
+    fresh = [f"Not independent of earlier experiments with this baseline: {'; '.join(seen)}."] if seen else []
+    return f'{_paragraphs(fresh)}<p class="soft">{_text(where)}</p><p class="soft">Plan {report["plan"]}</p>'
 
 
 # ---- tables
 
 
 def _verdict_table(report: Mapping[str, Any]) -> str:
-    head = ["variant", "pairs", f"difference, {report['unit']}", "interval", "p", "p adjusted", "sd", "verdict"]
+    each, together = (percent(report["interval"][name]) for name in ("each", "together"))
+    head = ["variant", "pairs", f"difference, {report['unit']}", f"interval, {each} (all together {together})"]
+    head += ["p adjusted", "direction", "size against delta", "verdict"]
     rows = [
         [
             name,
             row["pairs"],
             signed(row["difference"]),
             bounds(row["interval"]),
-            *(_digits(row[field]) for field in ("p", "p_adjusted", "sd")),
-            verdict_in_words(row),
+            _digits(row["p_adjusted"]),
+            row["direction"],
+            row["size"] or "–",
+            row["verdict"],
         ]
         for name, row in labeled(report)
     ]
     return _table(head, rows)
+
+
+def _pairs_table(report: Mapping[str, Any]) -> str:
+    """The losses that everything above is computed from."""
+    rows = [
+        [name, each["seed"], *(_digits(each[side], 6) for side in ("baseline", "variant")), signed(_apart(each))]
+        for name, row in [*labeled(report), *_null(report)]
+        for each in row["by_seed"]
+    ]
+    head = ["variant", "seed", f"baseline's {report['metric']}", f"variant's {report['metric']}", "difference"]
+    return f"<details><summary>The pairs</summary>{_table(head, rows)}</details>" if rows else ""
+
+
+def _null(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    return [("null", report["aa"]["null"])] if report["aa"]["null"] else []
+
+
+def _apart(pair: Mapping[str, Any]) -> float | None:
+    is_known = pair["baseline"] is not None and pair["variant"] is not None
+    return pair["variant"] - pair["baseline"] if is_known else None
 
 
 def _cost_table(report: Mapping[str, Any], curves: Curves) -> str:
@@ -229,18 +149,15 @@ def _cost_table(report: Mapping[str, Any], curves: Curves) -> str:
     rows = []
     for name, row in {BASELINE: report["baseline"], **report["variants"]}.items():
         side = report["cost"]["sides"].get(name)
-        cells = [name, _digits(_level(report, name), 5), _digits(row["sd_over_seeds"]), *_counts(row)]
+        cells = [name, _digits(level(report, name), 5), _digits(row["sd_over_seeds"]), *_counts(row)]
         cells += ["–"] * 3 if side is None else [
-            f"{_ms(side['step_s'])} ({_ms(side['step_p20_s'])} to {_ms(side['step_p80_s'])})",
-            f"{side['ratio']:.3f}",
+            "{} ({} to {})".format(*(milliseconds(side[f"step{part}_s"]) for part in ("", "_p20", "_p80"))),
+            ratio_in_words(side),
             "–" if side["peak_bytes"] is None else f"{side['peak_bytes'] / MIB:.4g}",
         ]  # fmt: skip
-        rows.append([*cells, signed(None if name == BASELINE else curves.at_equal_time(name, report["cost"]["sides"]))])
+        timed = None if name == BASELINE else curves.at_equal_time(name, report["cost"]["sides"], report["delta"])
+        rows.append([*cells, signed(timed)])
     return _table(head, rows)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
 
 
 def _counts(row: Mapping[str, Any]) -> list[str]:
@@ -295,7 +212,7 @@ def _colors(report: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _rows(report: Mapping[str, Any]) -> float:
-    return 1.3 + 0.45 * len(labeled(report))
+    return 1.3 + 0.55 * len(labeled(report))
 
 
 def _forest(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
@@ -305,7 +222,8 @@ def _forest(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     axis.axvline(0, color=INK, lw=0.8)
     for place, (name, row) in enumerate(rows):
         if row["difference"] is None:
-            axis.annotate(verdict_in_words(row), (0, place), (6, 0), textcoords="offset points", va="center")
+            words = row["note"] or row["verdict"]
+            axis.annotate(words, (0, place), (6, 0), textcoords="offset points", va="center")
             continue
         low, high = row["interval"] or [row["difference"]] * 2
         ends = [[row["difference"] - low], [high - row["difference"]]]
@@ -313,12 +231,14 @@ def _forest(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
         look = {"color": colors[name.removesuffix(", tuned") if is_tuned else name]}
         look |= {"mfc": "none"} if is_tuned else {}
         axis.errorbar(row["difference"], place, xerr=ends, fmt="o", ms=7, capsize=4, **look)
-        word = WORDS[row["verdict"]]
-        axis.annotate(word, (row["difference"], place), (0, 9), textcoords="offset points", ha="center", fontsize=8.5)
+        dots = [apart for each in row["by_seed"] if (apart := _apart(each)) is not None]
+        axis.plot(dots, [place + 0.22] * len(dots), "o", ms=3, alpha=0.6, color=look["color"], mew=0)
+        at = (row["difference"], place)
+        axis.annotate(row["sentence"], at, (0, 9), textcoords="offset points", ha="center", fontsize=8.5)
     axis.set_yticks(range(len(rows)), [printable(name) for name, _ in rows])
     axis.set(ylim=(len(rows) - 0.4, -0.8))
     zone = "" if report["delta"] is None else f"; shaded: ±{report['delta']:g}"
-    axis.set_xlabel(f"difference of {report['metric']}, {report['unit']} (negative is better){zone}")
+    axis.set_xlabel(f"difference of {report['metric']}, {report['unit']} (negative is better; dots: pairs){zone}")
     axis.grid(axis="x")
 
 
@@ -371,12 +291,12 @@ def _tuning_curves(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
 def _cost_plot(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     colors, sides = _colors(report), {BASELINE: report["baseline"], **report["variants"]}
     for name, side in report["cost"]["sides"].items():
-        row, level, look = sides[name], _level(report, name), {"fmt": "o", "ms": 7, "capsize": 3, "color": colors[name]}
+        row, loss, look = sides[name], level(report, name), {"fmt": "o", "ms": 7, "capsize": 3, "color": colors[name]}
         ends = [side["step_s"] - side["step_p20_s"], side["step_p80_s"] - side["step_s"]]
         values: list[Any] = [(side["training_s"], [[row["steps"] * end] for end in ends])]
         values += [] if side["peak_bytes"] is None else [(side["peak_bytes"] / MIB, None)]
-        for axis, (x, spread) in zip(axes, values if level is not None else (), strict=False):
-            axis.errorbar(x, level, yerr=row["sd_over_seeds"], xerr=spread, label=printable(name), **look)
+        for axis, (x, spread) in zip(axes, values if loss is not None else (), strict=False):
+            axis.errorbar(x, loss, yerr=row["sd_over_seeds"], xerr=spread, label=printable(name), **look)
     axes[0].set(
         xlabel="training time alone, s (20th to 80th percentile)", ylabel=f"{report['metric']}, {report['unit']}"
     )

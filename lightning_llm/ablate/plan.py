@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from lightning_llm.ablate.experiment import AGAIN, BASELINE, METRICS, NULL
-from lightning_llm.ablate.scheduler import Rules, Run
+from lightning_llm.ablate.scheduler import Added, Rules, Run
 from lightning_llm.ablate.tuning import Tune
 from lightning_llm.io.atomic import atomic_path, remove_path, write_json
 from lightning_llm.io.untrusted import (
@@ -38,7 +38,7 @@ from lightning_llm.io.untrusted import (
     whole,
 )
 
-PLAN, ADDED, CONFIGS, CODE, RUNS = "plan.json", "added.json", "configs", "code", "runs"
+PLAN, ADDED, CONFIGS, CODE, RUNS, REPORT = "plan.json", "added.json", "configs", "code", "runs", "report.json"
 MAIN = "fit.py"  # in the code: what a run executes. Its folder comes first in the path of imports
 _MAIN = "import sys\n\nfrom lightning_llm.__main__ import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n"
 PACKAGE = Path(__file__).parents[1]
@@ -51,15 +51,18 @@ ASKED = {
     "delta": maybe(NUMBER),
     "alpha": NUMBER,
     "looks": list_of(whole(2)),
+    "precision": maybe(NUMBER),
+    "first_seed": whole(),
     "match": TEXT,
     "solved": maybe(TEXT),
     "tune": maybe(record({"option": TEXT, "factors": list_of(NUMBER), "seeds": whole(1)})),
     "asked_configs": _ANY,
     "code": SHA256,
 }
-_FROZEN = {"first_seed": one_of(0), "threads": whole(1), "accelerator": TEXT, "folder": TEXT, "sides": _ANY}
+_FROZEN = {"threads": whole(1), "accelerator": TEXT, "folder": TEXT, "sides": _ANY}
+_FROZEN |= {"commit": maybe(TEXT), "seen": _ANY}
 _PLAN = record({**ASKED, **_FROZEN, "hash": SHA256})
-_ADDED = record({"pairs": list_of(whole(1))})
+_ADDED = record({"added": list_of(record({"pairs": whole(1), "variants": maybe(list_of(TEXT))}))})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +73,8 @@ class Plan:
         out: The folder of the experiment.
         content: Of ``plan.json``: what was asked for (``ASKED``), and for each of the ``sides`` the hash of its config,
             its steps, parameters and FLOPs, and how closely the quantity that is matched agrees with the baseline's.
+            ``seen`` has the seeds that earlier experiments with the same baseline have used, by name; ``commit`` is
+            that of the package, if it is a git checkout.
     """
 
     out: Path
@@ -102,9 +107,9 @@ class Plan:
     @property
     def rules(self) -> Rules:
         """What it says about verdicts, with the pairs that were added."""
-        content = self.content
-        looks, tune = content["looks"], self.tune
-        return Rules(list(content["variants"]), looks, content["delta"], content["alpha"], self.added, tune)
+        names = ("looks", "delta", "alpha", "precision", "first_seed")
+        fields = {name: self.content[name] for name in names}
+        return Rules(list(self.content["variants"]), **fields, added=self.added, tune=self.tune)
 
     @property
     def tune(self) -> Tune | None:
@@ -125,17 +130,17 @@ class Plan:
         return [f"--{self.tune.option}={option.partition('=')[2]}"] if comma and self.tune is not None else []
 
     @property
-    def added(self) -> list[int]:
-        """Pairs added after the last look, one number for each time."""
+    def added(self) -> list[Added]:
+        """Pairs that were added after the last look, in this order."""
         if not (self.out / ADDED).is_file():
             return []
         content = read_json(self.out / ADDED)
         validate(content, _ADDED, self.out / ADDED)
-        return list(content["pairs"])
+        return [Added(each["pairs"], each["variants"]) for each in content["added"]]
 
-    def add(self, pairs: int) -> None:
+    def add(self, added: Added) -> None:
         """Add pairs after the last look."""
-        write_json(self.out / ADDED, {"pairs": [*self.added, pairs]})
+        write_json(self.out / ADDED, {"added": [each._asdict() for each in (*self.added, added)]})
 
     def run_dir(self, run: Run) -> Path:
         """The run directory of a run."""

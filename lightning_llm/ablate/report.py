@@ -3,7 +3,9 @@
 Every number is a function of the plan and of the runs, except seconds and measured memory.
 """
 
+import bisect
 import dataclasses
+import math
 import statistics as means
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,33 +13,49 @@ from typing import Any
 import numpy as np
 import yaml
 
-from lightning_llm.ablate.experiment import BASELINE, NULL
+from lightning_llm.ablate.design import FEWEST, NOT_SHOWN
+from lightning_llm.ablate.experiment import BASELINE, DELTA, NULL
+from lightning_llm.ablate.power import further_pairs
+from lightning_llm.ablate.ratios import TIMED, is_unknown
 from lightning_llm.ablate.results import Loaded
-from lightning_llm.ablate.scheduler import Run
-from lightning_llm.ablate.statistics import Array, sign_flip
+from lightning_llm.ablate.scheduler import Rules, Run
+from lightning_llm.ablate.sequential import RESERVE, RHO
+from lightning_llm.ablate.statistics import Array
 from lightning_llm.ablate.tuning import FIRST_SEED
 from lightning_llm.ablate.verdict import UNDECIDED, Verdict
 
 UNITS = {"val_loss": "nats/token", "bits_per_byte": "bits/byte"}
 LOSS = "val_loss"
+ENVIRONMENT = ("precision", "device", "threads", "torch", "numpy", "package")
+_OF_PLAN = (
+    *("name", "metric", "delta", "alpha", "looks", "precision", "first_seed", "match", "solved"),
+    *("threads", "accelerator", "commit", "seen"),
+)
 Curve = list[tuple[int, float]]
+NO_LOOK: dict[str, Any] = {  # of a variant; its other numbers are null
+    **{"verdict": UNDECIDED, "direction": NOT_SHOWN, "has_ended": False, "pairs": 0, "diverged": 0},
+    **{"baseline_diverged": 0, "note": "no look yet", "warnings": [], "by_seed": [], "further_pairs": None},
+}
 
 
 def report_of(loaded: Loaded) -> dict[str, Any]:
     """The report of an experiment as it is now, as JSON takes it."""
-    content, state = loaded.plan.content, loaded.state
+    plan, content, state = loaded.plan, loaded.plan.content, loaded.state
     variants = {name: _variant(loaded, name) for name in content["variants"]}
-    known = ("name", "metric", "delta", "alpha", "looks", "match", "solved", "threads", "accelerator")
     lost = [result for result in loaded.results.values() if result.has_diverged]
     return {
         "plan": content["hash"],
-        **{field: content[field] for field in known},
+        **{field: content[field] for field in _OF_PLAN},
         "unit": UNITS[content["metric"]],
+        "interval": {"each": 1 - content["alpha"] / len(variants), "together": 1 - content["alpha"]},
+        "rule": {"reserve": RESERVE, "spending": RHO, "fewest_pairs": FEWEST},
         "has_ended": not state.needed,
         "pairs": max((row["pairs"] for row in variants.values()), default=0),
-        "added_pairs": list(loaded.plan.added),
+        "added_pairs": [each._asdict() for each in plan.added],
+        "seeds": [run.seed for run in sorted(loaded.results) if run.name == BASELINE],
         "validation": _validation(loaded),
-        "aa": {"replay_difference": loaded.replay_difference, "null_sd": loaded.null_sd},
+        "environment": _environment(loaded),
+        "aa": _aa(loaded),
         "baseline": _side(loaded, BASELINE),
         "variants": variants,
         "diverged_runs": {str(result.run): result.reason for result in sorted(lost, key=lambda each: each.run)},
@@ -46,25 +64,53 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
     }
 
 
+def _environment(loaded: Loaded) -> dict[str, Any]:
+    """What decides the bits of all runs, as the baseline's first run recorded it."""
+    result = loaded.results.get(Run(BASELINE, loaded.plan.rules.first_seed))
+    summary = {} if result is None else result.summary
+    return {field: summary.get(field) for field in ENVIRONMENT}
+
+
+def _aa(loaded: Loaded) -> dict[str, Any]:
+    """The baseline compared with itself: the same seed again, and the null variant with its own verdict."""
+    null = None if loaded.null_began_alike else loaded.state.null
+    row = None if null is None else _numbers(loaded, null, BASELINE, NULL) | {"further_pairs": None}
+    sd = None if null is None else null.sd
+    return {"replay_difference": loaded.replay_difference, "null_sd": sd, "null": row}
+
+
 def _variant(loaded: Loaded, name: str) -> dict[str, Any]:
     """A variant without tuning, which scripts read, and under ``tuned`` the same of the tuned sides."""
     state = loaded.state
     tuned = None if state.tuned is None else state.tuned.verdicts.get(name)
-    names = [loaded.tuned_name(side) for side in (BASELINE, name)]
     row = _numbers(loaded, state.verdicts.get(name), BASELINE, name) | _side(loaded, name)
-    return {**row, "tuned": None if tuned is None else _numbers(loaded, tuned, *names)}
+    if tuned is None:
+        return {**row, "tuned": None}
+    base, own = (loaded.tuned_name(side) for side in (BASELINE, name))
+    sides = {"baseline_mean": _mean(loaded, base), "mean": _mean(loaded, own)}
+    return {**row, "tuned": _numbers(loaded, tuned, base, own) | sides}
 
 
 def _numbers(loaded: Loaded, found: Verdict | None, baseline: str, variant: str) -> dict[str, Any]:
-    """What a verdict says, and the sign-flip test; before the first look, the numbers are null."""
+    """What a verdict says, with the losses that it rests on; before the first look, the numbers are null."""
     if found is None:
-        row: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(Verdict))
-        return row | {"verdict": UNDECIDED, "pairs": 0, "diverged": 0, "note": "no look yet", "sign_flip": None}
+        return {**dict.fromkeys(field.name for field in dataclasses.fields(Verdict)), **NO_LOOK}
     losses = {run: each.loss for run, each in loaded.results.items()}
-    both = [(losses.get(Run(baseline, seed)), losses.get(Run(variant, seed))) for seed in range(found.pairs)]
-    differences = [ours - base for base, ours in both if base is not None and ours is not None]
-    flip = None if found.difference is None else dataclasses.asdict(sign_flip(differences))
-    return dataclasses.asdict(found) | {"sign_flip": flip}
+    both = [
+        {"seed": seed, "baseline": losses.get(Run(baseline, seed)), "variant": losses.get(Run(variant, seed))}
+        for seed in loaded.plan.rules.seeds(found.pairs)
+    ]
+    more = None if found.has_ended else _further_pairs(loaded.plan.rules, found)
+    return dataclasses.asdict(found) | {"by_seed": both, "further_pairs": more}
+
+
+def _further_pairs(rules: Rules, found: Verdict) -> dict[str, Any] | None:
+    """How many more pairs end a comparison, as a range; ``None``: no interval yet, or no number of them does."""
+    if found.interval is None or found.difference is None or found.sd is None:
+        return None
+    design = dataclasses.replace(rules.design, level=1 - found.level)
+    more = further_pairs(design, found.difference, found.sd, found.pairs - found.baseline_diverged)
+    return None if more is None else dataclasses.asdict(more)
 
 
 def _tuning(loaded: Loaded) -> dict[str, Any] | None:
@@ -75,20 +121,29 @@ def _tuning(loaded: Loaded) -> dict[str, Any] | None:
     found = {
         name: {"untuned": tune.values[name]} | dataclasses.asdict(each) for name, each in loaded.state.tuning.items()
     }
-    grid = [each for run, each in loaded.results.items() if run.seed >= FIRST_SEED]
+    seeds = range(FIRST_SEED, FIRST_SEED + tune.seeds)
+    grid = [each for run, each in loaded.results.items() if run.seed in seeds]
     seconds = sum(each.summary.get("seconds") or 0.0 for each in grid)
-    seeds = list(range(FIRST_SEED, FIRST_SEED + tune.seeds))
-    return {"option": tune.option, "seeds": seeds, "sides": found, "runs": len(grid), "run_seconds": seconds}
+    return {"option": tune.option, "seeds": list(seeds), "sides": found, "runs": len(grid), "run_seconds": seconds}
 
 
 def _side(loaded: Loaded, name: str) -> dict[str, Any]:
     """Mean and standard deviation of the metric over the runs of a side, and what the plan says of its cost."""
-    losses = [each.loss for run, each in loaded.results.items() if run.name == name and each.loss is not None]
+    losses = _losses(loaded, name)
     spread = means.stdev(losses) if len(losses) > 1 else None
     side = loaded.plan.content["sides"][name]
-    known = ("steps", "parameters", "flops_per_token", "tokens_per_step", "solved", "ratio")
+    known = ("steps", "parameters", "flops_per_token", "tokens_per_step", "solved", "ratio", *TIMED)
     facts = {field: side.get(field) for field in known}
-    return {"mean": means.fmean(losses) if losses else None, "sd_over_seeds": spread, "runs": len(losses), **facts}
+    return {"mean": _mean(loaded, name), "sd_over_seeds": spread, "runs": len(losses), **facts}
+
+
+def _losses(loaded: Loaded, name: str) -> list[float]:
+    return [each.loss for run, each in sorted(loaded.results.items()) if run.name == name and each.loss is not None]
+
+
+def _mean(loaded: Loaded, name: str) -> float | None:
+    losses = _losses(loaded, name)
+    return means.fmean(losses) if losses else None
 
 
 def _validation(loaded: Loaded) -> str:
@@ -143,25 +198,59 @@ class Curves:
         ]
         return list(self.steps[BASELINE]), np.array(rows)
 
-    def at_equal_time(self, name: str, sides: Mapping[str, Mapping[str, Any]]) -> float | None:
-        """Mean difference of the validation loss when the faster side ends; ``None`` if a time or loss is not known.
+    def at_equal_time(
+        self, name: str, sides: Mapping[str, Mapping[str, Any]], delta: float | None = None
+    ) -> float | None:
+        """Mean difference of the validation loss when the faster side ends.
 
-        The slower side is then in the middle of its schedule, so the number favors the faster one.
+        The slower side is then in the middle of its schedule, so the number favors the faster one. Between two
+        validations, the loss is read on a line.
+
+        Args:
+            name: Of the variant.
+            sides: Their costs, as in the report.
+            delta: The smallest difference that matters; ``None``: the default one. One in bits per byte counts as one
+                in nats per token, which is at most 1.44 times too lenient.
+
+        Returns:
+            ``None`` if a time or loss is not known, or if the lines may be off by more than a quarter of delta.
         """
         both = [seed for seed in self.seeds.get(BASELINE, ()) if seed in self.seeds.get(name, ())]
         if not both or BASELINE not in sides or name not in sides:
             return None
-        end = min(sides[side]["step_s"] * self.steps[side][-1] for side in (BASELINE, name))
-        if any(end < sides[side]["step_s"] * self.steps[side][0] for side in (BASELINE, name)):
+        step_s = {side: sides[side]["step_s"] for side in (BASELINE, name)}
+        if is_unknown(sides[name]):
+            step_s[name] = step_s[BASELINE]
+        end = min(seconds * self.steps[side][-1] for side, seconds in step_s.items())
+        if any(end < seconds * self.steps[side][0] for side, seconds in step_s.items()):
             return None  # no loss is known that early
-        ours, base = (
-            [np.interp(end / sides[side]["step_s"], self.steps[side], self._of(side, seed)) for seed in both]
-            for side in (name, BASELINE)
-        )
-        return float(np.mean(np.subtract(ours, base)))
+        curves = {side: np.mean([self._of(side, seed) for seed in both], axis=0) for side in step_s}
+        read = {side: _interpolated(end / step_s[side], self.steps[side], curve) for side, curve in curves.items()}
+        (base, base_error), (ours, our_error) = read.values()
+        return ours - base if base_error + our_error <= (delta or DELTA) / 4 else None
 
     def _of(self, name: str, seed: int) -> Any:
         return self.losses[name][list(self.seeds[name]).index(seed)]
+
+
+def _interpolated(at: float, steps: Sequence[int], losses: Array) -> tuple[float, float]:
+    """The loss at a step, on a line between the two validations a < b around it, and an estimate of its error.
+
+    The error is the next term of Newton's interpolation, ``|f[a, b, c]| (at - a) (b - at)``, with the larger of both
+    second divided differences to a neighbor c. It is infinite without a neighbor, and 0 at a validation.
+    """
+    nearest = min(range(len(steps)), key=lambda n: abs(steps[n] - at))
+    if math.isclose(steps[nearest], at, rel_tol=1e-9):
+        return float(losses[nearest]), 0.0
+    right = bisect.bisect_left(steps, at)
+    slopes = np.diff(losses) / np.diff(steps)  # slopes[n] is that from validation n to n + 1
+    bends = [
+        abs(slopes[n] - slopes[n - 1]) / (steps[n + 1] - steps[n - 1])
+        for n in (right - 1, right)
+        if 0 < n < len(slopes)
+    ]
+    error = max(bends, default=math.inf) * (at - steps[right - 1]) * (steps[right] - at)
+    return float(np.interp(at, steps, losses)), float(error)
 
 
 def curves_of(loaded: Loaded) -> Curves:

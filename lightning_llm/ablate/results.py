@@ -9,7 +9,6 @@ from lightning_llm.ablate.experiment import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.pairing import BATCHES, INITIAL_VALUES, VALIDATION_BATCHES, mismatch
 from lightning_llm.ablate.plan import RUNS, Plan
 from lightning_llm.ablate.scheduler import Run, State, state_of
-from lightning_llm.ablate.statistics import paired
 from lightning_llm.checkpoints.run_directory import DIVERGED, FINISHED, STATUS, read_summary
 from lightning_llm.checkpoints.run_directory import state_of as run_state
 from lightning_llm.io.untrusted import read_json
@@ -26,7 +25,7 @@ class Result:
     Attributes:
         run: Which.
         folder: Its run directory.
-        loss: The metric at the last step; ``None``: the run diverged.
+        loss: The metric at the last step; ``None``: the run diverged, or is worse than guessing at random.
         reason: Why it diverged.
         summary: Its ``summary.json``, with ``seconds`` and the hashes of what it used; empty if it diverged.
     """
@@ -70,8 +69,8 @@ class Loaded:
 
     @property
     def replay_difference(self) -> float | None:
-        """The largest difference of curves and losses of the baseline's seed 0 from those of the same again."""
-        first, again = (self.results.get(Run(name, 0)) for name in (BASELINE, AGAIN))
+        """The largest difference of curves and losses of the baseline's first seed from those of the same again."""
+        first, again = (self.results.get(Run(name, self.plan.rules.first_seed)) for name in (BASELINE, AGAIN))
         if first is None or again is None or first.loss is None or again.loss is None:
             return None
         ours, theirs = first.curves(), again.curves()
@@ -87,20 +86,12 @@ class Loaded:
         return side if tune is None or found is None or found.best is None else tune.tuned_name(side, found.best)
 
     @property
-    def null_sd(self) -> float | None:
-        """Standard deviation of the differences of the null variant: what chance alone makes of a pair.
-
-        ``None`` if it began like the baseline: with ``model.init_from``, nothing is drawn.
-        """
-        losses = {run: each.loss for run, each in self.results.items() if each.loss is not None}
-        starts = [
-            self.results[run].summary.get(INITIAL_VALUES) for run in (Run(NULL, 0), Run(BASELINE, 0)) if run in losses
-        ]
-        if len(starts) == 2 and starts[0] == starts[1] and starts[0]:
-            return None
-        seeds = [seed for name, seed in losses if name == NULL and Run(BASELINE, seed) in losses]
-        sides = [[losses[Run(name, seed)] for seed in seeds] for name in (BASELINE, NULL)]
-        return paired(*sides).sd if len(seeds) > 1 else None
+    def null_began_alike(self) -> bool:
+        """Whether the null variant began like the baseline: with ``model.init_from``, nothing is random."""
+        seed = self.plan.rules.first_seed
+        runs = [self.results.get(Run(name, seed)) for name in (BASELINE, NULL)]
+        starts = [None if each is None else each.summary.get(INITIAL_VALUES) for each in runs]
+        return starts[0] is not None and starts[0] == starts[1]
 
 
 def load_experiment(out: str | Path) -> Loaded:
@@ -151,8 +142,11 @@ def _result(plan: Plan, run: Run, folder: Path) -> Result | None:
     words = run_state(folder).words
     if words == FINISHED:
         summary = read_summary(folder, NUMBERS)
-        loss = summary.get(plan.content["metric"])
-        reason = "" if loss is not None else f"its {plan.content['metric']} is not finite"
+        metric, loss = plan.content["metric"], summary.get(plan.content["metric"])
+        reason = "" if loss is not None else f"its {metric} is not finite"
+        chance = plan.content["sides"][BASELINE if (side := plan.side(run.name)) == AGAIN else str(side)].get("chance")
+        if loss is not None and chance is not None and loss > chance:
+            loss, reason = None, f"its {metric} {loss:.4g} is above the {chance:.4g} of guessing at random"
         return Result(run, folder, loss, reason, summary)
     if words.startswith(DIVERGED):
         return Result(run, folder, None, str(read_json(folder / STATUS).get("reason", "")), {})

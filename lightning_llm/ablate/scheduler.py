@@ -1,23 +1,22 @@
 """What an experiment needs next: a pure function of its plan and of the runs that have ended. It has no state.
 
-The baseline's seed 0 comes first, and again: both must be equal to the bit. Then, on the seeds of the first look, the
-baseline, the null variant (only its draw of the MLP differs) and all variants. At each look, the verdict rule decides;
-variants without a verdict get the seeds of the next look. Seeds that were added to the plan (``extend``) follow the
-last look, for the variants that are still undecided.
+The baseline's first seed comes first, and again: both must be bit-identical. Then, on the seeds of the first look, the
+baseline, the null variant (only its initial MLPs differ) and all variants. At each look, the verdict rule decides;
+variants whose comparison has not ended get the seeds of the next look. Pairs that were added to the plan (``extend``)
+follow the last planned look, up to a further one.
 
 With tuning, the same follows once more: every side is tuned on seeds of its own (``ablate.tuning``), and the tuned
 baseline and variants are compared on the seeds of the looks. Both comparisons have the plan's alpha.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
+from lightning_llm.ablate.design import Design
 from lightning_llm.ablate.experiment import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.tuning import Tune, Tuned, tuning_of
-from lightning_llm.ablate.verdict import UNDECIDED, Sample, Verdict, verdicts
+from lightning_llm.ablate.verdict import Sample, Verdict, verdicts
 
 
 class Run(NamedTuple):
@@ -33,6 +32,18 @@ class Run(NamedTuple):
 Losses = Mapping[Run, float | None]  # of the runs that have ended; None: it diverged
 
 
+class Added(NamedTuple):
+    """Pairs that were added to a plan.
+
+    Attributes:
+        pairs: How many, at least: up to the next look.
+        variants: For which; ``None``: for those whose comparison has not ended.
+    """
+
+    pairs: int
+    variants: Sequence[str] | None = None
+
+
 class Rules(NamedTuple):
     """What a plan says about verdicts.
 
@@ -41,7 +52,9 @@ class Rules(NamedTuple):
         looks: Numbers of pairs.
         delta: As ``verdicts`` takes it.
         alpha: Likewise.
-        added: Pairs added after the last look, one number for each ``extend``.
+        precision: Likewise.
+        first_seed: Of the pairs.
+        added: Pairs that were added, in this order.
         tune: What is tuned; ``None``: nothing.
     """
 
@@ -49,8 +62,19 @@ class Rules(NamedTuple):
     looks: Sequence[int]
     delta: float | None
     alpha: float
-    added: Sequence[int] = ()
+    precision: float | None = None
+    first_seed: int = 0
+    added: Sequence[Added] = ()
     tune: Tune | None = None
+
+    @property
+    def design(self) -> Design:
+        """Of the comparison of each variant."""
+        return Design(self.alpha / len(self.variants), tuple(self.looks), self.delta, self.precision)
+
+    def seeds(self, pairs: int) -> range:
+        """The seeds of this many pairs."""
+        return range(self.first_seed, self.first_seed + pairs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +85,8 @@ class State:
         needed: Runs to start, in this order; none: it has ended.
         look: Pairs of the look that they are for, or of the last one.
         verdicts: Of each variant, at its last look; empty before the first.
-        undecided: Variants that more pairs could decide.
+        undecided: Variants whose comparison has not ended.
+        null: What the null variant's runs say, as if it were the only variant; ``None`` before the first look.
         tuning: What tuning has found, by side; empty before its end.
         tuned: The same of the tuned sides, without those that diverge at every value; ``None`` before.
     """
@@ -70,6 +95,7 @@ class State:
     look: int
     verdicts: dict[str, Verdict]
     undecided: list[str]
+    null: Verdict | None = None
     tuning: Mapping[str, Tuned] = dataclasses.field(default_factory=dict)
     tuned: "State | None" = None
 
@@ -93,29 +119,36 @@ def state_of(rules: Rules, losses: Losses) -> State:
 def _compare(rules: Rules, losses: Losses, names: Mapping[str, str], *, with_null: bool) -> State:
     """The comparison of variants with the baseline, by the names of their runs."""
     variants = [name for name in names if name != BASELINE]
-    pairs, found = dict.fromkeys(variants, 0), dict[str, Verdict]()
-    undecided, look = variants, 0
-    before = [Run(BASELINE, 0), Run(AGAIN, 0)] if with_null else []
-    for look in (*rules.looks, *list(accumulate(rules.added, initial=rules.looks[-1]))[1:]):
-        nulls = [NULL] if with_null and look == rules.looks[0] else []
-        sides = [names[BASELINE], *nulls, *(names[name] for name in undecided)]
-        wanted = [*before, *(Run(name, seed) for seed in range(look) for name in sides)]
-        if needed := [run for run in dict.fromkeys(wanted) if run not in losses]:
-            return State(needed, look, found, undecided)
-        pairs |= dict.fromkeys(undecided, look)
-        samples = {name: sample(losses, names[BASELINE], names[name], range(count)) for name, count in pairs.items()}
-        found = verdicts(samples, delta=rules.delta, alpha=rules.alpha, looks=rules.looks)
-        undecided = [name for name in undecided if found[name].verdict == UNDECIDED and not has_diverged(samples[name])]
-        if not undecided:
-            break
-    return State([], look, found, undecided)
+    pairs, found, null = dict.fromkeys(variants, 0), dict[str, Verdict](), None
+    undecided, first = variants, rules.looks[0]
+    planned = [(look, Added(0)) for look in rules.looks]
+    for look, added in (*planned, *((0, each) for each in rules.added)):
+        growing = undecided if added.variants is None else [name for name in variants if name in added.variants]
+        wanted = {name: look or rules.design.look_with(pairs[name] + added.pairs) for name in growing}
+        runs = [Run(BASELINE, rules.first_seed), Run(AGAIN, rules.first_seed)] if with_null else []
+        for place, seed in enumerate(rules.seeds(max(wanted.values(), default=0))):
+            sides = [name for name in growing if place < wanted[name]]
+            nulls = [NULL] if with_null and place < first else []
+            runs += [Run(name, seed) for name in (names[BASELINE], *nulls, *(names[side] for side in sides))]
+        if needed := [run for run in dict.fromkeys(runs) if run not in losses]:
+            return State(needed, max(wanted.values()), found, list(growing), null)
+        pairs |= wanted
+        if with_null and null is None:
+            of_null = sample(losses, names[BASELINE], NULL, rules.seeds(first))
+            null = verdicts({NULL: of_null}, delta=rules.delta, alpha=rules.alpha)[NULL]
+        alike = [losses[Run(NULL, seed)] for seed in rules.seeds(first)] if with_null else ()
+        samples = {
+            name: sample(losses, names[BASELINE], names[name], rules.seeds(count), alike)
+            for name, count in pairs.items()
+        }
+        found = verdicts(samples, delta=rules.delta, alpha=rules.alpha, looks=rules.looks, precision=rules.precision)
+        undecided = [name for name in variants if not found[name].has_ended]
+    return State([], max(pairs.values(), default=0), found, undecided, null)
 
 
-def sample(losses: Losses, baseline: str, variant: str, seeds: Sequence[int]) -> Sample:
+def sample(
+    losses: Losses, baseline: str, variant: str, seeds: Sequence[int], alike: Sequence[float | None] = ()
+) -> Sample:
     """The losses of the baseline and of a variant, by the names of their runs."""
-    return Sample([losses[Run(baseline, seed)] for seed in seeds], [losses[Run(variant, seed)] for seed in seeds])
-
-
-def has_diverged(sides: Sample) -> bool:
-    """Whether more pairs cannot help, since a run has diverged."""
-    return any(loss is None or not math.isfinite(loss) for loss in (*sides.baseline, *sides.variant))
+    first, second = ([losses[Run(name, seed)] for seed in seeds] for name in (baseline, variant))
+    return Sample(first, second, alike=alike)

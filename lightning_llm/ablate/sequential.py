@@ -1,4 +1,4 @@
-"""When a difference counts as real although it is tested more than once: at planned looks, and at others.
+"""When a difference counts as real although it is tested more than once: at planned looks, and at further ones.
 
 Whoever tests after 4, 6, 8, 12 and 16 pairs, and stops at the first p below 0.05, finds a difference in 15 % of the
 cases without one. A *rule* says what a t statistic is worth at one number of pairs, so that this is at most ``alpha``
@@ -8,9 +8,12 @@ confidence interval: Jennison and Turnbull 1984). There are three rules:
 
 =====================  =================================================================================================
 :class:`OneLook`       the t test, once, at a number of pairs that was fixed before
-:class:`PlannedLook`   a group-sequential t test at looks that were declared before the first run
-:class:`AnyLook`       the t e-process, at any number of pairs
+:class:`PlannedLook`   a group-sequential t test at looks that were known before the first run
+:class:`ShortLook`     the same with fewer pairs than were planned
 =====================  =================================================================================================
+
+The looks do not end with the last planned one. Whoever adds pairs looks again at half as many pairs more, and so on
+(``further_looks``): these numbers follow from the plan, so that nobody can choose them to suit the result.
 """
 
 import dataclasses
@@ -29,7 +32,8 @@ FEWEST = 50  # paths at a look that make a boundary
 # the boundaries between them are interpolated
 ALPHAS, _LOG_ALPHAS = np.geomspace(1e-4, 1, 80), np.linspace(math.log(1e-4), 0, 80)
 RHO = 2.0  # of the planned looks: ``python -m benchmarks ablate --shapes looks`` compares 1, 2 and 3
-G = 1.0  # width of the e-process's prior for the difference, in standard deviations squared
+RESERVE = 0.2  # of alpha, for the looks after the last planned one
+GROWTH, MOST_PAIRS = 1.5, 1000  # of the number of pairs from one of them to the next; there is none beyond
 _LARGE = 1e100  # in place of an infinite t
 
 
@@ -67,112 +71,111 @@ class OneLook:
 class PlannedLook:
     """The group-sequential t test at one of its looks.
 
-    ``alpha`` is spent as pairs come in (Lan and DeMets 1983, "Discrete sequential boundaries for clinical trials"): up
-    to look ``k``, a true null is rejected with probability ``alpha (n_k / n_K)^rho``. That is the power family of Kim
-    and DeMets (1987, "Design and analysis of group sequential tests based on the type I error spending rate
-    function"). With ``rho = 1``, each pair spends the same. A larger ``rho`` saves alpha for the later looks, so an
-    early stop needs a larger t.
-
-    The boundary at each look is the one that spends its share, given that no earlier look has rejected. A path of t
-    does not depend on the scale of the differences, so one simulation gives all boundaries.
+    Up to each look, a true null is rejected with a probability of ``alpha`` times what is ``spent`` there (Lan and
+    DeMets 1983, "Discrete sequential boundaries for clinical trials"). The boundary at a look is the one that spends
+    its share, given that no earlier look has rejected. A path of t does not depend on the scale of the differences, so
+    one simulation gives all boundaries.
 
     Args:
         looks: Numbers of pairs, increasing.
         number: Which look, from 0.
-        rho: Of the spending, above 0.
+        spent: The share of alpha up to each look, as of :func:`spending`.
     """
 
     looks: tuple[int, ...]
     number: int
-    rho: float = RHO
+    spent: tuple[float, ...]
 
     @property
     def name(self) -> str:
-        """Such as ``look 2 of 5``."""
-        return f"look {self.number + 1} of {len(self.looks)}"
+        """Such as ``look 2``."""
+        return f"look {self.number + 1}"
 
     def critical(self, alpha: float) -> float:
         """As :class:`Rule`."""
         if self.number == 0 or alpha < ALPHAS[0]:
-            return float(student(alpha * self._share, self._freedom))
-        return float(np.interp(math.log(alpha), _LOG_ALPHAS, boundaries(self.looks, self.rho)[:, self.number]))
+            return float(student(alpha * self._share, self.freedom))
+        return float(np.interp(math.log(alpha), _LOG_ALPHAS, boundaries(self.looks, self.spent)[:, self.number]))
 
     def p(self, t: ArrayLike) -> Array:
         """As :class:`Rule`; below the smallest of ``ALPHAS`` it is an upper bound."""
         # alone, this look would reject with its own share of alpha: a bound, and at the first look the p value
-        bound = np.minimum(1.0, two_sided(t, self._freedom) / self._share)
+        bound = np.minimum(1.0, two_sided(t, self.freedom) / self._share)
         if self.number == 0:
             return np.asarray(bound)
-        column = boundaries(self.looks, self.rho)[::-1, self.number]
+        column = boundaries(self.looks, self.spent)[::-1, self.number]
         found = np.exp(np.interp(np.abs(t), column, _LOG_ALPHAS[::-1]))
         return np.where(found > ALPHAS[0] * (1 + 1e-9), found, np.minimum(found, bound))
 
     @property
-    def _freedom(self) -> int:
+    def freedom(self) -> int:
+        """Of the t statistic."""
         return self.looks[self.number] - 1
 
     @property
     def _share(self) -> float:
-        return float(np.diff(_spending(self.looks, self.rho), prepend=0)[self.number])
+        return self.spent[self.number] - (self.spent[self.number - 1] if self.number else 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class AnyLook:
-    """The t e-process: looks need not be planned, and more pairs can follow.
+class ShortLook:
+    """A planned look at which some pairs are left out, since their baselines diverged.
 
-    With ``ν = n - 1``, ``E = (1 + n g)^(-1/2) [(1 + t²/ν) / (1 + t²/(ν (1 + n g)))]^(n/2)`` is the likelihood ratio
-    of a normal prior for the difference, whose variance is ``g`` times that of the noise (Wang and Ramdas, arXiv
-    2310.03722). Without a difference, it ever reaches ``1 / alpha`` with a probability of at most ``alpha``.
-
-    The price: at a true difference of one standard deviation, it finds it within 16 pairs in 74 % of the cases, looking
-    at each number of them, and planned looks at 8, 12 and 16 in 95 %.
+    A t statistic with fewer degrees of freedom is worth what the planned one with the same p is worth alone (the
+    significance level approach: Jennison and Turnbull 2000, "Group Sequential Methods", section 4.4).
 
     Args:
-        pairs: How many there are.
+        planned: The look.
+        pairs: How many are left, at least two.
     """
 
+    planned: PlannedLook
     pairs: int
-    name = "e-process"
+
+    @property
+    def name(self) -> str:
+        """That of the planned look."""
+        return self.planned.name
 
     def critical(self, alpha: float) -> float:
-        """As :class:`Rule`: E solved for t."""
-        grown = 1 + self.pairs * G
-        ratio = (math.sqrt(grown) / alpha) ** (2 / self.pairs)
-        return math.sqrt((self.pairs - 1) * (ratio - 1) / (1 - ratio / grown)) if ratio < grown else math.inf
+        """As :class:`Rule`."""
+        alone = two_sided(self.planned.critical(alpha), self.planned.freedom)
+        return float(student(alone, self.pairs - 1))
 
     def p(self, t: ArrayLike) -> Array:
-        """``min(1, 1 / E)``."""
-        return np.minimum(1.0, np.exp(-self.log_e(t)))
-
-    def log_e(self, t: ArrayLike) -> Array:
-        """The logarithm of E."""
-        grown, squared = 1 + self.pairs * G, np.minimum(np.abs(t), _LARGE) ** 2 / (self.pairs - 1)
-        gain = np.log1p(squared) - np.log1p(squared / grown)
-        return np.asarray(self.pairs / 2 * gain - math.log(grown) / 2)
+        """As :class:`Rule`."""
+        alone = two_sided(np.minimum(np.abs(t), _LARGE), self.pairs - 1)
+        return self.planned.p(student(alone, self.planned.freedom))
 
 
-def rule_at(pairs: int, looks: Sequence[int] = (), *, is_extended: bool = False) -> Rule:
-    """The rule at this many pairs.
+def spending(planned: Sequence[int], rho: float = RHO, further: int = 0, reserve: float = RESERVE) -> tuple[float, ...]:
+    """The share of alpha that is spent up to each look.
+
+    Up to a planned look with ``n`` of at most ``N`` pairs, it is ``(1 - reserve) (n / N)^rho``: the power family of Kim
+    and DeMets (1987, "Design and analysis of group sequential tests based on the type I error spending rate function").
+    With ``rho = 1``, each pair spends the same. A larger ``rho`` saves alpha for the later looks, so an early stop
+    needs a larger t. The further looks share the reserve: the first ``j`` of them spend ``j / (j + 1)`` of it.
 
     Args:
-        pairs: How many there are, at least two.
-        looks: Those that were planned. None: the number of pairs was fixed before.
-        is_extended: Whether pairs were added that the plan did not have.
+        planned: Numbers of pairs, increasing.
+        rho: The exponent, above 0.
+        further: How many further looks there are.
+        reserve: The share of alpha that they have together.
     """
-    if not looks and not is_extended:
-        return OneLook(pairs - 1)
-    if pairs in looks and not is_extended:
-        return PlannedLook(tuple(looks), list(looks).index(pairs))
-    return AnyLook(pairs)
+    found = [(1 - reserve) * (pairs / planned[-1]) ** rho for pairs in planned]
+    return (*found, *(1 - reserve / (number + 1) for number in range(1, further + 1)))
 
 
-def _spending(looks: Sequence[int], rho: float) -> Array:
-    """The part of alpha that is spent up to each look."""
-    return np.asarray((np.array(looks) / looks[-1]) ** rho)
+def further_looks(last: int) -> list[int]:
+    """The numbers of pairs after the last planned one, at each of which half as many are added."""
+    found = []
+    while (last := math.ceil(GROWTH * last)) <= MOST_PAIRS:
+        found.append(last)
+    return found
 
 
 @functools.lru_cache(maxsize=8)
-def boundaries(looks: tuple[int, ...], rho: float = RHO) -> Array:
+def boundaries(looks: tuple[int, ...], spent: tuple[float, ...]) -> Array:
     """Critical values at each of ``ALPHAS`` and each look, shape (alphas, looks), from ``PATHS`` seeded paths.
 
     Where a look spends so little that fewer than ``FEWEST`` paths would end there, its boundary is that of a look by
@@ -192,17 +195,17 @@ def boundaries(looks: tuple[int, ...], rho: float = RHO) -> Array:
     descending = np.argsort(-paths[1:], axis=1)
     found = np.empty((len(ALPHAS), len(looks)))
     for row, alpha in enumerate(ALPHAS):
-        spent = alpha * _spending(looks, rho)
-        found[row, 0] = student(spent[0], looks[0] - 1)
+        until = alpha * np.array(spent)
+        found[row, 0] = student(until[0], looks[0] - 1)
         is_open = paths[0] < found[row, 0]
         for number in range(1, len(looks)):
-            share = spent[number] - spent[number - 1]
+            share = until[number] - until[number - 1]
             if PATHS * share < FEWEST:
                 found[row, number] = student(share, looks[number] - 1)
                 is_open &= paths[number] < found[row, number]
                 continue
             # at most the paths that were to be rejected before are closed, so the rest is among the highest
-            highest = descending[number - 1, : int(PATHS * spent[number] * 1.05) + 100]
+            highest = descending[number - 1, : int(PATHS * until[number] * 1.05) + 100]
             highest = highest[is_open[highest]]
             last = min(round(PATHS * share), len(highest)) - 1
             found[row, number] = paths[number, highest[last]] if last >= 0 else paths[number].min()

@@ -1,4 +1,4 @@
-"""Differences between the runs of a variant and those of its baseline, at one number of seeds: estimates, tests, power.
+"""Differences between the runs of a variant and those of its baseline, at one number of seeds: estimates, tests, noise.
 
 A *difference* is variant minus baseline, of a metric of which lower is better. With pairs, ``d_i`` is the difference of
 the two runs with seed ``i``, ``d`` the mean of the ``n`` differences and ``s`` their standard deviation (``n - 1`` in
@@ -6,10 +6,9 @@ the denominator). There is no bootstrap: with 3, 5, 8 and 16 seeds, its percenti
 and 91 %.
 """
 
-import bisect
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,7 @@ from scipy import special
 
 Array = NDArray[np.float64]
 
-POWER = 0.8
-MOST_PAIRS = 1000  # that a plan for more pairs looks at
-EXACT_PAIRS = 20  # up to here, all signs are tried
-DRAWS = 100_000  # of signs, for more pairs
-_NODES = (np.arange(64) + 0.5) / 64  # of an average over the distribution of s
+SAVED_FROM = 8  # pairs that tell how many seeds pairing saved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,51 +88,43 @@ def student(alpha: ArrayLike, freedom: float) -> Any:
     return -special.stdtrit(freedom, np.asarray(alpha) / 2)
 
 
-@dataclasses.dataclass(frozen=True)
-class SignFlip:
-    """The result of a sign-flip test.
+def failures(lost: int, runs: int, base_lost: int, base_runs: int) -> float:
+    """The p of a two-sided test on how many runs of two sides have diverged.
 
-    Attributes:
-        p: Of the two-sided test.
-        smallest: The smallest p that this number of pairs can reach.
+    Fisher's exact test (1935, "The Design of Experiments", section 21.02): given all that diverged, twice the
+    probability that as many or more of them are on the side that has more than its share. 4 of 4 runs against 0 of 4
+    give 0.029.
+
+    Args:
+        lost: Runs of the variant that diverged.
+        runs: All of its runs.
+        base_lost: Runs of the baseline that diverged.
+        base_runs: All of its runs.
     """
-
-    p: float
-    smallest: float
-
-
-def sign_flip(differences: Sequence[float]) -> SignFlip:
-    """The share of all signs of the differences whose sum is at least as far from 0 as the sum that was found.
-
-    It assumes only that each difference is as likely to be ``-d`` as ``d`` if the variant changes nothing (Fisher 1935,
-    "The Design of Experiments", section 21). Exact up to ``EXACT_PAIRS`` pairs, where the smallest p is ``2 / 2ⁿ``:
-    five pairs cannot reach 0.05. Beyond, ``(1 + k) / (1 + m)`` with ``k`` of ``m`` seeded draws (Phipson and Smyth
-    2010).
-    """
-    found, tolerance = abs(math.fsum(differences)), 1e-9 * math.fsum(map(abs, differences))
-    if len(differences) <= EXACT_PAIRS:
-        sums = np.array(differences[:1], dtype=np.float64)  # the other sign of the first gives the mirror image
-        for each in differences[1:]:
-            sums = np.concatenate([sums + each, sums - each])
-        return SignFlip(float(np.mean(np.abs(sums) >= found - tolerance)), 2.0 ** (1 - len(differences)))
-    rng, sums = np.random.default_rng(0), np.zeros(DRAWS)
-    for each in differences:
-        sums += np.where(rng.random(DRAWS) < 0.5, each, -each)
-    extreme = int(np.sum(np.abs(sums) >= found - tolerance))
-    return SignFlip((1 + extreme) / (1 + DRAWS), 1 / (1 + DRAWS))
+    if lost * base_runs < base_lost * runs:
+        lost, runs, base_lost, base_runs = base_lost, base_runs, lost, runs
+    together = lost + base_lost
+    most = min(together, runs)
+    ways = sum(math.comb(runs, k) * math.comb(base_runs, together - k) for k in range(lost, most + 1))
+    return min(1.0, 2 * ways / math.comb(runs + base_runs, together))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """P values adjusted for their number: the largest of ``(m - j + 1) p₍ⱼ₎`` up to each, at most 1 (Holm 1979).
+# ---- how far a number from a few pairs may be off
 
-    Rejecting those of at most ``alpha`` makes any false rejection at most that likely, however the tests depend on each
-    other.
-    """
-    order = np.argsort(p_values, kind="stable")
-    adjusted = np.empty(len(order))
-    steps = np.arange(len(order), 0, -1) * np.asarray(p_values, dtype=np.float64)[order]
-    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(steps))
-    return [float(each) for each in adjusted]
+
+def sd_interval(sd: float, pairs: int) -> tuple[float, float]:
+    """The 95 % interval of a standard deviation of normal values: ``s √(ν / χ²)`` with ``ν = n - 1``."""
+    freedom = pairs - 1
+    low, high = (math.sqrt(freedom / float(special.chdtri(freedom, tail))) for tail in (0.025, 0.975))
+    return sd * low, sd * high
+
+
+def correlation_interval(found: float, pairs: int) -> tuple[float, float] | None:
+    """The 95 % interval of a correlation, by Fisher's z (1921); ``None`` below four pairs."""
+    if pairs < 4 or abs(found) >= 1:
+        return None
+    middle, half = math.atanh(found), 1.96 / math.sqrt(pairs - 3)
+    return math.tanh(middle - half), math.tanh(middle + half)
 
 
 def correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
@@ -147,69 +134,27 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> float | None
     return float(a @ b) / norm if len(a) > 2 and norm else None
 
 
-def seeds_saved(baseline: Sequence[float], variant: Sequence[float]) -> int | None:
+def seeds_saved(baseline: Sequence[float], variant: Sequence[float]) -> tuple[int, int, int] | None:
     """How many more seeds on each side an unpaired comparison would need for the same standard error.
 
-    ``n ((s₁² + s₂²) / s² - 1)``, rounded: the variance of a difference of means is ``(s₁² + s₂²) / m`` without pairs,
-    and ``s² / n`` with them. Negative if the two sides are negatively correlated; ``None`` if ``s`` is 0, and below
-    three pairs.
+    ``n ((s₁² + s₂²) / s² - 1)``: the variance of a difference of means is ``(s₁² + s₂²) / m`` without pairs, and
+    ``s² / n`` with them. It is also ``n (F - 1) / 2``, where ``F`` is the variance of the sums of the pairs over that
+    of their differences. Of normal values with equal variances, ``F`` over its true value has an F distribution
+    (Pitman 1939), which gives the interval.
+
+    Returns:
+        The number, negative if pairing cost some, and the ends of its 95 % interval; ``None`` if the differences do not
+        vary, and below eight pairs, which say nothing: with four, and a truth of 4, -1 to 54 are found.
     """
-    alone = float(np.var(baseline, ddof=1) + np.var(variant, ddof=1))
-    together = float(np.var(np.subtract(variant, baseline), ddof=1))
-    return round(len(baseline) * (alone / together - 1)) if together and len(baseline) > 2 else None
-
-
-# ---- how many pairs
-
-
-def power(pairs: int, effect: float, critical: float) -> float:
-    """The probability that ``t`` exceeds ``critical``, if the true difference is ``effect`` standard deviations.
-
-    ``t`` is noncentral with ``n - 1`` degrees of freedom and noncentrality ``effect √n`` (Johnson and Welch 1940).
-    """
-    if not math.isfinite(critical):
-        return 0.0
-    return 1 - float(special.nctdtr(pairs - 1, abs(effect) * math.sqrt(pairs), critical))
-
-
-def equivalence_power(pairs: int, effect: float, margin: float, critical: float) -> float:
-    """The probability that the interval ``d ± critical · s / √n`` is inside ``±margin`` (in standard deviations).
-
-    Averaged over the distribution of ``s``: given it, ``d`` is normal, and must be within
-    ``margin - critical · s / √n`` of 0.
-    """
-    root, freedom = math.sqrt(pairs), (pairs - 1) / 2
-    spread = np.sqrt(special.gammaincinv(freedom, _NODES) / freedom)
-    room = root * margin - critical * spread
-    inside = special.ndtr(room - root * effect) - special.ndtr(-room - root * effect)
-    return float(np.mean(np.where(room > 0, inside, 0.0)))
-
-
-def fewest_pairs(enough: Callable[[int], bool], first: int = 2) -> int | None:
-    """The smallest number of pairs that is enough, from ``first`` on; ``None`` above ``MOST_PAIRS``.
-
-    Args:
-        enough: True from some number on.
-        first: The smallest number to try.
-    """
-    if first > MOST_PAIRS or not enough(MOST_PAIRS):
+    if (pairs := len(baseline)) < SAVED_FROM:
         return None
-    return first + bisect.bisect_left(range(first, MOST_PAIRS), True, key=enough)
-
-
-def pairs_for_difference(effect: float, alpha: float = 0.05) -> int | None:
-    """Pairs for 80 % power of the paired t test at a true difference of ``effect`` standard deviations."""
-    return fewest_pairs(lambda pairs: power(pairs, effect, student(alpha, pairs - 1)) >= POWER)
-
-
-def pairs_for_equivalence(margin: float, alpha: float = 0.05) -> int | None:
-    """Pairs for 80 % power of two one-sided tests at a true difference of 0.
-
-    Args:
-        margin: The largest difference that does not matter, in standard deviations.
-        alpha: Of each test (Schuirmann 1987); the interval is one of ``1 - 2 alpha``.
-    """
-    return fewest_pairs(lambda pairs: equivalence_power(pairs, 0.0, margin, student(2 * alpha, pairs - 1)) >= POWER)
+    sums, differences = np.add(variant, baseline), np.subtract(variant, baseline)
+    if not (together := float(differences.var(ddof=1))):
+        return None
+    ratio = float(sums.var(ddof=1)) / together
+    reach = float(special.fdtri(pairs - 1, pairs - 1, 0.975))
+    found = (round(pairs * (each - 1) / 2) for each in (ratio, ratio / reach, ratio * reach))
+    return next(found), next(found), next(found)
 
 
 def _ratio(distance: float, error: float) -> float:

@@ -1,9 +1,10 @@
 """Fair tuning: one option of every side on the same grid, until the best value of each side is inside it.
 
 Each side's own value is multiplied by the same factors, with the same seeds, which no verdict uses. If the best value
-of any side is the first or the last of the grid, the grid grows there for all sides. The tuned value is the lowest
-point of the parabola through a side's best mean loss and its two neighbors, over the logarithm of the value. A pure
-function of the plan and of the losses; no torch.
+of any side is the first or the last of the grid, the grid grows there for all sides. Then each side is trained once
+more, with the same seeds, at the lowest point of the parabola through its best mean loss and its two neighbors, over
+the logarithm of the value. The tuned value is that one if its mean loss is lower than the grid's best. A pure function
+of the plan and of the losses; no torch.
 """
 
 import dataclasses
@@ -50,32 +51,55 @@ class Tune(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """What the grid says of a side.
+    """What tuning says of a side.
 
     Attributes:
-        values: That were tried, increasing.
+        values: Of the grid, increasing.
         losses: Their means over the seeds; ``None``: a run diverged.
         best: The tuned value; ``None``: each value has a run that diverged.
+        best_loss: Its mean over the seeds.
         is_bracketed: Whether a lower and a higher value are worse than the best one of the grid.
+        vertex: Where the parabola is lowest; ``None``: nowhere.
+        vertex_loss: The mean there; ``None``: not trained, or a run diverged.
+        vertices: Where the parabola of each seed alone is lowest: how far the vertex may be off.
     """
 
     values: Sequence[float]
     losses: Sequence[float | None]
     best: float | None
+    best_loss: float | None
     is_bracketed: bool
+    vertex: float | None = None
+    vertex_loss: float | None = None
+    vertices: Sequence[float | None] = ()
 
     @classmethod
-    def of(cls, values: Sequence[float], losses: Sequence[float | None]) -> "Tuned":
-        """Find the best value."""
+    def of(cls, values: Sequence[float], by_seed: Sequence[Sequence[float | None]]) -> "Tuned":
+        """Find the best value of the grid, and the vertex.
+
+        Args:
+            values: Of the grid, increasing.
+            by_seed: The losses of each value, one per seed.
+        """
+        losses = [_mean(each) for each in by_seed]
         known = [math.inf if loss is None else loss for loss in losses]
         place = min(range(len(known)), key=known.__getitem__)
+        if known[place] == math.inf:
+            return cls(values, losses, None, None, is_bracketed=False)
         is_inside = 0 < place < len(known) - 1
-        best = None if known[place] == math.inf else values[place]
-        if best is not None and is_inside:
-            near = slice(place - 1, place + 2)
-            lowest = lowest_point([math.log(value) for value in values[near]], known[near])
-            best = best if lowest is None else _rounded(math.exp(lowest))
-        return cls(values, losses, best, is_inside)
+        found = cls(values, losses, values[place], known[place], is_inside)
+        if not is_inside:
+            return found
+        near = slice(place - 1, place + 2)
+        vertices = [_vertex(values[near], each) for each in zip(*by_seed[near], strict=True)]
+        return dataclasses.replace(found, vertex=_vertex(values[near], losses[near]), vertices=vertices)
+
+    def trained(self, losses: Sequence[float | None]) -> "Tuned":
+        """The same with the losses of the vertex, one per seed."""
+        mean = _mean(losses)
+        if mean is None or self.best_loss is None or mean >= self.best_loss:
+            return dataclasses.replace(self, vertex_loss=mean)
+        return dataclasses.replace(self, vertex_loss=mean, best=self.vertex, best_loss=mean)
 
     @property
     def edge(self) -> int:
@@ -108,19 +132,37 @@ def tuning_of(tune: Tune, sides: Sequence[str], losses: Mapping[Any, float | Non
     factors, seeds, extensions = list(tune.factors), range(FIRST_SEED, FIRST_SEED + tune.seeds), 0
     while True:
         grid = {side: [tune.value(side, factor) for factor in factors] for side in sides}
-        wanted = [(tune.name(side, value), seed) for side in sides for value in grid[side] for seed in seeds]
-        if needed := [each for each in dict.fromkeys(wanted) if each not in losses]:
+        if needed := _missing(tune, grid, seeds, losses):
             return Tuning(needed, {})
-        found = {}
-        for side, values in grid.items():
-            of_values = [[losses[tune.name(side, value), seed] for seed in seeds] for value in values]
-            found[side] = Tuned.of(values, [_mean(each) for each in of_values])
+        found = {
+            side: Tuned.of(values, [_of(tune, side, value, seeds, losses) for value in values])
+            for side, values in grid.items()
+        }
         edges = {each.edge for each in found.values()} - {0}
         if not edges or extensions == MOST_EXTENSIONS:
-            return Tuning([], found)
+            break
         below = [_rounded(factors[0] ** 2 / factors[1])] if -1 in edges else []
         above = [_rounded(factors[-1] ** 2 / factors[-2])] if 1 in edges else []
         factors, extensions = [*below, *factors, *above], extensions + 1
+    vertices = {side: [each.vertex] for side, each in found.items() if each.vertex is not None}
+    if needed := _missing(tune, vertices, seeds, losses):
+        return Tuning(needed, {})
+    for side, (vertex,) in vertices.items():
+        found[side] = found[side].trained(_of(tune, side, vertex, seeds, losses))
+    return Tuning([], found)
+
+
+def _missing(
+    tune: Tune, values: Mapping[str, Sequence[float]], seeds: Sequence[int], losses: Mapping[Any, float | None]
+) -> list[tuple[str, int]]:
+    wanted = [(tune.name(side, value), seed) for side in values for value in values[side] for seed in seeds]
+    return [each for each in dict.fromkeys(wanted) if each not in losses]
+
+
+def _of(
+    tune: Tune, side: str, value: float, seeds: Sequence[int], losses: Mapping[Any, float | None]
+) -> list[float | None]:
+    return [losses[tune.name(side, value), seed] for seed in seeds]
 
 
 def lowest_point(x: Sequence[float], y: Sequence[float]) -> float | None:
@@ -130,6 +172,15 @@ def lowest_point(x: Sequence[float], y: Sequence[float]) -> float | None:
     first, second = (y[1] - y[0]) / (x[1] - x[0]), (y[2] - y[1]) / (x[2] - x[1])
     curvature = (second - first) / (x[2] - x[0])
     return (x[0] + x[1]) / 2 - first / (2 * curvature) if curvature > 0 else None
+
+
+def _vertex(values: Sequence[float], losses: Sequence[float | None]) -> float | None:
+    """Where the parabola over the logarithm of three values is lowest, if it is between them."""
+    known = [math.inf if loss is None else loss for loss in losses]
+    lowest = lowest_point([math.log(value) for value in values], known)
+    if lowest is None or not math.log(values[0]) < lowest < math.log(values[2]):
+        return None
+    return _rounded(math.exp(lowest))
 
 
 def _mean(losses: Sequence[float | None]) -> float | None:

@@ -1,21 +1,16 @@
 """The verdict rule: what the runs of a baseline and of its variants say. Everything that states a verdict asks here.
 
-With ``m`` variants, a level ``alpha`` over all of them, and the smallest difference that matters, ``delta``:
+``m`` variants share a level ``alpha``. Each has one interval of its difference at level ``1 - alpha / m`` (Bonferroni),
+valid at all looks, so all intervals of an experiment hold together with a probability of at least ``1 - alpha``. Two
+answers are read off it (``ablate.design``): the *direction*, and the *size* against ``delta``, the smallest difference
+that matters. Every answer is right if the interval is, so all of them together are wrong with a probability of at most
+``alpha``. A variant's answers depend on its own runs and on the number of variants, not on what the others found.
 
-1. A variant is ``better`` or ``worse`` if its adjusted p is at most ``alpha``. That is the p of its rule (see
-   ``ablate.sequential``: one look, a planned look, or the e-process), adjusted for the number of variants by Holm.
-2. Otherwise it is ``equivalent`` if the interval of level ``1 - 2 alpha / m`` by the same rule is inside ``±delta``.
-   At one look, these are two one-sided t tests (Schuirmann 1987). At planned looks, the rule spends ``2 alpha / m`` as
-   it would ``alpha / m``. So for a true difference of ``delta`` or more, the probability of ``equivalent`` at any of
-   the looks is at most ``alpha / m``: half of the paths that leave the interval leave it on this side.
-3. Otherwise it is ``undecided``.
-
-The interval that is reported has level ``1 - alpha / m`` (Bonferroni), so all intervals hold together, at all looks. An
-interval without 0 always means ``better`` or ``worse``. With several variants, Holm may find a difference whose
-interval still has 0 in it.
-
-A run that diverged is an outcome, not a missing value: its variant has neither difference nor interval, and is never
-``better`` or ``equivalent``.
+A run that diverged is an outcome, not a missing value. A variant with such a run has neither difference nor interval,
+and is never ``better`` or ``equivalent``. It is ``worse`` if more of its runs diverge than chance explains, by an exact
+test on the counts of all runs. A baseline's run that diverged takes its pair out of the differences, and counts in the
+same test. The counts have a level ``alpha`` of their own: after ``n`` pairs of a plan, a variant spends
+``3 / (n (n - 1))`` of its share, which adds up to all of it over all ``n`` from four on.
 """
 
 import dataclasses
@@ -25,10 +20,22 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lightning_llm.ablate import statistics
-from lightning_llm.ablate.sequential import AnyLook, OneLook, Rule, rule_at
-from lightning_llm.ablate.statistics import POWER, Estimate
+from lightning_llm.ablate.design import (
+    BETTER,
+    EQUIVALENT,
+    FEWEST,
+    NOT_SHOWN,
+    UNDECIDED,
+    WORSE,
+    Answer,
+    Design,
+    checked_looks,
+)
+from lightning_llm.ablate.robust import Robust, robust
+from lightning_llm.ablate.sequential import OneLook, Rule
+from lightning_llm.ablate.statistics import Estimate
 
-BETTER, WORSE, EQUIVALENT, UNDECIDED = "better", "worse", "equivalent", "undecided"
+__all__ = ["BETTER", "EQUIVALENT", "UNDECIDED", "WORSE", "Noise", "Sample", "Verdict", "verdicts"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +46,41 @@ class Sample:
         baseline: One value per run.
         variant: Likewise; with pairs as many, in the order of the same seeds.
         is_paired: Whether they are pairs.
+        alike: Further runs like the baseline's, such as the null variant's, which count where runs diverge.
     """
 
     baseline: Sequence[float | None]
     variant: Sequence[float | None]
     is_paired: bool = True
+    alike: Sequence[float | None] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """How much the pairs vary, with intervals of 95 %, since a few pairs say little about it.
+
+    Attributes:
+        sd_interval: Of the standard deviation of the difference.
+        correlation_interval: Of the correlation of the pairs; ``None`` below four pairs.
+        seeds_saved: Seeds on each side that pairing saved, negative if it cost some; ``None`` below eight pairs.
+        seeds_saved_interval: Of that.
+    """
+
+    sd_interval: tuple[float, float]
+    correlation_interval: tuple[float, float] | None
+    seeds_saved: int | None
+    seeds_saved_interval: tuple[int, int] | None
+
+    @classmethod
+    def of(cls, baseline: Sequence[float], variant: Sequence[float], sd: float, correlation: float | None) -> "Noise":
+        """Of at least two pairs."""
+        saved, pairs = statistics.seeds_saved(baseline, variant), len(baseline)
+        return cls(
+            statistics.sd_interval(sd, pairs),
+            None if correlation is None else statistics.correlation_interval(correlation, pairs),
+            None if saved is None else saved[0],
+            None if saved is None else saved[1:],
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,37 +88,50 @@ class Verdict:
     """What the runs of a variant say, compared with those of the baseline.
 
     Attributes:
-        verdict: ``better``, ``worse``, ``equivalent`` or ``undecided``.
+        verdict: ``better``, ``worse``, ``equivalent`` or ``undecided``: both answers in one word.
+        direction: ``better``, ``worse`` or ``not shown``.
+        size: ``smaller`` or ``larger`` than delta, or ``not shown``; ``None`` without a delta, or if counts decide.
+        sentence: The verdict in words, such as ``worse, by less than 0.005``.
+        has_ended: Whether no more pairs are wanted.
         pairs: Number of pairs, with those of diverged runs; 0 if the runs are not paired.
-        difference: Mean of variant minus mean of baseline; ``None`` if a run diverged.
-        interval: Of the difference, for all variants and looks together; ``None`` if there is none.
+        difference: Mean of variant minus mean of baseline; ``None`` if a run of the variant diverged.
+        interval: Of the difference; those of all variants and looks hold together. ``None``: there is none.
+        level: Probability with which this interval holds at all looks.
         p: Of the t test at this number of runs, by itself.
-        p_adjusted: Adjusted for the looks and the number of variants: decides between the verdicts.
+        p_adjusted: The smallest alpha at which the interval excludes 0: adjusted for looks and variants.
         sd: Standard deviation of the difference of one run from one other.
         correlation: Of the pairs; ``None`` for fewer than three.
-        seeds_saved: Seeds on each side that pairing saved, negative if it cost some.
+        noise: How far both may be off; ``None`` without pairs.
+        robust: Median, sign-flip test, skewness and outliers; ``None`` without pairs.
         diverged: Runs of the variant that diverged.
         baseline_diverged: Runs of the baseline that diverged.
-        further_pairs: If undecided: about how many more pairs decide with a probability of 80 %, if the true difference
-            is the one found; ``None`` if that is unknown or takes more than a thousand pairs.
-        rule: What decides: ``one look``, ``look 2 of 5``, ``e-process``.
+        p_diverged: Of the test on these counts; ``None`` if no run diverged.
+        rule: What gives the interval: ``one look``, or which look of the plan, such as ``look 2``.
         note: What a reader must know, in a few words.
+        warnings: Why the direction is not to be trusted yet.
     """
 
     verdict: str
+    direction: str
+    size: str | None
+    sentence: str
+    has_ended: bool
     pairs: int
     difference: float | None
     interval: tuple[float, float] | None
+    level: float
     p: float | None
     p_adjusted: float | None
     sd: float | None
     correlation: float | None
-    seeds_saved: int | None
+    noise: Noise | None
+    robust: Robust | None
     diverged: int
     baseline_diverged: int
-    further_pairs: int | None
+    p_diverged: float | None
     rule: str | None
     note: str
+    warnings: list[str]
 
 
 def verdicts(
@@ -90,145 +140,178 @@ def verdicts(
     delta: float | None = None,
     alpha: float = 0.05,
     looks: Sequence[int] = (),
-    is_extended: bool = False,
+    precision: float | None = None,
 ) -> dict[str, Verdict]:
     """The verdict for each variant.
 
     Args:
         samples: By variant: all that are compared, since they share ``alpha``.
         delta: The smallest difference that matters; ``None``: no verdict is ``equivalent``.
-        alpha: Probability of a false ``better`` or ``worse``, over all variants and looks.
+        alpha: Probability of a false answer, over all variants, looks and added pairs.
         looks: The planned numbers of pairs. None: as many as there are, fixed before.
-        is_extended: Whether pairs were added to those of the plan. By itself, the e-process is wrong with a probability
-            of at most ``alpha``. After planned looks that found nothing, it is a second chance: looks at 4, 6, 8, 12
-            and 16 pairs, and then at each number up to 64, reject 5.7 % of true nulls at an alpha of 5 %.
+        precision: The half-width at which a comparison ends; ``None``: it ends with a verdict.
 
     Raises:
-        ValueError: An argument is out of range, or a pair is incomplete.
+        ValueError: An argument is out of range, a pair is incomplete, or a number of pairs is no look.
     """
-    _check(samples, delta, alpha, looks)
-    cases = {name: _Case.of(sample, looks, is_extended) for name, sample in samples.items()}
-    # a variant without a p counts in their number: leaving it out would help the others
-    adjusted = statistics.holm([1.0 if case.p is None else case.p for case in cases.values()])
-    share = alpha / max(1, len(cases))
-    return {
-        name: case.verdict(case.p if case.p is None else p, alpha, share, delta)
-        for (name, case), p in zip(cases.items(), adjusted, strict=True)
-    }
-
-
-def _check(samples: Mapping[str, Sample], delta: float | None, alpha: float, looks: Sequence[int]) -> None:
     if not 0 < alpha < 0.5:
         raise ValueError(f"alpha must be above 0 and below 0.5, got {alpha}")
-    if delta is not None and not 0 < delta < math.inf:
-        raise ValueError(f"delta must be above 0, got {delta}")
-    if looks and (looks[0] < 2 or sorted(set(looks)) != list(looks)):
-        raise ValueError(f"looks must be increasing numbers of pairs from 2 on, got {list(looks)}")
+    for name, value in {"delta": delta, "precision": precision}.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name} must be above 0, got {value}")
     for name, sample in samples.items():
         if sample.is_paired and len(sample.baseline) != len(sample.variant):
             values = f"{len(sample.variant)} values and its baseline {len(sample.baseline)}"
             raise ValueError(f"{name} has {values}: every pair needs both")
+    design = Design(alpha / max(1, len(samples)), checked_looks(looks), delta, precision)
+    return {name: _Case(sample, design, alpha).verdict() for name, sample in samples.items()}
+
+
+class _Case:
+    """One variant.
+
+    Args:
+        sample: Its runs and the baseline's.
+        design: Of the comparison.
+        alpha: Of all variants together.
+    """
+
+    def __init__(self, sample: Sample, design: Design, alpha: float) -> None:
+        self.sample, self.design, self.alpha = sample, design, alpha
+        self.counts = _Counts.of(sample)
+        sides = [np.array(side, dtype=np.float64) for side in (sample.baseline, sample.variant)]
+        is_there = np.isfinite(sides[0])
+        self.sides = [sides[0][is_there], sides[1][is_there] if sample.is_paired else sides[1]]
+        self.runs = min(map(len, self.sides))  # on each side; of pairs, those that the difference is of
+        self.difference, self.estimate = self._estimate()
+        self.rule = None if self.estimate is None else self._rule(self.estimate)
+        self.interval = None
+        if self.estimate is not None and self.rule is not None:
+            self.interval = self.estimate.interval(self.rule.critical(design.level))
+
+    def verdict(self) -> Verdict:
+        """What the runs say."""
+        sample, design, estimate = self.sample, self.design, self.estimate
+        answer, has_ended = Answer(NOT_SHOWN, None if design.delta is None else NOT_SHOWN), False
+        if self.interval is not None:
+            answer, has_ended = design.answer(*self.interval, self.runs), design.ends(*self.interval, self.runs)
+        sentence = answer.sentence(design.delta)
+        is_by_counts = self.counts.p <= self._level_of_counts() and self.counts.direction != NOT_SHOWN
+        if is_by_counts:
+            answer, has_ended = dataclasses.replace(answer, direction=self.counts.direction, size=None), True
+            sentence = self.counts.sentence
+        checked = noise = correlation = None
+        if estimate is not None and sample.is_paired:
+            baseline, variant = (side.tolist() for side in self.sides)
+            checked, correlation = robust(np.subtract(variant, baseline)), statistics.correlation(baseline, variant)
+            noise = Noise.of(baseline, variant, estimate.sd, correlation)
+        return Verdict(
+            verdict=answer.word,
+            direction=answer.direction,
+            size=answer.size,
+            sentence=sentence,
+            has_ended=has_ended,
+            pairs=len(sample.variant) if sample.is_paired else 0,
+            difference=self.difference,
+            interval=self.interval,
+            level=1 - design.level,
+            p=None if estimate is None else estimate.p,
+            p_adjusted=self._p_adjusted(),
+            sd=None if estimate is None else estimate.sd,
+            correlation=correlation,
+            noise=noise,
+            robust=checked,
+            diverged=self.counts.lost,
+            baseline_diverged=_diverged(sample.baseline),
+            p_diverged=self.counts.p if self.counts.lost or self.counts.base_lost else None,
+            rule=None if self.rule is None else self.rule.name,
+            note=self._note(answer),
+            warnings=[] if checked is None or is_by_counts else self._warnings(answer, checked),
+        )
+
+    def _estimate(self) -> tuple[float | None, Estimate | None]:
+        """Mean difference and estimate, if no run of the variant diverged and the values can be calculated with."""
+        if self.counts.lost or not self.runs:
+            return None, None
+        with np.errstate(all="ignore"):
+            difference = float(self.sides[1].mean() - self.sides[0].mean())
+            if self.runs == 1:
+                return (difference if math.isfinite(difference) else None), None
+            estimate = (statistics.paired if self.sample.is_paired else statistics.unpaired)(*self.sides)  # type: ignore[arg-type]
+        return (estimate.difference, estimate) if math.isfinite(estimate.error) else (None, None)
+
+    def _rule(self, estimate: Estimate) -> Rule:
+        if not self.sample.is_paired:
+            return OneLook(estimate.freedom)
+        return self.design.rule(self.runs, left_out=len(self.sample.variant) - self.runs)
+
+    def _p_adjusted(self) -> float | None:
+        if self.estimate is None or self.rule is None:
+            return None
+        return min(1.0, float(self.rule.p(self.estimate.t())) * self.alpha / self.design.level)
+
+    def _level_of_counts(self) -> float:
+        runs = min(len(self.sample.baseline), len(self.sample.variant))
+        if runs < FEWEST:
+            return 0.0
+        return self.design.level * (3 / (runs * (runs - 1)) if self.design.looks else 1.0)
+
+    def _note(self, answer: Answer) -> str:
+        sides = {"the variant": self.sample.variant, "the baseline": self.sample.baseline}
+        notes = [
+            f"{_diverged(side)} of {len(side)} runs of {who} diverged" for who, side in sides.items() if _diverged(side)
+        ]
+        unit = "pair" if self.sample.is_paired else "run on one side"
+        if self.estimate is None and not notes:
+            count = {0: "no", 1: "one"}.get(self.runs)
+            notes.append("values too large for an interval" if count is None else f"{count} {unit}: no interval")
+        if self.estimate is not None and self.runs < FEWEST:
+            notes.append(f"a verdict takes {FEWEST} {unit.replace('pair', 'pairs').replace('run ', 'runs ')}")
+        is_early = bool(self.design.looks) and len(self.sample.variant) in self.design.looks[:-1]
+        if self.sample.is_paired and is_early and answer.direction != NOT_SHOWN and self.rule is not None:
+            notes.append(
+                f"reached at {self.rule.name} of {len(self.design.looks)}: the difference is likely exaggerated"
+            )
+        return "; ".join(notes)
+
+    def _warnings(self, answer: Answer, checked: Robust) -> list[str]:
+        assert self.difference is not None
+        found = [] if answer.direction == NOT_SHOWN else checked.doubts(self.difference, self.alpha)
+        if many := len(checked.outliers):
+            pairs, them = ("1 pair is an outlier", "it") if many == 1 else (f"{many} pairs are outliers", "them")
+            found.append(f"{pairs}: without {them}, the difference is {checked.without_outliers:+.4f}")
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
-class _Case:
-    """One variant, before the number of others counts."""
+class _Counts:
+    """How many runs of each side have diverged."""
 
-    sample: Sample
-    looks: tuple[int, ...]
-    is_extended: bool
-    difference: float | None
-    estimate: Estimate | None
-    rule: Rule | None
-    p: float | None  # by the rule
+    lost: int
+    runs: int
+    base_lost: int
+    base_runs: int
 
     @classmethod
-    def of(cls, sample: Sample, looks: Sequence[int], is_extended: bool) -> "_Case":
-        sides = [np.array(side, dtype=np.float64) for side in (sample.baseline, sample.variant)]
-        difference, estimate, rule = None, None, None
-        with np.errstate(all="ignore"):
-            if all(side.size and np.isfinite(side).all() for side in sides):
-                difference = float(sides[1].mean() - sides[0].mean())
-            if difference is not None and min(map(len, sides)) > 1:
-                estimate = (statistics.paired if sample.is_paired else statistics.unpaired)(*sides)  # type: ignore[arg-type]
-                rule = rule_at(len(sides[0]), looks, is_extended=is_extended)
-                rule = rule if sample.is_paired else OneLook(estimate.freedom)
-        if difference is not None and not math.isfinite(difference if estimate is None else estimate.error):
-            difference, estimate, rule = None, None, None  # values that are too large to calculate with
-        p = None if estimate is None or rule is None else float(rule.p(estimate.t()))
-        return cls(sample, tuple(looks), is_extended, difference, estimate, rule, p)
+    def of(cls, sample: Sample) -> "_Counts":
+        base = [*sample.baseline, *sample.alike]
+        return cls(_diverged(sample.variant), len(sample.variant), _diverged(base), len(base))
 
-    def verdict(self, p_adjusted: float | None, alpha: float, share: float, delta: float | None) -> Verdict:
-        sample, estimate, rule = self.sample, self.estimate, self.rule
-        pairs = len(sample.variant) if sample.is_paired else 0
-        word, interval, further = UNDECIDED, None, None
-        if estimate is not None and rule is not None:
-            assert p_adjusted is not None
-            interval = estimate.interval(rule.critical(share))
-            if p_adjusted <= alpha:
-                word = BETTER if estimate.difference < 0 else WORSE
-            elif delta is not None and _is_within(estimate, rule, delta, share):
-                word = EQUIVALENT
-            elif pairs:
-                further = self._further(estimate, share, delta)
-        is_whole = estimate is not None and bool(pairs)
-        return Verdict(
-            verdict=word,
-            pairs=pairs,
-            difference=self.difference if estimate is None else estimate.difference,
-            interval=interval,
-            p=None if estimate is None else estimate.p,
-            p_adjusted=p_adjusted,
-            sd=None if estimate is None else estimate.sd,
-            correlation=statistics.correlation(sample.baseline, sample.variant) if is_whole else None,  # type: ignore[arg-type]
-            seeds_saved=statistics.seeds_saved(sample.baseline, sample.variant) if is_whole else None,  # type: ignore[arg-type]
-            diverged=_diverged(sample.variant),
-            baseline_diverged=_diverged(sample.baseline),
-            further_pairs=further,
-            rule=None if rule is None else rule.name,
-            note=self._note(interval),
-        )
+    @property
+    def p(self) -> float:
+        return statistics.failures(*dataclasses.astuple(self))
 
-    def _note(self, interval: tuple[float, float] | None) -> str:
-        sample, pairs = self.sample, len(self.sample.variant)
-        sides = {"the variant": sample.variant, "the baseline": sample.baseline}
-        lost = [f"{_diverged(side)} of {len(side)} runs of {who}" for who, side in sides.items() if _diverged(side)]
-        if lost:
-            return f"{' and '.join(lost)} diverged"
-        if self.estimate is None:
-            fewest = min(len(sample.baseline), pairs)
-            many, of = "one" if fewest else "no", "pair" if sample.is_paired else "run on one side"
-            return "values too large for an interval" if fewest > 1 else f"{many} {of}: no interval"
-        if isinstance(self.rule, AnyLook):
-            why = "pairs were added to the plan" if self.is_extended else f"{pairs} pairs are no planned look"
-            return why + ("" if interval else ": too few for an interval")
-        return ""
+    @property
+    def direction(self) -> str:
+        """A variant with a run that diverged is never better."""
+        if self.lost * self.base_runs > self.base_lost * self.runs:
+            return WORSE
+        return NOT_SHOWN if self.lost else BETTER
 
-    def _further(self, estimate: Estimate, share: float, delta: float | None) -> int | None:
-        if not estimate.sd:
-            return None
-        now, effect = len(self.sample.variant), abs(estimate.difference) / estimate.sd
-        margin = None if delta is None else delta / estimate.sd
-        # a comparison without a plan is one look of any size; a plan continues with its looks, then with any number
-        has_plan = bool(self.looks) or self.is_extended
-
-        def enough(pairs: int) -> bool:
-            rule = rule_at(pairs, self.looks, is_extended=self.is_extended) if has_plan else OneLook(pairs - 1)
-            if statistics.power(pairs, effect, rule.critical(share)) >= POWER:
-                return True
-            critical = rule.critical(2 * share)
-            return margin is not None and statistics.equivalence_power(pairs, effect, margin, critical) >= POWER
-
-        planned = [look for look in self.looks if look > now and not self.is_extended]
-        if (look := next(filter(enough, planned), None)) is not None:
-            return look - now
-        found = statistics.fewest_pairs(enough, max([now, *planned]) + 1)
-        return None if found is None else found - now
-
-
-def _is_within(estimate: Estimate, rule: Rule, delta: float, share: float) -> bool:
-    interval = estimate.interval(rule.critical(2 * share))
-    return interval is not None and -delta < interval[0] and interval[1] < delta
+    @property
+    def sentence(self) -> str:
+        base = f"{self.base_lost} of {self.base_runs} of the baseline"
+        return f"{self.direction}: {self.lost} of {self.runs} runs diverged, and {base}"
 
 
 def _diverged(side: Sequence[float | None]) -> int:

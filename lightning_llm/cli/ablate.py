@@ -1,27 +1,40 @@
 """``lightning-llm ablate``: does a change help? Runs of a baseline and its variants in pairs, until a verdict.
 
-``run`` plans an experiment, freezes the plan, and starts workers on this machine; ``work`` is one worker; ``status``
-shows how far an experiment is; ``report`` writes what it has found; ``extend`` adds pairs; ``measure`` measures time
-and memory of each side.
+``power`` shows what an experiment would find; ``run`` plans it, freezes the plan, and starts workers on this machine;
+``work`` is one worker; ``status`` shows how far an experiment is; ``report`` writes what it has found; ``extend`` adds
+pairs; ``measure`` measures time and memory of each side.
 """
 
 import argparse
+import dataclasses
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from lightning_llm.ablate import claims, local
-from lightning_llm.ablate.experiment import BASELINE, MOST_PAIRS, OWN_OPTIONS, Experiment, experiment_of, varied
+from lightning_llm.ablate.experiment import (
+    BASELINE,
+    MOST_PAIRS,
+    OWN_OPTIONS,
+    Experiment,
+    experiment_of,
+    seeds_in_tuning,
+    varied,
+)
+from lightning_llm.ablate.history import spread_in, spread_of
 from lightning_llm.ablate.plan import CODE, MAIN, Plan
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
+from lightning_llm.ablate.scheduler import Added, Rules, State
 from lightning_llm.ablate.slurm import submit
-from lightning_llm.ablate.tuning import FIRST_SEED
 from lightning_llm.ablate.worker import Stopped, work
+from lightning_llm.cli.ablate_outlook import show_outlook
 from lightning_llm.cli.ablate_report import show_report, write_report
 from lightning_llm.cli.config_file import read_config
 from lightning_llm.cli.errors import OneLineParser, Tool
@@ -36,18 +49,28 @@ OF_FIT = ("model", "data", "trainer", "seed_everything", "keep_freed_memory")  #
 
 def _options(parser: OneLineParser) -> None:
     parser.description = "Compare a baseline with variants of it, in pairs of runs with the same seed, until a verdict."
-    actions = parser.add_subparsers(dest="action", required=True, metavar="run|status|report|extend|measure|work")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="run|status|report|extend|power|measure|work")
     run = actions.add_parser("run", help="plan an experiment, or continue one, and train its runs on this machine")
-    add = run.add_argument
     about = "an experiment (YAML), or the folder of one to continue; options of fit may follow, for all runs"
-    add("experiment", nargs="?", metavar="FILE", help=about)
-    add("--baseline", nargs="+", metavar="CONFIG", help="without FILE: configs of the baseline")
-    add("--vary", action="append", default=[], metavar="OPTION=VALUE", help="without FILE: a variant; repeatable")
-    add("--name", help="name of the experiment (default: that of FILE)")
-    add("--out", metavar="DIR", help="folder of the experiment (default: runs/NAME)")
-    add("--pairs", type=int, metavar="N", help="at most N pairs")
-    extend = actions.add_parser("extend", help="add pairs for the variants without a verdict, and train them")
+    run.add_argument("experiment", nargs="?", metavar="FILE", help=about)
+    power = actions.add_parser("power", help="show how likely each verdict is, and how many runs it takes")
+    power.add_argument("experiment", nargs="?", metavar="FILE", help="an experiment (YAML)")
+    spread = power.add_mutually_exclusive_group(required=True)
+    about = "standard deviation of the difference of one pair, in the metric's unit"
+    spread.add_argument("--spread", type=float, metavar="NUMBER", help=about)
+    about = "an earlier experiment whose null variant gives it; a pilot is one with --pairs 4"
+    spread.add_argument("--from", dest="earlier", type=Path, metavar="DIR", help=about)
+    for action in (run, power):
+        add = action.add_argument
+        add("--baseline", nargs="+", metavar="CONFIG", help="without FILE: configs of the baseline")
+        add("--vary", action="append", default=[], metavar="OPTION=VALUE", help="without FILE: a variant; repeatable")
+        add("--name", help="name of the experiment (default: that of FILE)")
+        add("--out", metavar="DIR", help="folder of the experiment (default: runs/NAME)")
+        add("--pairs", type=int, metavar="N", help="at most N pairs")
+    extend = actions.add_parser("extend", help="add pairs, and train them")
     extend.add_argument("--pairs", type=int, required=True, metavar="N", help="how many")
+    about = "for these, also if they have a verdict (default: those without one)"
+    extend.add_argument("--variants", nargs="+", metavar="NAME", help=about)
     status = actions.add_parser("status", help="show how far an experiment is")
     report = actions.add_parser("report", help="print the report, and write report.json and report.html to its folder")
     measure = actions.add_parser("measure", help="measure time and memory of each side, alone on this machine")
@@ -97,6 +120,7 @@ def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
             "extend": _extend,
             "status": _status,
             "report": _report,
+            "power": _power,
             "measure": _measure,
             "work": _work,
         }
@@ -139,7 +163,23 @@ def _planned(experiment: Experiment, of_fit: Sequence[str], workers: int | None)
 
     variants = ", ".join(experiment.variants)
     print(f"{PROG}: checking the baseline and {variants}", file=sys.stderr)
-    return Setup(experiment, of_fit).plan(workers)
+    setup = Setup(experiment, of_fit)
+    plan, console = setup.plan(workers), Console(stderr=True)
+    for name, seeds in plan.content["seen"].items():
+        words = f"note: {name} has used {_seeds(seeds)} with this baseline, so the two experiments are not independent"
+        console.print(f"{words}. Fresh seeds: seeds: {{first: 1000}}", soft_wrap=True, highlight=False)
+    if spread := spread_of(setup.earlier):
+        console.print(f"What the spread of {spread[1]}'s null variant lets this experiment find:", highlight=False)
+        show_outlook(plan.content, spread[0], console)
+    return plan
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """Such as ``seeds 0 to 7``."""
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    is_range = seeds[-1] - seeds[0] == len(seeds) - 1
+    return f"seeds {seeds[0]} to {seeds[-1]}" if is_range else f"seeds {', '.join(map(str, seeds))}"
 
 
 def _carry_out(plan: Plan, options: argparse.Namespace) -> None:
@@ -158,6 +198,7 @@ def _carry_out(plan: Plan, options: argparse.Namespace) -> None:
         count = len(content["variants"])
         words = f"{count} variant{'s' * (count != 1)}, looks at {looks} pairs, {len(places)} at a time"
         console.print(f"{content['name']}: {words}, {threads}: {plan.out}", highlight=False, soft_wrap=True)
+        console.print(f"parameters: {_parameters(content)}", highlight=False, soft_wrap=True)
         local.run_workers(plan, places)
     if not (plan.out / COST).exists():
         command = [sys.executable, str((plan.out / CODE / MAIN).resolve()), "ablate", "measure", str(plan.out)]
@@ -169,21 +210,52 @@ def _carry_out(plan: Plan, options: argparse.Namespace) -> None:
     _write(plan.out)
 
 
+def _parameters(content: Mapping[str, Any]) -> str:
+    """Of each side, with how far it is from the baseline."""
+    names, base = [BASELINE, *content["variants"]], content["sides"][BASELINE].get("parameters")
+    words = []
+    for name in names:
+        count = content["sides"][name].get("parameters")
+        off = "" if not base or count in (None, base) else f" ({count / base - 1:+.1%})"
+        words.append(f"{name} {'unknown' if count is None else format(count, ',')}{off}")
+    return ", ".join(words)
+
+
 def _extend(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
-    loaded = load_experiment(options.folder)
+    loaded, chosen = load_experiment(options.folder), options.variants
+    plan, known = loaded.plan, list(loaded.plan.content["variants"])
     if loaded.state.needed:
         command = f"lightning-llm ablate run {options.folder}"
         raise ValueError(f"{options.folder} has not used up its plan: {command} continues it")
+    if unknown := [name for name in chosen or () if name not in known]:
+        raise ValueError(f"--variants {unknown[0]}: {options.folder} has {', '.join(known)}")
     tuned = loaded.state.tuned
-    if not loaded.state.undecided and not (tuned and tuned.undecided):
-        raise ValueError(f"{options.folder}: every variant has a verdict, or a run that diverged: nothing to extend")
+    if chosen is None and not loaded.state.undecided and not (tuned and tuned.undecided):
+        advice = "name those that you want to know better: --variants NAME"
+        raise ValueError(f"{options.folder}: every variant has a verdict: {advice}")
     if not 1 <= options.pairs <= MOST_PAIRS:
         raise ValueError(f"--pairs must be from 1 to {MOST_PAIRS}, got {options.pairs}")
-    pairs = loaded.plan.content["looks"][-1] + sum(loaded.plan.added) + options.pairs
-    if loaded.plan.tune and pairs > FIRST_SEED:
-        raise ValueError(f"--pairs {options.pairs}: seeds from {FIRST_SEED} on belong to tuning: give fewer")
-    loaded.plan.add(options.pairs)
-    _carry_out(loaded.plan, options)
+    added = Added(options.pairs, chosen)
+    pairs = max(_look_with(added, state, plan.rules) for state in (loaded.state, tuned) if state is not None)
+    if plan.tune and (problem := seeds_in_tuning(plan.rules.first_seed, pairs, plan.tune.seeds)):
+        raise ValueError(f"--pairs {options.pairs}: {problem}: give fewer")
+    print(f"{PROG}: adding pairs up to the look at {pairs}", file=sys.stderr)
+    plan.add(added)
+    _carry_out(plan, options)
+
+
+def _look_with(added: Added, state: State, rules: Rules) -> int:
+    """The last look that a comparison gets."""
+    names = [name for name in added.variants or state.undecided if name in state.verdicts]
+    return max((rules.design.look_with(state.verdicts[name].pairs + added.pairs) for name in names), default=0)
+
+
+def _power(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
+    if options.spread is not None and not 0 < options.spread < math.inf:
+        raise ValueError(f"--spread must be above 0, got {options.spread}")
+    experiment = asked(options)
+    spread = options.spread if options.earlier is None else spread_in(options.earlier)
+    show_outlook(dataclasses.asdict(experiment), spread, Console())
 
 
 def _status(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
@@ -191,7 +263,8 @@ def _status(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     needed = loaded.state.needed
     taken = sum(claims.is_taken(loaded.plan.out, str(run)) for run in needed)
     runs = f"{len(loaded.results)} runs have ended, {taken} train, {len(needed) - taken} wait"
-    progress = f"; {local.progress_in_words(loaded.state, loaded.results, None)}" if needed else ""
+    words = local.progress_in_words(loaded.plan, loaded.state, loaded.results, None)
+    progress = f"; {words}" if needed else ""
     console.print(f"{options.folder}: {runs}{progress}", soft_wrap=True, highlight=False)
     show_report(report_of(loaded), console)
 

@@ -4,44 +4,50 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
-from lightning_llm.ablate.page import (
+from lightning_llm.ablate.page import page_of
+from lightning_llm.ablate.plan import REPORT
+from lightning_llm.ablate.report import curves_of, report_of
+from lightning_llm.ablate.results import Loaded
+from lightning_llm.ablate.words import (
     bounds,
     cost_lines,
     labeled,
     noise_lines,
-    page_of,
+    percent,
     signed,
     tuning_lines,
-    verdict_in_words,
+    verdict_lines,
 )
-from lightning_llm.ablate.report import curves_of, report_of
-from lightning_llm.ablate.results import Loaded
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.console import Console
 
-JSON, PAGE = "report.json", "report.html"
+PAGE = "report.html"
 
 
 def write_report(loaded: Loaded) -> tuple[dict[str, Any], Path]:
     """Write both files; the report, and where the page is."""
     report, page = report_of(loaded), loaded.plan.out / PAGE
-    write_json(loaded.plan.out / JSON, report)
+    write_json(loaded.plan.out / REPORT, report)
     write_text(page, page_of(report, curves_of(loaded)))
     return report, page
 
 
 def show_report(report: Mapping[str, Any], console: Console) -> None:
-    """Print a report on one screen."""
+    """Print a report on one screen: a table in which only names are folded, and a sentence for each variant."""
     state = "ended" if report["has_ended"] else "has not ended"
     head = f"{report['name']}: {report['metric']} of {report['validation']}, {state}; plan {report['plan'][:12]}"
     console.print(head, soft_wrap=True, highlight=False)
-    table = Table("variant", "pairs", "difference", Column("interval", no_wrap=True), "p adjusted", "verdict")
+    titles = ("pairs", "difference", f"{percent(report['interval']['each'])} interval", "p adj.", "verdict")
+    columns = [Column(title, no_wrap=True) for title in titles]
+    table = Table(Column("variant", overflow="fold"), *columns, box=SIMPLE_HEAD, pad_edge=False)
     for name, row in labeled(report):
         p = "–" if row["p_adjusted"] is None else f"{row['p_adjusted']:.4f}"
-        numbers = str(row["pairs"]), signed(row["difference"]), bounds(row["interval"]), p
-        table.add_row(name, *numbers, verdict_in_words(row))
+        table.add_row(name, str(row["pairs"]), signed(row["difference"]), bounds(row["interval"]), p, row["verdict"])
     console.print(table)
-    for line in (*noise_lines(report), *tuning_lines(report), *cost_lines(report)):
+    together = f"All intervals hold together with a probability of {percent(report['interval']['together'])}."
+    lines = (*verdict_lines(report), together, *noise_lines(report), *tuning_lines(report), *cost_lines(report))
+    for line in lines:
         console.print(line, soft_wrap=True, highlight=False)

@@ -8,6 +8,8 @@
 import contextlib
 import io
 import json
+import math
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,10 @@ import yaml
 
 from lightning_llm.ablate import matching
 from lightning_llm.ablate.cost import Side, TrainingSteps
-from lightning_llm.ablate.experiment import BASELINE, NULL, TIME, Experiment, Options, flat_options
+from lightning_llm.ablate.experiment import BASELINE, NULL, TIME, Experiment, flat_options
+from lightning_llm.ablate.history import earlier
 from lightning_llm.ablate.local import threads_for
-from lightning_llm.ablate.plan import PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
+from lightning_llm.ablate.plan import PACKAGE, PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
 from lightning_llm.ablate.results import COST
 from lightning_llm.checkpoints.run_directory import RunLock
 from lightning_llm.cli.errors import one_line
@@ -106,9 +109,10 @@ class Setup:
             refuse_incomparable(base, side, experiment.metric)
             self._check_grid(side)
             self.sides[name] = side
-        self._extra: dict[str, Options] = {}  # what matches a variant with the baseline
+        self._matched: dict[str, matching.Matched] = {}  # what matches a variant with the baseline
         self._code = code_of({name: side.options for name, side in self.sides.items()})
         self.asked = self._asked()
+        self.earlier = earlier(Path(experiment.folder), self.asked)
 
     def _side(self, name: str, options: Mapping[str, Any]) -> Side:
         return read_side(name, self.experiment.baseline, [*self._words, *words_of(options)])
@@ -137,6 +141,7 @@ class Setup:
             "delta": asked.delta,
         }
         known |= {"alpha": asked.alpha, "looks": list(asked.looks), "match": asked.match, "solved": asked.solved}
+        known |= {"precision": asked.precision, "first_seed": asked.first_seed}
         known["tune"] = asked.tune
         return {**known, "asked_configs": configs, "code": code_hash(self._code)}
 
@@ -167,7 +172,9 @@ class Setup:
         known = {name: {**matching.facts(side), "tokenizer": _tokenizer(side)} for name, side in self.sides.items()}
         for name, side in known.items():
             side["tuned"] = tuned_value(self.sides[name], self.experiment)
-            side["solved"] = self._extra.get(name, {}).get(self.experiment.solved or "")
+            side["chance"] = chance_of(self.sides[name], self.experiment.metric)
+            side |= self._matched.get(name, matching.Matched()).facts
+            side["solved"] = side["matched"].get(self.experiment.solved or "")
             side["ratio"] = matching.closeness(self.experiment.match, known[BASELINE], side)
         known[NULL] = dict(known[BASELINE])
         configs = {name: side.options for name, side in self.sides.items()}
@@ -175,8 +182,11 @@ class Setup:
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         redrawing = {**base.options["trainer"], "callbacks": [*callbacks, {"class_path": REDRAW}]}
         configs[NULL] = {**base.options, "trainer": redrawing}
-        content = {**self.asked, "first_seed": 0, "threads": threads, "accelerator": accelerator}
-        content |= {"folder": str(Path.cwd()), "sides": known}
+        content = {**self.asked, "threads": threads, "accelerator": accelerator}
+        content |= {"folder": str(Path.cwd()), "sides": known, "commit": commit_of(PACKAGE)}
+        planned = range(self.experiment.first_seed, self.experiment.first_seed + self.experiment.looks[-1])
+        seen = {each.name: sorted({*each.seeds} & {*planned}) for each in self.earlier}
+        content["seen"] = {name: seeds for name, seeds in seen.items() if seeds}
         out.mkdir(parents=True, exist_ok=True)
         lock = RunLock(out).acquire()  # of two that begin here at the same time, one finds the plan of the other
         try:
@@ -189,9 +199,11 @@ class Setup:
         for name, side in self.sides.items():
             before = flat_options(yaml.safe_load(plan.config(name).read_text(encoding="utf-8")))
             now = flat_options(side.options)
+            matched = [f"{option}." for option in plan.content["sides"][name].get("matched", {})]
             for option in sorted(before.keys() | now.keys()):
                 old, new = (shown(each.get(option)) for each in (before, now))
                 is_matched = option in (matching.STEPS, plan.content["solved"]) and name != BASELINE
+                is_matched |= any(each.startswith(f"{option}.") for each in matched)  # options of a class are one
                 if old != new and not is_matched:
                     return f"another {option} of {_the(name)} ({old}, now {new})"
         return "other options"
@@ -207,12 +219,33 @@ class Setup:
         try:
             for name, options in experiment.variants.items():
                 base, side = self.sides[BASELINE], self.sides[name]
-                extra: Options = matching.matched_options(experiment.match, experiment.solved, base, side, make)
-                self._extra[name] = extra
-                if extra:
-                    self.sides[name] = self._side(name, {**options, **extra})
+                found = matching.matched(experiment.match, experiment.solved, base, side, make)
+                self._matched[name] = found
+                if found.options:  # they come last, since later words override
+                    own = {option: value for option, value in options.items() if option not in found.options}
+                    self.sides[name] = self._side(name, {**own, **found.options})
         finally:
             torch.set_num_threads(before)
+
+
+def chance_of(side: Side, metric: str) -> float | None:
+    """The metric of a model that gives every token the same probability; ``None`` if it is not known."""
+    nats = math.log(side.architecture.vocab_size)
+    if metric != BITS_PER_BYTE:
+        return nats
+    return None if side.data.bytes_per_token is None else nats / math.log(2) / side.data.bytes_per_token
+
+
+def commit_of(package: Path) -> str | None:
+    """The git commit of the package, with a mark if files were changed since; ``None`` if it is not in a clone."""
+    if not (package.parent / ".git").exists():
+        return None
+    words = ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
 
 
 def tuned_value(side: Side, experiment: Experiment) -> float | None:

@@ -288,21 +288,27 @@ def effect_text(effect: Effect) -> str:
     (title, unit, digits), found = METRICS[effect.metric], effect.found
     if found.difference is None:
         return f"{title}: {found.verdict}; {_joined(effect.note, found.note)}"
-    parts = []
+    parts: list[str] = []
     if found.interval is not None and found.p_adjusted is not None:
         low, high = (f"{bound:+.{digits}f}" for bound in found.interval)
-        parts.append(f"95 % interval {low} to {high}, p {found.p_adjusted:.2g}")
+        parts.append(f"{100 * found.level:.4g} % interval {low} to {high}, p {found.p_adjusted:.2g}")
     if found.pairs:
         parts.append(f"{found.pairs} pair{'s' if found.pairs > 1 else ''}")
     if found.correlation is not None:
         parts.append(f"correlation {found.correlation:.2f}")
-    if found.seeds_saved is not None:
-        word, count = "cost" if found.seeds_saved < 0 else "saved", abs(found.seeds_saved)
-        parts.append(f"pairing {word} {count} seed{'s' if count != 1 else ''} per side")
-    if found.further_pairs is not None:
-        parts.append(f"about {found.further_pairs} more pairs to decide")
+    if found.noise is not None and found.noise.seeds_saved_interval is not None:
+        fewest, most = found.noise.seeds_saved_interval
+        parts.append(f"pairing saved {found.noise.seeds_saved} ({fewest} to {most}) seeds per side")
     change = difference_text(effect.base + found.difference, effect.base, digits, unit)
-    return f"{title} {change}: {_joined(found.verdict, ', '.join(parts), effect.note, found.note)}"
+    words = _joined(_in_words(found), ", ".join(parts), effect.note, found.note, *found.warnings)
+    return f"{title} {change}: {words}"
+
+
+def _in_words(found: Verdict) -> str:
+    """The verdict, and where there is a delta also both answers."""
+    if found.size is None or found.sentence.startswith(found.verdict):
+        return found.verdict if found.size is None else found.sentence
+    return f"{found.verdict}: {found.sentence}"
 
 
 def difference_text(value: float, base: float, digits: int, unit: str) -> str:

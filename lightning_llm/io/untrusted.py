@@ -33,7 +33,7 @@ _LISTED, _LONGEST = 5, 600  # problems in one line, and its characters
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]")
 ESCAPE = "lightning-llm-escape"  # for ``errors=`` of a stream: escapes characters that its encoding lacks
 SLASH = "∕"  # looks like a slash, but separates no folders
-MOST_CHOICES = 12  # that a message lists
+MOST_CHOICES = 16  # that a message lists
 LONGEST_NAME = 120  # bytes of UTF-8; file systems allow 255, and a suffix or a number may be added
 
 Kind = Callable[[Any, str], Iterable[str]]  # value and its name -> what is wrong with it

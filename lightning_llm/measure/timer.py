@@ -1,7 +1,8 @@
 """Times of functions, interleaved, and of the phases of a loop.
 
-``interleave`` runs functions A B A B …, so that a machine that slows down slows all of them. ``PhaseClock`` adds up
-seconds per phase without waiting for the device: by the clock on a CPU, by events on CUDA.
+``interleave`` runs functions A B, B A, A B, …, so that a machine that slows down slows all of them, and no function
+always comes first. ``PhaseClock`` adds up seconds per phase without waiting for the device: by the clock on a CPU, by
+events on CUDA.
 """
 
 import contextlib
@@ -54,9 +55,17 @@ class Timing:
         Raises:
             ValueError: If the two were not interleaved.
         """
+        return statistics.median(self.ratios_to(other))
+
+    def ratios_to(self, other: "Timing") -> list[float]:
+        """How many times as long this took as ``other`` in each round.
+
+        Raises:
+            ValueError: If the two were not interleaved.
+        """
         if len(self.samples) != len(other.samples):
             raise ValueError(f"timings of {len(self.samples)} and {len(other.samples)} rounds were not interleaved")
-        return statistics.median(a / b for a, b in zip(self.samples, other.samples, strict=True))
+        return [a / b for a, b in zip(self.samples, other.samples, strict=True)]
 
 
 def interleave(
@@ -66,8 +75,12 @@ def interleave(
     warmup: int = 3,
     device: str | torch.device = "cpu",
     budget_s: float | None = None,
+    least: int = 1,
 ) -> dict[str, Timing]:
     """Times functions, interleaved.
+
+    Every second round has the reverse order: whatever helps the first or the last of a round then helps each function
+    equally often in any two. Neighbors stay neighbors. On CUDA, the first of a round finds an idle device.
 
     Args:
         functions: What to time, by name; each is called without arguments.
@@ -77,9 +90,11 @@ def interleave(
             does not count as long as it keeps ahead of the device.
         budget_s: Stop after the first timed round that ends later than so many seconds from the start, warm-up
             included. ``None``: no limit.
+        least: How often each is timed even if that exceeds the budget.
 
     Returns:
-        The timings, by name. All have equally many samples: ``rounds``, or fewer within a budget, but at least one.
+        The timings, by name. All have the same number of samples: ``rounds``, or fewer within a budget, but at least
+        ``least``.
 
     Raises:
         ValueError: For options out of range, all of them at once.
@@ -87,6 +102,7 @@ def interleave(
     kind = torch.device(device).type
     errors = [] if functions else ["functions must name at least one"]
     errors += [] if rounds >= 1 else [f"rounds must be at least 1, got {rounds}"]
+    errors += [] if 1 <= least <= max(1, rounds) else [f"least must be between 1 and rounds, got {least}"]
     errors += [] if warmup >= 0 else [f"warmup must be at least 0, got {warmup}"]
     errors += [] if kind in _DEVICES else [f"device must be {' or '.join(_DEVICES)}, got {kind!r}"]
     errors += [] if budget_s is None or budget_s > 0 else [f"budget_s must be above 0 or None, got {budget_s}"]
@@ -99,10 +115,11 @@ def interleave(
             function()
     samples: dict[str, list[float]] = {name: [] for name in functions}
     with _no_garbage_collection():
-        for _ in range(rounds):
-            for name, seconds in _time_round(functions, kind).items():
+        reverse = dict(reversed(list(functions.items())))
+        for taken in range(1, rounds + 1):
+            for name, seconds in _time_round(functions if taken % 2 else reverse, kind).items():
                 samples[name].append(seconds)
-            if budget_s is not None and time.perf_counter() - start > budget_s:
+            if budget_s is not None and taken >= least and time.perf_counter() - start > budget_s:
                 break
     return {name: Timing(tuple(seconds)) for name, seconds in samples.items()}
 

@@ -45,7 +45,7 @@ def main():
 def experiment(tmp_path):
     """``experiment(variants={name: config}, looks=…)``: a frozen plan."""
 
-    def make(variants, looks=(2, 3), delta=None, out="out", base=None, **asked):
+    def make(variants, looks=(4, 5), delta=None, out="out", base=None, **asked):
         files = {"lightning_llm/__init__.py": "", "lightning_llm/__main__.py": STAND_IN}
         code = {name: tmp_path / f"code-{number}" for number, name in enumerate(files)}
         for name, path in code.items():
@@ -55,6 +55,7 @@ def experiment(tmp_path):
         content = {
             **{"name": "test", "variants": {name: {} for name in variants}, "metric": "val_loss", "delta": delta},
             **{"alpha": 0.05, "looks": list(looks), "match": "tokens", "solved": None, "tune": None},
+            **{"precision": None, "commit": None, "seen": {}},
             **{"asked_configs": {}},
             **{"code": code_hash(code), "first_seed": 0, "threads": 1, "accelerator": "cpu", "folder": str(tmp_path)},
             **{"sides": sides, **asked},

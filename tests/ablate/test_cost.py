@@ -60,6 +60,8 @@ def test_time_and_memory_of_each_side(make, monkeypatch):
     assert found["sides"]["wide"]["ratio_p20"] <= found["sides"]["wide"]["ratio"] <= found["sides"]["wide"]["ratio_p80"]
     assert found["other_cores"] is None or found["other_cores"] >= -0.1
     assert found["threads"] == torch.get_num_threads()
+    assert found["rounds"] == 2
+    assert found["sides"]["wide"]["ratio_interval"] is None  # of two rounds
 
 
 def test_the_null_variant_draws_its_mlps_again_and_nothing_else(make):
@@ -76,13 +78,51 @@ def test_the_null_variant_draws_its_mlps_again_and_nothing_else(make):
     assert all(before[name].std().item() == pytest.approx(spread[name], rel=0.1) for name in changed)
 
 
-def test_a_machine_that_slows_down_between_pairs_changes_no_ratio(make, monkeypatch):
-    seconds = iter([(1.0, 1.0), (3.0, 3.0)])  # of baseline and variant, in each pair
+def timed(monkeypatch, *pairs):
+    """Samples of baseline and variant for each pair, in place of real ones."""
+    pairs = iter(pairs)
 
     def time_pair(baseline, variant, rounds=0):
         steps = SimpleNamespace(device=torch.device("cpu"), peak_bytes=lambda: 1)
-        return steps, steps, [Timing((each,)) for each in next(seconds)]
+        return steps, steps, [Timing(each) for each in next(pairs)]
 
     monkeypatch.setattr(cost, "time_pair", time_pair)
+
+
+def test_the_interval_of_a_ratio_is_that_of_its_rounds(monkeypatch):
+    base = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
+    ratios = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8)
+    timed(monkeypatch, (base, tuple(a * b for a, b in zip(base, ratios, strict=True))), (base[:8], base[:8]))
+    found = cost.measure(["baseline", "a", "b"], lambda name: name, lambda line: None)
+    assert found["sides"]["a"]["ratio_interval"] == pytest.approx((1.1, 1.7))  # the second of each end
+    assert found["sides"]["a"]["ratio"] == pytest.approx(1.4)
+    assert found["sides"]["baseline"]["ratio_interval"] == (1.0, 1.0)
+    assert found["rounds"] == 8  # the fewest: a budget ends a pair earlier
+
+
+def test_a_pair_takes_turns_within_a_budget(monkeypatch):
+    """Six rounds in any case, then until the budget is spent; the order alternates."""
+    order, now = [], [0.0]
+
+    def steps(name):
+        def step():
+            order.append(name)
+            now[0] += 10.0
+
+        return SimpleNamespace(device=torch.device("cpu"), step=step)
+
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(cost, "TrainingSteps", steps)
+    monkeypatch.setattr(cost, "LEAST", 6)
+    *_, timings = cost.time_pair("a", "b")
+    assert [len(timing.samples) for timing in timings] == [6, 6]  # 120 s
+    assert order[6:] == ["a", "b", "b", "a"] * 3
+    monkeypatch.setattr(cost, "BUDGET_S", 200.0)
+    assert len(cost.time_pair("a", "b")[-1][0].samples) == 8  # 60 s of warm-up; the eighth ends after 220 s
+    assert len(cost.time_pair("a", "b", rounds=2)[-1][0].samples) == 2
+
+
+def test_a_machine_that_slows_down_between_pairs_changes_no_ratio(monkeypatch):
+    timed(monkeypatch, ((1.0,), (1.0,)), ((3.0,), (3.0,)))
     sides = cost.measure(["baseline", "a", "b"], lambda name: name, lambda line: None)["sides"]
     assert (sides["b"]["ratio"], sides["b"]["step_s"], sides["b"]["step_p80_s"]) == (1.0, 1.0, 1.0)

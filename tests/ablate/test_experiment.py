@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_llm.ablate.experiment import experiment_of, varied
+from lightning_llm.ablate.experiment import LOOKS, experiment_of, varied
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "examples" / "ablations").glob("*.yaml"))
@@ -18,7 +18,7 @@ def test_a_file_with_only_the_required_keys_gets_the_defaults():
     found = experiment_of(BASE, "f.yaml", "f")
     assert (found.name, found.baseline, found.folder) == ("f", ("a.yaml",), "runs/f")
     assert (found.metric, found.alpha, found.delta, found.match) == ("val_loss", 0.05, 0.005, "tokens")
-    assert found.looks == (4, 6, 8, 12, 16)
+    assert (found.looks, found.first_seed, found.precision) == (LOOKS, 0, None)
 
 
 def test_the_file_on_the_page_is_one():
@@ -42,8 +42,11 @@ def test_nested_options_are_those_with_dots():
 
 
 def test_pairs_cut_the_looks():
-    assert experiment_of({**BASE, "pairs": 10}, "f", "f").looks == (4, 6, 8, 10)
-    assert experiment_of({**BASE, "pairs": 40}, "f", "f").looks == (4, 6, 8, 12, 16, 40)
+    assert experiment_of({**BASE, "pairs": LOOKS[0] + 1}, "f", "f").looks == (LOOKS[0], LOOKS[0] + 1)
+    assert experiment_of({**BASE, "pairs": LOOKS[0]}, "f", "f").looks == LOOKS[:1]
+    assert experiment_of({**BASE, "pairs": 40}, "f", "f").looks == (*LOOKS, 40)
+    assert experiment_of({**BASE, "pairs": 4}, "f", "f").looks == (4,)  # a pilot
+    assert experiment_of({**BASE, "looks": [4, 6, 8], "pairs": 7}, "f", "f").looks == (4, 6, 7)
     assert experiment_of({**BASE, "looks": [3, 5], "pairs": 5}, "f", "f").looks == (3, 5)
 
 
@@ -71,16 +74,19 @@ def test_parameters_are_matched_by_an_option():
         ({"looks": [1]}, "one pair has no interval: give at least 2"),
         ({"looks": [1, 4]}, "one pair has no interval: the first look needs at least 2"),
         ({"pairs": 1}, "one pair has no interval"),
-        ({"pairs": 3}, "3 pairs are too few for the first look at 4, which costs 13 runs"),
+        ({"looks": [4, 6], "pairs": 3}, "3 pairs are too few for the first look at 4, which costs 13 runs"),
+        ({"precision": 0}, "precision is 0, expected a number above 0"),
+        ({"seeds": {"first": -1}}, "seeds.first is -1, expected"),
         ({"match": "memory"}, "match is 'memory', expected tokens, flops, time or parameters: {option: "),
         ({"tune": {"option": "model.architecture.dropout"}}, "tune.option is 'model.architecture.dropout', expected a"),
         ({"tune": {"option": RATE, "factors": [1, 2]}}, "tune.factors is [1, 2], expected at least three increasing"),
         ({"tune": {"option": RATE, "seed": 2}}, "tune.seed is unknown"),
         (
             {"tune": {"option": RATE}, "looks": [4, 101]},
-            "seeds from 100 on belong to tune: give at most 100",
+            "seeds 100 to 101 belong to tuning, and 101 pairs use 0 to 100: give fewer pairs or another seeds.first",
         ),
-        ({"seeds": 3}, "seeds is unknown"),
+        ({"tune": {"option": RATE}, "seeds": {"first": 101}}, "seeds 100 to 101 belong to tuning"),
+        ({"seeds": 3}, "seeds is 3, expected an object"),
     ],
 )
 def test_a_mistake_is_one_line(change, says):
@@ -96,10 +102,15 @@ def test_the_grid_of_a_tuned_option_has_a_default():
     assert found.tune == {"option": RATE, "factors": [0.5, 0.71, 1.0, 1.41, 2.0], "seeds": 2}
 
 
-def test_variants_of_the_command_line_are_named_by_option_and_value():
+def test_variants_of_the_command_line_are_named_by_their_values():
     found = varied(["model.architecture.mlp=relu2", "model.optimizer.lr=1e-3", "data.mixture={a: 1, b: 2}"])
-    assert list(found) == ["mlp=relu2", "lr=1e-3", "mixture={a: 1; b: 2}"]
-    assert found["mlp=relu2"] == {"model.architecture.mlp": "relu2"}
+    assert list(found) == ["relu2", "lr=1e-3", "mixture={a: 1; b: 2}"]
+    assert found["relu2"] == {"model.architecture.mlp": "relu2"}
+    mlps = ["own.mlps.ScaledMishGLU", "relu", "model.qk_norm=true"]
+    assert list(varied([f"m.mlp={mlps[0]}", f"m.mlp={mlps[1]}", mlps[2]])) == ["ScaledMishGLU", "relu", "qk_norm=true"]
+    assert list(varied(["a.norm=post", "a.block=post"])) == ["norm=post", "block=post"]  # the value is not enough
+    assert list(varied(["a.mlp=x.Own", "a.mlp=y.Own"])) == ["mlp=Own", "mlp=y.Own"]
+    assert list(varied(["a.mlp=null", "a.mlp=baseline"])) == ["mlp=null", "mlp=baseline"]  # names that are taken
     for words, says in ((["mlp"], "must be OPTION=VALUE"), (["a.x=1", "b.x=1"], "the variant x=1 is given twice")):
         with pytest.raises(ValueError, match=says):
             varied(words)

@@ -7,40 +7,50 @@ import pytest
 from lightning_llm import ModelConfig
 from lightning_llm.ablate import cost, matching
 from lightning_llm.ablate.cost import Side
+from lightning_llm.ablate.matching import Matched
 from lightning_llm.measure.timer import Timing
+from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine, WarmupLinear, WarmupStableDecay
 
 SIZES = {"vocab_size": 50, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 WIDTH = "model.architecture.intermediate_size"
 
 
-def side(name, steps=100, **options):
+def side(name, steps=100, schedule=None, given=None, **options):
     data = SimpleNamespace(vocab_size=50, tokens_per_step=256, context_length=16)
     trainer = SimpleNamespace(max_steps=steps, precision="32-true")
-    return Side(name, {}, SimpleNamespace(architecture=ModelConfig(**SIZES, **options)), data, trainer)
+    model = SimpleNamespace(architecture=ModelConfig(**SIZES, **options), schedule=schedule)
+    return Side(name, {"model": {"schedule": given}}, model, data, trainer)
+
+
+def timed(monkeypatch, *ratios):
+    """Timings of both sides, in place of real ones: a step of the baseline takes 1, 2, 3, … seconds."""
+    base = tuple(float(n + 1) for n in range(len(ratios)))
+    timings = [Timing(base), Timing(tuple(a * b for a, b in zip(base, ratios, strict=True)))]
+    monkeypatch.setattr(cost, "time_pair", lambda base, variant: (None, None, timings))
 
 
 BASE, GELU, WIDE = side("baseline"), side("gelu", mlp="gelu"), side("wide", intermediate_size=512)
 
 
 def test_tokens_change_nothing():
-    assert matching.matched_options("tokens", None, BASE, WIDE, None) == {}
+    assert matching.matched("tokens", None, BASE, WIDE, None) == Matched()
     assert matching.closeness("tokens", matching.facts(BASE), matching.facts(WIDE)) == 1.0
 
 
 def test_flops_scale_the_steps():
-    options = matching.matched_options("flops", None, BASE, WIDE, None)
+    options = matching.matched("flops", None, BASE, WIDE, None).options
     found = matching.facts(side("wide", options["trainer.max_steps"], intermediate_size=512))
     assert found["steps"] < 100
     assert matching.closeness("flops", matching.facts(BASE), found) == pytest.approx(1, abs=0.01)
 
 
 def test_parameters_are_solved_for():
-    options = matching.matched_options("parameters", WIDTH, BASE, GELU, None)
+    options = matching.matched("parameters", WIDTH, BASE, GELU, None).options
     found = matching.facts(side("gelu", mlp="gelu", intermediate_size=options[WIDTH]))
     assert matching.closeness("parameters", matching.facts(BASE), found) == pytest.approx(1, abs=0.005)
     layers = {**SIZES, "num_hidden_layers": 3}
     deep = Side("deep", {}, SimpleNamespace(architecture=ModelConfig(**layers)), BASE.data, BASE.trainer)
-    options = matching.matched_options("parameters", "model.architecture.num_hidden_layers", BASE, deep, None)
+    options = matching.matched("parameters", "model.architecture.num_hidden_layers", BASE, deep, None).options
     assert options == {"model.architecture.num_hidden_layers": 2}
 
 
@@ -53,13 +63,87 @@ def test_parameters_are_solved_for():
 )
 def test_what_cannot_be_solved_is_one_line(option, says):
     with pytest.raises(ValueError, match=says):
-        matching.matched_options("parameters", option, BASE, WIDE, None)
+        matching.matched("parameters", option, BASE, WIDE, None)
 
 
 def test_time_scales_the_steps_by_the_interleaved_timing(monkeypatch):
-    timings = [Timing((1.0, 2.0, 4.0)), Timing((2.0, 4.0, 8.0))]
-    monkeypatch.setattr(cost, "time_pair", lambda base, variant: (None, None, timings))
-    assert matching.matched_options("time", None, BASE, WIDE, str) == {"trainer.max_steps": 50}
+    timed(monkeypatch, 2.0, 1.9, 2.1, 2.05, 1.95, 2.0, 1.7, 2.4)
+    found = matching.matched("time", None, BASE, WIDE, str)
+    assert found.options == {"trainer.max_steps": 50}
+    assert found.time_ratio == pytest.approx(2.0)
+    assert found.time_ratio_interval == pytest.approx((1.7, 2.4))  # the extremes of eight rounds
+    assert found.facts == {
+        "matched": found.options,
+        "time_ratio": found.time_ratio,
+        "time_ratio_interval": found.time_ratio_interval,
+    }
+
+
+def test_steps_stay_as_they_are_inside_the_noise_of_the_timing(monkeypatch):
+    timed(monkeypatch, 1.1, 1.2, 1.15, 1.1, 1.2, 0.99)
+    found = matching.matched("time", None, BASE, WIDE, str)
+    assert (found.options, found.time_ratio) == ({}, pytest.approx(1.125))
+    assert found.time_ratio_interval == pytest.approx((0.99, 1.2))
+    timed(monkeypatch, 1.1, 1.2, 1.15, 1.1, 1.2, 1.01)
+    assert matching.matched("time", None, BASE, WIDE, str).options == {"trainer.max_steps": 89}
+    timed(monkeypatch, 2.0, 2.0)  # too few rounds for an interval
+    assert matching.matched("time", None, BASE, WIDE, str) == Matched({}, 2.0, None)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "scale", "options"),
+    [
+        (None, 0.5, {}),
+        (WarmupCosine(), 0.5, {}),
+        (Constant(warmup_steps=10), 0.5, {"warmup_steps": 5}),
+        (WarmupCosine(warmup_steps=25, decay_steps=90), 0.5, {"warmup_steps": 12, "decay_steps": 45}),
+        (WarmupLinear(warmup_steps=9, decay_steps=10), 2.0, {"decay_steps": 20, "warmup_steps": 18}),
+        (WarmupStableDecay(warmup_steps=1, decay_steps=100), 0.213, {"warmup_steps": 1, "decay_steps": 21}),
+    ],
+)
+def test_steps_of_a_built_in_schedule_follow_those_of_the_run(schedule, scale, options):
+    found = matching.scaled_options("flops", side("a", schedule=schedule), 100, scale)
+    assert found.pop("trainer.max_steps") == round(100 * scale)
+    assert found == {f"model.schedule.init_args.{name}": value for name, value in options.items()}
+
+
+def test_a_schedule_stays_as_it_is_if_the_steps_do():
+    assert matching.scaled_options("flops", side("a", schedule=WarmupCosine(warmup_steps=10)), 100, 1.004) == {}
+    assert matching.scaled_options("flops", side("a", schedule=lambda optimizer: None), 100, 1.0) == {}
+
+
+class Own(Schedule):
+    def factor(self, step, total_steps=None):
+        return 1.0
+
+
+class Longer(WarmupCosine):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("schedule", "init_args", "says"),
+    [
+        (Own(), {"cycle": 30}, "cycle 30 of model.schedule own.Own would not follow"),
+        (Own(), {"at": [30, 60]}, "at [30, 60] of model.schedule own.Own would not follow"),
+        (Longer(warmup_steps=5), {"warmup_steps": 5}, "warmup_steps 5 of model.schedule own.Own would not follow"),
+        (lambda optimizer: None, {"gamma": 0.9}, "but model.schedule own.Own would not follow"),  # one of torch
+    ],
+)
+@pytest.mark.parametrize("match", ["flops", "time"])
+def test_steps_of_an_unknown_schedule_are_refused(match, schedule, init_args, says):
+    mine = side("mine", schedule=schedule, given={"class_path": "own.Own", "init_args": init_args}, mlp="gelu")
+    with pytest.raises(ValueError, match=f"^match: {match} changes trainer.max_steps of mine, but ") as caught:
+        matching.matched(match, None, BASE, mine, None)  # for time, before anything is timed
+    assert says in str(caught.value)
+    assert "give shares of the total_steps that Schedule.factor gets, or use match: tokens" in str(caught.value)
+
+
+def test_an_unknown_schedule_without_steps_is_accepted():
+    given = {"class_path": "own.Own", "init_args": {"share": 0.5, "restart": True, "warmup_steps": 0, "shape": "sqrt"}}
+    mine = side("mine", schedule=Own(), given=given)
+    assert matching.scaled_options("time", mine, 100, 0.5) == {"trainer.max_steps": 50}
+    assert matching.scaled_options("time", side("mine", schedule=Own(), given="own.Own"), 100, 2) != {}
 
 
 def test_a_run_of_unknown_length_is_refused():

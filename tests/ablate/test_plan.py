@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from lightning_llm.ablate.plan import CODE, CONFIGS, PLAN, Plan, code_of
+from lightning_llm.ablate.scheduler import Added
 
 VARIANTS = {"a": {"effect": -0.5}}
 OTHERS = {"d": {"norm": "plain.part.Norm", "text": "stores.txt", "precision": "auto"}}
@@ -19,9 +20,9 @@ def test_a_plan_is_read_back_as_it_was_frozen(experiment):
     assert len(plan.content["hash"]) == 64
     assert again.names == ["baseline", "baseline-again", "null", "a"]
     assert again.config("baseline-again") == again.config("baseline")
-    again.add(2)
-    again.add(3)
-    assert Plan.read(plan.out).rules.added == [2, 3]
+    again.add(Added(2))
+    again.add(Added(3, ["a"]))
+    assert Plan.read(plan.out).rules.added == [Added(2), Added(3, ["a"])]
     assert Plan.read(plan.out).content["hash"] == plan.content["hash"]
 
 

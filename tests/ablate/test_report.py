@@ -1,16 +1,23 @@
 """The report: numbers by name, one page that needs nothing else, the same after a kill."""
 
+import io
 import json
 import re
 
+import numpy as np
 import pytest
+from scipy import stats
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.__main__ import main
-from lightning_llm.ablate.page import cost_lines, noise_lines
-from lightning_llm.ablate.report import curves_of, report_of
+from lightning_llm.ablate.page import page_of
+from lightning_llm.ablate.report import Curves, curves_of, report_of
 from lightning_llm.ablate.results import COST, load_experiment
+from lightning_llm.ablate.sequential import PlannedLook, spending
+from lightning_llm.ablate.words import cost_lines, noise_lines
 from lightning_llm.ablate.worker import work
+from lightning_llm.cli.ablate_report import show_report, write_report
+from lightning_llm.io.console import Console
 
 NAMES = {"pairs", "difference", "interval", "p", "p_adjusted", "verdict", "sd", "correlation", "diverged"}
 
@@ -46,23 +53,32 @@ def done(experiment):
 def test_the_report_has_the_names_that_scripts_rely_on(done, capsys):
     assert main(["ablate", "report", str(done.out)]) == 0
     report = json.loads((done.out / "report.json").read_text())
-    assert (report["plan"], report["pairs"]) == (done.content["hash"], 2)
+    assert (report["plan"], report["pairs"]) == (done.content["hash"], 5)
     assert report["aa"]["replay_difference"] == 0.0
-    assert report["aa"]["null_sd"] == pytest.approx(0.003e-3 / 2**0.5, rel=1e-3)
+    assert report["aa"]["null_sd"] == pytest.approx(0.003e-3 * np.std([0, 1, 2, 0], ddof=1), rel=1e-3)
+    assert (report["aa"]["null"]["pairs"], report["aa"]["null"]["direction"]) == (4, "worse")  # planted
+    assert report["interval"] == {"each": pytest.approx(1 - 0.05 / 3), "together": 0.95}
     assert all(row.keys() >= NAMES for row in report["variants"].values())
     better, lost, same = report["variants"].values()
-    assert (better["verdict"], better["pairs"], better["diverged"]) == ("better", 2, 0)
-    assert better["difference"] == pytest.approx(-0.50025)
+    assert (better["verdict"], better["pairs"], better["diverged"]) == ("better", 4, 0)
+    assert (better["direction"], better["size"], better["rule"]) == ("better", "larger", "look 1")
+    assert better["difference"] == pytest.approx(-0.500375)
+    assert better["by_seed"][3] == {"seed": 3, "baseline": pytest.approx(3.03), "variant": pytest.approx(2.53)}
     assert better["interval"][0] < better["difference"] < better["interval"][1] < 0
     assert (lost["verdict"], lost["diverged"], lost["difference"], lost["interval"]) == ("undecided", 1, None, None)
     assert same["verdict"] == "equivalent"
     assert report["diverged_runs"] == {"lost,seed=1": "loss is nan"}
     assert report["cost"]["sides"]["a"]["training_s"] == 3.0
-    assert better["sign_flip"]["smallest"] == 0.5
+    assert better["robust"]["smallest_p"] == 0.125
+    assert lost["by_seed"][1]["variant"] is None
     printed = capsys.readouterr().out
     for words in (
-        "equal to the bit",
-        "sign-flip p 0.5, which cannot fall below 0.5",
+        "The baseline's seed 0 again: bit-identical.",
+        "The null variant (the baseline with other initial MLPs): worse, by less than 0.01, which is false",
+        "a: better, by more than 0.01; difference -0.5004 (-0.5",
+        "look 1 of 2: the difference is likely exaggerated",
+        "sign-flip p 0.12, at least 0.12",
+        "All intervals hold together with a probability of 95 %.",
         "lost,seed=1 diverged: loss is nan",
     ):
         assert words in printed
@@ -90,11 +106,11 @@ def test_curves_are_compared_in_pairs_and_at_equal_time(done):
     curves = curves_of(loaded)
     steps, differences = curves.differences("a")
     assert steps == [3, 6]
-    assert differences.shape == (2, 2)
-    assert differences[:, -1] == pytest.approx([-0.5, -0.5005], abs=1e-6)
+    assert differences.shape == (4, 2)
+    assert differences[:, -1] == pytest.approx([-0.5, -0.5005, -0.501, -0.5], abs=1e-6)
     sides = report_of(loaded)["cost"]["sides"]
     # when the variant ends, after 3 s, the baseline is at step 3: its loss is 1 above its end
-    assert curves.at_equal_time("a", sides) == pytest.approx(-1.50025, abs=1e-5)
+    assert curves.at_equal_time("a", sides) == pytest.approx(-1.500375, abs=1e-5)
     assert curves.at_equal_time("lost", sides) == pytest.approx(-1.0, abs=1e-5)  # of its seed that did not
 
 
@@ -103,6 +119,87 @@ def test_no_loss_is_made_up_before_the_first_validation(done):
     sides = report_of(loaded)["cost"]["sides"]
     sides["a"]["step_s"] = 0.4  # it ends after 2.4 s; the baseline is first validated after 3 s
     assert curves_of(loaded).at_equal_time("a", sides) is None
+
+
+def curves_with(*validations):
+    """Of losses 1 + 10 / step; the variant's are 0.5 below."""
+    steps, losses = {}, {}
+    for name, below in (("baseline", 0.0), ("a", 0.5)):
+        steps[name] = list(validations)
+        losses[name] = np.array([[1 + 10 / step - below for step in validations]])
+    return Curves(steps, losses, {"baseline": [0], "a": [0]})
+
+
+PACES = {"baseline": {"step_s": 1.0}, "a": {"step_s": 0.95}}  # the variant ends when the baseline is at step 95
+
+
+@pytest.mark.parametrize(
+    ("validations", "delta", "is_shown"),
+    [
+        ([80, 90, 100], 0.005, True),  # off by about 10 / 90³ · 5 · 5
+        ([80, 90, 100], 0.001, False),
+        ([20, 60, 100], 0.005, False),
+        ([20, 60, 100], None, False),  # the default delta
+        ([20, 60, 100], 0.1, True),
+        ([20, 60, 95, 100], 0.001, True),  # a validation at that moment
+        ([60, 100], 1.0, False),  # no neighbor tells how far the line is off
+        ([100], 1.0, False),
+    ],
+)
+def test_equal_time_needs_validations_close_to_the_moment(validations, delta, is_shown):
+    found = curves_with(*validations).at_equal_time("a", PACES, delta)
+    assert (found is not None) == is_shown
+    if is_shown:
+        true = (1 + 10 / 100 - 0.5) - (1 + 10 / 95)
+        assert found == pytest.approx(true, abs=delta / 4)
+
+
+def test_equal_time_is_the_end_where_times_cannot_be_distinguished():
+    paces = {**PACES, "a": {"step_s": 0.95, "ratio_interval": [0.9, 1.02]}}
+    assert curves_with(20, 100).at_equal_time("a", paces, 0.001) == pytest.approx(-0.5)
+
+
+def test_the_page_compares_with_the_delta_of_the_experiment(done):
+    report = report_of(load_experiment(done.out))
+    for name, pace in PACES.items():
+        report["cost"]["sides"][name] |= pace | dict.fromkeys(("step_p20_s", "step_p80_s"), pace["step_s"])
+    curves = curves_with(20, 60, 100)  # off by about 0.008
+    assert "<td>1</td><td>–</td></tr>" in row_of(page_of(report, curves), "a")
+    assert "<td>1</td><td>-0." in row_of(page_of(report | {"delta": 0.1}, curves), "a")
+
+
+def row_of(page, name):
+    """Of the table of costs, the last one."""
+    return re.search(f"<tr><td>{name}</td>.*?</tr>", page.rpartition("<thead>")[2]).group()
+
+
+def change_cost(plan, name, **fields):
+    cost = json.loads((plan.out / COST).read_text())
+    cost["sides"][name] = {**cost["sides"][name], **fields}
+    (plan.out / COST).write_text(json.dumps(cost))
+
+
+@pytest.mark.parametrize(
+    ("interval", "cell", "words"),
+    [
+        ([0.98, 1.05], "not distinguishable", "a not distinguishable in time, 1 MiB"),
+        ([1.01, 1.02], "1.015", "a 1.015 × the time, 1 MiB"),
+        (None, "not distinguishable", "a not distinguishable in time, 1 MiB"),  # too few rounds
+        ("none", "1.015", "a 1.015 × the time, 1 MiB"),  # an older file
+    ],
+)
+def test_a_ratio_inside_the_noise_is_not_shown(done, interval, cell, words):
+    change_cost(done, "a", ratio=1.015, **({} if interval == "none" else {"ratio_interval": interval}))
+    assert main(["ablate", "report", str(done.out)]) == 0
+    assert f"<td>{cell}</td>" in (done.out / "report.html").read_text()
+    assert any(words in line for line in cost_lines(report_of(load_experiment(done.out))))
+
+
+def test_the_report_says_how_closely_time_is_matched(experiment):
+    sides = {name: {"steps": 6, "tokenizer": "t"} for name in ("baseline", "null", "a")}
+    sides["a"] |= {"steps": 3, "time_ratio": 2.0, "time_ratio_interval": [1.98, 2.03]}
+    plan = experiment({"a": {"effect": 0.0}}, match="time", sides=sides)
+    assert cost_lines(report_of(load_experiment(plan.out)))[0] == "Matched: time: a within ±1.5%."
 
 
 def test_cost_of_another_plan_does_not_count(done):
@@ -115,15 +212,16 @@ def test_a_null_variant_that_began_like_the_baseline_measures_no_noise(experimen
     base = {"drawn": "01"}  # as with model.init_from
     plan = experiment({"a": {"effect": -0.5, **base}}, base=base)
     work(plan.out)
-    assert load_experiment(plan.out).null_sd is None
+    report = report_of(load_experiment(plan.out))
+    assert (report["aa"]["null_sd"], report["aa"]["null"]) == (None, None)
 
 
 def test_sides_with_other_seeds_are_shown_at_the_paired_difference(experiment):
-    """The variant has two pairs, and the baseline three seeds, the last of which has the highest loss."""
+    """The variant has four pairs, and the baseline five seeds, the last of which has the highest loss."""
     plan = experiment({"a": {"effect": -0.5}, "b": {"effect": 0.0}})
     work(plan.out)
     report = report_of(load_experiment(plan.out))
-    assert (report["variants"]["a"]["runs"], report["baseline"]["runs"]) == (2, 3)
+    assert (report["variants"]["a"]["runs"], report["baseline"]["runs"]) == (4, 5)
     level = report["baseline"]["mean"] + report["variants"]["a"]["difference"]
     assert main(["ablate", "report", str(plan.out)]) == 0
     assert f"<td>a</td><td>{level:.5g}</td>" in (plan.out / "report.html").read_text()
@@ -139,6 +237,55 @@ def test_the_report_says_what_was_not_equal_and_who_else_computed(done):
     report["cost"]["other_cores"], report["variants"]["a"]["parameters"] = 0.01, 100
     assert any("alone on a test" in line for line in cost_lines(report))
     assert not any("not equal" in line for line in cost_lines(report))
+
+
+def test_every_number_can_be_recomputed_from_the_json_alone(done):
+    """With scipy, and boundaries of the looks that the JSON names."""
+    write_report(load_experiment(done.out))
+    report = json.loads((done.out / "report.json").read_text())
+    share = report["alpha"] / len(report["variants"])
+    for row in [*report["variants"].values(), report["aa"]["null"]]:
+        both = [(each["baseline"], each["variant"]) for each in row["by_seed"]]
+        assert row["diverged"] == sum(variant is None for _, variant in both)
+        if row["diverged"]:
+            continue
+        base, variant = map(np.array, zip(*both, strict=True))
+        d, pairs = variant - base, len(both)
+        assert (row["pairs"], row["difference"]) == (pairs, pytest.approx(d.mean()))
+        assert row["sd"] == pytest.approx(d.std(ddof=1), abs=1e-15)
+        assert row["robust"]["median"] == pytest.approx(np.median(d))
+        if not d.any():
+            assert (row["interval"], row["verdict"]) == ([0, 0], "equivalent")
+            continue
+        assert row["p"] == pytest.approx(stats.ttest_rel(variant, base).pvalue)
+        assert row["correlation"] == pytest.approx(np.corrcoef(base, variant)[0, 1])
+        if row["rule"].startswith("look"):
+            number, looks = int(row["rule"].split()[1]) - 1, tuple(report["looks"])
+            spent = spending(looks, report["rule"]["spending"], reserve=report["rule"]["reserve"])
+            critical = PlannedLook(looks, number, spent).critical(share)
+        else:  # the null variant, alone
+            critical = stats.t.ppf(1 - report["alpha"] / 2, pairs - 1)
+        half = critical * d.std(ddof=1) / pairs**0.5
+        assert row["interval"] == pytest.approx([d.mean() - half, d.mean() + half])
+        low, high = row["interval"]
+        assert row["direction"] == ("worse" if low > 0 else "better" if high < 0 else "not shown")
+        inside, outside = -report["delta"] < low and high < report["delta"], low > 0.01 or high < -0.01
+        assert row["size"] == ("smaller" if inside else "larger" if outside else "not shown")
+    base = [each["baseline"] for each in report["variants"]["lost"]["by_seed"]]
+    assert report["baseline"]["mean"] == pytest.approx(np.mean(base))
+    assert report["seeds"] == [each["seed"] for each in report["variants"]["lost"]["by_seed"]]
+
+
+@pytest.mark.parametrize("name", ["a", "model.architecture.intermediate_size=1024"])
+def test_no_verdict_is_cut_on_80_columns(experiment, name):
+    plan = experiment({name: {"effect": 0.0}, "b": {"effect": 0.02}})
+    work(plan.out)
+    file = io.StringIO()
+    show_report(report_of(load_experiment(plan.out)), Console(file=file, width=80))
+    table = [line for line in file.getvalue().splitlines() if "…" in line]
+    assert table == []
+    assert "undecided" in file.getvalue()
+    assert " worse" in file.getvalue()
 
 
 def test_a_replay_that_differs_on_a_cpu_is_a_warning(done):
@@ -159,7 +306,7 @@ def test_a_report_without_curves_cost_and_verdicts_says_so(experiment, capsys):
     assert "The experiment has not ended." in (plan.out / "report.html").read_text()
     capsys.readouterr()
     assert main(["ablate", "status", str(plan.out)]) == 0
-    assert "0 runs have ended, 0 train, 7 wait" in capsys.readouterr().out
+    assert "0 runs have ended, 0 train, 13 wait" in capsys.readouterr().out
 
 
 def test_the_report_says_what_the_metric_is_of(experiment):

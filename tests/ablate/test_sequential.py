@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from lightning_llm.ablate.sequential import RHO, AnyLook, OneLook, PlannedLook, boundaries, rule_at
+from lightning_llm.ablate.sequential import RHO, OneLook, PlannedLook, ShortLook, boundaries, further_looks, spending
 from lightning_llm.ablate.statistics import student
 
 LOOKS = (4, 6, 8, 12, 16)
-RULES = [PlannedLook(LOOKS, number, 1.0) for number in range(len(LOOKS))]  # each pair spends the same
+SPENT = spending(LOOKS, 1.0, reserve=0)
+RULES = [PlannedLook(LOOKS, number, SPENT) for number in range(len(LOOKS))]  # each pair spends the same
 
 
 def statistics_at(draws, pairs):
@@ -32,12 +33,12 @@ def test_boundaries_spend_alpha_in_proportion_to_the_pairs():
     found = [rule.critical(0.05) for rule in RULES]
     assert found == pytest.approx([5.41, 4.16, 3.52, 2.81, 2.57], abs=0.03)
     assert found[0] == pytest.approx(student(0.05 / 4, 3))
-    assert PlannedLook((9,), 0).critical(0.05) == pytest.approx(OneLook(8).critical(0.05))
+    assert PlannedLook((9,), 0, (1.0,)).critical(0.05) == pytest.approx(OneLook(8).critical(0.05))
 
 
 @pytest.mark.parametrize("rho", [1.0, RHO])
 def test_planned_looks_reject_5_percent_and_peeking_15(null, rho):
-    planned = {pairs: PlannedLook(LOOKS, number, rho) for number, pairs in enumerate(LOOKS)}
+    planned = {pairs: PlannedLook(LOOKS, number, spending(LOOKS, rho, reserve=0)) for number, pairs in enumerate(LOOKS)}
     assert rejected(null, planned) == pytest.approx(0.05, abs=0.004)
     assert rejected(null, planned, 0.1) == pytest.approx(0.1, abs=0.005)
     assert rejected(null, planned, 0.01) == pytest.approx(0.01, abs=0.0015)
@@ -54,7 +55,7 @@ def test_planned_looks_reject_5_percent_and_peeking_15(null, rho):
     ],
 )
 def test_up_to_a_look_its_share_is_spent(null, rho, spent):
-    rules = [PlannedLook(LOOKS, number, rho) for number in range(len(LOOKS))]
+    rules = [PlannedLook(LOOKS, number, spending(LOOKS, rho, reserve=0)) for number in range(len(LOOKS))]
     for number, share in enumerate(spent):
         until = dict(zip(LOOKS[: number + 1], rules, strict=False))
         assert rejected(null, until, 0.2) == pytest.approx(0.2 * share, abs=0.001 + 0.006 * share**0.5)
@@ -62,19 +63,22 @@ def test_up_to_a_look_its_share_is_spent(null, rho, spent):
 
 def test_a_larger_exponent_saves_alpha_for_the_last_look():
     first, last = (
-        [PlannedLook(LOOKS, number, rho).critical(0.05) for rho in (1.0, 2.0, 3.0)] for number in (0, len(LOOKS) - 1)
+        [PlannedLook(LOOKS, number, spending(LOOKS, rho, reserve=0)).critical(0.05) for rho in (1.0, 2.0, 3.0)]
+        for number in (0, len(LOOKS) - 1)
     )
     assert first == pytest.approx([student(0.05 * 0.25**rho, 3) for rho in (1, 2, 3)])
     assert last == pytest.approx([2.57, 2.34, 2.25], abs=0.02)
-    assert PlannedLook(LOOKS, 4).critical(0.05) == PlannedLook(LOOKS, 4, RHO).critical(0.05)
+    assert spending(LOOKS) == spending(LOOKS, RHO)
 
 
 def test_a_look_that_spends_almost_nothing_rejects_almost_nothing(null):
     # 0.1 % of 1 %, of a simulation of 500,000 paths: 5 would make the boundary
     looks = (4, 5, 40)
-    rules = {pairs: PlannedLook(looks, number, 3.0) for number, pairs in enumerate(looks[:2])}
+    rules = {
+        pairs: PlannedLook(looks, number, spending(looks, 3.0, reserve=0)) for number, pairs in enumerate(looks[:2])
+    }
     assert rules[5].critical(0.01) == pytest.approx(student(0.01 * (5**3 - 4**3) / 40**3, 4), rel=1e-3)
-    assert (np.diff(boundaries(looks, 3.0), axis=0) <= 0).all()
+    assert (np.diff(boundaries(looks, spending(looks, 3.0, reserve=0)), axis=0) <= 0).all()
     assert rejected(null, rules, 0.01) < 5e-4
 
 
@@ -83,33 +87,22 @@ def test_heavy_tails_do_not_raise_the_error():
     assert rejected(draws, dict(zip(LOOKS, RULES, strict=True))) == pytest.approx(0.036, abs=0.004)
 
 
-def test_power_of_planned_looks_and_of_the_e_process(null):
+def test_power_of_planned_looks(null):
     shifted = null[:, :16] + 1
     assert rejected(shifted, dict(zip(LOOKS, RULES, strict=True))) == pytest.approx(0.92, abs=0.01)
-    assert rejected(shifted, {n: AnyLook(n) for n in range(2, 17)}) == pytest.approx(0.74, abs=0.01)
 
 
-def test_the_e_process_may_look_at_any_time(null):
-    assert rejected(null, {n: AnyLook(n) for n in range(2, 25)}) < 0.05
-    # its expectation is 1, whatever the scale of the differences
-    values = np.exp(AnyLook(3).log_e(statistics_at(null * 7, 3)))
-    assert values.mean() == pytest.approx(1, abs=0.03)
+def test_the_share_of_alpha_up_to_each_look():
+    assert spending((8, 12, 16), 2.0, reserve=0.2) == pytest.approx((0.2, 0.45, 0.8))
+    assert spending((8, 16), 1.0, further=3, reserve=0.2) == pytest.approx((0.4, 0.8, 0.9, 0.8 + 0.4 / 3, 0.95))
+    assert further_looks(16)[:3] == [24, 36, 54]
+    assert further_looks(4)[:4] == [6, 9, 14, 21]
+    assert further_looks(900) == []
 
 
-def test_more_pairs_after_all_planned_looks_are_a_second_chance():
-    draws = np.random.default_rng(12).normal(size=(30_000, 64))
-    rules = {n: AnyLook(n) for n in range(17, 65)} | dict(zip(LOOKS, RULES, strict=True))
-    assert rejected(draws, rules) == pytest.approx(0.057, abs=0.004)
-
-
-def test_the_e_process_by_hand():
-    # n = 2, t = 3: 3^(-1/2) (10 / 4) = 1.443
-    assert np.exp(AnyLook(2).log_e(3.0)) == pytest.approx(2.5 / 3**0.5)
-    assert AnyLook(2).p(0.0) == 1.0
-    assert AnyLook(5).p(float("inf")) == pytest.approx(6 ** (0.5 - 5 / 2))
-
-
-@pytest.mark.parametrize("rule", [OneLook(7), *RULES, PlannedLook(LOOKS, 1, 3.0), AnyLook(5), AnyLook(40)])
+@pytest.mark.parametrize(
+    "rule", [OneLook(7), *RULES, PlannedLook(LOOKS, 1, spending(LOOKS, 3.0)), ShortLook(RULES[2], 6)]
+)
 def test_the_critical_value_is_where_p_is_alpha(rule):
     for alpha in (0.5, 0.05, 0.03, 2e-4):
         if (critical := rule.critical(alpha)) < float("inf"):
@@ -126,21 +119,8 @@ def test_beyond_the_simulation_p_is_bounded():
         assert rule.p(float("inf")) == 0.0
 
 
-def test_too_few_pairs_for_the_e_process():
-    assert AnyLook(2).critical(0.05) == float("inf")
-    assert AnyLook(3).critical(0.05) == float("inf")
-
-
-def test_the_rule_at_a_number_of_pairs():
-    assert rule_at(5) == OneLook(4)
-    assert rule_at(6, LOOKS) == PlannedLook(LOOKS, 1)
-    assert rule_at(5, LOOKS) == rule_at(5, LOOKS, is_extended=True) == rule_at(5, is_extended=True) == AnyLook(5)
-    assert rule_at(16, LOOKS, is_extended=True) == AnyLook(16)
-    assert [rule_at(n, LOOKS).name for n in (8, 9)] == ["look 3 of 5", "e-process"]
-
-
 def test_boundaries_are_simulated_once_and_the_same_each_time():
-    first = boundaries((3, 5))
-    assert boundaries((3, 5)) is first
+    first = boundaries((3, 5), (0.5, 1.0))
+    assert boundaries((3, 5), (0.5, 1.0)) is first
     boundaries.cache_clear()
-    assert (boundaries((3, 5)) == first).all()
+    assert (boundaries((3, 5), (0.5, 1.0)) == first).all()

@@ -9,7 +9,7 @@ import pytest
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.scheduler import Rules, Run, state_of
-from lightning_llm.ablate.tuning import FIRST_SEED, MOST_EXTENSIONS, Tune, Tuned, lowest_point, tuning_of
+from lightning_llm.ablate.tuning import MOST_EXTENSIONS, Tune, Tuned, lowest_point, tuning_of
 from lightning_llm.ablate.worker import work
 
 RATE = "model.optimizer.init_args.lr"
@@ -39,6 +39,9 @@ def test_the_grid_grows_for_all_sides_until_each_optimum_is_inside():
     assert all(each.is_bracketed for each in sides.values())
     assert {seed for _, seed in losses} == {100, 101}
     assert ("baseline,lr=0.0005", 100) in losses
+    assert ("baseline,lr=0.0012", 101) in losses  # the vertex is trained with the same seeds
+    assert sides["baseline"].vertex_loss == pytest.approx(3.0)
+    assert sides["baseline"].vertices == [0.0012, 0.0012]
     assert sides["a"].losses[0] == pytest.approx(3 + math.log2(11) ** 2)
 
 
@@ -48,9 +51,29 @@ def test_a_grid_grows_downward_and_only_so_far():
     assert (low["baseline"].best, low["baseline"].is_bracketed) == (low["baseline"].values[0], False)
 
 
+def test_a_vertex_that_is_worse_than_the_grid_is_not_used():
+    """Its runs have another loss than the parabola through the grid predicts."""
+
+    def loss(side, value, seed):
+        on_grid = min((abs(value / each - 1), each) for each in (0.0005, 0.001, 0.002))[0] < 1e-6
+        return 3 + math.log2(value / 0.0012) ** 2 + (0.0 if on_grid else 0.2)
+
+    sides, _ = grown(TUNE, ["baseline"], loss)
+    found = sides["baseline"]
+    assert (found.vertex, found.vertex_loss) == (0.0012, pytest.approx(3.2))
+    assert (found.best, found.best_loss) == (0.001, pytest.approx(3 + math.log2(1 / 1.2) ** 2))
+
+
+def test_the_spread_of_the_vertex_is_that_over_seeds():
+    best = {100: 0.0009, 101: 0.0012}
+    sides, _ = grown(TUNE, ["baseline"], lambda side, value, seed: 3 + math.log2(value / best[seed]) ** 2)
+    assert sides["baseline"].vertices == [0.0009, 0.0012]
+    assert sides["baseline"].vertex == pytest.approx((0.0009 * 0.0012) ** 0.5, rel=1e-3)
+
+
 def test_a_value_with_a_diverged_run_is_no_optimum():
-    found = Tuned.of([1.0, 2.0, 4.0], [3.0, 2.9, None])
-    assert (found.best, found.is_bracketed) == (2.0, True)  # without a parabola
+    found = Tuned.of([1.0, 2.0, 4.0], [[3.0], [2.9], [None]])
+    assert (found.best, found.is_bracketed, found.vertex) == (2.0, True, None)  # without a parabola
     lost, _ = grown(TUNE, ["baseline"], lambda side, value, seed: None)
     assert (lost["baseline"].best, lost["baseline"].is_bracketed) == (None, False)
 
@@ -89,7 +112,7 @@ def test_a_difference_that_only_the_learning_rate_makes_is_gone_after_tuning(exp
     assert (state.verdicts["a"].verdict, state.tuned.verdicts["a"].verdict) == ("better", "equivalent")
     assert (state.tuning["baseline"].best, state.tuning["a"].best) == (4.0, 1.0)
     started = (plan.out / "started.txt").read_text().split()
-    assert len(started) == len(set(started)) == 7 + 2 * 2 * 5 + 2
+    assert len(started) == len(set(started)) == 13 + 2 * 2 * 5 + 4
     assert main(["ablate", "report", str(plan.out)]) == 0
     report = json.loads((plan.out / "report.json").read_text())
     both = report["variants"]["a"]
@@ -97,7 +120,7 @@ def test_a_difference_that_only_the_learning_rate_makes_is_gone_after_tuning(exp
     assert report["tuning"]["sides"]["baseline"]["best"] == 4.0
     assert (report["tuning"]["runs"], report["tuning"]["run_seconds"]) == (20, 20.0)
     assert "a, tuned" in (printed := capsys.readouterr().out)
-    assert f"Tuned {RATE}: baseline 4 (untuned 1), a 1 (untuned 1); 20 runs" in printed
+    assert f"Tuned {RATE}: baseline 4 (untuned 1, by seed 4 to 4), a 1 (untuned 1, by seed 1 to 1); 20 runs" in printed
     page = (plan.out / "report.html").read_text()
     assert "Tuning curves" in page
     assert re.findall(r">([\d.]+)</text>", page[page.index("Tuning curves") :])[:5] == ["0.5", "1", "2", "4", "8"]
@@ -111,7 +134,8 @@ def test_added_pairs_stay_below_the_seeds_of_tuning(experiment, capsys):
     plan = experiment(variants, base={"lr": 1.0, "best": 4.0}, sides=sides, tune=tune)
     work(plan.out)
     state = load_experiment(plan.out).state
-    assert (state.look, state.tuned.look, state.tuned.undecided) == (2, 3, ["a"])
-    assert main(["ablate", "extend", str(plan.out), "--pairs", "98"]) == 2
-    assert f"--pairs 98: seeds from {FIRST_SEED} on belong to tuning: give fewer" in capsys.readouterr().err
+    assert (state.look, state.tuned.look, state.tuned.undecided) == (4, 5, ["a"])
+    assert main(["ablate", "extend", str(plan.out), "--pairs", "90"]) == 2
+    said = "--pairs 90: seeds 100 to 100 belong to tuning, and 140 pairs use 0 to 139: give fewer"
+    assert said in capsys.readouterr().err
     assert load_experiment(plan.out).plan.added == []

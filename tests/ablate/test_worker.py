@@ -1,10 +1,12 @@
 """Workers, with a stand-in for ``fit``: each run once, to the verdicts, whatever ends on the way."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from lightning_llm.ablate import claims, local, worker
@@ -22,10 +24,10 @@ def test_a_worker_takes_runs_until_the_verdicts_are_in(experiment):
     assert {name: each.verdict for name, each in loaded.state.verdicts.items()} == {"a": "better", "b": "undecided"}
     assert said[:3] == ["baseline,seed=0: starting", "baseline-again,seed=0: starting", "null,seed=0: starting"]
     assert Counter(said) == Counter(f"{run}: starting" for run in loaded.results)  # each once
-    assert Run("a", 2) not in loaded.results  # decided at two pairs
-    assert Run("b", 2) in loaded.results
+    assert Run("a", 4) not in loaded.results  # decided at four pairs
+    assert Run("b", 4) in loaded.results
     assert loaded.replay_difference == 0.0
-    assert loaded.null_sd == pytest.approx(0.003e-3 / 2**0.5)
+    assert loaded.state.null.sd == pytest.approx(0.003e-3 * np.std([0, 1, 2, 0], ddof=1))
     assert loaded.results[Run("a", 1)].summary["seconds"] == 1.0
     work(plan.out, say=said.append)
     assert len(said) == len(loaded.results)  # nothing is repeated
@@ -126,7 +128,11 @@ def test_two_workers_do_each_run_once(experiment, monkeypatch, capsys):
         "a": "better",
         "b": "worse",
     }
-    assert "2 of 2 pairs" in capsys.readouterr().err
+    lines = capsys.readouterr().err.splitlines()
+    assert any(
+        re.match(r"run \d+/17  a seed 2  val_loss 2\.5190 \(baseline 3\.0200, \d of 4 pairs", line) for line in lines
+    )
+    assert lines[-1].startswith("run 17/17  ")
 
 
 def test_slots_share_the_cores(experiment, monkeypatch):
@@ -153,9 +159,26 @@ def test_the_fits_of_a_slurm_job_do_not_see_it(experiment, monkeypatch):
     assert found["OMP_NUM_THREADS"] == "1"
 
 
-def test_what_is_shown_has_pairs_time_and_the_present_estimate(experiment):
-    plan = experiment({"a": {"effect": -0.5}}, looks=(2, 3))
+def test_what_is_shown_says_what_it_is(experiment):
+    plan = experiment({"a": {"effect": -0.5}})
     work(plan.out)
     results = {run: each for run, each in load_experiment(plan.out).results.items() if run.seed == 0}
     state = local.state_of(plan.rules, {run: each.loss for run, each in results.items()})
-    assert local.progress_in_words(state, results, 60.0) == "1 of 2 pairs, about 3.0 minutes to this look, a -0.5000"
+    words = local.progress_in_words(plan, state, results, 180.0)
+    assert words == "1 of 4 pairs, about 3.0 minutes left"
+    shown = local.run_in_words(plan, Run("a", 0), results, words)
+    assert shown == "a seed 0  val_loss 2.5000 (baseline 3.0000, 1 of 4 pairs, about 3.0 minutes left)"
+    assert local.run_in_words(plan, Run("baseline", 0), results, words).startswith(
+        "baseline seed 0  val_loss 3.0000 (1 of"
+    )
+
+
+def test_a_run_that_is_worse_than_guessing_has_exploded(experiment):
+    """A finite loss of 7.5 would be an outlier that hides everything: it counts as diverged."""
+    sides = {name: {"steps": 6, "tokenizer": "t", "chance": 4.17} for name in ("baseline", "null", "a")}
+    plan = experiment({"a": {"effect": 4.5}}, sides=sides)
+    work(plan.out)
+    loaded = load_experiment(plan.out)
+    assert loaded.results[Run("a", 0)].reason == "its val_loss 7.5 is above the 4.17 of guessing at random"
+    found = loaded.state.verdicts["a"]
+    assert (found.verdict, found.diverged, found.difference) == ("worse", 4, None)

@@ -1,9 +1,11 @@
 """``lightning-llm ablate``: mistakes in one line before anything runs, and whole experiments (slow)."""
 
+import dataclasses
 import datetime
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -11,15 +13,20 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from lightning_llm.__main__ import main
 from lightning_llm.ablate import cost
+from lightning_llm.ablate.design import Design
 from lightning_llm.ablate.plan import CONFIGS, PLAN
+from lightning_llm.ablate.power import outlook
 from lightning_llm.ablate.results import load_experiment
-from lightning_llm.ablate.scheduler import Run
+from lightning_llm.ablate.scheduler import Added, Run
+from lightning_llm.cli.ablate_setup import Setup
+from lightning_llm.measure.timer import Timing
 from tests.ablate.test_experiment import ROOT, SHIPPED
 
 CONFIG = {
@@ -48,7 +55,7 @@ def folder(tmp_path, monkeypatch, text_file):
 def planned(monkeypatch, **experiment):
     """Freeze the plan of an experiment without running anything; the exit status."""
     monkeypatch.setattr("lightning_llm.cli.ablate._carry_out", lambda plan, options: None)
-    Path("exp.yaml").write_text(yaml.safe_dump({"baseline": "base.yaml", "out": "out", **experiment}))
+    Path("exp.yaml").write_text(yaml.safe_dump({"baseline": "base.yaml", "out": "out", **experiment}, sort_keys=False))
     return lambda *words: main(["ablate", "run", "exp.yaml", *words])
 
 
@@ -144,12 +151,74 @@ def test_a_plan_is_frozen_once(folder, monkeypatch, capsys):
     assert "relu.yaml was changed after the start" in the_line(capsys)
 
 
+SCHEDULE = {"class_path": WARM_UP, "init_args": {"warmup_steps": 2, "decay_steps": 4}}
+
+
+def test_a_plan_matched_by_time_has_the_interval_and_scales_the_schedule(folder, monkeypatch):
+    timings = [Timing((1.0,) * 6), Timing((0.4, 0.5, 0.5, 0.5, 0.5, 0.6))]  # the variant takes half the time
+    monkeypatch.setattr(cost, "time_pair", lambda baseline, variant: (None, None, timings))
+    options = {"model.schedule": SCHEDULE}
+    assert planned(monkeypatch, variants={"relu": RELU}, looks=[2], match="time", options=options)() == 0
+    sides = json.loads(Path("out", PLAN).read_text())["sides"]
+    relu, base = sides["relu"], sides["baseline"]
+    assert (relu["time_ratio"], relu["time_ratio_interval"]) == (0.5, [0.4, 0.6])
+    assert (base["time_ratio"], base["time_ratio_interval"], base["matched"]) == (None, None, {})
+    scaled = {"decay_steps": 8, "warmup_steps": 4}
+    assert relu["steps"] == 12
+    assert relu["matched"] == {f"model.schedule.init_args.{name}": steps for name, steps in scaled.items()} | {
+        "trainer.max_steps": 12
+    }
+    config = yaml.safe_load(Path("out", CONFIGS, "relu.yaml").read_text())
+    assert config["model"]["schedule"]["init_args"] == {**scaled, "min_lr_ratio": 0.0}
+    assert config["trainer"]["val_check_interval"] == 3  # as it was
+    monkeypatch.setattr(cost, "time_pair", None)  # nothing is timed again
+    run = planned(monkeypatch, variants={"relu": RELU}, looks=[2], match="time", options=options)
+    assert run() == 0
+
+
+def test_what_was_matched_is_no_change_of_a_variant(tmp_path):
+    def options(steps, clip):
+        schedule = {"class_path": WARM_UP, "init_args": {"decay_steps": steps}}
+        return {"model": {"schedule": schedule}, "trainer": {"max_steps": steps, "gradient_clip_val": clip}}
+
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(options(8, 0.5)))
+    sides = {"a": {"matched": {"trainer.max_steps": 8, "model.schedule.init_args.decay_steps": 8}}}
+    plan = SimpleNamespace(content={"solved": None, "sides": sides}, config=lambda name: tmp_path / f"{name}.yaml")
+    setup = SimpleNamespace(sides={"a": SimpleNamespace(options=options(4, 1.0))})
+    assert Setup._changed(setup, plan) == "another trainer.gradient_clip_val of a (0.5, now 1.0)"
+    sides["a"] = {}  # an older plan
+    assert Setup._changed(setup, plan).startswith("another model.schedule of a")
+
+
+def test_steps_of_a_variants_own_schedule_are_scaled_last(folder, monkeypatch):
+    timings = [Timing((1.0,) * 6), Timing((0.5,) * 6)]
+    monkeypatch.setattr(cost, "time_pair", lambda baseline, variant: (None, None, timings))
+    own = {"class_path": WARM_UP, "init_args": {"warmup_steps": 1, "decay_steps": 4}}
+    variants = {"late": {"model.schedule.init_args.warmup_steps": 3, "model.schedule": own}}
+    options = {"model.schedule": SCHEDULE}
+    assert planned(monkeypatch, variants=variants, looks=[2], match="time", options=options)() == 0
+    config = yaml.safe_load(Path("out", CONFIGS, "late.yaml").read_text())
+    assert config["model"]["schedule"]["init_args"] == {"warmup_steps": 2, "decay_steps": 8, "min_lr_ratio": 0.0}
+
+
+@pytest.mark.parametrize("match", ["flops", "time"])
+def test_a_schedule_that_cannot_follow_is_one_line(folder, monkeypatch, capsys, match):
+    torchs = {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 3}}
+    experiment = {"variants": {"relu": RELU}, "match": match, "options": {"model.schedule": torchs}}
+    assert planned(monkeypatch, **experiment)() == 2
+    assert (
+        f"match: {match} changes trainer.max_steps of relu, but model.schedule torch.optim.lr_scheduler.StepLR would "
+        "not follow: give shares of the total_steps that Schedule.factor gets, or use match: tokens" in the_line(capsys)
+    )
+    assert not Path("out").exists()
+
+
 def test_the_command_line_names_its_variants(folder, monkeypatch, capsys):
     monkeypatch.setattr("lightning_llm.cli.ablate._carry_out", lambda plan, options: None)
     words = ["--baseline", "base.yaml", "--vary", f"{MLP}=relu", "--vary", f"{MLP}=gelu", "--name", "which-mlp"]
     assert main(["ablate", "run", *words]) == 0
     plan = json.loads(Path("runs/which-mlp", PLAN).read_text())
-    assert plan["variants"] == {"mlp=relu": RELU, "mlp=gelu": {MLP: "gelu"}}
+    assert plan["variants"] == {"relu": RELU, "gelu": {MLP: "gelu"}}
 
 
 @pytest.mark.parametrize(
@@ -162,12 +231,86 @@ def test_the_command_line_names_its_variants(folder, monkeypatch, capsys):
         (["status", "out", "--trainer.max_steps=3"], "--trainer.max_steps=3 is an option of fit: only ablate run"),
         (["status", "nowhere"], "nowhere holds no plan.json"),
         (["extend", "out", "--pairs", "many"], "invalid int value: 'many'"),
+        (["power", "--baseline", "a.yaml", "--vary", "a.b=1"], "one of the arguments --spread --from is required"),
+        (["power", "--baseline", "a.yaml", "--vary", "a.b=1", "--spread", "0"], "--spread must be above 0, got 0.0"),
+        (
+            ["power", "--baseline", "a.yaml", "--vary", "a.b=1", "--from", "x"],
+            "x has no report.json with the spread of a null variant: give --spread instead",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_one_line(tmp_path, monkeypatch, capsys, words, says):
     monkeypatch.chdir(tmp_path)
     assert main(["ablate", *words]) == 2
     assert says in the_line(capsys)
+
+
+def test_power_shows_what_an_experiment_would_find(folder, capsys):
+    words = ["power", "--baseline", "base.yaml", "--vary", f"{MLP}=relu", "--vary", f"{MLP}=gelu"]
+    assert main(["ablate", *words, "--spread", "0.001"]) == 0
+    said = capsys.readouterr().out
+    rows = [line.split()[1::2] for line in said.splitlines() if line.startswith("│")]
+    assert [row[0] for row in rows] == ["0", "0.0025", "0.005", "0.01", "0.02"]
+    assert rows[0][2] == "100%"  # a delta of five standard deviations: no difference is found to be smaller
+    assert rows[-1][1] == "100%"
+    assert "warning" not in said
+    (folder / "pilot").mkdir()
+    (folder / "pilot" / "report.json").write_text(json.dumps({"aa": {"null_sd": 0.008}}))
+    assert main(["ablate", *words, "--from", "pilot", "--pairs", "8"]) == 0
+    said = capsys.readouterr().out
+    assert "a pair's difference has a standard deviation of 0.008" in said
+    warning = next(line for line in said.splitlines() if line.startswith("warning: "))
+    found = re.search(r"delta 0\.005 in only (\d+)% of experiments: .* a delta of about ([\d.]+)", warning)
+    assert int(found[1]) < 10
+    wider = outlook(Design(0.025, (8,), float(found[2])), 0.0, 0.008)
+    assert wider.words["equivalent"] == pytest.approx(0.8, abs=0.05)
+
+
+def test_a_plan_says_which_seeds_an_earlier_one_has_used_and_what_it_can_find(folder, monkeypatch, capsys):
+    run = planned(monkeypatch, variants={"a": RELU}, looks=[4], out="runs/first")
+    assert run() == 0
+    assert "note:" not in capsys.readouterr().err
+    for seed in range(4):
+        Path("runs/first/runs", f"baseline,seed={seed}").mkdir(parents=True)
+    Path("runs/first/report.json").write_text(json.dumps({"aa": {"null_sd": 0.008}}))
+    run = planned(monkeypatch, variants={"b": {MLP: "gelu"}}, looks=[4, 6], out="runs/second")
+    assert run() == 0
+    said = capsys.readouterr().err
+    assert "note: first has used seeds 0 to 3 with this baseline, so the two experiments are not independent" in said
+    assert "What the spread of first's null variant lets this experiment find:" in said
+    assert json.loads(Path("runs/second", PLAN).read_text())["seen"] == {"first": [0, 1, 2, 3]}
+    fresh = planned(monkeypatch, variants={"b": {MLP: "gelu"}}, looks=[4], out="runs/third", seeds={"first": 1000})
+    assert fresh() == 0
+    assert "note:" not in capsys.readouterr().err
+    assert json.loads(Path("runs/third", PLAN).read_text())["first_seed"] == 1000
+
+
+def test_parameters_of_each_side_are_shown_before_the_first_run(folder, monkeypatch, capsys):
+    monkeypatch.setattr("lightning_llm.ablate.local.run_workers", lambda plan, places: None)
+    done = SimpleNamespace(returncode=0, stdout="")
+    monkeypatch.setattr("lightning_llm.cli.ablate.subprocess.run", lambda *words, **options: done)
+    Path("exp.yaml").write_text(yaml.safe_dump({"baseline": "base.yaml", "variants": {"relu": RELU}, "out": "out"}))
+    assert main(["ablate", "run", "exp.yaml"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    line = next(line for line in lines if line.startswith("parameters: "))
+    sides = json.loads(Path("out", PLAN).read_text())["sides"]
+    ours, theirs = (sides[name]["parameters"] for name in ("relu", "baseline"))
+    assert line == f"parameters: baseline {theirs:,}, relu {ours:,} ({ours / theirs - 1:+.1%})"
+
+
+def test_what_cannot_be_extended_is_one_line(folder, monkeypatch, capsys):
+    assert planned(monkeypatch, variants={"a": RELU}, looks=[4])() == 0
+    assert main(["ablate", "extend", "out", "--pairs", "2"]) == 2
+    assert "out has not used up its plan: lightning-llm ablate run out continues it" in the_line(capsys)
+    ended = load_experiment(Path("out"))
+    state = dataclasses.replace(ended.state, needed=[], undecided=[])
+    monkeypatch.setattr("lightning_llm.cli.ablate.load_experiment", lambda out: dataclasses.replace(ended, state=state))
+    assert main(["ablate", "extend", "out", "--pairs", "2"]) == 2
+    assert "every variant has a verdict: name those that you want to know better: --variants NAME" in the_line(capsys)
+    assert main(["ablate", "extend", "out", "--pairs", "2", "--variants", "x"]) == 2
+    assert "--variants x: out has a" in the_line(capsys)
+    assert main(["ablate", "extend", "out", "--pairs", "2", "--variants", "a"]) == 0
+    assert load_experiment(Path("out")).plan.added == [Added(2, ["a"])]
 
 
 # ---- whole experiments
@@ -224,7 +367,7 @@ def test_an_experiment_from_its_file_to_its_verdicts(folder):
     assert loaded.cost["sides"]["relu"]["peak_bytes"] > 0
     assert start(folder, "extend", "out", "--pairs", "1", "--workers", "2").wait() == 0
     more = load_experiment(folder / "out")
-    assert more.state.verdicts["relu"].rule == "e-process"
+    assert more.state.verdicts["relu"].rule == "look 2"
     assert set(more.results) - set(loaded.results) == {Run("baseline", 2), Run("relu", 2)}
 
 

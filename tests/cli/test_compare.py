@@ -72,14 +72,14 @@ def hashes(groups, **changes):
 
 def test_runs_of_the_same_seeds_and_hashes_are_pairs(groups):
     found = groups(
-        *(("swiglu", seed, loss) for seed, loss in enumerate([2.0, 2.4, 2.2])),
-        *(("gelu", seed, loss) for seed, loss in [(2, 2.1), (0, 1.9), (1, 2.3)]),
+        *(("swiglu", seed, loss) for seed, loss in enumerate([2.0, 2.4, 2.2, 2.3])),
+        *(("gelu", seed, loss) for seed, loss in [(2, 2.1), (0, 1.9), (3, 2.2), (1, 2.3)]),
     )
     ((effect,),) = effects(found, hashes(found))
-    assert (effect.found.pairs, effect.found.verdict, effect.note) == (3, BETTER, "")
+    assert (effect.found.pairs, effect.found.verdict, effect.note) == (4, BETTER, "")
     assert effect.found.correlation == pytest.approx(1)
     ((other,),) = effects(found, hashes(found, batches="00fe"))
-    truth = unpaired([2.0, 2.4, 2.2], [2.1, 1.9, 2.3])
+    truth = unpaired([2.0, 2.4, 2.2, 2.3], [2.1, 1.9, 2.2, 2.3])
     assert (other.found.pairs, other.found.verdict, other.found.p) == (0, UNDECIDED, pytest.approx(truth.p))
     assert other.note == "not paired: seed 0: their training batches differ"
 
@@ -121,8 +121,8 @@ def test_the_same_seed_again_is_no_spread(groups):
 
 
 def several(root, **changes):
-    """Two MLPs with three seeds each; ``changes`` are those of the second one's summaries."""
-    losses = {"swiglu": (2.0, 2.2, 2.1), "gelu": (2.1, 2.31, 2.19)}
+    """Two MLPs with four seeds each; ``changes`` are those of the second one's summaries."""
+    losses = {"swiglu": (2.0, 2.2, 2.1, 2.1), "gelu": (2.1, 2.31, 2.19, 2.2)}
     for mlp, each in losses.items():
         for seed, loss in enumerate(each):
             results = {**HASHES, "seconds": 10 + seed + 10 * (mlp == "gelu"), "peak_memory_gib": 1.5, "val_loss": loss}
@@ -132,41 +132,41 @@ def several(root, **changes):
 
 def test_the_command_gives_intervals_and_a_verdict(tmp_path, capsys):
     root, file = several(tmp_path / "runs"), tmp_path / "out.json"
-    swiglu, gelu = ([str(root / f"{mlp}-{seed}") for seed in range(3)] for mlp in ("swiglu", "gelu"))
+    swiglu, gelu = ([str(root / f"{mlp}-{seed}") for seed in range(4)] for mlp in ("swiglu", "gelu"))
     assert main(["compare", *swiglu, *gelu, "--json", str(file)]) == 0
     said = capsys.readouterr().out
-    assert "2.1000 ± 0.1000" in said
+    assert "2.1000 ± 0.0816" in said
     assert (
-        "  validation loss +0.1000 nats/token (+4.8 %): worse; 95 % interval +0.0752 to +0.1248, p 0.0033, 3 pairs, "
-        "correlation 1.00, pairing saved 630 seeds per side\n"
+        "  validation loss +0.1000 nats/token (+4.8 %): worse; 95 % interval +0.0870 to +0.1130, p 0.00015, 4 pairs, "
+        "correlation 1.00\n"
     ) in said
-    assert "  time +10.0 s (+90.9 %): worse; 95 % interval +7.7 to +12.3, p 0.00026\n" in said
+    assert "  time +10.0 s (+87.0 %): worse; 95 % interval +7.8 to +12.2, p 3.4e-05\n" in said
     assert "  peak memory 0.000 GiB: undecided; 95 % interval +0.000 to +0.000, p 1\n" in said
     baseline, other = json.loads(file.read_text())
     assert baseline["options"] == {"mlp": "swiglu"}
     assert baseline["measures"]["val_loss"]["mean"] == pytest.approx(2.1)
     assert baseline["effects"] == []
     loss, *_ = other["effects"]
-    assert (loss["metric"], loss["verdict"], loss["pairs"], loss["note"]) == ("val_loss", WORSE, 3, "")
-    assert loss["interval"] == pytest.approx([0.0752, 0.1248], abs=1e-4)
+    assert (loss["metric"], loss["verdict"], loss["pairs"], loss["note"]) == ("val_loss", WORSE, 4, "")
+    assert loss["interval"] == pytest.approx([0.0870, 0.1130], abs=1e-4)
 
 
 def test_several_groups_share_the_level(tmp_path, capsys):
     root = several(tmp_path / "runs")
-    for seed, loss in enumerate((2.101, 2.309, 2.19)):
+    for seed, loss in enumerate((2.101, 2.309, 2.19, 2.2)):
         make(root / f"relu-{seed}", "relu", seed, **{**HASHES, "val_loss": loss})
     assert main(["compare", str(root), "--delta", "0.02", "--paired"]) == 0
     said = capsys.readouterr().out
     assert ADJUSTED.format(2) in said
-    assert "mlp=relu versus mlp=gelu\n  validation loss 0.0000 nats/token: equivalent; 95 % interval" in said
-    assert "(-4.5 %): better; 95 % interval" in said
+    assert "mlp=relu versus mlp=gelu\n  validation loss 0.0000 nats/token: equivalent: differs by less than" in said
+    assert "(-4.5 %): better, by more than 0.02; 97.5 % interval" in said
 
 
 def test_pairs_that_must_be_pairs_and_are_not_are_one_line(tmp_path, capsys, error_line):
     root = several(tmp_path / "runs", initial_values={"embed": "8x4 float32 bb"})
     runs = [str(root / name) for name in ("swiglu-0", "swiglu-1", "gelu-0", "gelu-1")]
     assert main(["compare", *runs]) == 0
-    assert "not paired: seed 0: their initial values differ: embed\n" in capsys.readouterr().out
+    assert "not paired: seed 0: their initial values differ: embed; a verdict takes 4 runs" in capsys.readouterr().out
     assert main(["compare", *runs, "--paired"]) == 2
     assert error_line() == (
         "lightning-llm compare: error: mlp=gelu and mlp=swiglu are no pairs: seed 0: their initial values differ: "

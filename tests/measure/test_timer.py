@@ -30,10 +30,14 @@ def clock(monkeypatch):
     return Clock(monkeypatch)
 
 
-def test_functions_take_turns_after_the_warmup(clock):
+def test_the_order_alternates_after_the_warmup(clock):
     timings = interleave({"a": clock.takes("a", 64, 1, 2, 4), "b": clock.takes("b", 64, 8, 16, 32)}, rounds=3, warmup=1)
-    assert clock.calls == ["a", "b"] * 4
+    assert clock.calls == ["a", "b", "a", "b", "b", "a", "a", "b"]
     assert timings == {"a": Timing((1.0, 2.0, 4.0)), "b": Timing((8.0, 16.0, 32.0))}
+    assert list(timings) == ["a", "b"]
+    clock.calls.clear()
+    interleave({name: clock.takes(name, 1, 1) for name in "abc"}, rounds=2, warmup=0)
+    assert clock.calls == [*"abc", *"cba"]
 
 
 def test_a_budget_ends_after_the_round_that_exceeds_it(clock):
@@ -41,6 +45,8 @@ def test_a_budget_ends_after_the_round_that_exceeds_it(clock):
     assert len(interleave(functions, rounds=20, warmup=1, budget_s=9)["b"].samples) == 3  # 3 s are the warm-up's
     assert len(interleave(functions, rounds=20, warmup=1, budget_s=0.5)["b"].samples) == 1
     assert len(interleave(functions, rounds=5, warmup=1, budget_s=99)["b"].samples) == 5
+    assert len(interleave(functions, rounds=20, warmup=1, budget_s=0.5, least=4)["b"].samples) == 4
+    assert len(interleave(functions, rounds=20, warmup=1, budget_s=9, least=2)["b"].samples) == 3
 
 
 def test_quantiles():
@@ -54,6 +60,7 @@ def test_ratio_pairs_the_rounds():
     # The machine slows down eightfold: within a round one takes twice the other, whatever the round.
     slow, fast = Timing((2.0, 8.0, 16.0)), Timing((1.0, 4.0, 8.0))
     assert slow.ratio_to(fast) == 2.0
+    assert Timing((2.0, 9.0)).ratios_to(Timing((4.0, 3.0))) == [0.5, 3.0]
     assert fast.ratio_to(slow) == 0.5
     assert Timing((2.0, 2.0, 9.0)).ratio_to(Timing((1.0, 4.0, 3.0))) == 2.0  # the medians' would be 2/3
     with pytest.raises(ValueError, match="timings of 3 and 1 rounds were not interleaved"):
@@ -82,10 +89,11 @@ def test_no_garbage_collection_meanwhile(enabled):
 
 def test_faults_are_reported_at_once():
     with pytest.raises(ValueError, match="; ") as caught:
-        interleave({}, rounds=0, warmup=-1, device="meta", budget_s=0)
+        interleave({}, rounds=0, warmup=-1, device="meta", budget_s=0, least=2)
     assert str(caught.value).split("; ") == [
         "functions must name at least one",
         "rounds must be at least 1, got 0",
+        "least must be between 1 and rounds, got 2",
         "warmup must be at least 0, got -1",
         "device must be cpu or cuda, got 'meta'",
         "budget_s must be above 0 or None, got 0",

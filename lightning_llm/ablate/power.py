@@ -1,0 +1,145 @@
+"""What a design will find: simulated before the first run, and given the pairs that are there.
+
+Differences are normal here. Their sum over ``b`` pairs is normal, and the sum of their squared deviations from the mean
+is chi-squared with ``b - 1`` degrees of freedom, so no single difference is drawn.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from lightning_llm.ablate.design import BETTER, EQUIVALENT, FEWEST, UNDECIDED, WORSE, Design
+from lightning_llm.ablate.statistics import student
+
+PATHS, FUTURES = 20_000, 2_000
+POWER = 0.8
+_WORDS = (EQUIVALENT, BETTER, WORSE, UNDECIDED)  # in the order in which they are tested
+
+
+@dataclasses.dataclass(frozen=True)
+class Outlook:
+    """What an experiment finds at one true difference.
+
+    Attributes:
+        difference: The true one.
+        words: The probability of each verdict at the end.
+        pairs: How many it takes on average.
+        half_width: Of the interval at the end, the median.
+    """
+
+    difference: float
+    words: dict[str, float]
+    pairs: float
+    half_width: float
+
+    @property
+    def direction(self) -> float:
+        """The probability of ``better`` or ``worse``."""
+        return self.words[BETTER] + self.words[WORSE]
+
+
+def outlook(design: Design, difference: float, sd: float) -> Outlook:
+    """What planned looks find.
+
+    Args:
+        design: With looks.
+        difference: The true one.
+        sd: Standard deviation of the difference of one pair.
+    """
+    rng, found = np.random.default_rng(0), _Sums.none(PATHS)
+    words = np.full(PATHS, _WORDS.index(UNDECIDED))
+    pairs, half_width, is_open = np.zeros(PATHS), np.zeros(PATHS), np.ones(PATHS, dtype=bool)
+    for look in design.looks:
+        found = found.extended(rng, look - found.pairs, difference, sd)
+        mean, half = found.interval(design)
+        word, has_ended = _read(design, mean - half, mean + half, look)
+        now = is_open & (has_ended | (look == design.looks[-1]))
+        words[now], pairs[now], half_width[now] = word[now], look, half[now]
+        is_open &= ~now
+    shares = {word: float(np.mean(words == number)) for number, word in enumerate(_WORDS)}
+    return Outlook(difference, shares, float(pairs.mean()), float(np.median(half_width)))
+
+
+@dataclasses.dataclass(frozen=True)
+class FurtherPairs:
+    """How many more pairs end a comparison with a probability of 80 %. ``None``: more than a thousand in all.
+
+    Attributes:
+        expected: If the true difference is the present one.
+        low: The fewest, if it is anywhere in its interval of 80 %.
+        high: The most, likewise.
+    """
+
+    expected: int | None
+    low: int | None
+    high: int | None
+
+
+def further_pairs(design: Design, difference: float, sd: float, pairs: int) -> FurtherPairs | None:
+    """How many more pairs are needed, given those that are there; ``None`` if no number of them helps.
+
+    Args:
+        design: Of the comparison.
+        difference: The mean of the pairs.
+        sd: Their standard deviation.
+        pairs: How many there are.
+    """
+    if not sd:
+        return None
+    reach = float(student(1 - POWER, pairs - 1)) * sd / math.sqrt(pairs)
+    now = _Sums(pairs, np.full(FUTURES, pairs * difference), np.full(FUTURES, (pairs - 1) * sd**2))
+    truths = [difference + step * reach for step in (0, -1, -0.5, 0.5, 1)]
+    expected, *others = (_further(design, now, truth, sd) for truth in truths)
+    known = [each for each in (expected, *others) if each is not None]
+    if not known:
+        return None
+    is_bounded = len(known) == len(truths)
+    return FurtherPairs(expected, min(known), max(known) if is_bounded else None)
+
+
+def _further(design: Design, now: "_Sums", truth: float, sd: float) -> int | None:
+    for number in (look for look in (*design.looks, *design.further) if look > now.pairs):
+        later = now.extended(np.random.default_rng(0), number - now.pairs, truth, sd)
+        mean, half = later.interval(design)
+        if np.mean(_read(design, mean - half, mean + half, number)[1]) >= POWER:
+            return number - now.pairs
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sums:
+    """Many comparisons: sums of their differences, and of the squared deviations from their means."""
+
+    pairs: int
+    total: Any
+    squares: Any
+
+    @classmethod
+    def none(cls, many: int) -> "_Sums":
+        return cls(0, np.zeros(many), np.zeros(many))
+
+    def extended(self, rng: np.random.Generator, added: int, difference: float, sd: float) -> "_Sums":
+        many, pairs = len(self.total), self.pairs
+        part = added * difference + rng.normal(0, sd * math.sqrt(added), many)
+        inside = sd**2 * rng.chisquare(added - 1, many) if added > 1 else 0.0
+        apart = part / added - (self.total / pairs if pairs else part / added)
+        between = apart**2 * pairs * added / (pairs + added)
+        return _Sums(pairs + added, self.total + part, self.squares + inside + between)
+
+    def interval(self, design: Design) -> tuple[Any, Any]:
+        """Means, and half the widths of their intervals."""
+        critical = design.rule(self.pairs).critical(design.level)
+        return self.total / self.pairs, critical * np.sqrt(self.squares / (self.pairs - 1) / self.pairs)
+
+
+def _read(design: Design, low: Any, high: Any, pairs: int) -> tuple[Any, Any]:
+    """``Answer.word`` and ``Design.ends`` of many intervals: numbers in ``_WORDS``, and whether they end there."""
+    delta = -math.inf if design.delta is None else design.delta
+    is_enough = pairs >= FEWEST
+    tests = [is_enough & test for test in ((-delta < low) & (high < delta), high < 0, low > 0)]
+    words = np.select(tests, [0, 1, 2], 3)
+    if design.precision is not None:
+        return words, is_enough & ((high - low) / 2 <= design.precision)
+    return words, words != _WORDS.index(UNDECIDED)

@@ -1,0 +1,182 @@
+"""The report in words: lines that the screen and the page share.
+
+Every sentence says what was found, with its number, and nothing that the numbers do not show.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lightning_llm.ablate.design import NOT_SHOWN
+from lightning_llm.ablate.experiment import BASELINE, CLOSE
+from lightning_llm.ablate.ratios import matched_lines, time_in_words
+from lightning_llm.accounting.hardware import shown_duration
+
+MIB = 2**20
+MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "alone"
+
+
+def labeled(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The variants, each followed by itself with both sides tuned."""
+    rows = ((name, row, row["tuned"]) for name, row in report["variants"].items())
+    return [each for name, row, tuned in rows for each in ((name, row), (f"{name}, tuned", tuned)) if each[1]]
+
+
+# ---- verdicts
+
+
+def verdict_lines(report: Mapping[str, Any]) -> list[str]:
+    """A sentence for each variant, with what a reader must know about it."""
+    return [_sentence(name, row, report) for name, row in labeled(report)]
+
+
+def _sentence(name: str, row: Mapping[str, Any], report: Mapping[str, Any]) -> str:
+    words = [f"{name}: {row['sentence']}" if row["sentence"] else name]
+    if row["difference"] is not None:
+        pairs = f"{row['pairs']} pair{'s' * (row['pairs'] != 1)}"
+        within = "" if row["interval"] is None else f" ({bounds(row['interval'])})"
+        words.append(f"difference {signed(row['difference'])}{within} {report['unit']} after {pairs}")
+    words += [row["note"]] if row["note"] else []
+    words += [_further(row["further_pairs"])] if row["further_pairs"] else []
+    return "; ".join([*words, *(f"warning: {each}" for each in row["warnings"])]) + "."
+
+
+def _further(more: Mapping[str, int | None]) -> str:
+    """How many more pairs would reach a verdict, as a range."""
+    low, high = more["low"], more["high"]
+    reach = f"{low} or more" if high is None else str(low) if low == high else f"{low} to {high}"
+    return f"{reach} further pairs reach a verdict with a probability of 80 %"
+
+
+# ---- noise
+
+
+def noise_lines(report: Mapping[str, Any]) -> list[str]:
+    """How noisy the runs are, and what pairing did, one line for each fact."""
+    lines = [*_aa_lines(report)]
+    for name, row in report["variants"].items():
+        lines += _pairs_lines(name, row, report["alpha"])
+    return lines + [f"{run} diverged: {reason}." for run, reason in report["diverged_runs"].items()]
+
+
+def _aa_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    aa, unit = report["aa"], report["unit"]
+    if (apart := aa["replay_difference"]) is not None:
+        again = f"{apart:.3g} apart" if apart else "bit-identical"
+        if apart and report["accelerator"] == "cpu":
+            again += ", although a CPU should repeat each bit: do not trust small differences"
+        yield f"The baseline's seed {report['first_seed']} again: {again}."
+    if (null := aa["null"]) is not None and null["difference"] is not None:
+        is_right = "as it should be" if null["direction"] == NOT_SHOWN else "which is false"
+        yield (
+            f"The null variant (the baseline with other initial MLPs): {null['sentence']}, {is_right}; difference "
+            f"{signed(null['difference'])} ({bounds(null['interval'])}) {unit} after {null['pairs']} pairs; "
+            f"standard deviation {_with(null['sd'], null['noise']['sd_interval'])}."
+        )
+
+
+def _pairs_lines(name: str, row: Mapping[str, Any], alpha: float) -> Iterator[str]:
+    noise, checked = row["noise"], row["robust"]
+    if noise is None:
+        return
+    words = [f"standard deviation of a pair {_with(row['sd'], noise['sd_interval'])}"]
+    if row["correlation"] is not None and noise["correlation_interval"] is not None:
+        words.append(f"correlation {_with(row['correlation'], noise['correlation_interval'], '.2f')}")
+    if (saved := noise["seeds_saved"]) is not None:
+        low, high = noise["seeds_saved_interval"]
+        words.append(f"pairing saved {saved} ({low} to {high}) seeds per side")
+    words.append(f"median difference {signed(checked['median'])}")
+    reach = "" if checked["smallest_p"] <= alpha else f", at least {checked['smallest_p']:.2g}"
+    words.append(f"sign-flip p {checked['sign_flip_p']:.2g}{reach}")
+    if checked["skewness"] is not None:
+        words.append(f"skewness {checked['skewness']:+.1f}")
+    yield f"{name}: {', '.join(words)}."
+
+
+def _with(value: float, interval: Sequence[float] | None, digits: str = ".2g") -> str:
+    low, high = interval or (value, value)
+    return f"{value:{digits}} ({low:{digits}} to {high:{digits}})"
+
+
+# ---- tuning
+
+
+def tuning_lines(report: Mapping[str, Any]) -> list[str]:
+    """The optimum of each side, whether it is inside the grid, and what tuning took."""
+    tuning = report["tuning"]
+    if tuning is None or not tuning["sides"]:
+        return [] if tuning is None else [f"Tuning of {tuning['option']} has not ended."]
+    words = []
+    for name, side in tuning["sides"].items():
+        edge = "" if side["is_bracketed"] else ", not bracketed: at the edge of the grid"
+        best = "none, each value diverged" if side["best"] is None else f"{side['best']:g}"
+        each = [value for value in side["vertices"] if value is not None]
+        seeds = f", by seed {min(each):g} to {max(each):g}" if len(each) > 1 else ""
+        words.append(f"{name} {best} (untuned {side['untuned']:g}{seeds}{edge})")
+    took = f"{tuning['runs']} runs took {shown_duration(tuning['run_seconds'])}"
+    families = f"Untuned and tuned differences each have alpha {report['alpha']:g}; both together, up to twice that."
+    return [f"Tuned {tuning['option']}: {', '.join(words)}; {took}.", families]
+
+
+# ---- cost
+
+
+def cost_lines(report: Mapping[str, Any]) -> list[str]:
+    """What was matched, how closely, and what the experiment took."""
+    lines = matched_lines(report)
+    known = {name: row["parameters"] for name, row in report["variants"].items() if row["parameters"]}
+    sizes = {name: each / report["baseline"]["parameters"] for name, each in known.items()}
+    if unequal := [f"{name} {ratio:.3g}" for name, ratio in sizes.items() if abs(ratio - 1) > CLOSE]:
+        lines.append(f"Parameters are not equal: {', '.join(unequal)} × the baseline's.")
+    cost = report["cost"]
+    if cost["sides"]:
+        many = f"{cost['rounds']} interleaved steps, {cost['threads']} thread{'s' * (cost['threads'] != 1)}"
+        times = [_in_short(name, side) for name, side in cost["sides"].items()]
+        where = f"{_company(cost)} on {cost['machine']}, {cost['date']}"
+        lines.append(f"Time and memory of a step: {'; '.join(times)}. {many}, {where}.")
+    lines.append(f"{cost['runs']} runs took {shown_duration(cost['run_seconds'])} of training on a shared machine.")
+    return lines
+
+
+def _company(cost: Mapping[str, Any]) -> str:
+    """Whether other programs computed during the measurement."""
+    others = cost["other_cores"]
+    if others is None:
+        return "nothing else of the experiment ran"
+    return "alone" if others < MOST_COMPANY else f"while other programs used {others:.1f} cores"
+
+
+def _in_short(name: str, side: Mapping[str, Any]) -> str:
+    time = f"{milliseconds(side['step_s'])} ms" if name == BASELINE else time_in_words(side)
+    return f"{name} {time}" + ("" if side["peak_bytes"] is None else f", {side['peak_bytes'] / MIB:.4g} MiB")
+
+
+def level(report: Mapping[str, Any], name: str) -> float | None:
+    """The baseline's mean, and that plus the paired difference for a variant, which may have other seeds."""
+    mean: float | None = report["baseline"]["mean"]
+    if name == BASELINE or mean is None:
+        return mean
+    difference = report["variants"][name]["difference"]
+    return None if difference is None else mean + difference
+
+
+# ---- numbers
+
+
+def signed(value: float | None) -> str:
+    """A difference with four digits."""
+    return "–" if value is None else f"{value:+.4f}"
+
+
+def bounds(interval: Sequence[float] | None) -> str:
+    """An interval."""
+    return "–" if interval is None else f"{signed(interval[0])} to {signed(interval[1])}"
+
+
+def milliseconds(seconds: float) -> str:
+    """In milliseconds, with the digits that a timing has."""
+    return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
+
+
+def percent(share: float) -> str:
+    """Such as ``98.75 %``."""
+    return f"{100 * share:.4g} %"

@@ -1,0 +1,69 @@
+"""What an experiment will find, and what it takes: printed by ``ablate power``, and before the first run."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from lightning_llm.ablate.design import Design
+from lightning_llm.ablate.power import Outlook, outlook
+from lightning_llm.ablate.verdict import EQUIVALENT, UNDECIDED
+from lightning_llm.io.console import Console
+
+TIMES_DELTA, TIMES_SPREAD = (0, 0.5, 1, 2, 4), (0, 0.5, 1, 2, 3)  # true differences in the table
+ENOUGH = 0.8
+
+
+def show_outlook(asked: Mapping[str, Any], spread: float, console: Console) -> None:
+    """Print how likely each verdict is, at several true differences.
+
+    Args:
+        asked: Of a plan: ``variants``, ``looks``, ``delta``, ``alpha`` and ``precision``.
+        spread: Standard deviation of the difference of one pair.
+        console: Where to.
+    """
+    design, variants = design_of(asked), len(asked["variants"])
+    table = Table("true difference", "better or worse", "equivalent", "undecided", "pairs", "runs")
+    for found in outlooks(design, spread):
+        words = (found.direction, found.words[EQUIVALENT], found.words[UNDECIDED])
+        runs = 1 + design.looks[0] + round(found.pairs * (1 + variants))
+        table.add_row(f"{found.difference:g}", *(f"{each:.0%}" for each in words), f"{found.pairs:.1f}", str(runs))
+    console.print(table)
+    lines = [f"Of one of {variants} variants, if a pair's difference has a standard deviation of {spread:.4g}."]
+    for line in (*lines, *warnings_of(design, spread)):
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def design_of(asked: Mapping[str, Any]) -> Design:
+    """The design of each comparison of a plan."""
+    return Design(asked["alpha"] / len(asked["variants"]), tuple(asked["looks"]), asked["delta"], asked["precision"])
+
+
+def outlooks(design: Design, spread: float) -> Sequence[Outlook]:
+    """At several true differences: shares of delta if there is one, else of the spread."""
+    unit, times = (spread, TIMES_SPREAD) if design.delta is None else (design.delta, TIMES_DELTA)
+    return [outlook(design, unit * each, spread) for each in times]
+
+
+def warnings_of(design: Design, spread: float) -> list[str]:
+    """What the design cannot reach, one line each."""
+    if design.delta is None:
+        return []
+    share = outlook(design, 0.0, spread).words[EQUIVALENT]
+    if share >= ENOUGH:
+        return []
+    advice = f"give more pairs, or a delta of about {_delta_for(design, spread):.2g}, which is reached in {ENOUGH:.0%}"
+    return [
+        f"warning: a variant that changes nothing is found to differ by less than delta {design.delta:g} in only "
+        f"{share:.0%} of experiments: {advice}"
+    ]
+
+
+def _delta_for(design: Design, spread: float) -> float:
+    """The smallest delta for which no difference is found to be smaller in most experiments."""
+    low, high = 0.0, 20 * spread
+    for _ in range(12):
+        middle = (low + high) / 2
+        found = outlook(Design(design.level, design.looks, middle, design.precision), 0.0, spread)
+        low, high = (low, middle) if found.words[EQUIVALENT] >= ENOUGH else (middle, high)
+    return high

@@ -1,0 +1,79 @@
+"""Time ratios: the interval of a median, and what a report says where it contains 1."""
+
+import math
+
+import numpy as np
+import pytest
+
+from lightning_llm.ablate.ratios import is_one, matched_lines, matched_within, median_interval, ratio_in_words
+
+
+@pytest.mark.parametrize(("values", "low", "high"), [(6, 1, 6), (9, 2, 8), (20, 6, 15), (100, 40, 61), (300, 133, 168)])
+def test_the_interval_is_the_shortest_between_ranks_that_misses_at_most_5_percent(values, low, high):
+    shuffled = np.random.default_rng(0).permutation(values) + 1.0
+    assert median_interval(shuffled) == (low, high)
+    missed = 2 * sum(math.comb(values, below) for below in range(low)) / 2**values
+    wider = missed + 2 * math.comb(values, low) / 2**values
+    assert missed <= 0.05 < wider
+
+
+def test_too_few_values_have_no_interval():
+    assert median_interval([1.0] * 5) is None
+    assert median_interval([]) is None
+    assert median_interval([1.0] * 6) == (1.0, 1.0)
+
+
+def test_the_interval_holds_the_median_of_a_skewed_distribution_in_95_percent():
+    rng, rounds, samples = np.random.default_rng(0), 40, 2000
+    drawn = rng.lognormal(sigma=1.0, size=(samples, rounds)) + 3 * (rng.random((samples, rounds)) < 0.1)
+    median = np.median(rng.lognormal(sigma=1.0, size=10**6) + 3 * (rng.random(10**6) < 0.1))
+    held = np.mean([low <= median <= high for low, high in map(median_interval, drawn)])
+    assert 0.94 < held < 0.98  # 0.962 by the binomial distribution
+
+
+@pytest.mark.parametrize(
+    ("interval", "is_it"),
+    [((0.99, 1.02), True), ((0.9, 1.0), True), ((1.001, 1.02), False), ((0.9, 0.99), False), (None, True)],
+)
+def test_one_inside_of_the_interval(interval, is_it):
+    assert is_one(interval) is is_it
+
+
+def test_a_side_is_known_to_be_as_fast_as_itself():
+    assert ratio_in_words({"ratio": 1.0, "ratio_interval": [1.0, 1.0]}) == "1.000"
+
+
+def test_matched_within_covers_the_interval_and_the_rounding():
+    base = {"steps": 200}
+    assert matched_within({"steps": 100, "time_ratio_interval": [1.9, 2.02]}, base) == pytest.approx(0.05)
+    assert matched_within({"steps": 101, "time_ratio_interval": [2.0, 2.0]}, base) == pytest.approx(0.01)
+    assert matched_within({"steps": 200, "time_ratio_interval": [0.99, 1.03]}, base) == pytest.approx(0.03)
+    assert matched_within({"steps": 200, "time_ratio_interval": None}, base) is None
+
+
+def report(match, rows, sides=()):
+    side = {"ratio": None, "solved": None}
+    variants = {name: {**side, **row} for name, row in rows.items()}
+    cost = {"sides": dict(sides)}
+    return {"match": match, "solved": None, "baseline": {"steps": 200}, "variants": variants, "cost": cost}
+
+
+def test_a_report_says_how_closely_time_was_matched():
+    rows = {"a": {"steps": 100, "time_ratio_interval": [1.99, 2.024]}, "b": {"steps": 200}}
+    rows["b"]["time_ratio_interval"] = [0.9999, 1.00001]
+    assert matched_lines(report("time", rows)) == ["Matched: time: a within ±1.2%, b within ±0.1%."]
+
+
+def test_a_plan_without_intervals_is_reported_by_the_time_measured_afterwards():
+    sides = {"baseline": {"training_s": 4.0}, "a": {"training_s": 5.0}}
+    old = report("time", {"a": {"steps": 100, "time_ratio_interval": None}}, sides)
+    assert matched_lines(old) == ["Matched: time: a 1.25 × the baseline's."]
+    assert matched_lines(report("time", {"a": {"steps": 100}})) == ["Matched: time."]
+
+
+def test_a_report_says_what_flops_leave_out():
+    assert matched_lines(report("flops", {"a": {"ratio": 1.001}})) == [
+        "Matched: flops: a 1.001 × the baseline's.",
+        "FLOPs leave out the optimizer and recomputation.",
+    ]
+    assert matched_lines(report("tokens", {"a": {"ratio": 1.0}})) == ["Matched: tokens: a 1 × the baseline's."]
