@@ -31,7 +31,7 @@ from benchmarks import ablate_looks
 from benchmarks.ablate_experiments import ROOT, TEXT, Experiment, killed, workplace
 from lightning_llm.ablate.design import Design
 from lightning_llm.ablate.experiment import ALPHA, LOOKS
-from lightning_llm.ablate.pairing import INITIAL_VALUES, mismatch
+from lightning_llm.ablate.pairing import MLP_VALUES, mismatch
 from lightning_llm.ablate.plan import PLAN
 from lightning_llm.ablate.statistics import Array, correlation
 from lightning_llm.ablate.verdict import BETTER, UNDECIDED, Sample, verdicts
@@ -108,7 +108,7 @@ def pool() -> Array:
     with workplace() as folder:
         for seed in range(SEEDS):
             base, null = _fit(folder / f"baseline,seed={seed}", seed), _fit(folder / f"null,seed={seed}", seed, REDRAW)
-            if problem := mismatch(base, {**null, INITIAL_VALUES: base[INITIAL_VALUES]}):
+            if problem := mismatch(base, null, [MLP_VALUES]):
                 raise RuntimeError(f"seed {seed} is no pair: {problem}")
             losses.append([base["val_loss"], null["val_loss"]])
     torch.set_num_threads(threads)

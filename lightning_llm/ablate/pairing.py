@@ -1,34 +1,91 @@
-"""Whether two runs are a pair: both used the same batches and started from the same values, by hashes that they wrote.
+"""Whether two runs are a pair: they used the same batches, started from the same values, and were executed alike.
 
-``summary.json`` has these hashes (``training.callbacks.inputs``): of the training and validation batches that the run
-used, and of the initial value of each parameter. A pair shares the initial values of all parameters that both runs
-have, by name, shape and dtype; a parameter of another shape cannot be shared.
+``summary.json`` says so, by hashes (``training.callbacks.inputs``) of the training and validation batches that the run
+used and of the initial value of each parameter, and by a record of what else decides its bits
+(``training.execution``). A pair shares the initial values of all parameters that both runs have, by name, shape and
+dtype; a parameter of another shape cannot be shared. Runs of different lengths share the batches of their common steps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 INITIAL_VALUES, BATCHES, VALIDATION_BATCHES = "initial_values", "batches", "validation_batches"
+BATCHES_AT, STEPS, CHANGES = "batches_at", "steps", "changed_on_resume"
+MLP_VALUES = "initial_values of the MLPs"  # can be excused, as can every field
 _WORDS = {BATCHES: "training batches", VALIDATION_BATCHES: "validation batches", INITIAL_VALUES: "initial values"}
+_EXECUTION = {
+    "precision": "precision",
+    "device": "device",
+    "threads": "number of threads",
+    "tf32": "use of TF32",
+    "torch": "version of torch",
+    "numpy": "version of numpy",
+    "package": "code of lightning_llm",
+}
 
 
-def mismatch(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+def mismatch(first: Mapping[str, Any], second: Mapping[str, Any], excused: Collection[str] = ()) -> str:
     """Why two runs are no pair, in a few words; empty if they are one.
 
     Args:
         first: The ``summary.json`` of one run.
         second: That of the other.
+        excused: Fields in which they may differ; ``MLP_VALUES``: the initial values of the MLPs.
     """
-    for field, words in _WORDS.items():
-        if not first.get(field) or not second.get(field):
+    problems = (_executed(first, second, excused), _used(first, second, excused), _started(first, second, excused))
+    return next(filter(None, problems), "")
+
+
+def _executed(first: Mapping[str, Any], second: Mapping[str, Any], excused: Collection[str]) -> str:
+    """How they were executed. Runs of earlier versions have no record of some fields: of both it says nothing."""
+    for field, words in _EXECUTION.items():
+        ours, theirs = first.get(field), second.get(field)
+        if field in excused or ours == theirs:
+            continue
+        if ours is None or theirs is None:
             return f"a run has no record of its {words}"
-        if field != INITIAL_VALUES and first[field] != second[field]:
-            return f"their {words} differ"
-    ours, theirs = first[INITIAL_VALUES], second[INITIAL_VALUES]
+        return f"their {words} differs: {ours} and {theirs}"
+    for change in (*(first.get(CHANGES) or ()), *(second.get(CHANGES) or ())):  # "step 3: threads: 2 -> 1"
+        field = change.partition(": ")[2].partition(": ")[0]
+        if field in _EXECUTION and field not in excused:
+            return f"a run was resumed with another {_EXECUTION[field]} ({change})"
+    return ""
+
+
+def _used(first: Mapping[str, Any], second: Mapping[str, Any], excused: Collection[str]) -> str:
+    """Their batches; the training batches of runs with other numbers of steps, up to the last step of both."""
+    are_as_long = first.get(STEPS) == second.get(STEPS)
+    for field in (BATCHES, VALIDATION_BATCHES):
+        if field in excused:
+            continue
+        if not first.get(field) or not second.get(field):
+            return f"a run has no record of its {_WORDS[field]}"
+        if first[field] != second[field] and (field != BATCHES or are_as_long):
+            return f"their {_WORDS[field]} differ"
+    if BATCHES in excused or are_as_long:
+        return ""
+    ours, theirs = first.get(BATCHES_AT), second.get(BATCHES_AT)
+    if not ours or not theirs:
+        return f"they have {first.get(STEPS)} and {second.get(STEPS)} steps, and no record of the batches of both"
+    common = max(ours.keys() & theirs.keys(), key=int, default=None)
+    if common is None:
+        return "their records of training batches have no step in common"
+    return "" if ours[common] == theirs[common] else f"their training batches up to step {common} differ"
+
+
+def _started(first: Mapping[str, Any], second: Mapping[str, Any], excused: Collection[str]) -> str:
+    """The initial values of the parameters that both have."""
+    if INITIAL_VALUES in excused:
+        return ""
+    ours, theirs = first.get(INITIAL_VALUES), second.get(INITIAL_VALUES)
+    if not ours or not theirs:
+        return f"a run has no record of its {_WORDS[INITIAL_VALUES]}"
     shared = [name for name in ours if name in theirs and _shape(ours[name]) == _shape(theirs[name])]
     if not shared:
         return "they share no parameter"
-    if differing := [name for name in shared if ours[name] != theirs[name]]:
+    may_differ = ".mlp." if MLP_VALUES in excused else None
+    differing = [name for name in shared if ours[name] != theirs[name] and not (may_differ and may_differ in name)]
+    if differing:
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
         return f"their initial values differ: {differing[0]}{more}"
     return ""

@@ -23,6 +23,7 @@ from lightning_llm.ablate.sequential import RESERVE, RHO
 from lightning_llm.ablate.statistics import Array
 from lightning_llm.ablate.tuning import FIRST_SEED
 from lightning_llm.ablate.verdict import UNDECIDED, Verdict
+from lightning_llm.ablate.windows import window_error
 
 UNITS = {"val_loss": "nats/token", "bits_per_byte": "bits/byte"}
 LOSS = "val_loss"
@@ -34,7 +35,8 @@ _OF_PLAN = (
 Curve = list[tuple[int, float]]
 NO_LOOK: dict[str, Any] = {  # of a variant; its other numbers are null
     **{"verdict": UNDECIDED, "direction": NOT_SHOWN, "has_ended": False, "pairs": 0, "diverged": 0},
-    **{"baseline_diverged": 0, "note": "no look yet", "warnings": [], "by_seed": [], "further_pairs": None},
+    **{"baseline_diverged": 0, "note": "no look yet", "warnings": [], "by_seed": []},
+    **{"further_pairs": None, "window_error": None},
 }
 
 
@@ -101,7 +103,19 @@ def _numbers(loaded: Loaded, found: Verdict | None, baseline: str, variant: str)
         for seed in loaded.plan.rules.seeds(found.pairs)
     ]
     more = None if found.has_ended else _further_pairs(loaded.plan.rules, found)
-    return dataclasses.asdict(found) | {"by_seed": both, "further_pairs": more}
+    windows = _window_error(loaded, baseline, variant, loaded.plan.rules.seeds(found.pairs))
+    return dataclasses.asdict(found) | {"by_seed": both, "further_pairs": more, "window_error": windows}
+
+
+def _window_error(loaded: Loaded, baseline: str, variant: str, seeds: Sequence[int]) -> dict[str, Any] | None:
+    """Standard errors over the validation windows; ``None``: a run has no record of them, or has diverged."""
+    pairs = [[loaded.results.get(Run(name, seed)) for name in (baseline, variant)] for seed in seeds]
+    records = [[None if each is None else each.windows() for each in pair] for pair in pairs]
+    known = [(ours, theirs) for ours, theirs in records if ours is not None and theirs is not None]
+    if loaded.plan.content["metric"] != LOSS or len(known) < len(pairs):
+        return None
+    found = window_error(known)
+    return None if found is None else dataclasses.asdict(found)
 
 
 def _further_pairs(rules: Rules, found: Verdict) -> dict[str, Any] | None:

@@ -6,16 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.ablate.experiment import AGAIN, BASELINE, NULL
-from lightning_llm.ablate.pairing import BATCHES, INITIAL_VALUES, VALIDATION_BATCHES, mismatch
+from lightning_llm.ablate.pairing import BATCHES, INITIAL_VALUES, MLP_VALUES, VALIDATION_BATCHES, mismatch
 from lightning_llm.ablate.plan import RUNS, Plan
 from lightning_llm.ablate.scheduler import Run, State, state_of
-from lightning_llm.checkpoints.run_directory import DIVERGED, FINISHED, STATUS, read_summary
+from lightning_llm.ablate.windows import MOST_BLOCKS
+from lightning_llm.checkpoints.run_directory import DIVERGED, FINISHED, STATUS, WINDOWS, read_summary
 from lightning_llm.checkpoints.run_directory import state_of as run_state
-from lightning_llm.io.untrusted import read_json
+from lightning_llm.io.untrusted import MIB, NUMBER, list_of, read_json, record, validate, whole
 
 COST = "cost.json"
 NUMBERS = ("val_loss", "bits_per_byte", "train_loss", "seconds", "peak_memory_gib", "steps", "tokens")
 CURVES = ("train_loss", "val_loss")
+SETTINGS = {"trainer.precision": ("precision",), "trainer.tf32": ("tf32",)}  # what a variant may change, and its record
+_BLOCKS = {"windows": whole(1), "tokens": whole(1), "nats": NUMBER}
+_WINDOWS = record({"step": whole(), **{name: list_of(kind, MOST_BLOCKS) for name, kind in _BLOCKS.items()}})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +44,24 @@ class Result:
     def has_diverged(self) -> bool:
         """Whether a loss, gradient or weight became NaN or infinite."""
         return self.loss is None
+
+    def windows(self) -> Mapping[str, Any] | None:
+        """The sums of blocks of validation windows at the last step, as ``ablate.windows`` takes them.
+
+        Returns:
+            ``None``: the run has none, or they are of another end of it.
+
+        Raises:
+            ValueError: The file is damaged.
+        """
+        path = self.folder / WINDOWS
+        if self.has_diverged or not path.is_file():
+            return None
+        content = read_json(path, MIB)
+        validate(content, _WINDOWS, path)
+        if len({len(content[name]) for name in _BLOCKS}) > 1:
+            raise ValueError(f"{path}: windows, tokens and nats differ in length")
+        return content if content["step"] == self.summary.get("steps") else None
 
     def curves(self) -> dict[str, list[tuple[int, float]]]:
         """``train_loss`` and ``val_loss``: (step, value), from TensorBoard's files. Reading them takes a while."""
@@ -155,11 +177,13 @@ def _result(plan: Plan, run: Run, folder: Path) -> Result | None:
 
 def _mismatch(plan: Plan, base: Result, other: Result) -> str:
     """Why two runs are no pair, apart from what the plan makes different."""
-    sides, name = plan.content["sides"], plan.side(other.run.name)
-    excused = [INITIAL_VALUES] if name == NULL else []
-    side = sides[BASELINE if name == AGAIN else str(name)]
-    if side["steps"] != sides[BASELINE]["steps"] or side["tokenizer"] != sides[BASELINE]["tokenizer"]:
-        excused += [BATCHES]
-    if side["tokenizer"] != sides[BASELINE]["tokenizer"]:
-        excused += [VALIDATION_BATCHES]
-    return mismatch(base.summary, {**other.summary, **{field: base.summary.get(field) for field in excused}})
+    sides, name = plan.content["sides"], str(plan.side(other.run.name))
+    base_side, side = sides[BASELINE], sides[BASELINE if name == AGAIN else name]
+    ours, theirs = base.summary.get("steps"), other.summary.get("steps")
+    if side["steps"] == base_side["steps"] and ours != theirs:
+        return f"they have {ours} and {theirs} steps"
+    options = plan.content["variants"].get(name, {})
+    excused = [field for option, fields in SETTINGS.items() if option in options for field in fields]
+    excused += [MLP_VALUES] if name == NULL else []
+    excused += [BATCHES, VALIDATION_BATCHES] if side["tokenizer"] != base_side["tokenizer"] else []
+    return mismatch(base.summary, other.summary, excused)

@@ -89,6 +89,9 @@ def _pairs_lines(name: str, row: Mapping[str, Any], alpha: float) -> Iterator[st
     words.append(f"sign-flip p {checked['sign_flip_p']:.2g}{reach}")
     if checked["skewness"] is not None:
         words.append(f"skewness {checked['skewness']:+.1f}")
+    if (windows := row["window_error"]) is not None:
+        errors = f"{windows['pair']:.2g} of a pair, {windows['mean']:.2g} of the mean"
+        words.append(f"standard error over validation windows {errors}")
     yield f"{name}: {', '.join(words)}."
 
 

@@ -36,7 +36,7 @@ WAIT_S = 5.0  # a requeued job may start while the previous process is still end
 POLL_S = 0.1
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
-CONFIG, STATUS, SUMMARY = "config.yaml", "status.json", "summary.json"
+CONFIG, STATUS, SUMMARY, WINDOWS = "config.yaml", "status.json", "summary.json", "windows.json"
 RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"
 DIVERGED = "diverged"  # failed by a loss, gradient or weight that is NaN or infinite
 ENDED_EARLY = (INTERRUPTED, FAILED, DIVERGED)
@@ -46,9 +46,9 @@ _STATUS = some(
     {"step": whole(), "val_loss": maybe(NUMBER), "reason": TEXT, "host": TEXT, "process": maybe(whole(1, 1 << 30))},
 )
 
-_TEXTS = rule(
-    "texts by name", lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
-)
+_BOOL = rule("true or false", lambda value: isinstance(value, bool))
+_TEXTS = rule("texts by name", lambda value: _are_texts(value, ".*"))
+_BY_STEP = rule("texts by step", lambda value: _are_texts(value, "[0-9]{1,15}"))
 
 _held: set[Path] = set()  # by this process, to which the kernel would give a lock twice
 
@@ -369,6 +369,11 @@ def _is_alive(process: int | None) -> bool:
     return True
 
 
+def _are_texts(value: Any, names: str) -> bool:
+    texts = value.items() if isinstance(value, dict) else [("", None)]
+    return all(isinstance(each, str) and re.fullmatch(names, name, re.DOTALL) for name, each in texts)
+
+
 def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
     """The content of ``summary.json``.
 
@@ -381,7 +386,9 @@ def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
         OSError: It cannot be read.
     """
     fields = {**dict.fromkeys(measured, maybe(NUMBER)), "threads": maybe(whole()), "changed_on_resume": list_of(TEXT)}
-    fields |= {"initial_values": maybe(_TEXTS), "batches": maybe(TEXT), "validation_batches": maybe(TEXT)}
+    fields |= dict.fromkeys(("precision", "device", "torch", "numpy", "package"), maybe(TEXT))
+    fields |= {"tf32": maybe(_BOOL), "initial_values": maybe(_TEXTS), "batches_at": maybe(_BY_STEP)}
+    fields |= dict.fromkeys(("batches", "validation_batches"), maybe(TEXT))
     try:
         content = read_json(run / SUMMARY, nan_is_null=True)  # older ones contain Infinity
         validate(content, some({}, fields), run / SUMMARY)

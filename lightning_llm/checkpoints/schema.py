@@ -77,6 +77,7 @@ COUNT, POSITIVE, STEP_OR_NONE, INTEGER = whole(), whole(1), whole(-1), whole(-(2
 RATE, BELOW_ONE = number(0, 1e6), number(0, math.nextafter(1, 0))
 BOOL, NULL = one_of(True, False), one_of(None)
 HASH = rule("16 hex digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{16}", value)))
+STEP_NAME = rule("digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9]{1,15}", value)))
 TENSOR = rule("a tensor", lambda value: isinstance(value, Tensor))
 ROWS = rule("a tensor", lambda value: isinstance(value, Tensor) or hasattr(value, "pieces"))  # see checkpoints.sharded
 ANYTHING = rule("anything", lambda value: True)
@@ -98,7 +99,9 @@ def _kind_of(annotation: Any) -> Kind:
 
 BEST = {"best_loss": number(), "best_step": STEP_OR_NONE, "validated_step": STEP_OR_NONE}
 CALLBACKS = {
-    "InputHashes": some({"initial_values": mapping(TEXT, TEXT), "batches": HASH}),
+    "InputHashes": some(
+        {"initial_values": mapping(TEXT, TEXT), "batches": HASH}, {"batches_at": mapping(STEP_NAME, HASH)}
+    ),
     "ResumeDiff": some({"options": mapping(TEXT, rule("a plain value", is_plain))}, {"changes": list_of(TEXT)}),
     "RunCheckpoints": some(BEST, {"turn": COUNT}),
     "TrainingLog": some({"loss": TENSOR}, {"count": TENSOR, "steps": COUNT}),  # steps: of earlier versions
@@ -141,6 +144,7 @@ DATA = dict.fromkeys(("accumulation", "global_batch_size", "context_length"), PO
 PRECISIONS = "16-mixed 16-true bf16-mixed bf16-true 32-true 64-true transformer-engine transformer-engine-float16"
 # a run with precision auto takes it over
 EXECUTION = {"precision": one_of(*PRECISIONS.split()), "threads": POSITIVE, "device": TEXT, "tf32": BOOL}
+EXECUTION |= {"torch": TEXT, "numpy": TEXT, "package": HASH}
 OWN = some({"format_version": POSITIVE, "tokenizer": maybe(TEXT)}, {"execution": some({}, EXECUTION)})
 CHECKPOINT = {
     **dict.fromkeys(("epoch", "global_step", "iteration"), COUNT),

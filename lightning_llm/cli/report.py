@@ -14,12 +14,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_llm.checkpoints.reading import BEST
-from lightning_llm.checkpoints.run_directory import FINISHED, run_dir_of, write_status
+from lightning_llm.checkpoints.run_directory import FINISHED, WINDOWS, run_dir_of, write_status
 from lightning_llm.cli.own_classes import is_own, path_of
 from lightning_llm.cli.runs import SUMMARY
 from lightning_llm.data.datamodule import TokenDataModule, offered, tokenizer_of
 from lightning_llm.generation import generate
-from lightning_llm.io.atomic import write_json
+from lightning_llm.io.atomic import remove_path, write_json
 from lightning_llm.io.console import Console
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.consistency import ResumeDiff
@@ -108,6 +108,8 @@ class RunReport(Callback):
             trainer.validate(model, data, verbose=False)
             trainer.loggers = loggers
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        evaluation = getattr(model, "evaluation", None)
+        windows = None if evaluation is None else evaluation.windows(trainer)  # every process must ask
         run = run_dir_of(trainer)  # a broadcast: every process must ask
         if not trainer.is_global_zero:
             return
@@ -125,9 +127,12 @@ class RunReport(Callback):
             "changed_on_resume": getattr(callback_of(trainer, ResumeDiff), "changes", []),
             "peak_memory_gib": getattr(callback_of(trainer, MemoryProfiler), "highest_gib", None),
             "checkpoint": None if newest is None else str(newest),
-            **({} if inputs is None else inputs.record()),
+            **({} if inputs is None else inputs.record(steps)),
         }
         if run is not None:
+            remove_path(run / WINDOWS)  # of an earlier end
+            if windows is not None and summary["val_loss"] is not None:
+                write_json(run / WINDOWS, {"step": steps, **windows}, indent=None)
             write_json(run / SUMMARY, summary)
             write_status(run, FINISHED, step=steps, val_loss=summary["val_loss"])
         self._print_results(run, newest, summary)

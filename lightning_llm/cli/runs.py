@@ -10,6 +10,7 @@ lock                      which process writes here, or did last (see checkpoint
 turn                      a number that grows with each start of a run in the same folder: clocks may jump
 status.json               how the run stands or ended, see checkpoints.run_status
 summary.json              the result, once the run has ended
+windows.json              sums of blocks of validation windows, see ablate.windows
 
 torch is imported where checkpoints are opened: ``compare`` and ``dashboard`` do not wait for it.
 """

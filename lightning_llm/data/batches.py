@@ -199,6 +199,7 @@ class EvalBatches:
         rank: Of this process.
         world_size: Number of processes.
         pin_memory: As in :class:`TrainBatches`.
+        rows: Rows of each batch of all ranks together, if the rows follow each other in the text.
     """
 
     batches: Callable[[int], Batch]
@@ -207,6 +208,7 @@ class EvalBatches:
     rank: int
     world_size: int
     pin_memory: bool = False
+    rows: list[int] | None = None
 
     def __len__(self) -> int:
         return -(-self.count // self.world_size)
@@ -247,7 +249,8 @@ def every_target_once(reader: WindowReader, batch_size: int, **share: Any) -> Ev
         rows = starts[number * batch_size : (number + 1) * batch_size]
         return reader(rows) if len(rows) else reader.tail(num_windows * context)
 
-    return EvalBatches(batch, len(rows_per_batch(reader, batch_size)), **share)
+    sizes = rows_per_batch(reader, batch_size)
+    return EvalBatches(batch, len(sizes), rows=sizes, **share)
 
 
 def evenly_spaced(reader: WindowReader, rows: list[int], *, used: int | None = None, **share: Any) -> EvalBatches:

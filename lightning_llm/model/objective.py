@@ -1,6 +1,6 @@
 """The loss that is trained on: from hidden states and the head to a sum over targets, and their count."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -49,31 +49,48 @@ class CrossEntropy(nn.Module):
         check_token_weights(weights, targets, "weights of a batch")
         counted, wide = targets != IGNORED, torch.promote_types(hidden.dtype, torch.float32)
         count = counted.sum().to(wide) if weights is None else weights.to(wide).where(counted, 0).sum()
+        return self._losses(hidden, head, targets, weights, num_chunks, "sum"), count
+
+    def each(self, hidden: Tensor, head: nn.Module, targets: Tensor, num_chunks: int | None = None) -> Tensor:
+        """The loss of each target, (batch, seq), in float32 at least; 0 where it does not count."""
+        return self._losses(hidden, head, targets, None, num_chunks, "none")
+
+    def _losses(
+        self,
+        hidden: Tensor,
+        head: nn.Module,
+        targets: Tensor,
+        weights: Tensor | None,
+        num_chunks: int | None,
+        reduction: Literal["sum", "none"],
+    ) -> Tensor:
         if num_chunks == 0 or not is_plain(head, nn.Linear):  # an adapter on the head has to be called
-            return self._all_at_once(head(hidden).to(wide), targets, weights), count
+            logits = head(hidden).to(torch.promote_types(hidden.dtype, torch.float32))
+            return self._all_at_once(logits, targets, weights, reduction)
         assert isinstance(head, nn.Linear)
-        total = linear_cross_entropy(
+        return linear_cross_entropy(
             hidden,
             head.weight,
             targets,
             bias=head.bias,
             ignore_index=IGNORED,
             num_chunks=num_chunks and min(num_chunks, targets.numel()),  # the last batch of a text has fewer
-            reduction="sum",
+            reduction=reduction,
             z_loss=self.z_loss,
             vocab_size=self.vocab_size,
             label_smoothing=self.label_smoothing,
             token_weights=weights,
         )
-        return total, count
 
-    def _all_at_once(self, logits: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+    def _all_at_once(self, logits: Tensor, targets: Tensor, weights: Tensor | None, reduction: str) -> Tensor:
+        shape = targets.shape
         logits, targets = logits[..., : self.vocab_size].flatten(0, -2), targets.flatten()
-        is_sum = weights is None and not self.z_loss
+        is_sum = weights is None and not self.z_loss and reduction == "sum"
         options: Any = {"reduction": "sum" if is_sum else "none", "label_smoothing": self.label_smoothing}
         losses = F.cross_entropy(logits, targets, ignore_index=IGNORED, **options)
         if is_sum:
             return losses
         if self.z_loss:
             losses = losses + self.z_loss * logits.logsumexp(-1).square().where(targets != IGNORED, 0)
-        return losses.sum() if weights is None else (losses * weights.flatten()).sum()
+        losses = losses if weights is None else losses * weights.flatten()
+        return losses.sum() if reduction == "sum" else losses.view(shape)

@@ -7,13 +7,15 @@ tokens × vocab. So the state is sums, reduced once over all processes: nats, to
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_llm.data.batches import IGNORED
+from lightning_llm.ablate.windows import MOST_BLOCKS, WINDOWS
+from lightning_llm.data.batches import IGNORED, EvalBatches, limited_batches
 from lightning_llm.data.datamodule import TokenDataModule, offered
 from lightning_llm.data.mixture import Source
 
@@ -80,15 +82,34 @@ class Evaluation:
         names = dict.fromkeys(name for loader, _ in self._loaders for name in loader)
         device = "cpu" if module.device.type == "mps" else module.device  # MPS has no float64
         self._metrics = {name: LanguageModelMetrics().to(device) for name in names}
+        self._windows = None if module.trainer.testing else WindowSums.of(module.trainer, len(sources), device)
 
-    def add(self, mean_loss: Tensor, targets: Tensor, loader: int) -> None:
-        """Add a batch of one of the data loaders. Targets of -100 do not count."""
+    def add(self, losses: Tensor, targets: Tensor, loader: int) -> None:
+        """Add a batch of one of the data loaders.
+
+        Args:
+            losses: (batch, seq), of each target in nats.
+            targets: (batch, seq); those of -100 do not count.
+            loader: Number of the data loader.
+        """
         if loader >= len(self._loaders):
             raise ValueError(f"the data have more than {len(self._loaders)} loaders for this evaluation: return fewer")
-        tokens = (targets != IGNORED).sum()
+        counted = targets != IGNORED
+        tokens = counted.sum()
+        mean_loss = losses.flatten().sum() / tokens
         names, bytes_per_token = self._loaders[loader]
         for name in names:
             self._metrics[name].update(mean_loss, tokens, bytes_per_token)
+        if self._windows is not None:
+            self._windows.add(losses, counted, loader)
+
+    def windows(self, trainer: Any) -> dict[str, list[Any]] | None:
+        """The sums of blocks of validation windows, see ``ablate.windows``; every process must ask.
+
+        Returns:
+            ``None`` for a test, and for data loaders whose rows have no known place in the text.
+        """
+        return None if self._windows is None else self._windows.record(trainer)
 
     def results(self) -> dict[str, float]:
         """Over all processes: ``val_loss``, ``val_perplexity``, ``val_bits_per_byte``, ``val_loss/SOURCE`` and so on.
@@ -120,3 +141,57 @@ class Evaluation:
         if is_fitting and not trainer.sanity_checking:
             for logger in module.loggers:
                 logger.log_metrics(metrics, step=module.global_step)
+
+
+class WindowSums:
+    """Nats and tokens of each window of the validation text, by its place in it: any processes and batches give these.
+
+    Args:
+        loaders: Of each source.
+        limit: ``trainer.limit_val_batches``.
+        device: Where the sums are, in float64.
+    """
+
+    def __init__(self, loaders: Sequence[EvalBatches], limit: int | float, device: Any) -> None:
+        used = [(loader.rows or [])[: limited_batches(len(loader), limit) * loader.world_size] for loader in loaders]
+        self._firsts = [[0, *itertools.accumulate(rows)] for rows in used]  # windows before each batch of all processes
+        self._places = [(loader.rank, loader.world_size) for loader in loaders]
+        self._added = [0] * len(loaders)  # batches of this process
+        self._sums = [torch.zeros(sum(rows), 2, dtype=torch.float64, device=device) for rows in used]
+
+    @classmethod
+    def of(cls, trainer: Any, sources: int, device: Any) -> "WindowSums | None":
+        """The sums for the validation of a trainer; ``None`` if the place of a row is not known."""
+        found = getattr(trainer, "val_dataloaders", None)
+        loaders = found[:sources] if isinstance(found, list) else []
+        is_known = bool(loaders) and all(isinstance(each, EvalBatches) and each.rows for each in loaders)
+        return cls(loaders, trainer.limit_val_batches, device) if is_known else None
+
+    def add(self, losses: Tensor, counted: Tensor, loader: int) -> None:
+        """Add a batch of one of the loaders, in its order; those of the training text are left out."""
+        if loader >= len(self._sums):
+            return
+        (rank, processes), firsts = self._places[loader], self._firsts[loader]
+        number = rank + processes * self._added[loader]
+        self._added[loader] += 1
+        if number + 1 < len(firsts):  # else it is there to make all processes have as many
+            sums = self._sums[loader][firsts[number] : firsts[number + 1]]
+            sums[:, 0] = counted.sum(1)
+            sums[:, 1] = losses.detach().sum(1, dtype=sums.dtype if losses.device.type != "mps" else None)
+
+    def record(self, trainer: Any) -> dict[str, list[Any]] | None:
+        """For each block its ``windows``, ``tokens`` and ``nats``; ``None`` without any, or if a loss is not finite."""
+        size, windows = WINDOWS, [len(sums) for sums in self._sums]
+        while sum(-(-count // size) for count in windows) > MOST_BLOCKS:
+            size *= 2
+        found: dict[str, list[Any]] = {"windows": [], "tokens": [], "nats": []}
+        whole = trainer.strategy.reduce(torch.cat(self._sums), reduce_op="sum").cpu()
+        if not whole.isfinite().all():
+            return None
+        for sums in whole.split(windows):
+            for block in sums.split(size):
+                if tokens := int(block[:, 0].sum()):
+                    found["windows"].append(int((block[:, 0] > 0).sum()))
+                    found["tokens"].append(tokens)
+                    found["nats"].append(float(block[:, 1].sum()))
+        return found if found["windows"] else None

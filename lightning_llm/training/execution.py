@@ -1,20 +1,26 @@
 """What decides a run's bits and speed besides its options: precision, threads, device, random numbers, allocator.
 
-A checkpoint and ``summary.json`` record the first three; a resumed run prints what has changed. ``docs/resume.md`` says
-when two runs have the same bits.
+A checkpoint and ``summary.json`` record the first three, the versions of torch and NumPy, and a hash of this package;
+a resumed run prints what has changed. ``docs/resume.md`` says when two runs have the same bits.
 """
 
 import ctypes
+import functools
+import hashlib
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 
 from lightning_llm.accounting.hardware import Precision, auto_precision, cpu_features, cpu_name, gpu_features
 from lightning_llm.checkpoints.loop_state import micro_batches_started
+
+PACKAGE = Path(__file__).resolve().parents[1]
 
 # from malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -41,11 +47,25 @@ def choose_precision(accelerator: Any) -> tuple[Precision, str]:
 
 
 def record(trainer: Any) -> dict[str, Any]:
-    """Precision, threads and device of a run, as plain values."""
+    """Precision, threads, device, TF32 on CUDA, versions of torch and NumPy, hash of this package; plain values."""
     device = trainer.strategy.root_device
     of_gpu = {"tf32": uses_tf32(trainer)} if device.type == "cuda" else {}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
-    return {"precision": str(trainer.precision), "threads": torch.get_num_threads(), "device": name, **of_gpu}
+    versions = {"torch": str(torch.__version__), "numpy": np.__version__, "package": _own_code()}
+    settings = {"precision": str(trainer.precision), "threads": torch.get_num_threads(), "device": name}
+    return {**settings, **of_gpu, **versions}
+
+
+def code_digest() -> str:
+    """16 hex digits of the SHA-256 of the package's source, with the names of its files."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(str(path.relative_to(PACKAGE)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+_own_code = functools.cache(code_digest)  # of the first save: later edits do not change what runs
 
 
 def uses_tf32(trainer: Any) -> bool:
@@ -60,12 +80,17 @@ def switch_tf32(trainer: Any) -> None:
         torch.set_float32_matmul_precision("high" if trainer.tf32 else "highest")
 
 
+def changes_since(saved: Mapping[str, Any], trainer: Any) -> list[str]:
+    """One line ``name: old -> new`` for each value of a checkpoint's record that differs now."""
+    now = record(trainer)
+    return [f"{name}: {saved[name]} -> {now[name]}" for name in now if name in saved and saved[name] != now[name]]
+
+
 def print_changes(saved: Mapping[str, Any], trainer: Any) -> None:
     """Print each value of a checkpoint's record that differs now."""
-    now = record(trainer)
-    lines = [f"  {name}: {saved[name]} -> {now[name]}" for name in now if name in saved and saved[name] != now[name]]
+    lines = changes_since(saved, trainer)
     if lines and trainer.is_global_zero:
-        print("Changed since the checkpoint, so the bits will differ:", *lines, sep="\n")
+        print("Changed since the checkpoint, so the bits may differ:", *lines, sep="\n  ")
 
 
 def seed_dropout(trainer: Any) -> None:

@@ -125,7 +125,7 @@ class LanguageModel(PlannedModule, OptimizedModule, CheckpointedModule, SummedLo
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add a batch to the sums of its data set."""
-        self.evaluation.add(self.cross_entropy(batch), batch["targets"], dataloader_idx)
+        self.evaluation.add(self.token_losses(batch), batch["targets"], dataloader_idx)
 
     def on_validation_epoch_start(self) -> None:
         """Start new sums: of the validation and the training text, or of the test text."""

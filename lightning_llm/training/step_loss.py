@@ -66,6 +66,13 @@ class SummedLoss(LightningModule):
         """Mean cross-entropy of a batch in nats per token, float32, whatever the model was trained for."""
         return self._mean(CrossEntropy(self.architecture), batch)[0]
 
+    def token_losses(self, batch: Batch) -> Tensor:
+        """Cross-entropy of each target in nats, (batch, seq), float32; 0 where it does not count. For evaluation."""
+        check_batch(batch)
+        hidden = self.transformer(batch["input_ids"], documents=batch.get("documents"))
+        objective, head = CrossEntropy(self.architecture), self.transformer.lm_head
+        return objective.each(hidden, head, batch["targets"], self.loss_chunks)
+
     def _mean(self, objective: nn.Module, batch: Batch, weighted: bool = False) -> tuple[Tensor, Tensor]:
         check_batch(batch)
         hidden = self.transformer(batch["input_ids"], documents=batch.get("documents"))

@@ -28,8 +28,10 @@ def main():
         (run / "status.json").write_text(json.dumps({"status": "diverged", "step": 3, "reason": "loss is nan"}))
         return 1
     drawn = asked.get("drawn", "00")
-    hashes = {"initial_values": {"a.weight": f"2x2 float32 {drawn}"}, "validation_batches": "1"}
-    hashes["batches"] = asked.get("batches", "2")
+    values = {"embed": asked.get("embed", "00"), "layers.0.mlp.up": drawn}
+    hashes = {"initial_values": {name: f"2x2 float32 {value}" for name, value in values.items()}}
+    hashes |= {"validation_batches": "1", "batches": asked.get("batches", "2"), "steps": asked.get("steps", 6)}
+    hashes |= {"batches_at": {"4": asked.get("prefix", "3")}, "precision": asked.get("precision", "32-true")}
     loss = 3.0 + 0.01 * seed + asked["effect"] * (1 + 0.001 * (seed % 3))
     if "best" in asked:  # a parabola over the logarithm of the rate
         rate = float(words.get("model.optimizer.init_args.lr", asked["lr"]))
@@ -45,12 +47,13 @@ def main():
 def experiment(tmp_path):
     """``experiment(variants={name: config}, looks=…)``: a frozen plan."""
 
-    def make(variants, looks=(4, 5), delta=None, out="out", base=None, **asked):
+    def make(variants, looks=(4, 5), delta=None, out="out", base=None, null=None, **asked):
         files = {"lightning_llm/__init__.py": "", "lightning_llm/__main__.py": STAND_IN}
         code = {name: tmp_path / f"code-{number}" for number, name in enumerate(files)}
         for name, path in code.items():
             path.write_text(files[name])
         configs = {BASELINE: {"effect": 0.0, **(base or {})}, NULL: {"effect": 0.003, "drawn": "01"}, **variants}
+        configs[NULL] |= null or {}
         sides = {name: {"steps": 6, "tokenizer": "t"} for name in configs}
         content = {
             **{"name": "test", "variants": {name: {} for name in variants}, "metric": "val_loss", "delta": delta},

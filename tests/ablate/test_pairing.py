@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_llm.ablate.pairing import mismatch
+from lightning_llm.ablate.pairing import MLP_VALUES, mismatch
 
 RUN = {
     "batches": "a1",
@@ -35,3 +35,72 @@ def test_what_only_one_run_has_is_not_shared():
 )
 def test_runs_that_are_no_pair(other, says):
     assert mismatch(RUN, other) == mismatch(other, RUN) == says
+
+
+EXECUTED = {
+    "precision": ("32-true", "bf16-true", "precision"),
+    "device": ("CPU 1", "CPU 2", "device"),
+    "threads": (1, 2, "number of threads"),
+    "tf32": (False, True, "use of TF32"),
+    "torch": ("2.6.0", "2.7.0", "version of torch"),
+    "numpy": ("2.1.0", "2.2.0", "version of numpy"),
+    "package": ("0" * 16, "1" * 16, "code of lightning_llm"),
+}
+HERE = {**RUN, **{field: here for field, (here, _, _) in EXECUTED.items()}}
+
+
+@pytest.mark.parametrize("field", EXECUTED)
+def test_runs_that_were_executed_in_other_ways_are_no_pair(field):
+    here, there, words = EXECUTED[field]
+    assert mismatch(HERE, HERE) == ""
+    assert mismatch(HERE, {**HERE, field: there}) == f"their {words} differs: {here} and {there}"
+    assert mismatch(HERE, {**HERE, field: there}, [field]) == ""
+    unknown = {name: value for name, value in HERE.items() if name != field}
+    says = f"a run has no record of its {words}"
+    assert mismatch(HERE, unknown) == mismatch(unknown, HERE) == mismatch({**HERE, field: None}, HERE) == says
+    assert mismatch(unknown, unknown) == ""  # of earlier versions
+    change = f"step 3: {field}: {there} -> {here}"
+    resumed = {**HERE, "changed_on_resume": ["step 2: model.optimizer.lr: 0.1 -> 0.2", change]}
+    says = f"a run was resumed with another {words} ({change})"
+    assert mismatch(HERE, resumed) == mismatch(resumed, HERE) == says
+    assert mismatch(HERE, resumed, [field]) == ""
+
+
+def test_a_resume_that_changed_an_option_is_reported_elsewhere():
+    assert mismatch(RUN, {**RUN, "changed_on_resume": ["step 2: trainer.max_steps: 2 -> 3"]}) == ""
+    assert mismatch(RUN, {**RUN, "changed_on_resume": []}) == ""
+
+
+SHORT = {**RUN, "steps": 3, "batches_at": {"1": "01", "2": "02", "3": "a1"}}
+LONG = {**RUN, "steps": 10, "batches": "a9", "batches_at": {"1": "01", "2": "02", "4": "04", "10": "a9"}}
+
+
+def test_runs_of_other_lengths_share_the_batches_of_their_last_common_step():
+    assert mismatch(SHORT, LONG) == mismatch(LONG, SHORT) == ""
+    other = {**LONG, "batches_at": {**LONG["batches_at"], "2": "09"}}
+    assert mismatch(SHORT, other) == mismatch(other, SHORT) == "their training batches up to step 2 differ"
+    earlier = {**LONG, "batches_at": {**LONG["batches_at"], "1": "09"}}  # the sum at step 2 contains it
+    assert mismatch(SHORT, earlier) == ""
+    last = ({**RUN, "steps": end, "batches_at": {"2": "02", "10": f"{end}"}} for end in (11, 12))
+    assert mismatch(*last) == "their training batches up to step 10 differ"  # by number, not as text
+    assert (
+        mismatch(SHORT, {**LONG, "batches_at": {"5": "05"}})
+        == "their records of training batches have no step in common"
+    )
+    assert (
+        mismatch(SHORT, {**LONG, "batches_at": None})
+        == "they have 3 and 10 steps, and no record of the batches of both"
+    )
+    assert mismatch(SHORT, other, ["batches"]) == ""
+    same_length = {**SHORT, "batches": "a2"}
+    assert mismatch(SHORT, same_length) == "their training batches differ"
+
+
+def test_the_initial_values_of_the_mlps_can_be_excused_alone():
+    values = {"embed": "8x4 float32 01", "layers.0.mlp.up": "16x4 float32 02"}
+    run = {**RUN, "initial_values": values}
+    redrawn = {**RUN, "initial_values": {**values, "layers.0.mlp.up": "16x4 float32 09"}}
+    assert mismatch(run, redrawn) == "their initial values differ: layers.0.mlp.up"
+    assert mismatch(run, redrawn, [MLP_VALUES]) == ""
+    other = {**RUN, "initial_values": {**values, "embed": "8x4 float32 09"}}
+    assert mismatch(run, other, [MLP_VALUES]) == "their initial values differ: embed"

@@ -82,7 +82,7 @@ def test_an_edit_while_a_worker_runs_ends_it_before_the_next_run(experiment):
 
 def test_other_batches_are_a_pair_where_the_plan_gives_the_sides_other_steps(experiment):
     sides = {name: {"steps": 6 + (name == "a"), "tokenizer": "t"} for name in ("baseline", "null", "a")}
-    plan = experiment({"a": {"effect": -0.5, "batches": "other"}}, sides=sides)
+    plan = experiment({"a": {"effect": -0.5, "batches": "other", "steps": 7}}, sides=sides)
     work(plan.out)
     assert load_experiment(plan.out).state.verdicts["a"].verdict == "better"
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -15,6 +16,7 @@ from lightning_llm.__main__ import main
 from lightning_llm.accounting import hardware
 from lightning_llm.checkpoints.reading import digest, read_checkpoint, step_files
 from lightning_llm.training import execution, preflight
+from lightning_llm.training.execution import code_digest
 
 NEEDS = "trainer.tf32 true needs an NVIDIA GPU of compute capability 8.0 or later"
 RUN = Path("runs/run/version_0")
@@ -41,6 +43,7 @@ def test_what_auto_means_is_in_every_record(tiny, machine, features, expected):
     summary = json.loads((RUN / "summary.json").read_text())
     checkpoint = read_checkpoint(step_files(RUN / "checkpoints")[-1])
     execution = {"precision": expected, "threads": torch.get_num_threads(), "device": f"CPU with {features}"}
+    execution |= {"torch": torch.__version__, "numpy": np.__version__, "package": code_digest()}
     assert written["trainer"]["precision"] == expected
     assert checkpoint["lightning_llm"]["execution"] == execution
     assert {name: summary[name] for name in execution} == execution

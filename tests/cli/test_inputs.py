@@ -11,7 +11,7 @@ from lightning_llm.checkpoints.loop_state import step_is_complete
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.data.batches import IGNORED
 from lightning_llm.training.callbacks import InputHashes, StopOnSignal
-from lightning_llm.training.callbacks.inputs import tensor_hash
+from lightning_llm.training.callbacks.inputs import is_kept, tensor_hash
 
 FEW = {"trainer.limit_val_batches": 2, "data.eval_batch_size": 8}
 
@@ -82,7 +82,7 @@ def test_two_runs_of_one_seed_are_a_pair_and_others_are_not(summary):
     assert "their initial values differ: transformer." in mismatch(first, summary("e", **{"seed_everything": 2}))
 
 
-NAMES = ("initial_values", "batches", "validation_batches")
+NAMES = ("initial_values", "batches", "validation_batches", "batches_at")
 
 
 def test_a_resumed_run_has_the_hashes_of_an_uninterrupted_one(summary, monkeypatch):
@@ -99,6 +99,8 @@ def test_a_resumed_run_has_the_hashes_of_an_uninterrupted_one(summary, monkeypat
     smaller = {"data.micro_batch_size": 2, "data.eval_batch_size": 4, "trainer.limit_val_batches": 4}
     rest = summary("b", "--ckpt_path=within.ckpt", **smaller)
     assert [rest[name] for name in NAMES] == [whole[name] for name in NAMES]
+    assert list(whole["batches_at"]) == ["1", "2", "3"]
+    assert whole["batches_at"]["3"] == whole["batches"] != whole["batches_at"]["2"]
     last = summary("a", "--ckpt_path=last")
     assert [last[name] for name in NAMES] == [whole[name] for name in NAMES]
     again = summary("a", "--ckpt_path=last")  # no steps are left
@@ -112,5 +114,73 @@ def test_a_checkpoint_of_an_earlier_version_has_no_hashes_to_continue(summary, t
     assert content["callbacks"].pop("InputHashes")["batches"]
     torch.save(content, path)
     found = summary("old", f"--ckpt_path={path}")
-    assert found["batches"] is found["initial_values"] is None
+    assert found["batches"] is found["initial_values"] is found["batches_at"] is None
     assert len(found["validation_batches"]) == 16
+
+
+def test_a_checkpoint_without_hashes_by_step_continues_with_those_it_has(summary, tmp_path):
+    whole = summary("whole")
+    summary("old", **{"trainer.max_steps": 2})
+    (path,) = (tmp_path / "old").glob("run/*/checkpoints/step-*.ckpt")
+    content = read_checkpoint(path)
+    assert content["callbacks"]["InputHashes"].pop("batches_at").keys() == {"1", "2"}
+    torch.save(content, path)
+    assert summary("old", f"--ckpt_path={path}")["batches_at"] == {"3": whole["batches"]}
+
+
+def test_runs_of_other_lengths_are_a_pair_if_their_common_batches_are_the_same(summary, monkeypatch):
+    monkeypatch.setattr("lightning_llm.training.callbacks.inputs.MULTIPLES", 4)  # few steps are kept
+    first = summary("a", **{"trainer.max_steps": 7, "data.micro_batch_size": 4})
+    longer = {"trainer.max_steps": 9, "trainer.val_check_interval": 2, "model.architecture.mlp": "relu"}
+    second = summary("b", **longer)
+    assert (list(first["batches_at"]), list(second["batches_at"])) == (
+        ["1", "2", "4", "6", "7"],
+        ["1", "2", "4", "8", "9"],
+    )
+    assert mismatch(first, second) == ""
+    assert mismatch(first, summary("c", **longer, **{"data.seed": 2})) == "their training batches up to step 4 differ"
+
+
+def test_the_steps_of_a_hash_depend_on_the_step_reached_alone():
+    kept = {0: set()}
+    for reached in range(1, 3000):
+        kept[reached] = {step for step in (*kept[reached - 1], reached) if is_kept(step, reached)}
+        assert kept[reached] == {step for step in range(1, reached + 1) if is_kept(step, reached)}
+        assert len(kept[reached]) < 64
+    for short in range(1, 1500):
+        for long in (short + 1, short * 3 // 2, 2 * short):
+            assert max(kept[short] & kept[long]) >= short * 7 / 8
+    reached, spacing = 10**9, 1 << 25
+    assert [step for step in range(0, reached, spacing) if not is_kept(step, reached)] == []
+    assert not is_kept(spacing + 1, reached)
+    assert not is_kept(spacing * 3 // 2, reached)
+    assert reached // spacing + spacing.bit_length() < 64
+
+
+def test_no_step_waits_for_the_device(summary, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        InputHashes, "_read", lambda self, trainer, parts: read.append(len(parts)) or ["0" * 16] * len(parts)
+    )
+    summary("a", **{"trainer.max_steps": 7, "trainer.val_check_interval": 7})
+    assert read == [1, 8, 1]  # validation batches; at the save, the sum and 7 steps; at the end
+
+
+@pytest.mark.parametrize("field", ["threads", "package"])
+def test_a_run_that_was_resumed_under_other_conditions_is_no_pair(summary, monkeypatch, field):
+    whole = summary("whole")
+    assert {"torch", "numpy", "package", "precision", "threads", "device"} <= whole.keys()
+    assert (whole["torch"], len(whole["package"]), whole["changed_on_resume"]) == (torch.__version__, 16, [])
+    with monkeypatch.context() as patch:
+        if field == "threads":
+            patch.setattr(torch, "get_num_threads", lambda: 7)
+        else:
+            patch.setattr("lightning_llm.training.execution._own_code", lambda: "7" * 16)
+        summary("a", **{"trainer.max_steps": 2})
+    resumed = summary("a", "--ckpt_path=last")
+    old = 7 if field == "threads" else "7" * 16
+    change = f"step 2: {field}: {old} -> {whole[field]}"
+    assert resumed["changed_on_resume"] == [change, "step 2: trainer.max_steps: 2 -> 3"]
+    assert mismatch(whole, resumed).endswith(f"({change})")
+    again = summary("a", "--ckpt_path=last")
+    assert change in again["changed_on_resume"]  # the checkpoint remembers

@@ -98,9 +98,13 @@ def test_the_curve_is_that_of_one_process_and_of_copies(folder, model):
     assert_same_curves(sharded, one)
     summaries = [json.loads((run / "summary.json").read_text()) for run in (one, copies, sharded)]
     assert summaries[0].keys() == summaries[1].keys() == summaries[2].keys()
-    for name in ("initial_values", "batches", "validation_batches"):
+    for name in ("initial_values", "batches", "validation_batches", "batches_at"):
         assert summaries[0][name] == summaries[1][name] == summaries[2][name]
         assert summaries[0][name]
+    first, *others = (json.loads((run / "windows.json").read_text()) for run in (one, copies, sharded))
+    for windows in others:
+        assert windows["nats"] == pytest.approx(first["nats"], rel=1e-5)
+        assert {**windows, "nats": []} == {**first, "nats": []}
     assert (sharded / "checkpoints" / "best.ckpt" / "shard-00001.pt").is_file()
 
 

@@ -8,7 +8,6 @@ options. Here the checkpoint holds the options. If the resumed run has the same 
 bit. If they differ, the moments stay, and learning rate, weight decay and schedule are those of the new options.
 """
 
-import hashlib
 import inspect
 import json
 import socket
@@ -22,10 +21,12 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_llm.checkpoints.reading import EXECUTION
+from lightning_llm.checkpoints.schema import FORMAT
 from lightning_llm.training.distributed import host_group
+from lightning_llm.training.execution import changes_since, code_digest
 from lightning_llm.training.run_options import flat
 
-PACKAGE = Path(__file__).resolve().parents[2]
 SHOWN = 3  # differences of a rank; one wrong config file makes dozens
 Facts = dict[str, Any]
 
@@ -100,15 +101,6 @@ def gather(facts: Facts, group: Any) -> list[Facts]:
     return [json.loads(bytes(one[: int(size)].tolist())) for one, size in zip(found, sizes, strict=True)]
 
 
-def code_digest() -> str:
-    """12 hex digits of the package's source."""
-    digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        digest.update(str(path.relative_to(PACKAGE)).encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
 class ResumeDiff(Callback):
     """Prints and applies the options in which a run differs from the checkpoint that it resumes from.
 
@@ -116,7 +108,8 @@ class ResumeDiff(Callback):
         options: The options of this run, nested, plain values only.
 
     Attributes:
-        changes: A line for each option that was changed on a resume up to now: the step, the old and the new value.
+        changes: A line for each option, and for each value of the checkpoint's record of how it was executed (such as
+            the precision), that was changed on a resume up to now: the step, the old and the new value.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -144,7 +137,8 @@ class ResumeDiff(Callback):
         state = checkpoint["callbacks"].get(self.state_key, {})
         if not (saved := state.get("options")):
             return
-        self.changes = list(state.get("changes", []))
+        executed = changes_since(checkpoint.get(FORMAT, {}).get(EXECUTION, {}), trainer)
+        self.changes = [*state.get("changes", []), *(f"step {step}: {line}" for line in executed)]
         if (ours := self.options.get(OPTIMIZER)) != (theirs := saved.get(OPTIMIZER)):
             raise ValueError(
                 f"{OPTIMIZER} is {theirs} in the checkpoint and {ours} here: an optimizer cannot use the state of "

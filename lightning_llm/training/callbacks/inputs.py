@@ -5,6 +5,8 @@
 ``initial_values``      for each parameter its shape, its dtype, and 16 digits of the SHA-256 of its bytes before the
                         first step
 ``batches``             of the token ids and targets of all training sequences so far, each with its number in the run
+``batches_at``          the same after certain steps, and at the end: two runs of other lengths can compare their common
+                        part
 ``validation_batches``  of those of the last validation, in any order
 
 A hash of batches is the sum of a 64-bit hash of each sequence, modulo 2^64 (an incremental hash: Bellare and Micciancio
@@ -12,6 +14,10 @@ A hash of batches is the sum of a 64-bit hash of each sequence, modulo 2^64 (an 
 the hash of an uninterrupted one: checkpoints contain the sum. It is computed on the device and read at a save: 0.04 ms
 for 32 x 256 tokens on one CPU core, where SHA-256 reads 1 GB of weights per second. It finds accidental differences,
 and is no protection against forgery.
+
+The steps of ``batches_at`` depend on nothing but the step that the run has reached (:func:`is_kept`), so that an
+interrupted and resumed run has the same ones. Any two runs share the powers of two; if one is at most twice as long as
+the other, they share a step in the last eighth of the shorter one. Nothing is read from the device until a save.
 """
 
 import hashlib
@@ -21,9 +27,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lightning_llm.ablate.pairing import BATCHES, INITIAL_VALUES, VALIDATION_BATCHES
+from lightning_llm.ablate.pairing import BATCHES, BATCHES_AT, INITIAL_VALUES, VALIDATION_BATCHES
 from lightning_llm.checkpoints.loop_state import micro_batch_of_step, step_is_complete
 from lightning_llm.data.batches import IGNORED
+
+MULTIPLES = 32  # a power of two: at most so many evenly spaced steps have a hash
 
 # The constants of SplitMix64 (Steele, Lea and Flood 2014, figure 16), as signed numbers
 _GOLDEN, _FIRST, _SECOND = (
@@ -37,14 +45,17 @@ class InputHashes(Callback):
     Attributes:
         initial_values: For each parameter by name; ``None`` if they are not known.
         batches: Of the training batches, known at the end of training; ``None`` if they cannot be hashed.
+        batches_at: Of the training batches up to some of the steps, as of the last save.
         validation_batches: Of the last validation.
     """
 
     def __init__(self) -> None:
         self.initial_values: dict[str, str] | None = None
         self.batches: str | None = None
+        self.batches_at: dict[int, str] = {}
         self.validation_batches: str | None = None
         self._sum: Tensor | None = None  # of the completed steps; of all processes together or of this one
+        self._at: dict[int, Tensor] = {}  # sums after certain steps that no save has read yet
         self._step: Tensor | int = 0  # of the step in progress, which a resumed run starts again
         self._validation: Tensor | int | None = None
         self._weights: dict[tuple[int, torch.device], Tensor] = {}
@@ -53,11 +64,11 @@ class InputHashes(Callback):
         """Hash the initial values; in a resumed run, continue the sum of its checkpoint."""
         if trainer.global_step == 0:
             self.initial_values = {name: tensor_hash(value) for name, value in pl_module.named_parameters()}
-            self._sum = torch.zeros((), dtype=torch.int64, device=pl_module.device)
+            self._sum, self.batches_at = torch.zeros((), dtype=torch.int64, device=pl_module.device), {}
         elif self.batches is not None:
             of_all = int(self.batches, 16) if trainer.is_global_zero else 0
             self._sum = torch.tensor(_signed(of_all), device=pl_module.device)
-        self._step = 0
+        self._step, self._at = 0, {}
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Add the sequences of this micro-batch, each with its number in the run."""
@@ -75,10 +86,13 @@ class InputHashes(Callback):
         """At the end of a step, its batches count."""
         if self._sum is not None and step_is_complete(trainer):
             self._sum, self._step = self._sum + self._step, 0
+            if is_kept(step := trainer.global_step, step):
+                self._at = {place: part for place, part in self._at.items() if is_kept(place, step)}
+                self._at[step] = self._sum
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Read the sum."""
-        self.batches = self._read(trainer, self._sum)
+        """Read the sums."""
+        self.batches = self._read_training(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A new sum."""
@@ -94,21 +108,31 @@ class InputHashes(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the sum."""
-        self.validation_batches = self._read(trainer, self._validation)
+        found = self._validation
+        self.validation_batches = self._read(trainer, [found])[0] if isinstance(found, Tensor) else None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Save the sum of the completed steps, the same in every process."""
-        if self.initial_values is not None and (batches := self._read(trainer, self._sum)) is not None:
-            state = {INITIAL_VALUES: self.initial_values, BATCHES: batches}
+        if self.initial_values is not None and (batches := self._read_training(trainer)) is not None:
+            at = {str(step): value for step, value in self.batches_at.items()}
+            state = {INITIAL_VALUES: self.initial_values, BATCHES: batches, BATCHES_AT: at}
             checkpoint["callbacks"][self.state_key] = state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the hashes."""
         self.initial_values, self.batches = state_dict[INITIAL_VALUES], state_dict[BATCHES]
+        self.batches_at = {int(step): value for step, value in state_dict.get(BATCHES_AT, {}).items()}
 
-    def record(self) -> dict[str, Any]:
-        """The hashes for ``summary.json``."""
-        return {name: getattr(self, name) for name in (INITIAL_VALUES, BATCHES, VALIDATION_BATCHES)}
+    def record(self, steps: int) -> dict[str, Any]:
+        """The hashes for ``summary.json``.
+
+        Args:
+            steps: Optimizer steps of the run.
+        """
+        found = {name: getattr(self, name) for name in (INITIAL_VALUES, BATCHES, VALIDATION_BATCHES)}
+        if self.batches is None:
+            return {**found, BATCHES_AT: None}
+        return {**found, BATCHES_AT: {str(step): at for step, at in {**self.batches_at, steps: self.batches}.items()}}
 
     def _hash(self, batch: Any, number: int | None = None) -> Tensor | None:
         """The sum of the hashes of a batch's sequences; ``None`` if it has no token ids.
@@ -132,12 +156,31 @@ class InputHashes(Callback):
             return _mixed(torch.add(found, numbers, alpha=_GOLDEN)).sum()
         return torch.where((targets != IGNORED).any(1), _mixed(found), 0).sum()
 
+    def _read_training(self, trainer: Trainer) -> str | None:
+        """The hash of the completed steps; with it, those of ``batches_at``. All processes must ask."""
+        if self._sum is None:
+            return None
+        batches, *found = self._read(trainer, [self._sum, *self._at.values()])
+        known = {**self.batches_at, **dict(zip(self._at, found, strict=True))}
+        self.batches_at = {step: value for step, value in known.items() if is_kept(step, trainer.global_step)}
+        self._at = {}
+        return batches
+
     @staticmethod
-    def _read(trainer: Trainer, part: Tensor | int | None) -> str | None:
-        """The sum over all processes, which must all ask, as 16 hex digits."""
-        if isinstance(part, Tensor):
-            part = int(trainer.strategy.reduce(part.clone(), reduce_op="sum").item())
-        return None if part is None else f"{part % (1 << 64):016x}"
+    def _read(trainer: Trainer, parts: list[Tensor]) -> list[str]:
+        """Sums over all processes, which must all ask, each as 16 hex digits."""
+        found: list[int] = trainer.strategy.reduce(torch.stack(parts), reduce_op="sum").tolist()
+        return [f"{part % (1 << 64):016x}" for part in found]
+
+
+def is_kept(step: int, reached: int) -> bool:
+    """Whether a run that has reached a step still has the hash of an earlier one.
+
+    It has those of all powers of two, and of the multiples of the smallest power of two that leaves at most
+    ``MULTIPLES`` of them: fewer than 64 steps in 10^9. What is not kept once is never kept later.
+    """
+    spacing = 1 << max(0, (reached - 1).bit_length() - MULTIPLES.bit_length() + 1)
+    return step % spacing == 0 or step & (step - 1) == 0
 
 
 def tensor_hash(tensor: Tensor) -> str:

@@ -1,0 +1,87 @@
+"""Which runs of an experiment are pairs, and what they wrote about their validation windows."""
+
+import json
+
+import pytest
+
+from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.results import _BLOCKS, Result, _mismatch
+from lightning_llm.ablate.scheduler import Run
+from lightning_llm.ablate.worker import work
+from lightning_llm.checkpoints.run_directory import WINDOWS
+
+LONGER = {name: {"steps": 6 + (name == "a"), "tokenizer": "t"} for name in ("baseline", "null", "a")}
+A = {"effect": -0.5}
+
+
+@pytest.mark.parametrize(
+    ("a", "null", "sides", "says"),
+    [
+        ({}, {"embed": "07"}, None, "their initial values differ: embed"),
+        ({"drawn": "07"}, {}, None, r"their initial values differ: layers\.0\.mlp\.up"),  # only the null variant may
+        ({"steps": 5}, {}, None, "they have 6 and 5 steps"),
+        ({"steps": 7, "batches": "other", "prefix": "other"}, {}, LONGER, "their training batches up to step 4 differ"),
+        ({"precision": "bf16-true"}, {}, None, "their precision differs: 32-true and bf16-true"),
+        ({}, {"precision": "bf16-true"}, None, "their precision differs: 32-true and bf16-true"),
+    ],
+)
+def test_runs_that_are_no_pair_stop_the_experiment(experiment, a, null, sides, says):
+    plan = experiment({"a": {**A, **a}}, null=null, **({} if sides is None else {"sides": sides}))
+    with pytest.raises(ValueError, match=f"are no pair: {says}"):
+        work(plan.out)
+
+
+def test_only_the_precision_that_the_experiment_varies_may_differ(tmp_path):
+    sides = {name: {"steps": 6, "tokenizer": "t"} for name in ("baseline", "a", "b")}
+    plan = Plan(
+        tmp_path, {"sides": sides, "variants": {"a": {"trainer.precision": "bf16-true"}, "b": {}}, "tune": None}
+    )
+    summary = {"steps": 6, "batches": "1", "validation_batches": "2", "initial_values": {"embed": "2 float32 00"}}
+    base = Result(Run("baseline", 0), tmp_path, 3.0, "", {**summary, "precision": "32-true", "threads": 1})
+    for name, precision, threads, says in (
+        ("a", "bf16-true", 1, ""),
+        ("a", "bf16-true", 2, "their number of threads differs: 1 and 2"),
+        ("b", "bf16-true", 1, "their precision differs: 32-true and bf16-true"),
+    ):
+        other = Result(Run(name, 0), tmp_path, 3.0, "", {**base.summary, "precision": precision, "threads": threads})
+        assert _mismatch(plan, base, other) == says
+
+
+RECORD = {"step": 6, "windows": [8, 3], "tokens": [64, 20], "nats": [1.5, -0.25]}
+
+
+@pytest.fixture
+def result(tmp_path):
+    def of(content, loss=3.0):
+        if content is not None:
+            (tmp_path / WINDOWS).write_text(content if isinstance(content, str) else json.dumps(content))
+        return Result(Run("a", 0), tmp_path, loss, "", {"steps": 6})
+
+    return of
+
+
+def test_windows_are_read_unless_they_are_missing_or_of_another_end(result):
+    assert result(None).windows() is None
+    assert result(RECORD).windows() == RECORD
+    assert result(RECORD, loss=None).windows() is None
+    assert result({**RECORD, "step": 5}).windows() is None
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("[]", "expected an object"),
+        ("{", "not JSON"),
+        ({**RECORD, "nats": [1.5]}, "windows, tokens and nats differ in length"),
+        ({**RECORD, "tokens": [64, 0]}, r"tokens\[1\] is 0, expected a whole number from 1"),
+        ({**RECORD, "nats": [1.5, None]}, r"nats\[1\] is None, expected a finite number"),
+        ({**RECORD, "other": 1}, "other is unknown"),
+        ({"step": 6} | {name: [1] * 4097 for name in _BLOCKS}, "expected a list of at most 4096"),
+        (" " * (1 << 20) + json.dumps(RECORD), "bytes, expected at most"),
+    ],
+)
+def test_damaged_windows_are_one_line(result, content, says):
+    with pytest.raises(ValueError, match=says) as error:
+        result(content).windows()
+    assert "windows.json" in str(error.value)
+    assert "\n" not in str(error.value)
