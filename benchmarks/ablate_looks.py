@@ -2,8 +2,8 @@
 
 ``looks`` compares planned looks, ways to spend alpha, and parts of alpha held back for added pairs. ``default-looks``
 has the default ones for several shapes of noise. ``equivalence`` and ``pooled`` are two rules that ``ablate`` does not
-use: two one-sided tests, and a variance pooled over variants. ``added-pairs`` and ``tuned`` are chances of a false
-verdict beyond the planned looks of one family.
+use: two one-sided tests, and a variance pooled over variants. ``added-pairs`` continues with further looks, and
+``tuned`` has two families of differences.
 
 Differences are in standard deviations of a pair's difference. All candidates judge the same paths.
 """
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from lightning_llm.ablate.sequential import AnyLook, PlannedLook
+from lightning_llm.ablate.sequential import RESERVE, RHO, PlannedLook, further_looks, spending
 from lightning_llm.ablate.statistics import Array
 from lightning_llm.bench.harness import Request, Row
 
@@ -44,13 +44,13 @@ class Candidate(NamedTuple):
         """Such as ``6, 8, 12, 16; rho 2; 20% held back``."""
         return f"{', '.join(map(str, self.looks))}; rho {self.rho:g}; {self.held:.0%} held back"
 
-    def critical(self, share: float) -> Array:
-        """The critical value at each look for a variant whose share of alpha is this."""
-        rules = [PlannedLook(self.looks, number, self.rho) for number in range(len(self.looks))]
-        return np.array([rule.critical(share * (1 - self.held)) for rule in rules])
+    def critical(self, share: float, further: Sequence[int] = ()) -> Array:
+        """The critical value at each look, and at further ones, for a variant whose share of alpha is this."""
+        looks, spent = (*self.looks, *further), spending(self.looks, self.rho, len(further), self.held)
+        return np.array([PlannedLook(looks, number, spent).critical(share) for number in range(len(looks))])
 
 
-CHOSEN = Candidate((8, 12, 16), 2.0, 0.2)
+CHOSEN = Candidate((8, 12, 16), RHO, RESERVE)
 
 
 # ---- paths
@@ -298,37 +298,44 @@ def moderated(variances: Array, freedom: float) -> tuple[Array, Array]:
 # ---- beyond the planned looks of one family
 
 
-EXTENDED = (CHOSEN, *(Candidate(looks, 1.0, CHOSEN.held) for looks in ((4, 6, 8, 12, 16), (4, 6), (4,), (2,))))
-UNTIL = (64, 200)  # pairs, tested one by one after the planned looks
-CHUNK = 20_000  # paths at once
+EXTENDED = (CHOSEN, *(CHOSEN._replace(looks=looks) for looks in ((4, 6, 8, 12, 16), (4, 6), (4,))))
+UNTIL, MOST_ADDED = (36, 81, 200), 200  # pairs
+ADDED_EFFECT = 0.5
 
 
 def _added(asked: Request) -> Iterator[Row]:
-    """False directions where whoever finds nothing at the planned looks adds pairs one by one."""
-    at = tuple(range(2, UNTIL[-1] + 1))
-    cases = [each._replace(held=held) for each in EXTENDED for held in HELD]
-    planned, added = {}, {}
-    for case, variants in itertools.product(cases, VARIANTS):
-        share = ALPHA / variants
-        planned[case, variants] = case.critical(share)[:, None]
-        # without a part held back, added pairs have the whole alpha again
-        critical = [AnyLook(pairs).critical(share * (case.held or 1.0)) for pairs in at[case.looks[-1] - 1 :]]
-        added[case, variants] = np.array(critical)[:, None]
-    counts = {key: np.zeros(1 + len(UNTIL)) for key in planned}
-    for seed in range(chunks := math.ceil(LONG_PATHS / CHUNK)):
-        paths = Paths.of(draws("normal", CHUNK, at[-1], seed), at)
-        t = np.abs(paths.means) / paths.errors
-        for (case, variants), boundary in planned.items():
-            found = [(t[np.array(case.looks) - 2] >= boundary).any(0)]
-            later = t[case.looks[-1] - 1 :] >= added[case, variants]
-            found += [found[0] | later[: until - case.looks[-1]].any(0) for until in UNTIL]
-            counts[case, variants] += [each.sum() for each in found]
-    for (case, variants), number in counts.items():
-        names, rates = ("planned", *(f"until_{until}" for until in UNTIL)), number / (chunks * CHUNK)
-        known: dict[str, Any] = {name: family(float(rate), variants) for name, rate in zip(names, rates, strict=True)}
-        known |= {"looks": case.looks, "rho": case.rho, "held": case.held, "variants": variants}
+    """Directions where whoever finds nothing at the planned looks continues with the further ones."""
+    for case, variants in itertools.product(EXTENDED, VARIANTS):
+        further = [pairs for pairs in further_looks(case.looks[-1]) if pairs <= MOST_ADDED]
+        critical, at = case.critical(ALPHA / variants, further), np.array([*case.looks, *further])
+        known = {"looks": case.looks, "rho": case.rho, "held": case.held, "variants": variants, "further": further}
+        paths = long_paths(tuple(at.tolist()), LONG_PATHS)
+        for name, effect in (("false", 0.0), ("power", ADDED_EFFECT)):
+            stops = judged(paths, critical, effect)
+            pairs = np.where(stops.word == UNDECIDED, np.inf, at[stops.look])
+            for until in (case.looks[-1], *UNTIL):
+                rate = _share(pairs <= until)
+                field = f"{name}_{'planned' if until == case.looks[-1] else until}"
+                known[field] = rate if effect else family(rate, variants)
         label = f"{case.label}; {_many(variants)}"
-        yield asked.row(label, **_rounded(known), found=known[names[-1]], paths=chunks * CHUNK)
+        yield asked.row(label, **_rounded(known), found=known[f"false_{UNTIL[-1]}"], paths=LONG_PATHS)
+
+
+@functools.lru_cache(maxsize=1)
+def long_paths(at: tuple[int, ...], paths: int) -> Paths:
+    """Normal paths up to any number of pairs.
+
+    Between two of them, sums are normal and sums of squared deviations chi-squared, so no single difference is needed.
+    """
+    rng, total, squares = np.random.default_rng(2), np.zeros(paths), np.zeros(paths)
+    means, errors = np.empty((2, len(at), paths))
+    for row, added in enumerate(np.diff(at, prepend=0)):
+        part = rng.normal(0, math.sqrt(added), paths)
+        squares += part**2 / added + (rng.chisquare(added - 1, paths) if added > 1 else 0.0)
+        total += part
+        means[row] = total / at[row]
+        errors[row] = np.sqrt((squares / at[row] - means[row] ** 2) / (at[row] - 1))
+    return Paths(means, errors)
 
 
 CORRELATIONS, TUNED_VARIANTS = (0.0, 0.8), (1, 2, 4)  # of a variant's two differences, tuned and untuned
