@@ -232,7 +232,7 @@ def _forest(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
         look |= {"mfc": "none"} if is_tuned else {}
         axis.errorbar(row["difference"], place, xerr=ends, fmt="o", ms=7, capsize=4, **look)
         dots = [apart for each in row["by_seed"] if (apart := _apart(each)) is not None]
-        axis.plot(dots, [place + 0.22] * len(dots), "o", ms=3, alpha=0.6, color=look["color"], mew=0)
+        axis.plot(dots, [place + 0.22] * len(dots), "o", ms=4.5, alpha=0.7, color=look["color"], mew=0)
         at = (row["difference"], place)
         axis.annotate(row["sentence"], at, (0, 9), textcoords="offset points", ha="center", fontsize=8.5)
     axis.set_yticks(range(len(rows)), [printable(name) for name, _ in rows])

@@ -36,15 +36,16 @@ def _sentence(name: str, row: Mapping[str, Any], report: Mapping[str, Any]) -> s
         within = "" if row["interval"] is None else f" ({bounds(row['interval'])})"
         words.append(f"difference {signed(row['difference'])}{within} {report['unit']} after {pairs}")
     words += [row["note"]] if row["note"] else []
-    words += [_further(row["further_pairs"])] if row["further_pairs"] else []
+    goal = "a verdict" if report["precision"] is None else f"an interval of ±{report['precision']:g}"
+    words += [_further(row["further_pairs"], goal)] if row["further_pairs"] else []
     return "; ".join([*words, *(f"warning: {each}" for each in row["warnings"])]) + "."
 
 
-def _further(more: Mapping[str, int | None]) -> str:
-    """How many more pairs would reach a verdict, as a range."""
+def _further(more: Mapping[str, int | None], goal: str) -> str:
+    """How many more pairs would reach the goal, as a range."""
     low, high = more["low"], more["high"]
     reach = f"{low} or more" if high is None else str(low) if low == high else f"{low} to {high}"
-    return f"{reach} further pairs reach a verdict with a probability of 80 %"
+    return f"{reach} further pairs reach {goal} with a probability of 80 %"
 
 
 # ---- noise
