@@ -115,6 +115,8 @@ def test_four_of_four_against_none_is_worse():
     assert one([None] * 4, looks=LOOKS).verdict == UNDECIDED  # a plan looks more than once
     assert one([None, None, 2.0, 2.0]).verdict == UNDECIDED
     assert one([None] * 3, baseline=BASELINE[:3]).verdict == UNDECIDED
+    never_better = one([None] + [2.0] * 7, baseline=[None] * 8)  # 1 of 8 against 8 of 8
+    assert (never_better.verdict, never_better.has_ended) == (UNDECIDED, False)
     saved = one(BASELINE, baseline=[None] * 4)
     assert (saved.verdict, saved.sentence) == (BETTER, "better: 0 of 4 runs diverged, and 4 of 4 of the baseline")
 
