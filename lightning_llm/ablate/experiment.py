@@ -79,7 +79,7 @@ _TUNED = rule(
 )
 _FACTORS = rule("at least three increasing numbers above 0", lambda value: _are_factors(value))
 _OPTIONS = rule("options by dotted name", lambda value: isinstance(value, dict) and all(map(_is_text, value)))
-_NUMBER = rule("a number above 0", lambda value: type(value) in (int, float) and 0 < value < math.inf)
+_NUMBER = rule("a number above 0 and below a million", lambda value: type(value) in (int, float) and 0 < value < 1e6)
 
 
 def _is_text(value: object) -> bool:

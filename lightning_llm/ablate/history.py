@@ -12,6 +12,7 @@ from typing import Any
 
 from lightning_llm.ablate.experiment import BASELINE
 from lightning_llm.ablate.plan import PLAN, REPORT, RUNS
+from lightning_llm.ablate.power import SPREADS
 from lightning_llm.io.untrusted import NUMBER, maybe, read_json, some, validate
 
 MOST = 200  # experiments that are looked at
@@ -81,4 +82,4 @@ def _spread(folder: Path) -> float | None:
     report = read_json(folder / REPORT)
     validate(report, _REPORT, folder / REPORT)
     spread: float | None = report.get("aa", {}).get("null_sd")
-    return spread
+    return spread if spread is not None and SPREADS[0] <= spread <= SPREADS[1] else None

@@ -15,6 +15,7 @@ from lightning_llm.ablate.statistics import student
 
 PATHS, FUTURES = 20_000, 2_000
 POWER = 0.8
+SPREADS = 1e-9, 1e6  # what is believed to be a standard deviation of losses
 _WORDS = (EQUIVALENT, BETTER, WORSE, UNDECIDED)  # in the order in which they are tested
 
 
@@ -47,7 +48,12 @@ def outlook(design: Design, difference: float, sd: float) -> Outlook:
         design: With looks.
         difference: The true one.
         sd: Standard deviation of the difference of one pair.
+
+    Raises:
+        ValueError: It is out of range.
     """
+    if not SPREADS[0] <= sd <= SPREADS[1]:
+        raise ValueError(f"the spread must be from {SPREADS[0]:g} to {SPREADS[1]:g}, got {sd:g}")
     rng, found = np.random.default_rng(0), _Sums.none(PATHS)
     words = np.full(PATHS, _WORDS.index(UNDECIDED))
     pairs, half_width, is_open = np.zeros(PATHS), np.zeros(PATHS), np.ones(PATHS, dtype=bool)

@@ -7,7 +7,6 @@ pairs; ``measure`` measures time and memory of each side.
 
 import argparse
 import dataclasses
-import math
 import os
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from lightning_llm.ablate.experiment import (
 )
 from lightning_llm.ablate.history import spread_in, spread_of
 from lightning_llm.ablate.plan import CODE, MAIN, Plan
+from lightning_llm.ablate.power import SPREADS
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.scheduler import Added, Rules, State
@@ -251,8 +251,8 @@ def _look_with(added: Added, state: State, rules: Rules) -> int:
 
 
 def _power(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
-    if options.spread is not None and not 0 < options.spread < math.inf:
-        raise ValueError(f"--spread must be above 0, got {options.spread}")
+    if options.spread is not None and not SPREADS[0] <= options.spread <= SPREADS[1]:
+        raise ValueError(f"--spread must be from {SPREADS[0]:g} to {SPREADS[1]:g}, got {options.spread}")
     experiment = asked(options)
     spread = options.spread if options.earlier is None else spread_in(options.earlier)
     show_outlook(dataclasses.asdict(experiment), spread, Console())

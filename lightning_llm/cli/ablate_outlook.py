@@ -29,7 +29,8 @@ def show_outlook(asked: Mapping[str, Any], spread: float, console: Console) -> N
         runs = 1 + design.looks[0] + round(found.pairs * (1 + variants))
         table.add_row(f"{found.difference:g}", *(f"{each:.0%}" for each in words), f"{found.pairs:.1f}", str(runs))
     console.print(table)
-    lines = [f"Of one of {variants} variants, if a pair's difference has a standard deviation of {spread:.4g}."]
+    whose = "the variant" if variants == 1 else f"each of {variants} variants"
+    lines = [f"Probabilities for {whose}, if a pair's difference has a standard deviation of {spread:.4g}."]
     for line in (*lines, *warnings_of(design, spread)):
         console.print(line, soft_wrap=True, highlight=False)
 

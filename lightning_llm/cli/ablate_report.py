@@ -48,6 +48,6 @@ def show_report(report: Mapping[str, Any], console: Console) -> None:
         table.add_row(name, str(row["pairs"]), signed(row["difference"]), bounds(row["interval"]), p, row["verdict"])
     console.print(table)
     together = f"All intervals hold together with a probability of {percent(report['interval']['together'])}."
-    lines = (*verdict_lines(report), together, *noise_lines(report), *tuning_lines(report), *cost_lines(report))
-    for line in lines:
+    about = (together, *noise_lines(report), *tuning_lines(report), *cost_lines(report), "")
+    for line in (*about, *verdict_lines(report)):  # what was found comes last, where the eye is
         console.print(line, soft_wrap=True, highlight=False)

@@ -232,7 +232,10 @@ def test_the_command_line_names_its_variants(folder, monkeypatch, capsys):
         (["status", "nowhere"], "nowhere holds no plan.json"),
         (["extend", "out", "--pairs", "many"], "invalid int value: 'many'"),
         (["power", "--baseline", "a.yaml", "--vary", "a.b=1"], "one of the arguments --spread --from is required"),
-        (["power", "--baseline", "a.yaml", "--vary", "a.b=1", "--spread", "0"], "--spread must be above 0, got 0.0"),
+        (
+            ["power", "--baseline", "a.yaml", "--vary", "a.b=1", "--spread", "0"],
+            "--spread must be from 1e-09 to 1e+06, got 0.0",
+        ),
         (
             ["power", "--baseline", "a.yaml", "--vary", "a.b=1", "--from", "x"],
             "x has no report.json with the spread of a null variant: give --spread instead",

@@ -90,7 +90,8 @@ LINES = {
     ],
     "ablate": [
         ["status", "out"],
-        ["extend", "out", "--pairs", "2", "--workers=1"],
+        ["extend", "out", "--pairs", "2", "--variants", "relu", "--workers=1"],
+        ["power", "--baseline", "tiny.yaml", "--vary", "model.architecture.mlp=relu", "--spread", "0.01", "--pairs=5"],
         ["run", "--pairs", "1", "small.yaml"],
     ],
     "bench": [["swiglu", "--shapes", "1x8x8x16x1", "--rounds", "1", "--budget-s", "0.1", "--variants", "standard"]],
