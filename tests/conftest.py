@@ -37,6 +37,7 @@ def _no_leaks():
     """A test must leave the environment, the process group and torch's switches as it found them."""
     environment = dict(os.environ)
     yield
+    torch.set_num_threads(1)  # Lightning sets as many as there are cores for a strategy of several processes
     changed = {name for name in environment.keys() | os.environ.keys() if environment.get(name) != os.environ.get(name)}
     for name in changed:
         if name in environment:
