@@ -2,11 +2,14 @@
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import random
 import shutil
 import signal
 from datetime import timedelta
+from multiprocessing import forkserver
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -135,10 +138,24 @@ def _in_group(rank, folder, work, *args):
     os._exit(0)
 
 
+@pytest.fixture(scope="session")
+def _imported_once():
+    """A process to fork from: importing torch and Lightning takes each process seven seconds."""
+    multiprocessing.set_forkserver_preload(["lightning_llm.training.trainer", "tests.conftest", "hypothesis"])
+    single = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    with patch.dict(os.environ, single):  # a process of several threads cannot be forked safely
+        forkserver.ensure_running()
+
+
 @pytest.fixture
-def two_processes(tmp_path):
+def two_processes(tmp_path, _imported_once):
     """``two_processes(work, …)`` runs ``work(rank, …)`` in two processes of a gloo group."""
-    return lambda work, *args: torch.multiprocessing.spawn(_in_group, (str(tmp_path), work, *args), nprocs=2)
+
+    def run(work, *args):
+        processes = {"nprocs": 2, "start_method": "forkserver"}
+        torch.multiprocessing.start_processes(_in_group, (str(tmp_path), work, *args), **processes)
+
+    return run
 
 
 @pytest.fixture(scope="session")
