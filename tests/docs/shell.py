@@ -23,6 +23,7 @@ from tests.docs.scaled import scaled
 ROOT = Path(__file__).parents[2]
 ADDRESS = "LIGHTNING_LLM_DOCS_SERVER"
 PROCESS_ID = "LIGHTNING_LLM_PROCESS_ID"  # the file that a command writes its process id into
+KILLED = 70  # the status of a client whose command has ended without one
 SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 SMALL, WHOLE = "small", "whole"
 LIMIT_S = 600  # for one page
@@ -33,7 +34,7 @@ server.connect(os.environ["{ADDRESS}"])
 socket.send_fds(server, [b"x"], [0, 1, 2])
 asked = [os.path.basename(sys.argv[0]), sys.argv[1:], os.getcwd(), dict(os.environ)]
 server.sendall(json.dumps(asked).encode() + b"\\n")
-sys.exit(int(server.recv(16) or b"70"))
+sys.exit(int(server.recv(16) or b"{KILLED}"))
 """
 
 
@@ -141,7 +142,7 @@ def _be_the_command(client: socket.socket, sized: Callable[[Sequence[str]], list
     sys.path[:0] = [os.path.abspath(path) for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.executable = str(Path(environment["PATH"].split(os.pathsep)[0], "python"))  # what it starts is quick too
     if PROCESS_ID in environment:
-        Path(environment[PROCESS_ID]).write_text(str(os.getpid()))
+        Path(os.environ.pop(PROCESS_ID)).write_text(str(os.getpid()))  # not those of the processes that it starts
     status = _status_of(lambda: _python(words, sized) if name == "python" else _command(words, sized))
     threading._shutdown()  # as the interpreter at its end: idle pools are told to stop, then threads are waited for
     for output in (sys.stdout, sys.stderr):
