@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.docs.shell import WHOLE, Shell
+
 torch.set_num_threads(1)  # tests run side by side: two processes of two threads each on two cores take 20 times as long
 
 
@@ -185,3 +187,11 @@ def put_instead(tmp_path):
             )
 
     return put
+
+
+@pytest.fixture(scope="session")
+def quick_processes():
+    """A ``Shell`` whose commands are forked from a process that has imported everything, and compute in one thread."""
+    shell = Shell(WHOLE)
+    yield shell
+    shell.close()

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from lightning_llm.cli.train import cli_main
-from tests.docs.shell import WHOLE, Shell
 
 TINY = {
     "model.architecture.hidden_size": 32,
@@ -59,11 +58,3 @@ def error_line(capsys):
         return lines[0]
 
     return line
-
-
-@pytest.fixture(scope="session")
-def quick_processes():
-    """A ``Shell`` whose commands are forked from a process that has imported everything, and compute in one thread."""
-    shell = Shell(WHOLE)
-    yield shell
-    shell.close()
