@@ -184,6 +184,7 @@ def _end_at_once() -> None:
 
 
 def _python(words: Sequence[str], sized: Callable[[Sequence[str]], list[str]]) -> None:
+    words = words[1:] if words[:1] == ["-u"] else words  # as torchrun starts it
     if words[:2] == ["-m", "pip"]:
         print("what is needed is installed")
     elif words[:1] == ["-m"]:
