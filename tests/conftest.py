@@ -2,16 +2,21 @@
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import random
 import shutil
 import signal
 from datetime import timedelta
+from multiprocessing import forkserver
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tests.docs.shell import WHOLE, Shell
 
 torch.set_num_threads(1)  # tests run side by side: two processes of two threads each on two cores take 20 times as long
 
@@ -37,6 +42,7 @@ def _no_leaks():
     """A test must leave the environment, the process group and torch's switches as it found them."""
     environment = dict(os.environ)
     yield
+    torch.set_num_threads(1)  # Lightning sets as many as there are cores for a strategy of several processes
     changed = {name for name in environment.keys() | os.environ.keys() if environment.get(name) != os.environ.get(name)}
     for name in changed:
         if name in environment:
@@ -134,10 +140,24 @@ def _in_group(rank, folder, work, *args):
     os._exit(0)
 
 
+@pytest.fixture(scope="session")
+def _imported_once():
+    """A process to fork from: importing torch and Lightning takes each process seven seconds."""
+    multiprocessing.set_forkserver_preload(["lightning_llm.training.trainer", "tests.conftest", "hypothesis"])
+    single = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    with patch.dict(os.environ, single):  # a process of several threads cannot be forked safely
+        forkserver.ensure_running()
+
+
 @pytest.fixture
-def two_processes(tmp_path):
+def two_processes(tmp_path, _imported_once):
     """``two_processes(work, …)`` runs ``work(rank, …)`` in two processes of a gloo group."""
-    return lambda work, *args: torch.multiprocessing.spawn(_in_group, (str(tmp_path), work, *args), nprocs=2)
+
+    def run(work, *args):
+        processes = {"nprocs": 2, "start_method": "forkserver"}
+        torch.multiprocessing.start_processes(_in_group, (str(tmp_path), work, *args), **processes)
+
+    return run
 
 
 @pytest.fixture(scope="session")
@@ -167,3 +187,11 @@ def put_instead(tmp_path):
             )
 
     return put
+
+
+@pytest.fixture(scope="session")
+def quick_processes():
+    """A ``Shell`` whose commands are forked from a process that has imported everything, and compute in one thread."""
+    shell = Shell(WHOLE)
+    yield shell
+    shell.close()

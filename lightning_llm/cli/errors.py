@@ -73,6 +73,19 @@ SYNTAX = (
     "--trainer.max_steps 100. --print_config prints all options with their values. With --trust-code, "
     "model.init_from may name classes from outside lightning_llm."
 )
+
+
+def help_of(word: str) -> dict[str, Any]:
+    """What the parser of a command of the Trainer says of itself."""
+    command = COMMANDS[word]
+    return {
+        "exit_on_error": False,
+        "usage": f"lightning-llm {word} [--config FILE …] [--SECTION.OPTION VALUE …]",
+        "description": f"{command.about[0].upper()}{command.about[1:]}. {SYNTAX}",
+        "epilog": f"More: {command.page}",
+    }
+
+
 # By page, the words of a message that lead there, for the commands in TRAINER_WORDS. The first one counts.
 OPTIONS = {
     "docs/accounting.md": "memory_budget",

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from lightning_llm.bench import harness, swiglu
 from lightning_llm.bench.harness import Row, model_config, read_rows, sizes_of
 from lightning_llm.model import Transformer
 from tests.docs.markdown import ROOT
+from tests.docs.shell import KILLED, PROCESS_ID
 
 PART = """
 import os, time
@@ -196,19 +196,21 @@ EXCUSED = re.compile("is not installed|has none$")  # what the environment of a 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("letter", PARTS)
-def test_a_dry_run_measures_everything_and_goes_on_after_a_kill(letter, tmp_path, text_file):
-    """The whole command, killed after its first rows, and started again."""
+def test_a_dry_run_measures_everything_and_goes_on_after_a_kill(letter, tmp_path, text_file, quick_processes):
+    """The whole command, killed after its first rows, and started again; its runs start at once."""
     part, inputs, out = PARTS[letter], tmp_path / "inputs", tmp_path / "out"
     inputs.mkdir()
     (inputs / "tinyshakespeare.txt").write_bytes(text_file.read_bytes())
-    words = [sys.executable, "-m", "benchmarks.gpu", "--part", letter, "--dry-run"]
+    words = [quick_processes.python, "-m", "benchmarks.gpu", "--part", letter, "--dry-run"]
     words += ["--inputs", str(inputs), "--out", str(out)]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}  # other tests take the cores
+    environment |= {**quick_processes.environment, PROCESS_ID: str(tmp_path / "process")}
     path = out / f"{part.NAME}-dry-run.json"
     with subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE) as process:
         while process.poll() is None and not path.exists():
             time.sleep(0.1)
-        process.send_signal(signal.SIGKILL)
+        os.kill(int((tmp_path / "process").read_text()), signal.SIGKILL)
+        assert process.wait() == KILLED
     first = read_rows(path)[0]
     done = subprocess.run([*words, "--limit-s", "1500"], cwd=ROOT, env=environment, capture_output=True, text=True)
     rows = read_rows(path)

@@ -1,6 +1,7 @@
 """The bench of the shipped configs, made small."""
 
 import json
+import sys
 
 import pytest
 
@@ -9,8 +10,11 @@ from benchmarks.__main__ import main
 
 
 @pytest.mark.slow
-def test_the_runs_are_those_that_a_user_makes(tmp_path, monkeypatch, text_file):
+def test_the_runs_are_those_that_a_user_makes(tmp_path, monkeypatch, text_file, quick_processes):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", quick_processes.python)
+    for name, value in quick_processes.environment.items():
+        monkeypatch.setenv(name, value)
     words = [f"--data.path={text_file}", "--trainer.max_steps=2", "--trainer.val_check_interval=2"]
     assert main(["runs", "--shapes", "shakespeare", "--json", "rows.json", "--", *words]) == 0
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]

@@ -5,15 +5,17 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lightning_llm.__main__ import SPINS
 from lightning_llm.checkpoints.reading import read_checkpoint, step_files
+from tests.docs.shell import KILLED, PROCESS_ID, WHOLE, Shell
 
 STEPS, DEADLINE_S = 64, 240
 OPENMP = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
@@ -36,20 +38,39 @@ trainer:
 """
 
 
-def start(folder, *words):
-    environment = {name: value for name, value in os.environ.items() if name not in OPENMP}  # as a user's shell has it
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, "-m", "lightning_llm", "fit", "--config", "tiny.yaml", *words]
-    out = (folder / "out.txt").open("a")
-    with out:
-        return subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out)
+@pytest.fixture(scope="module")
+def shell():
+    """Its commands have as many threads as those of a user's shell."""
+    shell = Shell(WHOLE, threads={"GOMP_SPINCOUNT": SPINS, "OPENBLAS_NUM_THREADS": "1"})  # NumPy's, for the fork alone
+    yield shell
+    shell.close()
+
+
+@pytest.fixture
+def start(shell):
+    """``start(folder, word, …)``: a run, forked from a process that has imported everything."""
+
+    def begin(folder, *words):
+        environment = {name: value for name, value in os.environ.items() if name not in OPENMP}
+        environment |= {**shell.environment, PROCESS_ID: str(folder / "process")}
+        (folder / "process").unlink(missing_ok=True)
+        command = [shell.python, "-m", "lightning_llm", "fit", "--config", "tiny.yaml", *words]
+        with (folder / "out.txt").open("a") as out:
+            return subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out)
+
+    return begin
+
+
+def send(number, folder):
+    """Send a signal to the process that trains; the one that was started is its client."""
+    os.kill(int((folder / "process").read_text()), number)
 
 
 def names(folder):
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
-def kill_when(process, folder, before, moment, delay_s):
+def kill_when(process, run, folder, before, moment, delay_s):
     """Kills once ``moment`` holds of the new names in ``folder`` and a delay has passed; False if it ended first."""
     deadline = time.monotonic() + DEADLINE_S
     while process.poll() is None:
@@ -58,8 +79,9 @@ def kill_when(process, folder, before, moment, delay_s):
             until = time.monotonic() + delay_s  # spun away: sleeping is coarser than a step
             while time.monotonic() < until:
                 pass
-            process.send_signal(signal.SIGKILL)
-            return process.wait() == -signal.SIGKILL
+            with suppress(ProcessLookupError):
+                send(signal.SIGKILL, run)
+            return process.wait() == KILLED
     return False
 
 
@@ -80,7 +102,7 @@ def being_written(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("asynchronous", "wanted_kills"), [(False, 20), (True, 10)])
-def test_kills_change_nothing(tmp_path, text_file, asynchronous, wanted_kills):
+def test_kills_change_nothing(start, tmp_path, text_file, asynchronous, wanted_kills):
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
         shutil.copy(text_file, tmp_path / name / "text.txt")
@@ -104,7 +126,8 @@ def test_kills_change_nothing(tmp_path, text_file, asynchronous, wanted_kills):
             return any(name.endswith(".tmp") for name in new) if in_saving else len(new) >= wanted
 
         process = start(folder, *words)
-        assert kill_when(process, checkpoints, before, seen, rng.random() * 0.003), (folder / "out.txt").read_text()
+        is_killed = kill_when(process, folder, checkpoints, before, seen, rng.random() * 0.003)
+        assert is_killed, (folder / "out.txt").read_text()
         kills += 1
         lost = being_written(checkpoints)
         while_saving += lost is not None
@@ -149,7 +172,7 @@ def assert_same(first, second):
 
 
 @pytest.mark.slow
-def test_one_process_goes_on_as_two_and_sigterm_ends_both(tmp_path, text_file):
+def test_one_process_goes_on_as_two_and_sigterm_ends_both(start, tmp_path, text_file):
     """The same tokens in each step whatever the processes and micro-batches: the curve agrees up to rounding."""
     shutil.copy(text_file, tmp_path / "text.txt")
     (tmp_path / "tiny.yaml").write_text(
@@ -166,7 +189,7 @@ def test_one_process_goes_on_as_two_and_sigterm_ends_both(tmp_path, text_file):
     deadline = time.monotonic() + DEADLINE_S
     while process.poll() is None and len(names(run / "checkpoints") - seen) < 3:
         assert time.monotonic() < deadline, "no progress"
-    process.terminate()  # the first process alone: both must stop after the same step
+    send(signal.SIGTERM, tmp_path)  # the first process alone: both must stop after the same step
     assert process.wait(timeout=DEADLINE_S) == 143, (tmp_path / "out.txt").read_text()
     assert start(tmp_path, "--ckpt_path=last", "--data.num_workers=1").wait() == 0
     said = (tmp_path / "out.txt").read_text()

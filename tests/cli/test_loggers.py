@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -82,13 +81,13 @@ def listener():
     return server, {word: proxy for name in names for word in (name, name.upper())} | {"WANDB_BASE_URL": proxy}
 
 
-def fit_twice(words, *more):
+def fit_twice(shell, words, *more):
     """Two runs of the command in processes of their own: W&B and MLflow leave threads and variables behind."""
     server, proxies = listener()
     with server:
         for options in (more, (*more, "--seed_everything=2")):
-            command = [sys.executable, "-m", "lightning_llm", "fit", *words, *options]
-            environment = {**os.environ, **proxies, "PYTHONPATH": str(Path(__file__).parents[2])}
+            command = [shell.python, "-m", "lightning_llm", "fit", *words, *options]
+            environment = {**os.environ, **proxies, **shell.environment}
             done = subprocess.run(command, capture_output=True, text=True, env=environment)
             assert done.returncode == 0, done.stderr
         with pytest.raises(BlockingIOError):  # nobody has called
@@ -105,7 +104,7 @@ def test_each_run_has_its_own_folder_whatever_the_logger(
 ):
     config = "--trainer.logger=false" if class_path == NONE else yaml_logger(tmp_path, class_path, **options)
     if request.node.get_closest_marker("slow"):
-        fit_twice(flags(), config)
+        fit_twice(request.getfixturevalue("quick_processes"), flags(), config)
     else:
         tiny("fit", config)
         tiny("fit", config, "--seed_everything=2")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_llm.__main__ import main
+from lightning_llm.__main__ import TRAINER_WORDS, main
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ class Part(nn.Linear):
 # The script that pip installs: unlike ``python -m``, it does not put the current folder on the path.
 SCRIPT = """
 import sys
-from lightning_llm.__main__ import main
+from lightning_llm.__main__ import TRAINER_WORDS, main
 sys.path[:] = [path for path in sys.path if path]
 status = main()
 print("last on the path:", sys.path[-1])
@@ -92,3 +92,11 @@ def test_an_option_overrides_a_config_wherever_it_is_typed(config, tiny, tmp_pat
     words = ["--trainer.max_steps=2", *config, "--config=d.yaml"]
     cli = tiny("fit", *words, **{"trainer.max_steps": None, "trainer.val_check_interval": None})
     assert (cli.trainer.max_steps, cli.trainer.val_check_interval) == (2, 2)
+
+
+def test_a_command_of_the_trainer_defines_only_its_own_options(tiny, capsys):
+    assert tiny("check").subcommands().keys() == {"check"}
+    with pytest.raises(SystemExit, match="2"):
+        tiny("train")
+    said = capsys.readouterr().err
+    assert all(word in said for word in TRAINER_WORDS)

@@ -68,15 +68,15 @@ def test_the_command_says_where_it_goes_on_from(tiny, capsys):
     assert f"Resumed from step 3: {FOLDER}/step-00000003.ckpt" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["train_loss", "val_loss", "learning_rate", "train_loss_eval"])
 @pytest.mark.parametrize("every", [1, 2])
-def test_the_curve_goes_on_without_gap_or_overlap(tiny, monkeypatch, name, every):
+def test_the_curve_goes_on_without_gap_or_overlap(tiny, monkeypatch, every):
     options = {"trainer.log_every_n_steps": every, "trainer.max_steps": 8}
     whole = tiny("fit", **options, **{"trainer.default_root_dir": "whole"})
     killed_after(monkeypatch, tiny, 6, **options)  # saved at 3, logged up to 6
     rest = tiny("fit", "--ckpt_path=last", **options)
     assert Path(rest.trainer.log_dir) == RUN
-    assert curve(RUN, name) == curve(whole.trainer.log_dir, name)
+    for name in ("train_loss", "val_loss", "learning_rate", "train_loss_eval"):
+        assert curve(RUN, name) == curve(whole.trainer.log_dir, name), name
     assert_same_weights(weights(whole), weights(rest))
 
 

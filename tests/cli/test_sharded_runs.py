@@ -4,8 +4,8 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lightning_llm.__main__ import main
 from lightning_llm.checkpoints.reading import read_checkpoint
+from tests.docs.shell import Shell
 
 CONFIG = """
 model:
@@ -42,19 +43,29 @@ MODELS = {
 }
 
 
+class Folder(NamedTuple):
+    """Where the runs of a test are, and what starts them."""
+
+    path: Path
+    shell: Shell
+
+    def __truediv__(self, name):
+        return self.path / name
+
+
 @pytest.fixture
-def folder(tmp_path, text_file):
+def folder(tmp_path, text_file, quick_processes):
     shutil.copy(text_file, tmp_path / "text.txt")
     (tmp_path / "tiny.yaml").write_text(CONFIG)
-    return tmp_path
+    return Folder(tmp_path, quick_processes)
 
 
 def command(folder, word, *words, status=0):
     """What it printed, both streams."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", **folder.shell.environment}
     done = subprocess.run(
-        [sys.executable, "-m", "lightning_llm", word, *words],
-        cwd=folder,
+        [folder.shell.python, "-m", "lightning_llm", word, *words],
+        cwd=folder.path,
         env=environment,
         capture_output=True,
         text=True,
@@ -135,7 +146,7 @@ def test_two_one_and_two_processes_go_on_from_each_other(folder, monkeypatch, ca
     ]
     losses = [float(text.split("val_loss")[1].split()[0]) for text in found]
     assert losses == pytest.approx([curves(run)["val_loss"][-1][1]] * 3, abs=2e-6)
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(folder.path)
     assert main(["consolidate", str(run), "--out", "one.ckpt"]) == 0
     ours, theirs = read_checkpoint("one.ckpt"), read_checkpoint(checkpoints / "best.ckpt")
     assert all(torch.equal(ours["state_dict"][name], value) for name, value in theirs["state_dict"].items())

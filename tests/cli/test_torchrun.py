@@ -44,6 +44,11 @@ def environment(**more):
     }
 
 
+def forked(shell):
+    """Environment variables for a job that nobody disturbs: torchrun's processes are forked, and start at once."""
+    return {**shell.environment, "PYTHON_EXEC": shell.python}
+
+
 def torchrun(*words, **more):
     """A job of torchrun's, started; its output goes to a file."""
     command = [sys.executable, "-m", "torch.distributed.run", *words[0], "-m", "lightning_llm", "fit", *words[1]]
@@ -94,10 +99,10 @@ def job_words(flags, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_process_killed_ten_times_loses_nothing(job_words):
+def test_a_process_killed_ten_times_loses_nothing(job_words, quick_processes):
     steps, kills = 400, 10
     start = ["--standalone", "--nproc-per-node=2", f"--max-restarts={kills}"]
-    undisturbed = torchrun(start, job_words("whole", steps))
+    undisturbed = torchrun(start, job_words("whole", steps), **forked(quick_processes))
     assert undisturbed.wait(300) == 0, Path("job.log").read_text()[-3000:]
 
     rng = random.Random(0)
@@ -153,11 +158,11 @@ def start_on_two_hosts(hosts, words):
 
 
 @pytest.mark.slow
-def test_a_cut_cable_ends_the_job_and_it_goes_on_once_mended(job_words, two_hosts):
+def test_a_cut_cable_ends_the_job_and_it_goes_on_once_mended(job_words, two_hosts, quick_processes):
     hosts, cable = two_hosts
     steps = 300
     changes = {"trainer.devices": 1, "trainer.num_nodes": 2}
-    one = torchrun(["--standalone", "--nproc-per-node=2"], job_words("whole", steps))
+    one = torchrun(["--standalone", "--nproc-per-node=2"], job_words("whole", steps), **forked(quick_processes))
     assert one.wait(400) == 0, Path("job.log").read_text()[-3000:]
 
     jobs = start_on_two_hosts(hosts, job_words("hosts", steps, **changes))
@@ -193,7 +198,7 @@ def losses(root):
 @pytest.mark.slow
 @pytest.mark.parametrize("mlp", ["swiglu", "memory_optimized_swiglu"])
 @pytest.mark.parametrize("chunks", [0, 3])
-def test_two_processes_have_the_curve_of_one(job_words, mlp, chunks):
+def test_two_processes_have_the_curve_of_one(job_words, quick_processes, mlp, chunks):
     changes = {"model.architecture.mlp": mlp, "model.loss_chunks": chunks, "data.micro_batch_size": 2}
     for devices in (1, 2):
         root = f"on{devices}"
@@ -201,7 +206,8 @@ def test_two_processes_have_the_curve_of_one(job_words, mlp, chunks):
         more = {**changes, "trainer.devices": devices, "trainer.logger": logger}
         if devices == 1:
             more["trainer.strategy"] = "auto"
-        job = torchrun(["--standalone", f"--nproc-per-node={devices}"], job_words(root, 30, **more))
+        words = job_words(root, 30, **more)
+        job = torchrun(["--standalone", f"--nproc-per-node={devices}"], words, **forked(quick_processes))
         assert job.wait(300) == 0, Path("job.log").read_text()[-3000:]
     one, two = losses("on1"), losses("on2")
     assert [step for step, _ in one] == [step for step, _ in two] == list(range(1, 31))
@@ -218,7 +224,7 @@ def test_two_processes_have_the_curve_of_one(job_words, mlp, chunks):
         ("", "option trainer.precision is 32-true there and bf16-mixed in process 0"),
     ],
 )
-def test_a_process_that_runs_something_else_is_named(job_words, text_file, change, named):
+def test_a_process_that_runs_something_else_is_named(job_words, quick_processes, text_file, change, named):
     Path("other.txt").write_text(text_file.read_text().upper())
     features = ("avx512_bf16", "avx512_bf16" if change else "avx2")
     for rank in range(2):
@@ -227,9 +233,9 @@ def test_a_process_that_runs_something_else_is_named(job_words, text_file, chang
     launched = []
     for rank in range(2):
         given = [*words, "--trainer.devices=1", "--trainer.num_nodes=2", *([change] if change and rank else [])]
-        command = [sys.executable, "-c", ON_A_CPU, f"cpu-{rank}", "fit", *given]
+        command = [quick_processes.python, "-c", ON_A_CPU, f"cpu-{rank}", "fit", *given]
         ranks = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "NODE_RANK": str(rank)}  # each a host
-        more = environment(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", **ranks)
+        more = environment(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", **ranks, **quick_processes.environment)
         launched.append(subprocess.Popen(command, env=more, stderr=subprocess.PIPE, text=True))
     errors = [process.communicate(timeout=300)[1] for process in launched]
     assert [process.returncode for process in launched] == [2, 2], errors
@@ -239,14 +245,14 @@ def test_a_process_that_runs_something_else_is_named(job_words, text_file, chang
 
 
 @pytest.mark.slow
-def test_what_only_the_second_process_finds_is_printed_by_it(job_words, text_file):
+def test_what_only_the_second_process_finds_is_printed_by_it(job_words, quick_processes, text_file):
     Path("other.txt").write_text(text_file.read_text().upper())
     launched = []
     for rank in range(2):
         given = job_words("own", 5, **({"data.path": "other.txt", "data.store": "nowhere"} if rank else {}))
         ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "NODE_RANK": "0"}  # one host
-        more = environment(MASTER_ADDR="127.0.0.1", MASTER_PORT="29519", **ranks)
-        command = [sys.executable, "-m", "lightning_llm", "fit", *given]
+        more = environment(MASTER_ADDR="127.0.0.1", MASTER_PORT="29519", **ranks, **quick_processes.environment)
+        command = [quick_processes.python, "-m", "lightning_llm", "fit", *given]
         launched.append(subprocess.Popen(command, env=more, stderr=subprocess.PIPE, text=True))
     errors = [process.communicate(timeout=300)[1] for process in launched]
     assert all(process.returncode for process in launched), errors
@@ -257,12 +263,12 @@ def test_what_only_the_second_process_finds_is_printed_by_it(job_words, text_fil
 
 
 @pytest.mark.slow
-def test_a_first_process_that_never_comes_is_waited_for_within_bounds(job_words):
-    command = [sys.executable, "-m", "lightning_llm", "fit", *job_words("alone", 5)]
+def test_a_first_process_that_never_comes_is_waited_for_within_bounds(job_words, quick_processes):
+    command = [quick_processes.python, "-m", "lightning_llm", "fit", *job_words("alone", 5)]
     ranks = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "NODE_RANK": "0"}
     done = subprocess.run(
         command,
-        env=environment(MASTER_ADDR="127.0.0.1", MASTER_PORT="29518", **ranks),
+        env=environment(MASTER_ADDR="127.0.0.1", MASTER_PORT="29518", **ranks, **quick_processes.environment),
         capture_output=True,
         text=True,
         timeout=300,

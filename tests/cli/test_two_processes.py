@@ -4,16 +4,15 @@ import json
 import os
 import re
 import subprocess
-import sys
 
 import pytest
 
 SCORED = re.compile(r"^(\w+) +([\d.]+)$", re.MULTILINE)
 
 
-def validate(run, *words):
-    command = [sys.executable, "-m", "lightning_llm", "validate", "--ckpt_path", run, *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONPATH": os.pathsep.join(sys.path)}
+def validate(shell, run, *words):
+    command = [shell.python, "-m", "lightning_llm", "validate", "--ckpt_path", run, *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", **shell.environment}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
@@ -21,12 +20,12 @@ def validate(run, *words):
 
 
 @pytest.mark.slow
-def test_validation_scores_every_token_once_whatever_the_processes_and_batches(tiny, tmp_path):
+def test_validation_scores_every_token_once_whatever_the_processes_and_batches(tiny, tmp_path, quick_processes):
     cli = tiny("fit")
     run = cli.trainer.log_dir
     truth = json.loads((tmp_path / run / "summary.json").read_text())
     for size in (1, 7, 64):
         for words in ((), ("--trainer.devices=2", "--trainer.strategy=ddp")):
-            found = validate(run, f"--data.eval_batch_size={size}", *words)
+            found = validate(quick_processes, run, f"--data.eval_batch_size={size}", *words)
             assert found["val_loss"] == pytest.approx(truth["val_loss"], abs=1.5e-6)
             assert found["val_bits_per_byte"] == pytest.approx(truth["bits_per_byte"], abs=1.5e-6)

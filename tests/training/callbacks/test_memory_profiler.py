@@ -1,8 +1,8 @@
 """MemoryProfiler in real runs of a tiny model: what it logs and writes, that it changes nothing, what it refuses."""
 
 import json
+import os
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -372,7 +372,7 @@ def test_a_snapshot_needs_cuda(text_file, tmp_path):
 
 
 @pytest.mark.slow
-def test_every_process_has_its_own_and_the_first_logs_the_maximum(text_file, tmp_path):
+def test_every_process_has_its_own_and_the_first_logs_the_maximum(text_file, tmp_path, quick_processes):
     profiler = {
         "class_path": "lightning_llm.training.callbacks.MemoryProfiler",
         "init_args": {"every_n_steps": 2},
@@ -386,7 +386,9 @@ def test_every_process_has_its_own_and_the_first_logs_the_maximum(text_file, tmp
         *("--trainer.log_every_n_steps=1", "--trainer.val_check_interval=2", "--trainer.limit_val_batches=1"),
         f"--trainer.callbacks+={json.dumps(profiler)}",
     ]
-    done = subprocess.run([sys.executable, "-m", "lightning_llm", "fit", *words], capture_output=True, text=True)
+    command = [quick_processes.python, "-m", "lightning_llm", "fit", *words]
+    environment = {**os.environ, **quick_processes.environment}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs/run/version_0"
     reports = [report_of(run, 2), json.loads((run / "memory/rank-1/step-2.json").read_text())]
