@@ -78,7 +78,16 @@ def _sides(report: dict[str, Any]) -> list[Row]:
 def _value(expression: str, row: Row, group: Sequence[Row]) -> Any:
     """An expression of our own pages: over the fields of a row, ``first``, ``of(variant)`` and the units."""
     variants = {other.variant: other for other in group}
-    names = {**dict.fromkeys(MEASURED), **UNITS, "int": int, "max": max, **vars(row), "row": row, "group": group}
+    names = {
+        **dict.fromkeys(MEASURED),
+        **UNITS,
+        "int": int,
+        "max": max,
+        "min": min,
+        **vars(row),
+        "row": row,
+        "group": group,
+    }
     names |= {"first": group[0], "of": lambda name: variants.get(name, Row())}
     return eval(expression, {"__builtins__": {}, **names})
 

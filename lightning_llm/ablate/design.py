@@ -26,6 +26,7 @@ from lightning_llm.ablate.sequential import OneLook, PlannedLook, Rule, ShortLoo
 BETTER, WORSE, EQUIVALENT, UNDECIDED = "better", "worse", "equivalent", "undecided"
 SMALLER, LARGER, NOT_SHOWN = "smaller", "larger", "not shown"
 FEWEST = 4
+TOGETHER = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,11 +89,16 @@ class Design:
         """
         if not self.looks:
             return OneLook(pairs - 1)
-        further = [look for look in self.further if look <= pairs + left_out]
-        looks = (*self.looks, *further)
-        if pairs + left_out not in looks:
-            raise ValueError(f"{pairs + left_out} pairs are no look: there are {', '.join(map(str, looks))}")
-        look = PlannedLook(looks, looks.index(pairs + left_out), spending(self.looks, further=len(further)))
+        known = [*self.looks, *self.further]
+        if (whole := pairs + left_out) not in known:
+            raise ValueError(
+                f"{whole} pairs are no look: there are {', '.join(map(str, self.looks))}, and further ones"
+            )
+        number = known.index(whole)
+        # further looks are simulated several at a time: the boundary of a look does not depend on later ones
+        further = min(-(-max(0, number + 1 - len(self.looks)) // TOGETHER) * TOGETHER, len(self.further))
+        looks = tuple(known[: len(self.looks) + further])
+        look = PlannedLook(looks, number, spending(self.looks, further=further))
         return ShortLook(look, pairs) if left_out else look
 
     @property

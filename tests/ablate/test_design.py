@@ -64,7 +64,10 @@ def test_planned_looks_and_added_pairs_share_the_level():
     design = Design(0.04, LOOKS)
     assert design.further[:4] == [24, 36, 54, 81]  # half as many pairs again
     assert design.rule(12) == PlannedLook(LOOKS, 1, spending(LOOKS))
-    assert design.rule(24) == PlannedLook((*LOOKS, 24), 3, spending(LOOKS, further=1))
+    later = (*LOOKS, 24, 36, 54, 81, 122)
+    assert design.rule(24) == PlannedLook(later, 3, spending(LOOKS, further=5))
+    alone = PlannedLook((*LOOKS, 24), 3, spending(LOOKS, further=1))
+    assert design.rule(24).critical(0.04) == alone.critical(0.04)  # later looks do not change it
     assert design.rule(11, left_out=1) == ShortLook(design.rule(12), 11)
     with pytest.raises(ValueError, match="13 pairs are no look: there are 8, 12, 16"):
         design.rule(13)
