@@ -5,6 +5,7 @@ same seed. A *look* is a planned number of pairs that gives verdicts. ``delta`` 
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import yaml
 
 from lightning_llm.ablate.tuning import FIRST_SEED
-from lightning_llm.io.untrusted import TEXT, Kind, file_name, list_of, maybe, record, rule, shown, validate, whole
+from lightning_llm.io.untrusted import TEXT, by_name, file_name, list_of, maybe, record, rule, shown, validate, whole
 
 BASELINE, AGAIN, NULL = "baseline", "baseline-again", "null"
 METRICS = ("val_loss", "bits_per_byte")
@@ -77,7 +78,10 @@ _TUNED = rule(
     "a number of the model that changes no initial value, such as model.optimizer.init_args.lr",
     lambda value: isinstance(value, str) and value.startswith("model.") and not value.startswith("model.architecture."),
 )
-_FACTORS = rule("at least three increasing numbers above 0", lambda value: _are_factors(value))
+_FACTORS = rule(
+    "at least three increasing numbers above 0, each at least 1 % above the one before",
+    lambda value: _are_factors(value),
+)
 _OPTIONS = rule("options by dotted name", lambda value: isinstance(value, dict) and all(map(_is_text, value)))
 _NUMBER = rule("a number above 0 and below a million", lambda value: type(value) in (int, float) and 0 < value < 1e6)
 
@@ -86,33 +90,22 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _named(kind: Kind) -> Kind:
-    """Values of one kind by name."""
-
-    def check(value: Any, name: str) -> list[str]:
-        if not isinstance(value, dict) or not value or not all(map(_is_text, value)):
-            return [f"{name} is {shown(value)}, expected at least one by name"]
-        return [problem for key, each in value.items() for problem in kind(each, f"{name}.{key}")]
-
-    return check
-
-
 def _texts(value: Any, name: str) -> Any:
     return list_of(TEXT)([value] if isinstance(value, str) else value, name)
 
 
+LOOKS_KIND = rule(
+    f"at most {MOST_LOOKS} increasing numbers of pairs, such as {list(LOOKS)}", lambda value: _are_looks(value)
+)
 _FILE = record(
-    {"baseline": _texts, "variants": _named(_OPTIONS)},
+    {"baseline": _texts, "variants": by_name(_OPTIONS)},
     {
         "name": TEXT,
         "options": maybe(_OPTIONS),
         "metric": rule(" or ".join(METRICS), lambda value: value in METRICS),
         "delta": maybe(_NUMBER),
         "alpha": rule("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5),
-        "looks": rule(
-            f"at most {MOST_LOOKS} increasing numbers of pairs, such as {list(LOOKS)}",
-            lambda value: _are_looks(value),
-        ),
+        "looks": LOOKS_KIND,
         "pairs": whole(1, MOST_PAIRS),
         "precision": maybe(_NUMBER),
         "seeds": record({"first": whole(0, LAST_SEED)}),
@@ -138,7 +131,7 @@ def _are_looks(value: object) -> bool:
 def _are_factors(value: object) -> bool:
     if not isinstance(value, list) or not all(type(each) in (int, float) and 0 < each < math.inf for each in value):
         return False
-    return len(value) > 2 and sorted(set(value)) == value
+    return len(value) > 2 and all(high >= 1.01 * low for low, high in itertools.pairwise(value))
 
 
 def _solved(match: object) -> str | None:
@@ -157,7 +150,7 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
         name: Of the experiment, if the content has none.
 
     Raises:
-        ValueError: A key is unknown or wrong; a name cannot be that of a folder; too few pairs for the first look.
+        ValueError: A key is unknown or wrong; a name cannot be that of a folder.
     """
     validate(content, _FILE, source)
     given = {key: value for key, value in content.items() if value is not None or key == "delta"}
@@ -170,7 +163,7 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
     kept = ("metric", "delta", "alpha", "precision", "out")
     asked: dict[str, Any] = {key: given[key] for key in kept if key in given}
     asked["first_seed"] = first = given.get("seeds", {}).get("first", 0)
-    asked |= {"looks": _looks(given, source, len(variants)), "options": flat_options(given.get("options", {}))}
+    asked |= {"looks": _looks(given, source), "options": flat_options(given.get("options", {}))}
     asked |= {"solved": _solved(match), "match": PARAMETERS if isinstance(match, dict) else match}
     if (tune := given.get("tune")) is not None:
         factors = [float(factor) for factor in tune.get("factors", FACTORS)]
@@ -192,22 +185,14 @@ def seeds_in_tuning(first: int, pairs: int, tuning_seeds: int) -> str:
     return f"seeds {FIRST_SEED} to {last} belong to tuning, and {pairs} pairs use {first} to {first + pairs - 1}"
 
 
-def _looks(given: Mapping[str, Any], source: object, variants: int) -> tuple[int, ...]:
-    """The looks, cut to the number of pairs if there is one."""
+def _looks(given: Mapping[str, Any], source: object) -> tuple[int, ...]:
+    """The looks, cut to the number of pairs if there is one: fewer than at the first look are a pilot."""
     looks, most = list(given.get("looks", LOOKS)), given.get("pairs")
-    if most is not None and "looks" not in given:
-        looks = [look for look in looks if look < most] + [most]  # fewer than the first look are a pilot
-    if most is None:
-        most = looks[-1]
-    if most == 1:
-        word = "looks [1]" if given.get("pairs") is None else "pairs 1"
+    if most is not None:
+        looks = [look for look in looks if look < most] + [most]
+    if looks[-1] == 1:
+        word = "looks [1]" if most is None else "pairs 1"
         raise ValueError(f"{source}: {word}: one pair has no interval: give at least 2")
-    if most < looks[0]:
-        runs = 1 + looks[0] * (variants + 2)
-        cost = f"which costs {runs} runs ({looks[0]} of the baseline, the null variant and each variant, and one again)"
-        raise ValueError(f"{source}: {most} pairs are too few for the first look at {looks[0]}, {cost}: raise pairs")
-    looks = [look for look in looks if look <= most]
-    looks = looks if most in looks else [*looks, most]
     if looks[0] == 1:
         raise ValueError(f"{source}: looks {looks}: one pair has no interval: the first look needs at least 2")
     return tuple(looks)

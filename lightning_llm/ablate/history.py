@@ -49,16 +49,15 @@ def spread_of(found: Sequence[Earlier]) -> tuple[float, str] | None:
     return max(((each.spread, each.name) for each in found if each.spread), default=None)
 
 
-def spread_in(folder: Path) -> float:
+def spread_in(folder: Path, metric: str) -> float:
     """The null variant's spread in an experiment.
 
     Raises:
-        ValueError: It has no report with one.
+        ValueError: It has no report with one of this metric.
     """
-    with suppress(OSError, ValueError):
-        if spread := _spread(folder):
-            return spread
-    raise ValueError(f"{folder} has no {REPORT} with the spread of a null variant: give --spread instead")
+    if spread := _spread(folder, metric):
+        return spread
+    raise ValueError(f"{folder} has no {REPORT} with the spread of a null variant in {metric}: give --spread instead")
 
 
 def _found(out: Path, asked: Any) -> Iterator[Earlier]:
@@ -71,15 +70,19 @@ def _found(out: Path, asked: Any) -> Iterator[Earlier]:
             ours, theirs = (each["asked_configs"][BASELINE] for each in (asked, content))
             if ours != theirs or content["metric"] != asked["metric"]:
                 continue
-            names = (path.name for path in (folder / RUNS).glob(f"{BASELINE},seed=*"))
-            seeds = sorted(int(seed) for seed in (name.rpartition("=")[2] for name in names) if seed.isdecimal())
+            names = (path.name for path in (folder / RUNS).glob(f"{BASELINE},*seed=*"))  # those of tuning too
+            seeds = sorted({int(seed) for seed in (name.rpartition("=")[2] for name in names) if seed.isdecimal()})
             yield Earlier(folder.name, seeds, _spread(folder))
 
 
-def _spread(folder: Path) -> float | None:
-    if not (folder / REPORT).is_file():
+def _spread(folder: Path, metric: str | None = None) -> float | None:
+    """Of a report that is there and whole, and of this metric."""
+    try:
+        report = read_json(folder / REPORT)
+        validate(report, _REPORT, folder / REPORT)
+    except (OSError, ValueError):
         return None
-    report = read_json(folder / REPORT)
-    validate(report, _REPORT, folder / REPORT)
+    if metric is not None and report.get("metric") != metric:
+        return None
     spread: float | None = report.get("aa", {}).get("null_sd")
     return spread if spread is not None and SPREADS[0] <= spread <= SPREADS[1] else None

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from lightning_llm.ablate.experiment import AGAIN, BASELINE, METRICS, NULL
+from lightning_llm.ablate.experiment import AGAIN, BASELINE, LOOKS_KIND, METRICS, MOST_PAIRS, NULL
 from lightning_llm.ablate.scheduler import Added, Rules, Run
 from lightning_llm.ablate.tuning import Tune
 from lightning_llm.io.atomic import atomic_path, remove_path, write_json
@@ -44,13 +44,17 @@ _MAIN = "import sys\n\nfrom lightning_llm.__main__ import main\n\nif __name__ ==
 PACKAGE = Path(__file__).parents[1]
 
 _ANY = rule("options by name", lambda value: isinstance(value, dict))
+_SIDES = rule(
+    "each side by name", lambda value: isinstance(value, dict) and all(isinstance(v, dict) for v in value.values())
+)
+_SEEN = rule("lists of seeds by name", lambda value: isinstance(value, dict) and all(map(_are_seeds, value.values())))
 ASKED = {
     "name": TEXT,
-    "variants": _ANY,
+    "variants": rule("at least one by name", lambda value: isinstance(value, dict) and bool(value)),
     "metric": one_of(*METRICS),
     "delta": maybe(NUMBER),
     "alpha": NUMBER,
-    "looks": list_of(whole(2)),
+    "looks": LOOKS_KIND,
     "precision": maybe(NUMBER),
     "first_seed": whole(),
     "match": TEXT,
@@ -59,10 +63,14 @@ ASKED = {
     "asked_configs": _ANY,
     "code": SHA256,
 }
-_FROZEN = {"threads": whole(1), "accelerator": TEXT, "folder": TEXT, "sides": _ANY}
-_FROZEN |= {"commit": maybe(TEXT), "seen": _ANY}
+_FROZEN = {"threads": whole(1), "accelerator": TEXT, "folder": TEXT, "sides": _SIDES}
+_FROZEN |= {"commit": maybe(TEXT), "seen": _SEEN}
 _PLAN = record({**ASKED, **_FROZEN, "hash": SHA256})
-_ADDED = record({"added": list_of(record({"pairs": whole(1), "variants": maybe(list_of(TEXT))}))})
+_ADDED = record({"added": list_of(record({"pairs": whole(1, MOST_PAIRS), "variants": maybe(list_of(TEXT))}))})
+
+
+def _are_seeds(value: object) -> bool:
+    return isinstance(value, list) and all(type(seed) is int for seed in value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +99,12 @@ class Plan:
             raise ValueError(f"{out} holds no {PLAN}: give the folder of an experiment of lightning-llm ablate run")
         content = read_json(out / PLAN)
         validate(content, _PLAN, out / PLAN)
+        names = [BASELINE, NULL, *content["variants"]]
+        if missing := [name for name in names if name not in content["sides"]]:
+            raise ValueError(f"{out / PLAN}: sides has no {missing[0]}")
+        numbers = {name: content["sides"][name].get("tuned") for name in names if name != NULL}
+        if content["tune"] and (wrong := [name for name, value in numbers.items() if type(value) not in (int, float)]):
+            raise ValueError(f"{out / PLAN}: sides.{wrong[0]}.tuned is no number")
         changed = [] if digest({k: v for k, v in content.items() if k != "hash"}) == content["hash"] else [out / PLAN]
         changed += [] if code_hash(code_in(out / CODE)) == content["code"] else [out / CODE]
         for name, side in content["sides"].items():
@@ -136,7 +150,10 @@ class Plan:
             return []
         content = read_json(self.out / ADDED)
         validate(content, _ADDED, self.out / ADDED)
-        return [Added(each["pairs"], each["variants"]) for each in content["added"]]
+        found = [Added(each["pairs"], each["variants"]) for each in content["added"]]
+        if unknown := {name for each in found for name in each.variants or ()} - set(self.content["variants"]):
+            raise ValueError(f"{self.out / ADDED}: the plan has no variant {sorted(unknown)[0]}")
+        return found
 
     def add(self, added: Added) -> None:
         """Add pairs after the last look."""

@@ -28,12 +28,23 @@ class Outlook:
         words: The probability of each verdict at the end.
         pairs: How many it takes on average.
         half_width: Of the interval at the end, the median.
+        ended: By each look, how likely it is that the comparison has ended there with what was asked for.
     """
 
     difference: float
     words: dict[str, float]
     pairs: float
     half_width: float
+    ended: dict[int, float]
+
+    def longest(self, variants: int) -> float:
+        """How many pairs the last of several variants takes on average, if they are independent."""
+        looks, before = list(self.ended), 0.0
+        total = 0.0
+        for look in looks:
+            share = 1.0 if look == looks[-1] else self.ended[look] ** variants
+            total, before = total + look * (share - before), share
+        return total
 
     @property
     def direction(self) -> float:
@@ -57,15 +68,18 @@ def outlook(design: Design, difference: float, sd: float) -> Outlook:
     rng, found = np.random.default_rng(0), _Sums.none(PATHS)
     words = np.full(PATHS, _WORDS.index(UNDECIDED))
     pairs, half_width, is_open = np.zeros(PATHS), np.zeros(PATHS), np.ones(PATHS, dtype=bool)
+    ended, reached = dict[int, float](), np.zeros(PATHS, dtype=bool)
     for look in design.looks:
         found = found.extended(rng, look - found.pairs, difference, sd)
         mean, half = found.interval(design)
         word, has_ended = _read(design, mean - half, mean + half, look)
+        reached |= is_open & has_ended
+        ended[look] = float(np.mean(reached))
         now = is_open & (has_ended | (look == design.looks[-1]))
         words[now], pairs[now], half_width[now] = word[now], look, half[now]
         is_open &= ~now
     shares = {word: float(np.mean(words == number)) for number, word in enumerate(_WORDS)}
-    return Outlook(difference, shares, float(pairs.mean()), float(np.median(half_width)))
+    return Outlook(difference, shares, float(pairs.mean()), float(np.median(half_width)), ended)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +97,7 @@ class FurtherPairs:
     high: int | None
 
 
-def further_pairs(design: Design, difference: float, sd: float, pairs: int) -> FurtherPairs | None:
+def further_pairs(design: Design, difference: float, sd: float, pairs: int, left_out: int = 0) -> FurtherPairs | None:
     """How many more pairs are needed, given those that are there; ``None`` if no number of them helps.
 
     Args:
@@ -91,13 +105,14 @@ def further_pairs(design: Design, difference: float, sd: float, pairs: int) -> F
         difference: The mean of the pairs.
         sd: Their standard deviation.
         pairs: How many there are.
+        left_out: How many more there were, whose baselines diverged.
     """
     if not sd:
         return None
     reach = float(student(1 - POWER, pairs - 1)) * sd / math.sqrt(pairs)
     now = _Sums(pairs, np.full(FUTURES, pairs * difference), np.full(FUTURES, (pairs - 1) * sd**2))
     truths = [difference + step * reach for step in (0, -1, -0.5, 0.5, 1)]
-    expected, *others = (_further(design, now, truth, sd) for truth in truths)
+    expected, *others = (_further(design, now, truth, sd, left_out) for truth in truths)
     known = [each for each in (expected, *others) if each is not None]
     if not known:
         return None
@@ -105,12 +120,13 @@ def further_pairs(design: Design, difference: float, sd: float, pairs: int) -> F
     return FurtherPairs(expected, min(known), max(known) if is_bounded else None)
 
 
-def _further(design: Design, now: "_Sums", truth: float, sd: float) -> int | None:
-    for number in (look for look in (*design.looks, *design.further) if look > now.pairs):
-        later = now.extended(np.random.default_rng(0), number - now.pairs, truth, sd)
-        mean, half = later.interval(design)
-        if np.mean(_read(design, mean - half, mean + half, number)[1]) >= POWER:
-            return number - now.pairs
+def _further(design: Design, now: "_Sums", truth: float, sd: float, left_out: int) -> int | None:
+    whole = now.pairs + left_out
+    for look in (look for look in (*design.looks, *design.further) if look > whole):
+        later = now.extended(np.random.default_rng(0), look - whole, truth, sd)
+        mean, half = later.interval(design, left_out)
+        if np.mean(_read(design, mean - half, mean + half, later.pairs)[1]) >= POWER:
+            return look - whole
     return None
 
 
@@ -134,9 +150,9 @@ class _Sums:
         between = apart**2 * pairs * added / (pairs + added)
         return _Sums(pairs + added, self.total + part, self.squares + inside + between)
 
-    def interval(self, design: Design) -> tuple[Any, Any]:
+    def interval(self, design: Design, left_out: int = 0) -> tuple[Any, Any]:
         """Means, and half the widths of their intervals."""
-        critical = design.rule(self.pairs).critical(design.level)
+        critical = design.rule(self.pairs, left_out).critical(design.level)
         return self.total / self.pairs, critical * np.sqrt(self.squares / (self.pairs - 1) / self.pairs)
 
 

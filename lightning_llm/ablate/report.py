@@ -67,9 +67,8 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
 
 
 def _environment(loaded: Loaded) -> dict[str, Any]:
-    """What decides the bits of all runs, as the baseline's first run recorded it."""
-    result = loaded.results.get(Run(BASELINE, loaded.plan.rules.first_seed))
-    summary = {} if result is None else result.summary
+    """What decides the bits of all runs, as the first one that has finished recorded it."""
+    summary = next((each.summary for _, each in sorted(loaded.results.items()) if each.summary), {})
     return {field: summary.get(field) for field in ENVIRONMENT}
 
 
@@ -104,7 +103,11 @@ def _numbers(loaded: Loaded, found: Verdict | None, baseline: str, variant: str)
     ]
     more = None if found.has_ended else _further_pairs(loaded.plan.rules, found)
     windows = _window_error(loaded, baseline, variant, loaded.plan.rules.seeds(found.pairs))
-    return dataclasses.asdict(found) | {"by_seed": both, "further_pairs": more, "window_error": windows}
+    row = dataclasses.asdict(found)
+    if row["robust"] is not None:  # places among the pairs that are left: their seeds say more
+        seeds = [each["seed"] for each in both if each["baseline"] is not None]
+        row["robust"]["outliers"] = [seeds[place] for place in row["robust"]["outliers"]]
+    return row | {"by_seed": both, "further_pairs": more, "window_error": windows}
 
 
 def _window_error(loaded: Loaded, baseline: str, variant: str, seeds: Sequence[int]) -> dict[str, Any] | None:
@@ -123,7 +126,8 @@ def _further_pairs(rules: Rules, found: Verdict) -> dict[str, Any] | None:
     if found.interval is None or found.difference is None or found.sd is None:
         return None
     design = dataclasses.replace(rules.design, level=1 - found.level)
-    more = further_pairs(design, found.difference, found.sd, found.pairs - found.baseline_diverged)
+    lost = found.baseline_diverged
+    more = further_pairs(design, found.difference, found.sd, found.pairs - lost, left_out=lost)
     return None if more is None else dataclasses.asdict(more)
 
 

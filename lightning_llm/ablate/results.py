@@ -12,13 +12,37 @@ from lightning_llm.ablate.scheduler import Run, State, state_of
 from lightning_llm.ablate.windows import MOST_BLOCKS
 from lightning_llm.checkpoints.run_directory import DIVERGED, FINISHED, STATUS, WINDOWS, read_summary
 from lightning_llm.checkpoints.run_directory import state_of as run_state
-from lightning_llm.io.untrusted import MIB, NUMBER, list_of, read_json, record, validate, whole
+from lightning_llm.io.untrusted import (
+    MIB,
+    NUMBER,
+    TEXT,
+    by_name,
+    list_of,
+    maybe,
+    read_json,
+    record,
+    rule,
+    validate,
+    whole,
+)
 
 COST = "cost.json"
 NUMBERS = ("val_loss", "bits_per_byte", "train_loss", "seconds", "peak_memory_gib", "steps", "tokens")
 CURVES = ("train_loss", "val_loss")
 SETTINGS = {"trainer.precision": ("precision",), "trainer.tf32": ("tf32",)}  # what a variant may change, and its record
 _BLOCKS = {"windows": whole(1), "tokens": whole(1), "nats": NUMBER}
+_INTERVAL = rule("two numbers", lambda value: isinstance(value, list) and [type(each) for each in value] == [float] * 2)
+_SIDE = record(
+    dict.fromkeys(("step_s", "step_p20_s", "step_p80_s", "ratio"), NUMBER),
+    {"peak_bytes": maybe(NUMBER), "ratio_interval": maybe(_INTERVAL), "ratio_p20": NUMBER, "ratio_p80": NUMBER},
+)
+_COST = record(
+    {"plan": TEXT, "sides": by_name(_SIDE)},
+    {
+        **dict.fromkeys(("machine", "date", "torch"), TEXT),
+        **{"threads": whole(), "rounds": whole(), "other_cores": maybe(NUMBER)},
+    },
+)
 _WINDOWS = record({"step": whole(), **{name: list_of(kind, MOST_BLOCKS) for name, kind in _BLOCKS.items()}})
 
 
@@ -124,10 +148,24 @@ def load_experiment(out: str | Path) -> Loaded:
     """
     plan = Plan.read(Path(out))
     results = results_of(plan)
-    cost = read_json(plan.out / COST) if (plan.out / COST).is_file() else None
-    if cost is not None and cost.get("plan") != plan.content["hash"]:
-        cost = None
+    cost = _cost_of(plan)
     return Loaded(plan, results, state_of(plan.rules, {run: each.loss for run, each in results.items()}), cost)
+
+
+def _cost_of(plan: Plan) -> Mapping[str, Any] | None:
+    """The content of ``cost.json``; ``None``: there is none, or it is of another plan.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    path = plan.out / COST
+    if not path.is_file():
+        return None
+    content = read_json(path)
+    validate(content, _COST, path)
+    if unknown := set(content["sides"]) - {BASELINE, *plan.content["variants"]}:
+        raise ValueError(f"{path}: the plan has no side {sorted(unknown)[0]}")
+    return content if content["plan"] == plan.content["hash"] else None
 
 
 def results_of(plan: Plan, known: Mapping[Run, Result] | None = None) -> dict[Run, Result]:
@@ -150,7 +188,8 @@ def results_of(plan: Plan, known: Mapping[Run, Result] | None = None) -> dict[Ru
     for run, result in found.items():
         base = _baseline(plan, found, run.seed)
         if base not in (None, result) and not result.has_diverged and (problem := _mismatch(plan, base, result)):
-            raise ValueError(f"{result.folder} and {base.folder} are no pair: {problem}")
+            advice = "remove the folder that is wrong, and ablate run trains it again"
+            raise ValueError(f"{result.folder} and {base.folder} are no pair: {problem}; {advice}")
     return found
 
 

@@ -136,14 +136,27 @@ def _compare(rules: Rules, losses: Losses, names: Mapping[str, str], *, with_nul
         if with_null and null is None:
             of_null = sample(losses, names[BASELINE], NULL, rules.seeds(first))
             null = verdicts({NULL: of_null}, delta=rules.delta, alpha=rules.alpha)[NULL]
-        alike = [losses[Run(NULL, seed)] for seed in rules.seeds(first)] if with_null else ()
+        alike = _alike(losses, rules.seeds(first)) if with_null else []
         samples = {
             name: sample(losses, names[BASELINE], names[name], rules.seeds(count), alike)
             for name, count in pairs.items()
         }
-        found = verdicts(samples, delta=rules.delta, alpha=rules.alpha, looks=rules.looks, precision=rules.precision)
+        found = verdicts(
+            samples,
+            delta=rules.delta,
+            alpha=rules.alpha,
+            looks=rules.looks,
+            precision=rules.precision,
+            variants=len(rules.variants),
+        )
         undecided = [name for name in variants if not found[name].has_ended]
     return State([], max(pairs.values(), default=0), found, undecided, null)
+
+
+def _alike(losses: Losses, seeds: Sequence[int]) -> list[float | None]:
+    """The null variant's losses; none if it is a copy of the baseline: with ``model.init_from``, nothing is random."""
+    null, base = ([losses[Run(name, seed)] for seed in seeds] for name in (NULL, BASELINE))
+    return [] if null == base else null
 
 
 def sample(

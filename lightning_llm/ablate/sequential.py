@@ -94,13 +94,13 @@ class PlannedLook:
     def critical(self, alpha: float) -> float:
         """As :class:`Rule`."""
         if self.number == 0 or alpha < ALPHAS[0]:
-            return float(student(alpha * self._share, self.freedom))
+            return float(student(alpha * self.share, self.freedom))
         return float(np.interp(math.log(alpha), _LOG_ALPHAS, boundaries(self.looks, self.spent)[:, self.number]))
 
     def p(self, t: ArrayLike) -> Array:
         """As :class:`Rule`; below the smallest of ``ALPHAS`` it is an upper bound."""
         # alone, this look would reject with its own share of alpha: a bound, and at the first look the p value
-        bound = np.minimum(1.0, two_sided(t, self.freedom) / self._share)
+        bound = np.minimum(1.0, two_sided(t, self.freedom) / self.share)
         if self.number == 0:
             return np.asarray(bound)
         column = boundaries(self.looks, self.spent)[::-1, self.number]
@@ -113,7 +113,8 @@ class PlannedLook:
         return self.looks[self.number] - 1
 
     @property
-    def _share(self) -> float:
+    def share(self) -> float:
+        """Of alpha, that this look spends."""
         return self.spent[self.number] - (self.spent[self.number - 1] if self.number else 0.0)
 
 

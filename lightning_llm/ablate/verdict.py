@@ -9,8 +9,8 @@ that matters. Every answer is right if the interval is, so all of them together 
 A run that diverged is an outcome, not a missing value. A variant with such a run has neither difference nor interval,
 and is never ``better`` or ``equivalent``. It is ``worse`` if more of its runs diverge than chance explains, by an exact
 test on the counts of all runs. A baseline's run that diverged takes its pair out of the differences, and counts in the
-same test. The counts have a level ``alpha`` of their own: after ``n`` pairs of a plan, a variant spends
-``3 / (n (n - 1))`` of its share, which adds up to all of it over all ``n`` from four on.
+same test, which may say ``better`` if the interval does not say ``worse``. The counts have a level ``alpha`` of their
+own, and each look spends the same share of it as of the interval's.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from lightning_llm.ablate.design import (
     checked_looks,
 )
 from lightning_llm.ablate.robust import Robust, robust
-from lightning_llm.ablate.sequential import OneLook, Rule
+from lightning_llm.ablate.sequential import OneLook, PlannedLook, Rule
 from lightning_llm.ablate.statistics import Estimate
 
 __all__ = ["BETTER", "EQUIVALENT", "UNDECIDED", "WORSE", "Noise", "Sample", "Verdict", "verdicts"]
@@ -97,6 +97,7 @@ class Verdict:
         difference: Mean of variant minus mean of baseline; ``None`` if a run of the variant diverged.
         interval: Of the difference; those of all variants and looks hold together. ``None``: there is none.
         level: Probability with which this interval holds at all looks.
+        critical: Half its width, in standard errors.
         p: Of the t test at this number of runs, by itself.
         p_adjusted: The smallest alpha at which the interval excludes 0: adjusted for looks and variants.
         sd: Standard deviation of the difference of one run from one other.
@@ -120,6 +121,7 @@ class Verdict:
     difference: float | None
     interval: tuple[float, float] | None
     level: float
+    critical: float | None
     p: float | None
     p_adjusted: float | None
     sd: float | None
@@ -141,6 +143,7 @@ def verdicts(
     alpha: float = 0.05,
     looks: Sequence[int] = (),
     precision: float | None = None,
+    variants: int | None = None,
 ) -> dict[str, Verdict]:
     """The verdict for each variant.
 
@@ -150,6 +153,7 @@ def verdicts(
         alpha: Probability of a false answer, over all variants, looks and added pairs.
         looks: The planned numbers of pairs. None: as many as there are, fixed before.
         precision: The half-width at which a comparison ends; ``None``: it ends with a verdict.
+        variants: How many share ``alpha``, if there are more than these.
 
     Raises:
         ValueError: An argument is out of range, a pair is incomplete, or a number of pairs is no look.
@@ -163,7 +167,7 @@ def verdicts(
         if sample.is_paired and len(sample.baseline) != len(sample.variant):
             values = f"{len(sample.variant)} values and its baseline {len(sample.baseline)}"
             raise ValueError(f"{name} has {values}: every pair needs both")
-    design = Design(alpha / max(1, len(samples)), checked_looks(looks), delta, precision)
+    design = Design(alpha / max(1, variants or len(samples)), checked_looks(looks), delta, precision)
     return {name: _Case(sample, design, alpha).verdict() for name, sample in samples.items()}
 
 
@@ -196,7 +200,8 @@ class _Case:
         if self.interval is not None:
             answer, has_ended = design.answer(*self.interval, self.runs), design.ends(*self.interval, self.runs)
         sentence = answer.sentence(design.delta)
-        is_by_counts = self.counts.p <= self._level_of_counts() and self.counts.direction != NOT_SHOWN
+        contradicts = {BETTER: answer.direction == WORSE, NOT_SHOWN: True}.get(self.counts.direction, False)
+        is_by_counts = self.counts.p <= self._level_of_counts() and not contradicts
         if is_by_counts:
             answer, has_ended = dataclasses.replace(answer, direction=self.counts.direction, size=None), True
             sentence = self.counts.sentence
@@ -215,6 +220,7 @@ class _Case:
             difference=self.difference,
             interval=self.interval,
             level=1 - design.level,
+            critical=None if self.interval is None or self.rule is None else self.rule.critical(design.level),
             p=None if estimate is None else estimate.p,
             p_adjusted=self._p_adjusted(),
             sd=None if estimate is None else estimate.sd,
@@ -225,7 +231,7 @@ class _Case:
             baseline_diverged=_diverged(sample.baseline),
             p_diverged=self.counts.p if self.counts.lost or self.counts.base_lost else None,
             rule=None if self.rule is None else self.rule.name,
-            note=self._note(answer),
+            note="" if is_by_counts else self._note(answer),
             warnings=[] if checked is None or is_by_counts else self._warnings(answer, checked),
         )
 
@@ -254,7 +260,8 @@ class _Case:
         runs = min(len(self.sample.baseline), len(self.sample.variant))
         if runs < FEWEST:
             return 0.0
-        return self.design.level * (3 / (runs * (runs - 1)) if self.design.looks else 1.0)
+        look = self.design.rule(runs)
+        return self.design.level * (look.share if isinstance(look, PlannedLook) else 1.0)
 
     def _note(self, answer: Answer) -> str:
         sides = {"the variant": self.sample.variant, "the baseline": self.sample.baseline}
@@ -268,7 +275,7 @@ class _Case:
         if self.estimate is not None and self.runs < FEWEST:
             notes.append(f"a verdict takes {FEWEST} {unit.replace('pair', 'pairs').replace('run ', 'runs ')}")
         is_early = bool(self.design.looks) and len(self.sample.variant) in self.design.looks[:-1]
-        if self.sample.is_paired and is_early and answer.direction != NOT_SHOWN and self.rule is not None:
+        if self.sample.is_paired and is_early and answer.word in (BETTER, WORSE) and self.rule is not None:
             notes.append(
                 f"reached at {self.rule.name} of {len(self.design.looks)}: the difference is likely exaggerated"
             )
@@ -276,7 +283,7 @@ class _Case:
 
     def _warnings(self, answer: Answer, checked: Robust) -> list[str]:
         assert self.difference is not None
-        found = [] if answer.direction == NOT_SHOWN else checked.doubts(self.difference, self.alpha)
+        found = [] if answer.direction == NOT_SHOWN else checked.doubts(self.difference, self.design.level)
         if many := len(checked.outliers):
             pairs, them = ("1 pair is an outlier", "it") if many == 1 else (f"{many} pairs are outliers", "them")
             found.append(f"{pairs}: without {them}, the difference is {checked.without_outliers:+.4f}")
@@ -291,15 +298,17 @@ class _Counts:
     runs: int
     base_lost: int
     base_runs: int
+    has_null: bool = False
 
     @classmethod
     def of(cls, sample: Sample) -> "_Counts":
         base = [*sample.baseline, *sample.alike]
-        return cls(_diverged(sample.variant), len(sample.variant), _diverged(base), len(base))
+        has_null = len(base) > len(sample.baseline)
+        return cls(_diverged(sample.variant), len(sample.variant), _diverged(base), len(base), has_null)
 
     @property
     def p(self) -> float:
-        return statistics.failures(*dataclasses.astuple(self))
+        return statistics.failures(self.lost, self.runs, self.base_lost, self.base_runs)
 
     @property
     def direction(self) -> str:
@@ -310,7 +319,7 @@ class _Counts:
 
     @property
     def sentence(self) -> str:
-        base = f"{self.base_lost} of {self.base_runs} of the baseline"
+        base = f"{self.base_lost} of {self.base_runs} of the baseline{' and the null variant' * self.has_null}"
         return f"{self.direction}: {self.lost} of {self.runs} runs diverged, and {base}"
 
 

@@ -66,7 +66,7 @@ def _aa_lines(report: Mapping[str, Any]) -> Iterator[str]:
         if apart and report["accelerator"] == "cpu":
             again += ", although a CPU should repeat each bit: do not trust small differences"
         yield f"The baseline's seed {report['first_seed']} again: {again}."
-    if (null := aa["null"]) is not None and null["difference"] is not None:
+    if (null := aa["null"]) is not None and null["interval"] is not None:
         is_right = "as it should be" if null["direction"] == NOT_SHOWN else "which is false"
         yield (
             f"The null variant (the baseline with other initial MLPs): {null['sentence']}, {is_right}; difference "

@@ -232,11 +232,14 @@ def _extend(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     tuned = loaded.state.tuned
     if chosen is None and not loaded.state.undecided and not (tuned and tuned.undecided):
         advice = "name those that you want to know better: --variants NAME"
-        raise ValueError(f"{options.folder}: every variant has a verdict: {advice}")
+        raise ValueError(f"{options.folder}: every comparison has ended: {advice}")
     if not 1 <= options.pairs <= MOST_PAIRS:
         raise ValueError(f"--pairs must be from 1 to {MOST_PAIRS}, got {options.pairs}")
     added = Added(options.pairs, chosen)
-    pairs = max(_look_with(added, state, plan.rules) for state in (loaded.state, tuned) if state is not None)
+    try:
+        pairs = max(_look_with(added, state, plan.rules) for state in (loaded.state, tuned) if state is not None)
+    except ValueError as error:
+        raise ValueError(f"--pairs {options.pairs}: {error}: give fewer") from None
     if plan.tune and (problem := seeds_in_tuning(plan.rules.first_seed, pairs, plan.tune.seeds)):
         raise ValueError(f"--pairs {options.pairs}: {problem}: give fewer")
     print(f"{PROG}: adding pairs up to the look at {pairs}", file=sys.stderr)
@@ -254,7 +257,7 @@ def _power(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     if options.spread is not None and not SPREADS[0] <= options.spread <= SPREADS[1]:
         raise ValueError(f"--spread must be from {SPREADS[0]:g} to {SPREADS[1]:g}, got {options.spread}")
     experiment = asked(options)
-    spread = options.spread if options.earlier is None else spread_in(options.earlier)
+    spread = options.spread if options.earlier is None else spread_in(options.earlier, experiment.metric)
     show_outlook(dataclasses.asdict(experiment), spread, Console())
 
 

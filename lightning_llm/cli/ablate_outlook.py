@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from lightning_llm.ablate.design import Design
+from lightning_llm.ablate.design import FEWEST, Design
 from lightning_llm.ablate.power import Outlook, outlook
 from lightning_llm.ablate.verdict import EQUIVALENT, UNDECIDED
 from lightning_llm.io.console import Console
@@ -15,24 +16,49 @@ ENOUGH = 0.8
 
 
 def show_outlook(asked: Mapping[str, Any], spread: float, console: Console) -> None:
-    """Print how likely each verdict is, at several true differences.
+    """Print how likely each verdict is, by which look, and how many runs that takes.
 
     Args:
-        asked: Of a plan: ``variants``, ``looks``, ``delta``, ``alpha`` and ``precision``.
+        asked: Of a plan: ``variants``, ``looks``, ``delta``, ``alpha``, ``precision`` and ``tune``.
         spread: Standard deviation of the difference of one pair.
         console: Where to.
     """
     design, variants = design_of(asked), len(asked["variants"])
-    table = Table("true difference", "better or worse", "equivalent", "undecided", "pairs", "runs")
+    goal = "verdict" if design.precision is None else f"±{design.precision:g}"
+    looks = "/".join(map(str, design.looks))
+    columns = (
+        "true difference",
+        "better or worse",
+        "equivalent",
+        "undecided",
+        f"{goal} by {looks}",
+        "pairs",
+        "runs",
+    )
+    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
     for found in outlooks(design, spread):
         words = (found.direction, found.words[EQUIVALENT], found.words[UNDECIDED])
-        runs = 1 + design.looks[0] + round(found.pairs * (1 + variants))
-        table.add_row(f"{found.difference:g}", *(f"{each:.0%}" for each in words), f"{found.pairs:.1f}", str(runs))
+        ended = "/".join(f"{100 * share:.0f}" for share in found.ended.values())
+        cells = (*(f"{each:.0%}" for each in words), f"{ended}%", f"{found.pairs:.1f}")
+        table.add_row(f"{found.difference:g}", *cells, str(runs_of(asked, found)))
     console.print(table)
     whose = "the variant" if variants == 1 else f"each of {variants} variants"
     lines = [f"Probabilities for {whose}, if a pair's difference has a standard deviation of {spread:.4g}."]
+    if tune := asked["tune"]:
+        grid = (1 + variants) * (len(tune["factors"]) + 1) * tune["seeds"]
+        lines.append(f"The runs include at least {grid} of tuning, and the tuned pairs.")
     for line in (*lines, *warnings_of(design, spread)):
         console.print(line, soft_wrap=True, highlight=False)
+
+
+def runs_of(asked: Mapping[str, Any], found: Outlook) -> int:
+    """How many runs an experiment takes on average, if all variants have the same true difference."""
+    variants, tune, first = len(asked["variants"]), asked["tune"], int(asked["looks"][0])
+    pairs = found.longest(variants) + variants * found.pairs  # the baseline trains until the last variant ends
+    if not tune:
+        return round(1 + first + pairs)
+    grid = (1 + variants) * (len(tune["factors"]) + 1) * int(tune["seeds"])
+    return round(1 + first + 2 * pairs + grid)
 
 
 def design_of(asked: Mapping[str, Any]) -> Design:
@@ -48,6 +74,8 @@ def outlooks(design: Design, spread: float) -> Sequence[Outlook]:
 
 def warnings_of(design: Design, spread: float) -> list[str]:
     """What the design cannot reach, one line each."""
+    if design.looks[-1] < FEWEST:
+        return [f"warning: a verdict takes at least {FEWEST} pairs"]
     if design.delta is None:
         return []
     share = outlook(design, 0.0, spread).words[EQUIVALENT]

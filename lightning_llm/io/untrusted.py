@@ -225,6 +225,17 @@ def list_of(kind: Kind, most: float = math.inf) -> Kind:
     return check
 
 
+def by_name(kind: Kind) -> Kind:
+    """An object with at least one field, of any name, whose values are all of one kind."""
+
+    def check(value: Any, name: str) -> Iterable[str]:
+        if not isinstance(value, dict) or not value or not all(isinstance(key, str) and key for key in value):
+            return [f"{name} is {shown(value)}, expected at least one by name"]
+        return (problem for key, each in value.items() for problem in kind(each, f"{name}.{key}"))
+
+    return check
+
+
 def record(required: Mapping[str, Kind], optional: Mapping[str, Kind] | None = None, *, others: bool = False) -> Kind:
     """An object with these fields; ``others`` allows more."""
     known = {**(optional or {}), **required}

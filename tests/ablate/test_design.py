@@ -139,6 +139,22 @@ def test_further_pairs_are_a_range_that_begins_with_the_planned_looks():
     without = further_pairs(Design(0.05, LOOKS), 0.0, 0.008, 16)
     assert (without.expected, without.high) == (None, None)  # nothing to find, if it is 0
     assert further_pairs(design, 0.001, 0.0, 8) is None  # the pairs do not vary
+    assert further_pairs(design, 0.008, 0.008, 7, left_out=1).low == 4  # from 8 pairs, one of which is left out
+
+
+def test_the_outlook_says_how_far_each_look_gets():
+    found = outlook(Design(0.05, LOOKS), 1.0, 1.0)
+    assert found.ended[8] < found.ended[12] < found.ended[16] == pytest.approx(found.direction, abs=1e-9)
+    ends = [found.ended[8], found.ended[12] - found.ended[8], 1 - found.ended[12]]
+    assert found.pairs == pytest.approx(np.dot(ends, LOOKS))
+    assert found.longest(1) == pytest.approx(found.pairs)
+    # by hand, for two variants: the later of both
+    both = [found.ended[8] ** 2, found.ended[12] ** 2 - found.ended[8] ** 2, 1 - found.ended[12] ** 2]
+    assert found.longest(2) == pytest.approx(np.dot(both, LOOKS))
+    goal = outlook(Design(0.05, LOOKS, precision=0.7), 1.0, 1.0)
+    assert goal.ended[16] > 0.5
+    with pytest.raises(ValueError, match="the spread must be from 1e-09 to 1e"):
+        outlook(Design(0.05, LOOKS), 1.0, 1e7)
 
 
 def test_further_pairs_do_what_they_promise():

@@ -47,6 +47,7 @@ def test_pairs_cut_the_looks():
     assert experiment_of({**BASE, "pairs": 40}, "f", "f").looks == (*LOOKS, 40)
     assert experiment_of({**BASE, "pairs": 4}, "f", "f").looks == (4,)  # a pilot
     assert experiment_of({**BASE, "looks": [4, 6, 8], "pairs": 7}, "f", "f").looks == (4, 6, 7)
+    assert experiment_of({**BASE, "looks": [8, 12], "pairs": 4}, "f", "f").looks == (4,)
     assert experiment_of({**BASE, "looks": [3, 5], "pairs": 5}, "f", "f").looks == (3, 5)
 
 
@@ -74,12 +75,12 @@ def test_parameters_are_matched_by_an_option():
         ({"looks": [1]}, "one pair has no interval: give at least 2"),
         ({"looks": [1, 4]}, "one pair has no interval: the first look needs at least 2"),
         ({"pairs": 1}, "one pair has no interval"),
-        ({"looks": [4, 6], "pairs": 3}, "3 pairs are too few for the first look at 4, which costs 13 runs"),
         ({"precision": 0}, "precision is 0, expected a number above 0"),
         ({"seeds": {"first": -1}}, "seeds.first is -1, expected"),
         ({"match": "memory"}, "match is 'memory', expected tokens, flops, time or parameters: {option: "),
         ({"tune": {"option": "model.architecture.dropout"}}, "tune.option is 'model.architecture.dropout', expected a"),
         ({"tune": {"option": RATE, "factors": [1, 2]}}, "tune.factors is [1, 2], expected at least three increasing"),
+        ({"tune": {"option": RATE, "factors": [1, 1.001, 2]}}, "each at least 1 % above the one before"),
         ({"tune": {"option": RATE, "seed": 2}}, "tune.seed is unknown"),
         (
             {"tune": {"option": RATE}, "looks": [4, 101]},

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightning_llm.ablate.plan import CODE, CONFIGS, PLAN, Plan, code_of
+from lightning_llm.ablate.plan import CODE, CONFIGS, PLAN, Plan, code_of, digest
 from lightning_llm.ablate.scheduler import Added
 
 VARIANTS = {"a": {"effect": -0.5}}
@@ -75,3 +75,32 @@ def test_the_snapshot_has_the_package_and_the_modules_of_the_users_classes(tmp_p
     assert "needed.py" not in code_of({})
     assert {"lightning_llm/__main__.py", "lightning_llm/training/module.py"} <= code.keys()
     assert "my_part" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"variants": {}}, "variants is {}, expected at least one by name"),
+        ({"looks": []}, "looks is [], expected at most 20 increasing numbers"),
+        ({"looks": [2**40]}, "looks is [1099511627776], expected at most 20 increasing numbers"),
+        ({"looks": [6, 4]}, "looks is [6, 4], expected"),
+        ({"seen": {"x": 3}}, "seen is {'x': 3}, expected lists of seeds by name"),
+        ({"sides": {}}, "sides has no baseline"),
+        ({"sides": {"baseline": 1}}, "sides is {'baseline': 1}, expected each side by name"),
+        ({"tune": {"option": "model.x", "factors": [1, 2, 3], "seeds": 1}}, "sides.baseline.tuned is no number"),
+    ],
+)
+def test_a_plan_that_somebody_else_wrote_is_one_line(experiment, change, says):
+    plan = experiment(VARIANTS)
+    content = {key: value for key, value in {**plan.content, **change}.items() if key != "hash"}
+    (plan.out / PLAN).write_text(json.dumps({**content, "hash": digest(content)}))
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is compared
+        Plan.read(plan.out)
+    assert says in str(error.value)
+
+
+def test_added_pairs_of_an_unknown_variant_are_refused(experiment):
+    plan = experiment(VARIANTS)
+    plan.add(Added(2, ["b"]))
+    with pytest.raises(ValueError, match=r"added\.json: the plan has no variant b"):
+        _ = plan.rules

@@ -13,6 +13,7 @@ from lightning_llm.__main__ import main
 from lightning_llm.ablate.page import page_of
 from lightning_llm.ablate.report import Curves, curves_of, report_of
 from lightning_llm.ablate.results import COST, load_experiment
+from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.sequential import PlannedLook, spending
 from lightning_llm.ablate.words import cost_lines, noise_lines
 from lightning_llm.ablate.worker import work
@@ -263,8 +264,11 @@ def test_every_number_can_be_recomputed_from_the_json_alone(done):
             number, looks = int(row["rule"].split()[1]) - 1, tuple(report["looks"])
             spent = spending(looks, report["rule"]["spending"], reserve=report["rule"]["reserve"])
             critical = PlannedLook(looks, number, spent).critical(share)
+            p = PlannedLook(looks, number, spent).p(d.mean() / d.std(ddof=1) * pairs**0.5)
+            assert row["p_adjusted"] == pytest.approx(min(1, p * len(report["variants"])))
         else:  # the null variant, alone
             critical = stats.t.ppf(1 - report["alpha"] / 2, pairs - 1)
+        assert row["critical"] == pytest.approx(critical)
         half = critical * d.std(ddof=1) / pairs**0.5
         assert row["interval"] == pytest.approx([d.mean() - half, d.mean() + half])
         low, high = row["interval"]
@@ -274,6 +278,42 @@ def test_every_number_can_be_recomputed_from_the_json_alone(done):
     base = [each["baseline"] for each in report["variants"]["lost"]["by_seed"]]
     assert report["baseline"]["mean"] == pytest.approx(np.mean(base))
     assert report["seeds"] == [each["seed"] for each in report["variants"]["lost"]["by_seed"]]
+
+
+def test_a_baseline_with_one_run_that_did_not_diverge_has_a_report(experiment, capsys):
+    plan = experiment({"a": {"effect": 0.0}}, looks=(4,), base={"diverges": [1, 2, 3]})
+    work(plan.out)
+    assert main(["ablate", "report", str(plan.out)]) == 0
+    assert "3 of 4 runs of the baseline diverged" in capsys.readouterr().out
+
+
+def test_outliers_are_named_by_their_seeds(experiment):
+    plan = experiment({"a": {"effect": 0.0}}, looks=(8,), base={"diverges": [0]})
+    work(plan.out)
+    summary = plan.run_dir(Run("a", 5)) / "summary.json"
+    summary.write_text(json.dumps({**json.loads(summary.read_text()), "val_loss": 3.9}))
+    for seed in range(8):  # differences that vary a little
+        path = plan.run_dir(Run("a", seed)) / "summary.json"
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({**content, "val_loss": content["val_loss"] + 0.001 * (seed % 3)}))
+    row = report_of(load_experiment(plan.out))["variants"]["a"]
+    assert row["robust"]["outliers"] == [5]
+    assert row["warnings"][0].startswith("1 pair is an outlier")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"sides": []}, "sides is []"),
+        ({"sides": {"x": {}}}, "sides.x.step_s is missing"),
+        ({"other_cores": "many"}, "other_cores is 'many', expected a finite number"),
+    ],
+)
+def test_a_damaged_cost_file_is_one_line(done, change, says, capsys):
+    cost = json.loads((done.out / COST).read_text())
+    (done.out / COST).write_text(json.dumps({**cost, **change}))
+    assert main(["ablate", "report", str(done.out)]) == 2
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["a", "model.architecture.intermediate_size=1024"])

@@ -51,6 +51,8 @@ def test_a_direction_that_rests_on_few_pairs_is_doubted():
     spikes = robust([-0.01, -0.012, -0.011, -0.009, -0.01, -0.011, -0.01, 0.3])
     assert any("median difference -0.0100 has the other sign" in each for each in spikes.doubts(0.03, 0.05))
     assert any("sign-flip test does not confirm it" in each for each in spikes.doubts(0.03, 0.05))
-    clear = robust([0.01, 0.012, 0.011, 0.009, 0.01, 0.011, 0.01, 0.02])
+    skewed = robust([0.01, 0.011, 0.01, 0.012, 0.01, 0.011, 0.01, 0.03])
+    assert any("the differences are skewed (+" in each for each in skewed.doubts(0.013, 0.05))
+    clear = robust([0.01, 0.012, 0.011, 0.009, 0.01, 0.011, 0.01, 0.012])
     assert clear.doubts(0.012, 0.05) == []
     assert robust([0.01, 0.012, 0.011, 0.009]).doubts(0.01, 0.05) == []  # four pairs cannot confirm anything

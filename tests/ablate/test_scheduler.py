@@ -95,6 +95,9 @@ def test_a_diverged_run_is_counted_and_its_variant_gets_more_seeds_until_the_cou
     assert (state.verdicts["b"].verdict, state.verdicts["b"].diverged) == ("undecided", 1)
     lost = state_of(RULES, losses(4, {"a": 1.0}) | {Run("b", seed): None for seed in range(4)})
     assert (lost.verdicts["b"].verdict, lost.needed) == ("worse", [])  # 4 of 4 against 0 of 8 of baseline and null
+    copies = {Run("null", seed): 3.0 + 0.1 * seed for seed in range(4)}  # as with model.init_from
+    same = state_of(RULES, losses(4, {"a": 1.0}) | {Run("b", seed): None for seed in range(4)} | copies)
+    assert same.verdicts["b"].verdict == "undecided"  # 4 of 4 against 0 of 4: copies are no runs of their own
 
 
 def test_a_diverged_run_of_the_baseline_silences_no_variant():

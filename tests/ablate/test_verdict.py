@@ -110,15 +110,33 @@ def test_four_of_four_against_none_is_worse():
     assert (found.verdict, found.size, found.has_ended) == (WORSE, None, True)
     assert found.p_diverged == pytest.approx(2 / 70)
     assert found.sentence == "worse: 4 of 4 runs diverged, and 0 of 4 of the baseline"
-    planned = one([None] * 4, alike=BASELINE, looks=LOOKS)  # the null variant's runs are like the baseline's
+    planned = one([None] * 4, alike=BASELINE, looks=(4, 6))  # the null variant's runs are like the baseline's
     assert (planned.verdict, planned.p_diverged) == (WORSE, pytest.approx(2 / 495))
-    assert one([None] * 4, looks=LOOKS).verdict == UNDECIDED  # a plan looks more than once
+    assert planned.sentence == "worse: 4 of 4 runs diverged, and 0 of 8 of the baseline and the null variant"
+    assert one([None] * 4, looks=(4, 6)).verdict == UNDECIDED  # a plan looks more than once
     assert one([None, None, 2.0, 2.0]).verdict == UNDECIDED
     assert one([None] * 3, baseline=BASELINE[:3]).verdict == UNDECIDED
     never_better = one([None] + [2.0] * 7, baseline=[None] * 8)  # 1 of 8 against 8 of 8
     assert (never_better.verdict, never_better.has_ended) == (UNDECIDED, False)
+    lost = Sample([2.0] * 8, [None] * 5 + [2.0] * 3, alike=[2.0] * 8)
+    assert verdicts(dict.fromkeys("abc", lost), looks=(8, 12, 16))["a"].verdict == WORSE  # 5 of 8, three variants
     saved = one(BASELINE, baseline=[None] * 4)
     assert (saved.verdict, saved.sentence) == (BETTER, "better: 0 of 4 runs diverged, and 4 of 4 of the baseline")
+
+
+def test_counts_do_not_overrule_an_interval_that_says_worse():
+    """Most runs of the baseline diverge, and those that do not are better than the variant's."""
+    rest = [2.0, 2.01, 1.99, 2.0, 2.02]
+    found = one([2.2] * 11 + [each + 0.2 for each in rest], baseline=[None] * 11 + rest, looks=(8, 12, 16))
+    assert found.p_diverged < 0.001
+    assert (found.verdict, found.interval[0] > 0) == (WORSE, True)
+
+
+def test_variants_that_are_not_compared_share_alpha_too():
+    variant = shifted(-0.1, -0.11, -0.09, -0.1)
+    alone, of_three = one(variant), verdicts({"a": Sample(BASELINE, variant)}, variants=3)["a"]
+    assert (of_three.level, of_three.p_adjusted) == (pytest.approx(1 - 0.05 / 3), pytest.approx(3 * alone.p_adjusted))
+    assert of_three.critical == pytest.approx(statistics.student(0.05 / 3, 3))
 
 
 def test_a_diverged_run_of_the_baseline_takes_only_its_pair_out():

@@ -50,7 +50,7 @@ def test_a_failed_run_ends_the_worker_with_the_last_line_of_its_log(experiment):
 
 def test_runs_on_other_batches_are_no_pair(experiment):
     plan = experiment({"a": {"effect": 0.0, "batches": "other"}})
-    with pytest.raises(ValueError, match="are no pair: their training batches differ"):
+    with pytest.raises(ValueError, match="are no pair: their training batches differ; remove the folder"):
         work(plan.out)
 
 

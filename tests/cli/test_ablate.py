@@ -238,7 +238,7 @@ def test_the_command_line_names_its_variants(folder, monkeypatch, capsys):
         ),
         (
             ["power", "--baseline", "a.yaml", "--vary", "a.b=1", "--from", "x"],
-            "x has no report.json with the spread of a null variant: give --spread instead",
+            "x has no report.json with the spread of a null variant in val_loss: give --spread instead",
         ),
     ],
 )
@@ -258,7 +258,7 @@ def test_power_shows_what_an_experiment_would_find(folder, capsys):
     assert rows[-1][1] == "100%"
     assert "warning" not in said
     (folder / "pilot").mkdir()
-    (folder / "pilot" / "report.json").write_text(json.dumps({"aa": {"null_sd": 0.008}}))
+    (folder / "pilot" / "report.json").write_text(json.dumps({"metric": "val_loss", "aa": {"null_sd": 0.008}}))
     assert main(["ablate", *words, "--from", "pilot", "--pairs", "8"]) == 0
     said = capsys.readouterr().out
     assert "a pair's difference has a standard deviation of 0.008" in said
@@ -309,7 +309,7 @@ def test_what_cannot_be_extended_is_one_line(folder, monkeypatch, capsys):
     state = dataclasses.replace(ended.state, needed=[], undecided=[])
     monkeypatch.setattr("lightning_llm.cli.ablate.load_experiment", lambda out: dataclasses.replace(ended, state=state))
     assert main(["ablate", "extend", "out", "--pairs", "2"]) == 2
-    assert "every variant has a verdict: name those that you want to know better: --variants NAME" in the_line(capsys)
+    assert "every comparison has ended: name those that you want to know better: --variants NAME" in the_line(capsys)
     assert main(["ablate", "extend", "out", "--pairs", "2", "--variants", "x"]) == 2
     assert "--variants x: out has a" in the_line(capsys)
     assert main(["ablate", "extend", "out", "--pairs", "2", "--variants", "a"]) == 0
