@@ -34,7 +34,9 @@ BASELINE = {
 }
 KINDS = {"all": "", "the command": " ablate run ", "a worker": " ablate work ", "a run": " fit "}  # of processes
 MOST_WAIT_S = 8.0  # from a process of the drawn kind to its kill
-MEASURED = re.compile(r"cost\.(sides\..*|date|other_cores|run_seconds)|tuning\.run_seconds")  # numbers of a report
+MEASURED = re.compile(
+    r"cost\.(sides\..*|date|rounds|other_cores|run_seconds)|tuning\.run_seconds"
+)  # numbers of a report
 
 
 @contextmanager
@@ -129,8 +131,12 @@ def differing(report: Mapping[str, Any], truth: Mapping[str, Any]) -> list[str]:
     """The names of what differs between two reports, such as ``variants.relu.difference``, but not what is measured.
 
     Measured are seconds, memory, other programs' share of the cores, and the date: these must only be there in both.
+    What a plan says of earlier experiments is left out, and with it the hash of the plan.
     """
-    ours, theirs = dict(_flat(report)), dict(_flat(truth))
+    ours, theirs = (
+        {name: value for name, value in _flat(each) if name != "plan" and not name.startswith("seen")}
+        for each in (report, truth)
+    )
     return [name for name in {**theirs, **ours} if ours.get(name, "absent") != theirs.get(name, "absent")]
 
 

@@ -43,7 +43,7 @@ class Experiment:
         variants: The options of each, by name.
         metric: Lower is better: ``val_loss`` (nats per token) or ``bits_per_byte``, of a run's summary.
         delta: The smallest difference that matters; ``None``: no verdict is ``equivalent``.
-        alpha: Probability of a false answer, over all variants, looks and added pairs.
+        alpha: Probability of a false answer, over all variants, looks and added pairs; tuned sides have another one.
         looks: Numbers of pairs.
         precision: The half-width of the interval at which a comparison ends; ``None``: it ends with a verdict.
         first_seed: Of the pairs; the others follow.

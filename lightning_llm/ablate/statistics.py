@@ -36,9 +36,9 @@ class Estimate:
     freedom: float
     sd: float
 
-    def t(self, null: float = 0.0) -> float:
-        """``(difference - null) / error``; 0 or infinite if no difference varies."""
-        return _ratio(self.difference - null, self.error)
+    def t(self) -> float:
+        """``difference / error``; 0 or infinite if no difference varies."""
+        return _ratio(self.difference, self.error)
 
     @property
     def p(self) -> float:

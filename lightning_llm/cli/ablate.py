@@ -186,6 +186,7 @@ def _carry_out(plan: Plan, options: argparse.Namespace) -> None:
     """Start workers, wait for the verdicts, and measure the cost; or submit workers to SLURM, and leave."""
     content, console, workers = plan.content, Console(stderr=True), options.workers
     if options.slurm is not None:
+        console.print(f"parameters: {_parameters(content)}", highlight=False, soft_wrap=True)
         needed = len(load_experiment(plan.out).state.needed)
         jobs = submit(plan, min(needed, workers or needed), options.slurm) if needed else []
         console.print(f"{plan.out}: submitted {', '.join(jobs) or 'nothing: no run is needed'}", highlight=False)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from rich.table import Column, Table
 
 from lightning_llm.ablate.design import FEWEST, Design
 from lightning_llm.ablate.power import Outlook, outlook
@@ -39,7 +39,7 @@ def show_outlook(asked: Mapping[str, Any], spread: float, console: Console) -> N
     for found in outlooks(design, spread):
         words = (found.direction, found.words[EQUIVALENT], found.words[UNDECIDED])
         ended = "/".join(f"{100 * share:.0f}" for share in found.ended.values())
-        cells = (*(f"{each:.0%}" for each in words), f"{ended}%", f"{found.pairs:.1f}")
+        cells = (*(f"{each:.0%}" for each in words), ended, f"{found.pairs:.1f}")
         table.add_row(f"{found.difference:g}", *cells, str(runs_of(asked, found)))
     console.print(table)
     whose = "the variant" if variants == 1 else f"each of {variants} variants"

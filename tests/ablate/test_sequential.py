@@ -1,4 +1,4 @@
-"""Planned looks and the e-process: their error under the null, by simulation, and their boundaries."""
+"""Planned and further looks: their error under the null, by simulation, and their boundaries."""
 
 import numpy as np
 import pytest

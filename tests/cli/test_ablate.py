@@ -252,8 +252,9 @@ def test_power_shows_what_an_experiment_would_find(folder, capsys):
     words = ["power", "--baseline", "base.yaml", "--vary", f"{MLP}=relu", "--vary", f"{MLP}=gelu"]
     assert main(["ablate", *words, "--spread", "0.001"]) == 0
     said = capsys.readouterr().out
-    rows = [line.split()[1::2] for line in said.splitlines() if line.startswith("│")]
+    rows = [line.split() for line in said.splitlines() if re.match(r" [\d.]+ .*%", line)]
     assert [row[0] for row in rows] == ["0", "0.0025", "0.005", "0.01", "0.02"]
+    assert rows[-1][1:] == ["100%", "0%", "0%", "100/100/100", "8.0", "33"]  # 1 + 8 of the null variant + 8 x 3
     assert rows[0][2] == "100%"  # a delta of five standard deviations: no difference is found to be smaller
     assert rows[-1][1] == "100%"
     assert "warning" not in said
