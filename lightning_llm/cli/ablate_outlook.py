@@ -26,15 +26,8 @@ def show_outlook(asked: Mapping[str, Any], spread: float, console: Console) -> N
     design, variants = design_of(asked), len(asked["variants"])
     goal = "verdict" if design.precision is None else f"±{design.precision:g}"
     looks = "/".join(map(str, design.looks))
-    columns = (
-        "true difference",
-        "better or worse",
-        "equivalent",
-        "undecided",
-        f"{goal} by {looks}",
-        "pairs",
-        "runs",
-    )
+    by_look = Column(f"{goal} by {looks}, %", min_width=4 * len(design.looks))
+    columns = ("true difference", "better or worse", "equivalent", "undecided", by_look, "pairs", "runs")
     table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
     for found in outlooks(design, spread):
         words = (found.direction, found.words[EQUIVALENT], found.words[UNDECIDED])
