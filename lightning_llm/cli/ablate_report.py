@@ -44,7 +44,7 @@ def show_report(report: Mapping[str, Any], console: Console) -> None:
     columns = [Column(title, no_wrap=True) for title in titles]
     table = Table(Column("variant", overflow="fold"), *columns, box=SIMPLE_HEAD, pad_edge=False)
     for name, row in labeled(report):
-        p = "–" if row["p_adjusted"] is None else f"{row['p_adjusted']:.4f}"
+        p = "–" if row["p_adjusted"] is None else "<0.0001" if row["p_adjusted"] < 1e-4 else f"{row['p_adjusted']:.4f}"
         table.add_row(name, str(row["pairs"]), signed(row["difference"]), bounds(row["interval"]), p, row["verdict"])
     console.print(table)
     together = f"All intervals hold together with a probability of {percent(report['interval']['together'])}."

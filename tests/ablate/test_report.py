@@ -84,6 +84,10 @@ def test_the_report_has_the_names_that_scripts_rely_on(done, capsys):
     ):
         assert words in printed
     assert len(printed.splitlines()) < 30  # a screen
+    row = report["variants"]["a"] | {"p_adjusted": 4e-5}
+    file = io.StringIO()
+    show_report(report | {"variants": {"a": row}}, Console(file=file, width=80))
+    assert " <0.0001 " in file.getvalue()
 
 
 def test_the_page_needs_nothing_else_and_escapes_names(done):
