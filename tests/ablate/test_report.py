@@ -244,7 +244,7 @@ def test_the_report_says_what_was_not_equal_and_who_else_computed(done):
     assert not any("not equal" in line for line in cost_lines(report))
 
 
-def test_every_number_can_be_recomputed_from_the_json_alone(done):
+def test_the_numbers_of_a_verdict_can_be_recomputed_from_the_json_alone(done):
     """With scipy, and boundaries of the looks that the JSON names."""
     write_report(load_experiment(done.out))
     report = json.loads((done.out / "report.json").read_text())
