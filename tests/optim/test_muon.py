@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lightning_llm.accounting import hardware
 from lightning_llm.optim import AdamW, MuonAdamW, muon, param_groups
 
 SHAPES = [(12, 20), (20, 12), (7, 7), (12, 20), (5, 1)]  # wide, tall, square, a twin, a column
@@ -69,10 +70,21 @@ def test_error_is_at_most_twice_that_of_torchs_muon(stack_bytes, monkeypatch):
 def test_float32_products_are_exact_to_float32():
     expected = truth(start(), 20)
     in_bfloat16, in_float32 = start(), start()
-    run(MuonAdamW(groups(in_bfloat16), **OPTIONS), in_bfloat16, 20)
+    run(MuonAdamW(groups(in_bfloat16), **OPTIONS, newton_schulz_dtype="bfloat16"), in_bfloat16, 20)
     run(MuonAdamW(groups(in_float32), **OPTIONS, newton_schulz_dtype="float32"), in_float32, 20)
     # bfloat16 keeps 8 bits, float32 24.
     assert error(in_float32, expected) < error(in_bfloat16, expected) / 2**8
+
+
+@pytest.mark.parametrize(("features", "dtype"), [("avx2", "float32"), ("avx2 avx512_bf16", "bfloat16")])
+def test_default_dtype_is_the_one_that_the_cpu_multiplies(features, dtype, tmp_path, monkeypatch):
+    monkeypatch.setattr(hardware, "CPU_INFO", tmp_path / "cpuinfo")
+    hardware.CPU_INFO.write_text(f"flags : {features}\n", encoding="utf-8")
+    muon.fastest_dtype.cache_clear()
+    by_default = run(MuonAdamW(groups(params := start()), **OPTIONS), params, 2)
+    muon.fastest_dtype.cache_clear()
+    asked = run(MuonAdamW(groups(params := start()), **OPTIONS, newton_schulz_dtype=dtype), params, 2)
+    assert all(map(torch.equal, by_default, asked))
 
 
 @pytest.mark.parametrize("shape", [(1, 6, 6), (3, 5, 123), (2, 77, 20)])
@@ -210,7 +222,7 @@ def test_state_of_other_optimisers_is_refused():
         (
             {"momentum": 1.0, "newton_schulz_steps": 0, "newton_schulz_dtype": "float16"},
             "momentum must be at least 0 and below 1, got 1.0; newton_schulz_steps must be a whole number of at least "
-            "1, got 0; newton_schulz_dtype must be bfloat16 or float32, got 'float16'",
+            "1, got 0; newton_schulz_dtype must be None, bfloat16 or float32, got 'float16'",
         ),
     ],
 )
