@@ -23,15 +23,19 @@ import yaml
 from lightning_llm.ablate.experiment import AGAIN, BASELINE, LOOKS_KIND, METRICS, MOST_PAIRS, NULL
 from lightning_llm.ablate.scheduler import Added, Rules, Run
 from lightning_llm.ablate.tuning import Tune
-from lightning_llm.io.atomic import atomic_path, remove_path, write_json
+from lightning_llm.io.atomic import atomic_path, remove_path, write_json, write_text
 from lightning_llm.io.untrusted import (
+    MIB,
     NUMBER,
     SHA256,
     TEXT,
+    file_in,
     list_of,
     maybe,
     one_of,
+    open_regular,
     read_json,
+    read_text,
     record,
     rule,
     validate,
@@ -42,6 +46,7 @@ PLAN, ADDED, CONFIGS, CODE, RUNS, REPORT = "plan.json", "added.json", "configs",
 MAIN = "fit.py"  # in the code: what a run executes. Its folder comes first in the path of imports
 _MAIN = "import sys\n\nfrom lightning_llm.__main__ import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n"
 PACKAGE = Path(__file__).parents[1]
+LARGEST_CONFIG, LARGEST_CODE = MIB, 64 * MIB  # of a file
 
 _ANY = rule("options by name", lambda value: isinstance(value, dict))
 _SIDES = rule(
@@ -108,7 +113,7 @@ class Plan:
         changed = [] if digest({k: v for k, v in content.items() if k != "hash"}) == content["hash"] else [out / PLAN]
         changed += [] if code_hash(code_in(out / CODE)) == content["code"] else [out / CODE]
         for name, side in content["sides"].items():
-            config = out / CONFIGS / f"{name}.yaml"
+            config = file_in(out / CONFIGS, f"{name}.yaml")
             with suppress(FileNotFoundError):
                 if file_hash(config) == side.get("config"):
                     continue
@@ -166,7 +171,11 @@ class Plan:
     def config(self, name: str) -> Path:
         """The config of a run's side; the baseline that runs again has the baseline's."""
         side = self.side(name)
-        return (self.out / CONFIGS / f"{BASELINE if side == AGAIN else side}.yaml").resolve()
+        return file_in(self.out / CONFIGS, f"{BASELINE if side == AGAIN else side}.yaml").resolve()
+
+    def config_text(self, name: str) -> str:
+        """The content of :meth:`config`."""
+        return read_text(self.config(name), LARGEST_CONFIG)
 
     @property
     def names(self) -> list[str]:
@@ -197,12 +206,12 @@ def freeze(out: Path, content: Mapping[str, Any], configs: Mapping[str, Any], co
         for name, path in code.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, temporary / name)
-        (temporary / MAIN).write_text(_MAIN, encoding="utf-8")
+        write_text(temporary / MAIN, _MAIN)
     (out / CONFIGS).mkdir(exist_ok=True)
     sides = {name: dict(side) for name, side in content["sides"].items()}
     for name, options in configs.items():
         config = out / CONFIGS / f"{name}.yaml"
-        config.write_text(yaml.safe_dump(options, sort_keys=False), encoding="utf-8")
+        write_text(config, yaml.safe_dump(options, sort_keys=False))
         sides[name]["config"] = file_hash(config)
     whole_plan = {**content, "sides": sides}
     write_json(out / PLAN, {**whole_plan, "hash": digest(whole_plan)})
@@ -215,8 +224,12 @@ def digest(content: object) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """The SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """The SHA-256 of a file of code or of a config."""
+    found = hashlib.sha256()
+    with open_regular(path, LARGEST_CODE) as file:
+        while block := file.read(MIB):
+            found.update(block)
+    return found.hexdigest()
 
 
 # ---- code

@@ -166,7 +166,7 @@ def _mean(loaded: Loaded, name: str) -> float | None:
 
 def _validation(loaded: Loaded) -> str:
     """How much of the validation text each run's metric is of."""
-    options = yaml.safe_load(loaded.plan.config(BASELINE).read_text(encoding="utf-8"))
+    options = yaml.safe_load(loaded.plan.config_text(BASELINE))
     limit = (options.get("trainer") or {}).get("limit_val_batches")
     if limit is None or (limit == 1.0 and isinstance(limit, float)):
         return "the whole validation text"

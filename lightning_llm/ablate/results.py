@@ -10,6 +10,7 @@ from lightning_llm.ablate.pairing import BATCHES, INITIAL_VALUES, MLP_VALUES, VA
 from lightning_llm.ablate.plan import RUNS, Plan
 from lightning_llm.ablate.scheduler import Run, State, state_of
 from lightning_llm.ablate.windows import MOST_BLOCKS
+from lightning_llm.checkpoints.event_files import read_curves
 from lightning_llm.checkpoints.run_directory import DIVERGED, FINISHED, STATUS, WINDOWS, read_summary
 from lightning_llm.checkpoints.run_directory import state_of as run_state
 from lightning_llm.io.untrusted import (
@@ -89,12 +90,7 @@ class Result:
 
     def curves(self) -> dict[str, list[tuple[int, float]]]:
         """``train_loss`` and ``val_loss``: (step, value), from TensorBoard's files. Reading them takes a while."""
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
-
-        events = EventAccumulator(str(self.folder), size_guidance={"scalars": 0})
-        events.Reload()
-        known = events.Tags()["scalars"]
-        return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in CURVES if name in known}
+        return read_curves(self.folder, CURVES.__contains__)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ from rich.table import Column, Table
 
 from lightning_llm.bench.harness import Request, Row, describe_machine
 from lightning_llm.io.console import Console
+from lightning_llm.io.untrusted import read_json
 from lightning_llm.measure.timeline import CATEGORIES
 from lightning_llm.training.callbacks import memory_report
 from lightning_llm.training.callbacks.memory_report import NAMES as KIND_NAMES
@@ -72,7 +73,7 @@ def measure(config: str, fit_options: Sequence[str]) -> Report:
         if done.returncode or not found:
             lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
             raise RuntimeError(f"fit --config {config} failed: {lines[-1]}")
-        report: Report = json.loads(found[0].read_text(encoding="utf-8"))
+        report: Report = read_json(found[0], 1 << 30)
     if report["compiled"]:
         raise ValueError(f"--config {config}: the meter does not see compiled code; leave compiling out")
     return report

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from lightning_llm.io.atomic import atomic_file
+from lightning_llm.io.untrusted import open_regular
 
 Source = str | os.PathLike[str] | IO[bytes]
 TENSORS = "/data/"  # in the names of the parts that hold tensors
@@ -166,7 +167,7 @@ def _check_archive(source: Source, of_tensors: bool = True) -> None:
 @contextmanager
 def _opened(source: Source) -> Iterator[IO[bytes]]:
     if isinstance(source, str | os.PathLike):
-        with Path(source).open("rb") as file:
+        with open_regular(source) as file:
             yield file
         return
     position = source.tell()

@@ -8,6 +8,7 @@ pairs; ``measure`` measures time and memory of each side.
 import argparse
 import dataclasses
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -226,7 +227,7 @@ def _extend(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     loaded, chosen = load_experiment(options.folder), options.variants
     plan, known = loaded.plan, list(loaded.plan.content["variants"])
     if loaded.state.needed:
-        command = f"lightning-llm ablate run {options.folder}"
+        command = f"lightning-llm ablate run {shlex.quote(str(options.folder))}"
         raise ValueError(f"{options.folder} has not used up its plan: {command} continues it")
     if unknown := [name for name in chosen or () if name not in known]:
         raise ValueError(f"--variants {unknown[0]}: {options.folder} has {', '.join(known)}")

@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import math
+import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -158,7 +159,8 @@ class Setup:
         if (out / PLAN).exists():
             plan = Plan.read(out)
             if difference := plan.differs(self.asked):
-                advice = f"give another --out, or finish this one as it is: lightning-llm ablate run {out}"
+                command = f"lightning-llm ablate run {shlex.quote(str(out))}"
+                advice = f"give another --out, or finish this one as it is: {command}"
                 difference = self._changed(plan) if difference == "configs" else f"another {difference}"
                 raise ValueError(f"{out} has a plan with {difference}, which makes a new experiment: {advice}")
             return plan
@@ -197,7 +199,7 @@ class Setup:
     def _changed(self, plan: Plan) -> str:
         """The first option of a side that differs from the plan's, in words."""
         for name, side in self.sides.items():
-            before = flat_options(yaml.safe_load(plan.config(name).read_text(encoding="utf-8")))
+            before = flat_options(yaml.safe_load(plan.config_text(name)))
             now = flat_options(side.options)
             matched = [f"{option}." for option in plan.content["sides"][name].get("matched", {})]
             for option in sorted(before.keys() | now.keys()):

@@ -5,6 +5,8 @@
 """
 
 import argparse
+import os
+import shlex
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,8 @@ from lightning_llm.cli.config_file import read_config
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.run_config import size_option
 from lightning_llm.cli.runs import SUMMARY, add_trust, find_checkpoint, run_of, step_in
+from lightning_llm.io.atomic import write_text
+from lightning_llm.io.untrusted import file_name
 
 if TYPE_CHECKING:
     from lightning_llm.interop.reader import ModelFolder
@@ -75,23 +79,24 @@ def run_import(options: argparse.Namespace) -> None:
     if out.suffix in (".yaml", ".yml"):
         raise ValueError(f"--out {out}: a checkpoint is not YAML: call it {out.with_suffix('.ckpt')}")
     for path in (out, config):
-        if path.exists():
+        if os.path.lexists(path):
             raise ValueError(f"{path} exists: give another --out, or delete it")
     folder = read_folder(options.folder)
     write_atomically(_checkpoint(folder), out)
     architecture = {name: value for name, value in folder.config.to_dict().items() if value is not None}
     body = yaml.safe_dump({"model": {"architecture": architecture}}, sort_keys=False)
-    config.write_text(f"# The architecture of {folder.path.name}, as it was imported.\n{body}", encoding="utf-8")
+    write_text(config, f"# The architecture of {file_name(folder.path.name)}, as it was imported.\n{body}")
     for note in folder.notes:
         print(f"note: {note}")
     print(f"{options.folder} -> {out}, {out.stat().st_size / 1e6:,.1f} MB; its architecture: {config}")
     if folder.tokenizer is None:
         print("the folder has no tokenizer: the checkpoint has none either")
     else:
-        tokenizer = options.folder / "tokenizer.json"
-        print(f"to train it on: lightning-llm prepare TEXT --tokenizer {tokenizer} --out STORE")
+        tokenizer = ["--tokenizer", str(options.folder / "tokenizer.json")]
+        print(f"to train it on: {shlex.join(['lightning-llm', 'prepare', 'TEXT', *tokenizer, '--out', 'STORE'])}")
+        words = ["--config", str(config), "--model.init_from", str(out), "--data.store", "STORE"]
         context = f"--data.context_length {min(1024, folder.config.max_position_embeddings)}"
-        print(f"  lightning-llm fit --config {config} --model.init_from {out} --data.store STORE {context}")
+        print(f"  lightning-llm fit {shlex.join(words)} {context}")
 
 
 def _checkpoint(folder: "ModelFolder") -> dict[str, Any]:
@@ -124,7 +129,7 @@ def run_consolidate(options: argparse.Namespace) -> None:
     from lightning_llm.checkpoints.reading import read_checkpoint
 
     out: Path = options.out
-    if out.exists():
+    if os.path.lexists(out):
         raise ValueError(f"--out {out} exists: give another name, or delete it")
     checkpoint = find_checkpoint(options.checkpoint, Path("runs"))
     content = read_checkpoint(checkpoint, needs=("state_dict",))

@@ -11,6 +11,7 @@ import threading
 from functools import partial
 from pathlib import Path
 
+from lightning_llm.checkpoints.event_files import check_events
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.process import interrupts
 from lightning_llm.cli.runs import EVENTS, find_runs, run_names
@@ -31,6 +32,8 @@ def run_dashboard(options: argparse.Namespace) -> None:
         raise ValueError(f"--port must be from 0 to 65535, got {options.port}")
     say = partial(print, "lightning-llm dashboard:", file=sys.stderr)
     runs = find_runs(options.runs, EVENTS, "no TensorBoard events in it (was another logger set?)", say)
+    for run in runs:
+        check_events(run.path)
     with interrupts.taken("dashboard"), tempfile.TemporaryDirectory(prefix="lightning-llm-dashboard-") as folder:
         try:
             for run, name in zip(runs, run_names(runs), strict=True):

@@ -5,6 +5,7 @@ No torch. The search is in ``accounting/planner.py``; docs/accounting.md lists w
 
 import argparse
 import dataclasses
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -99,7 +100,7 @@ def run_plan(options: argparse.Namespace) -> None:
         header = f"# Made by lightning-llm plan for {size} on {cost.device.name}.\n"
         body = yaml.safe_dump(config_for(run, task, chosen), sort_keys=False, default_flow_style=None, width=120)
         write_text(options.out, header + body)
-        print(f"\n  lightning-llm fit --config {options.out}")
+        print(f"\n  lightning-llm fit --config {shlex.quote(str(options.out))}")
 
 
 def task_of(run: RunConfig, options: argparse.Namespace) -> Task:

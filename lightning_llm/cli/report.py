@@ -1,6 +1,7 @@
 """What a training command prints: checks, a summary at its start; results, a sample and next commands at its end."""
 
 import math
+import shlex
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -139,12 +140,13 @@ class RunReport(Callback):
         if not is_sharded(model):  # no process could generate alone
             print_sample(self.console, model, data)
         if run is not None:
+            place = escape(shlex.quote(str(run)))
             self.console.print("\n[bold]next[/]")
             if newest is not None and tokenizer_of(data) is not None:
-                self.console.print(f'  lightning-llm generate {escape(str(run))} --prompt "…" --max-new-tokens 200')
+                self.console.print(f'  lightning-llm generate {place} --prompt "…" --max-new-tokens 200')
             if newest is not None:
-                self.console.print(f"  lightning-llm validate --ckpt_path {escape(str(run))}")
-            self.console.print(f"  lightning-llm dashboard {escape(str(run.parent))}")
+                self.console.print(f"  lightning-llm validate --ckpt_path {place}")
+            self.console.print(f"  lightning-llm dashboard {escape(shlex.quote(str(run.parent)))}")
 
     def print_metrics(self, trainer: Trainer) -> None:
         """The results of an evaluation: one line per metric."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG, turn_of
 from lightning_llm.cli.config_file import read_config
 from lightning_llm.data.tokenizers import Tokenizer
-from lightning_llm.io.untrusted import LONGEST_NAME, file_name, read_text
+from lightning_llm.io.untrusted import LONGEST_NAME, file_name, number_in, read_text
 from lightning_llm.training.run_options import ABSENT, CALLBACKS, SEEDS, identity, labels, short_options
 
 if TYPE_CHECKING:
@@ -370,7 +370,8 @@ def _options(config: Path) -> dict[str, Any]:
 
 def _natural(path: Path) -> list[tuple[int, str]]:
     """A key that sorts version_2 before version_10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+    parts = [(number_in(part), part) for part in re.split("([0-9]+)", str(path))]
+    return [(-1, part) if number is None else (number, "") for number, part in parts]
 
 
 def _distinguished(runs: Sequence[Run], leave_out: Collection[str]) -> list[str]:

@@ -36,7 +36,7 @@ from lightning_llm.cli.process import interrupts, is_first_process, quieten
 from lightning_llm.cli.report import RunReport, callback_of, print_checks
 from lightning_llm.cli.runs import JOB, checkpoint_in, find_checkpoint, newest_run, run_of, step_in
 from lightning_llm.data.datamodule import TokenDataModule
-from lightning_llm.io.atomic import write_json
+from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.training.callbacks.consistency import RankConsistencyCheck, ResumeDiff
 from lightning_llm.training.callbacks.dashboard import RunLogger
@@ -80,9 +80,9 @@ class SaveConfig(SaveConfigCallback):
             return
         if plan is not None:
             write_json(run / PLAN, {"memory_budget": pl_module.budget.size, **described(plan)})
-        self.parser.save(self.config, run / CONFIG, skip_none=False, overwrite=True, multifile=self.multifile)
+        write_text(run / CONFIG, self.parser.dump(self.config, skip_none=False))
         if job is not None:
-            (run / JOB).write_text(f"{job}\n", encoding="utf-8")
+            write_text(run / JOB, f"{job}\n")
 
 
 class TrainingCLI(LightningCLI):

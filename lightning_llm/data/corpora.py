@@ -17,6 +17,7 @@ documents that begin in part ``index``. If reading cannot begin within a file (p
 whole file belongs to the part in which it begins.
 """
 
+import contextlib
 import dataclasses
 import functools
 import glob
@@ -38,7 +39,7 @@ from typing import BinaryIO, NamedTuple
 from lightning_llm.data.formats import DEFAULT_TEXT_KEY, Advance, Document, Phase, TextFile, format_of, ignore_progress
 from lightning_llm.data.tokenizers import PIECE_CHARACTERS, Tokenizer, cut_at_newlines
 from lightning_llm.io.atomic import write_text
-from lightning_llm.io.untrusted import check_regular
+from lightning_llm.io.untrusted import check_regular, read_bytes
 
 NAMED_CORPORA = ("stdlib", "shakespeare")
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -156,8 +157,9 @@ def download_shakespeare(cache_dir: Path | None = None, url: str = SHAKESPEARE_U
     if cache_dir is None:
         cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning-llm"
     target = cache_dir / "tinyshakespeare.txt"
-    if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == SHAKESPEARE_SHA256:
-        return target
+    with contextlib.suppress(OSError, ValueError):
+        if hashlib.sha256(read_bytes(target, SHAKESPEARE_SIZE)).hexdigest() == SHAKESPEARE_SHA256:
+            return target
     try:
         with urllib.request.urlopen(url, timeout=30) as response:
             content = response.read(2 * SHAKESPEARE_SIZE)

@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from lightning_llm.io.untrusted import open_regular
+
 PIECE_BYTES = 1 << 20
 LONGEST_LINE = 1 << 26
 DEFAULT_TEXT_KEY = "text"
@@ -259,7 +261,7 @@ class TextFile:
     def _opened(self) -> Iterator[IO[bytes]]:
         """The open file; an error while it is read becomes one line."""
         try:
-            with self.locate().open("rb") as raw:
+            with open_regular(self.locate()) as raw:
                 raw.seek(0)  # a file opened by its descriptor may share its position
                 yield raw
         except Exception as error:

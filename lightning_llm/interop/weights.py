@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_llm.checkpoints.archives import read_archive
 from lightning_llm.io.atomic import write_json
-from lightning_llm.io.untrusted import MIB, check_regular, file_in, read_json, rule, shown, some, validate
+from lightning_llm.io.untrusted import MIB, check_regular, file_in, open_regular, read_json, rule, shown, some, validate
 
 SINGLE, PICKLE = "model.safetensors", "pytorch_model.bin"
 INDEX, PICKLE_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
@@ -79,7 +79,7 @@ def _write_file(tensors: Sequence[Outgoing], path: Path) -> None:
         header[tensor.name] = {"dtype": DTYPES[tensor.dtype], "shape": tensor.shape, "data_offsets": (begin, end)}
     words = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     words += b" " * (-len(words) % 8)  # so that tensors begin at a multiple of 8
-    with path.open("wb") as file:
+    with path.open("xb") as file:
         file.write(len(words).to_bytes(8, "little") + words)
         for tensor in tensors:
             made = tensor.make().detach().cpu().contiguous()
@@ -149,7 +149,7 @@ def _listed(index: Path) -> Iterator[Path]:
 
 
 def _in_safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
     if length > LARGEST_HEADER:
         raise ValueError(f"{path} is damaged: its header has {length} bytes, expected at most {LARGEST_HEADER}")

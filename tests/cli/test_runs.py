@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from lightning_llm.checkpoints import run_directory
-from lightning_llm.checkpoints.run_directory import CHECKPOINTS, put_events_before, take_turn, turn_of
+from lightning_llm.checkpoints.event_files import put_events_before
+from lightning_llm.checkpoints.run_directory import CHECKPOINTS, take_turn, turn_of
 from lightning_llm.cli.report import RunReport
 from lightning_llm.cli.runs import CONFIG, newest_run
 from lightning_llm.io.atomic import link_path

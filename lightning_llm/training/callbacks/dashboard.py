@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.tensorboard.summary import hparams
 
+from lightning_llm.checkpoints.event_files import put_events_before
 from lightning_llm.checkpoints.loop_state import step_is_complete
-from lightning_llm.checkpoints.run_directory import RunDirectory, is_first_process, put_events_before
+from lightning_llm.checkpoints.run_directory import RunDirectory, is_first_process
 from lightning_llm.optim.groups import local
 from lightning_llm.training.callbacks.consistency import ResumeDiff
 from lightning_llm.training.run_options import short_options, shown
