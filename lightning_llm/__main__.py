@@ -6,12 +6,12 @@ Importing torch and Lightning takes seconds, and ``--help`` should not.
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib import import_module
 from signal import SIGINT
 
 from lightning_llm.cli.errors import COMMANDS, TRAINER_WORDS, reports
 from lightning_llm.cli.process import PROGRAM, drop_output, interrupts, open_streams
+from lightning_llm.io.imports import look_in_current_folder
 
 # Idle OpenMP threads sleep after this many rounds of waiting, unless the user has set how they wait. libgomp reads it
 # once, when torch loads it. With its own default of 300,000, two runs on two cores take 4 to 7 times as long as one:
@@ -63,7 +63,7 @@ def main(
         if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
             os.environ["GOMP_SPINCOUNT"] = SPINS
         if command in IMPORT_PARTS:
-            _look_in_current_folder()
+            look_in_current_folder()
     try:
         if argv is None:
             open_streams(outlive_reader=command in TRAINER_WORDS)
@@ -101,13 +101,6 @@ def _run(words: Sequence[str]) -> int:
         return int(getattr(module, f"run_{words[0]}")(words[1:]))
     known = ", ".join(COMMANDS)
     return reports.mistake(words[0], f"lightning-llm: error: unknown command {words[0]!r}; the commands are {known}")
-
-
-def _look_in_current_folder() -> None:
-    """Find modules in the current folder, after all others: a file there cannot replace an installed module."""
-    with suppress(FileNotFoundError):  # it was deleted
-        if (folder := os.getcwd()) not in sys.path:
-            sys.path.append(folder)
 
 
 if __name__ == "__main__":

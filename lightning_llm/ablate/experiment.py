@@ -13,7 +13,19 @@ from typing import Any
 import yaml
 
 from lightning_llm.ablate.tuning import FIRST_SEED
-from lightning_llm.io.untrusted import TEXT, by_name, file_name, list_of, maybe, record, rule, shown, validate, whole
+from lightning_llm.io.untrusted import (
+    TEXT,
+    by_name,
+    file_name,
+    list_of,
+    maybe,
+    printable,
+    record,
+    rule,
+    shown,
+    validate,
+    whole,
+)
 
 BASELINE, AGAIN, NULL = "baseline", "baseline-again", "null"
 METRICS = ("val_loss", "bits_per_byte")
@@ -74,6 +86,10 @@ class Experiment:
         return self.out or f"runs/{file_name(self.name)}"
 
 
+NAME = rule(
+    "one line without control characters",
+    lambda value: isinstance(value, str) and value == printable(value) and not {"\n", "\t"} & set(value),
+)
 _TUNED = rule(
     "a number of the model that changes no initial value, such as model.optimizer.init_args.lr",
     lambda value: isinstance(value, str) and value.startswith("model.") and not value.startswith("model.architecture."),
@@ -100,7 +116,7 @@ LOOKS_KIND = rule(
 _FILE = record(
     {"baseline": _texts, "variants": by_name(_OPTIONS)},
     {
-        "name": TEXT,
+        "name": NAME,
         "options": maybe(_OPTIONS),
         "metric": rule(" or ".join(METRICS), lambda value: value in METRICS),
         "delta": maybe(_NUMBER),
@@ -152,7 +168,7 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
     Raises:
         ValueError: A key is unknown or wrong; a name cannot be that of a folder.
     """
-    validate(content, _FILE, source)
+    validate({"name": name, **content}, _FILE, source)
     given = {key: value for key, value in content.items() if value is not None or key == "delta"}
     variants = {key: flat_options(value) for key, value in given["variants"].items()}
     for variant in variants:

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from lightning_llm.ablate.experiment import AGAIN, BASELINE, LOOKS_KIND, METRICS, MOST_PAIRS, NULL
+from lightning_llm.ablate.experiment import AGAIN, BASELINE, LOOKS_KIND, METRICS, MOST_PAIRS, NAME, NULL
 from lightning_llm.ablate.scheduler import Added, Rules, Run
 from lightning_llm.ablate.tuning import Tune
 from lightning_llm.io.atomic import atomic_path, remove_path, write_json, write_text
@@ -54,7 +54,7 @@ _SIDES = rule(
 )
 _SEEN = rule("lists of seeds by name", lambda value: isinstance(value, dict) and all(map(_are_seeds, value.values())))
 ASKED = {
-    "name": TEXT,
+    "name": NAME,
     "variants": rule("at least one by name", lambda value: isinstance(value, dict) and bool(value)),
     "metric": one_of(*METRICS),
     "delta": maybe(NUMBER),

@@ -10,6 +10,7 @@ beginning of backward, when everything saved by forward is alive.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -68,7 +69,10 @@ def measure(config: str, fit_options: Sequence[str]) -> Report:
             f"--trainer.default_root_dir={folder}",
             f"--trainer.callbacks+={profiler}",
         ]
-        done = subprocess.run([sys.executable, "-m", "lightning_llm", *words], capture_output=True, text=True)
+        # as the script that pip installs: python -m would look for every module in the current folder first
+        safe = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-m", "lightning_llm", *words]
+        done = subprocess.run(command, env={**os.environ, **safe}, capture_output=True, text=True)
         found = sorted(Path(folder).rglob(f"memory/step-{STEPS}.json"))
         if done.returncode or not found:
             lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]

@@ -134,7 +134,7 @@ def _run(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
             raise ValueError(f"{options.experiment} has a frozen plan: only --workers can be given with it")
         plan = Plan.read(Path(options.experiment))
     else:
-        plan = _planned(asked(options), of_fit, options.workers)
+        plan = _planned(asked(options), options.experiment, of_fit, options.workers)
     _carry_out(plan, options)
 
 
@@ -158,10 +158,13 @@ def asked(options: argparse.Namespace) -> Experiment:
     return experiment_of({**content, **{key: value for key, value in given.items() if value is not None}}, source, name)
 
 
-def _planned(experiment: Experiment, of_fit: Sequence[str], workers: int | None) -> Plan:
+def _planned(experiment: Experiment, source: str | None, of_fit: Sequence[str], workers: int | None) -> Plan:
     # after the file is read: a typing mistake is answered without waiting for torch
     from lightning_llm.cli.ablate_setup import Setup
+    from lightning_llm.cli.command_line import notes_on
 
+    for line in notes_on(Path(source), [experiment.options, experiment.variants]) if source else ():
+        print(f"{PROG}: {line}", file=sys.stderr)
     variants = ", ".join(experiment.variants)
     print(f"{PROG}: checking the baseline and {variants}", file=sys.stderr)
     setup = Setup(experiment, of_fit)

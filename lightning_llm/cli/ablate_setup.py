@@ -11,6 +11,7 @@ import json
 import math
 import shlex
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from lightning_llm.ablate.local import threads_for
 from lightning_llm.ablate.plan import PACKAGE, PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
 from lightning_llm.ablate.results import COST
 from lightning_llm.checkpoints.run_directory import RunLock
+from lightning_llm.cli.command_line import check_configs
 from lightning_llm.cli.errors import one_line
 from lightning_llm.cli.train import cli_main
 from lightning_llm.data.datamodule import TokenDataModule
@@ -96,6 +98,8 @@ class Setup:
 
     def __init__(self, experiment: Experiment, words: Sequence[str]) -> None:
         self.experiment, self._words = experiment, [*words_of(experiment.options), *words]
+        for line in check_configs(["check", *(f"--config={file}" for file in experiment.baseline)]):
+            print(f"lightning-llm ablate: {line}", file=sys.stderr)
         self._tunable = set[float]()  # values whose grid was checked
         self.sides = {BASELINE: self._side(BASELINE, {})}
         base = self.sides[BASELINE]

@@ -4,24 +4,29 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import get_loader, set_loader
+from jsonargparse import ArgumentError, ArgumentParser, get_loader, set_loader, set_parsing_settings
+from jsonargparse.typing import Path as ParsersPath
 
 from lightning_llm.checkpoints.run_directory import CONFIG
-from lightning_llm.cli.config_file import check_yaml, read_config
+from lightning_llm.cli.config_file import check_yaml, parse_yaml, read_config
 from lightning_llm.cli.runs import find_checkpoint, newest_run, run_of
 from lightning_llm.data.prepare import check_named_store
+from lightning_llm.io.imports import NAMED, definitions, is_foreign, is_import_path
 from lightning_llm.io.untrusted import check_regular, file_name, shown
-from lightning_llm.model.parts import is_foreign
+from lightning_llm.model.parts import BUILT_IN, name_of, normalized
 
 CONFIG_OPTIONS = ("--config", "-c")
 SECTIONS = ("model", "data", "trainer")
 STRICT_YAML = "strict_yaml"  # the parser's own mode, but for keys that are given twice
+MOST_TEXTS = 3  # texts of YAML inside one another
+KINDS = ("accelerators", "callbacks", "loggers", "plugins", "profilers", "strategies")
+OFFERED = ("lightning_llm", "torch.optim", "lightning.fabric.plugins", *(f"lightning.pytorch.{kind}" for kind in KINDS))
+_PERMITTED: set[str] = set()
 SINGLE_OPTIONS = ("seed_everything", "keep_freed_memory", "ckpt_path", "weights_only", "return_predictions", "verbose")
 
 
@@ -78,11 +83,53 @@ def check_configs(words: Sequence[str]) -> list[str]:
                 raise ValueError(f"config {file}: {name!r} is unknown; at the top there may be {known}")
             if name in SECTIONS and not isinstance(value, dict):
                 raise ValueError(f"config {file}: {name} must hold options by name, got {shown(value)}")
-    foreign = {
-        path: sorted({leaf for leaf in _leaves(content) if is_foreign(leaf) and _is_import_path(leaf)})
-        for path, content in config_files(words).items()
-    }
-    return [f"{path} imports {', '.join(found)}" for path, found in foreign.items() if found]
+    NAMED.update(imports_of([each for word in words for each in (word, word.partition("=")[2])]))
+    return [line for path, content in config_files(words).items() for line in notes_on(path, content)]
+
+
+def notes_on(file: Path, content: object) -> list[str]:
+    """The line about what the content of a file imports; none if it imports nothing. From then on, it may."""
+    found = imports_of(content)
+    NAMED.update(found)
+    return [f"{file} imports {', '.join(found)}"] if found else []
+
+
+def imports_of(content: object) -> list[str]:
+    """The import paths from outside this package in nested options."""
+    return sorted({leaf for leaf in _leaves(content) if is_foreign(leaf) and is_import_path(leaf)})
+
+
+def parse(parser: ArgumentParser, words: Sequence[str]) -> Any:
+    """Parse words and configs that have been checked: the parser imports what they name, and nothing else.
+
+    Raises:
+        ArgumentError: An option is wrong.
+        ValueError: A part of the model was not named where :func:`check_configs` looks.
+    """
+    _permit()
+    while True:  # again, if what it has just imported is defined elsewhere than where it is named
+        try:
+            parsed = parser.parse_args(list(words))
+        except ArgumentError:
+            if not _permit():
+                raise
+        else:
+            if not _permit():
+                break
+    options = parsed[parsed.subcommand]  # the parser imports no parts: the model does
+    parts = {kind: name_of(normalized(options.get(f"model.architecture.{kind}", ""))) for kind in BUILT_IN}
+    for kind, path in parts.items():
+        if path not in BUILT_IN[kind] and is_foreign(path) and "." in path and path not in NAMED:
+            raise ValueError(f"model.architecture.{kind} {shown(path)} is hidden in a text: write it without quotes")
+    return parsed
+
+
+def _permit() -> bool:
+    """Let the parser import what was named, wherever that is defined; returns whether anything is new."""
+    new = {path for path in NAMED | definitions() if path.partition(".")[0] != "jsonargparse"} - _PERMITTED
+    _PERMITTED.update(new)
+    set_parsing_settings(import_path_allowlist=sorted(new))
+    return bool(new)
 
 
 def check_store(data: Mapping[str, Any], words: Sequence[str]) -> None:
@@ -126,7 +173,8 @@ def _look_into(file: Path, content: dict[str, Any], found: dict[Path, Any]) -> N
 
 def _look_at(value: object, folder: Path, found: dict[Path, Any], *, is_read: bool = True) -> None:
     for leaf in _leaves(value):
-        if os.path.exists(path := folder / leaf) and not path.is_dir():
+        path = Path(ParsersPath(leaf, "", cwd=folder).absolute)  # with ~ and file: as the parser opens them
+        if os.path.exists(path) and not path.is_dir():
             check_regular(path)
             if is_read and path not in found:
                 # whatever its name: the parser takes any file that holds options; one that cannot hold any, such as
@@ -136,17 +184,29 @@ def _look_at(value: object, folder: Path, found: dict[Path, Any], *, is_read: bo
 
 
 def _leaves(value: object) -> Iterator[str]:
-    """The strings in nested options."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        if isinstance(value, dict) and not isinstance(value.get("class_path", ""), str):
-            raise ValueError(f"class_path must be an import path, got {shown(value['class_path'])}")
-        if isinstance(value, dict) and not isinstance(value.get("init_args"), dict | None):
-            where = f" of {value['class_path']}" if "class_path" in value else ""
-            raise ValueError(f"init_args{where} must hold options by name, got {shown(value['init_args'])}")
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(each)
+    """The strings in nested options, and in texts that the parser reads as YAML again; each of them once."""
+    queue, seen = [(value, 0)], dict[Any, object]()  # what was met by its id, which no other value can have meanwhile
+    for each, depth in queue:
+        key = each if isinstance(each, str) else id(each)
+        if key in seen:
+            continue
+        seen[key] = each
+        if isinstance(each, str):
+            yield each
+            with suppress(yaml.YAMLError, ValueError):
+                queue += [(parse_yaml(each), depth + 1)] if depth < MOST_TEXTS else []
+        elif isinstance(each, dict | list):
+            if isinstance(each, dict) and not depth:
+                _check_class(each)
+            queue += [(inner, depth) for inner in (each.values() if isinstance(each, dict) else each)]
+
+
+def _check_class(options: dict[str, Any]) -> None:
+    if not isinstance(options.get("class_path", ""), str):
+        raise ValueError(f"class_path must be an import path, got {shown(options['class_path'])}")
+    if not isinstance(options.get("init_args"), dict | None):
+        where = f" of {options['class_path']}" if "class_path" in options else ""
+        raise ValueError(f"init_args{where} must hold options by name, got {shown(options['init_args'])}")
 
 
 def resume_command(words: Sequence[str]) -> str:
@@ -172,12 +232,9 @@ def _load_strictly(text: str) -> Any:
 
 
 set_loader(STRICT_YAML, _load_strictly, (yaml.YAMLError,))
-
-
-def _is_import_path(leaf: str) -> bool:
-    """Whether a string names something in an installed module; finding out runs no code of the module."""
-    top, *rest = leaf.split(".")
-    try:
-        return bool(rest) and all(map(str.isidentifier, (top, *rest))) and find_spec(top) is not None
-    except ValueError:  # a module without a specification, such as __main__
-        return True
+# The parser imports what is ours, what was named (``parse``), and the classes that Lightning and torch offer for an
+# option, which short names stand for. It judges a path by where the object is defined. Below an option of any type,
+# class_path is a word like any other: no class is made there.
+set_parsing_settings(
+    import_path_denylist=["*"], import_path_allowlist=[*OFFERED], instantiate_subclass_spec_in_any=False
+)

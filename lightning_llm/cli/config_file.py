@@ -39,8 +39,7 @@ def read_config(file: Path) -> Section:
     except ValueError as error:
         raise ValueError(f"config {error}") from error
     try:
-        check_yaml(text)
-        content = yaml.load(text, Loader=_LOADER)
+        content = parse_yaml(text)
     except HostileYAMLError as error:
         raise ValueError(f"config {file}: {error}") from error
     except (yaml.YAMLError, ValueError) as error:  # such as a date in month 99
@@ -48,6 +47,12 @@ def read_config(file: Path) -> Section:
     if not isinstance(content, dict):
         raise ValueError(f"config {file} must hold options by name, such as 'trainer:', got {shown(content)}")
     return content
+
+
+def parse_yaml(text: str) -> Any:
+    """What a text of YAML stands for. Errors as in :func:`check_yaml`."""
+    check_yaml(text)
+    return yaml.load(text, Loader=_LOADER)
 
 
 def check_yaml(text: str) -> None:

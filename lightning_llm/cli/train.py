@@ -118,7 +118,7 @@ class TrainingCLI(LightningCLI):
         command = words[0] if words and words[0] in self.subcommands() else "fit"
         hidden = own_classes.hide_options_of_ours(self._parser(command), words, data_class)
         self.experiment, self._words = command_line.experiment_of(words), words
-        self.config = parser.parse_args(words)
+        self.config = command_line.parse(parser, words)
         self._options = self.config[self.config.subcommand]
         own_classes.check_parsed(self._options, words, self.classes)
         self._ckpt_path = self._options.pop("ckpt_path", None)

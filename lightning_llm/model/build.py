@@ -7,13 +7,13 @@ has parameters of these names; a norm with its size and ``eps``.
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
-from importlib import import_module
 from typing import Any
 
 from torch import nn
 
+from lightning_llm.io.imports import PACKAGE, imported, is_foreign
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.parts import BUILT_IN, PACKAGE, arguments_of, is_foreign, name_of
+from lightning_llm.model.parts import BUILT_IN, arguments_of, name_of
 from lightning_llm.model.weights import drawing
 
 CONSTRUCTORS = dict.fromkeys(BUILT_IN, "(config, **arguments)") | {"norm": "(size, *, eps, **arguments)"}
@@ -70,9 +70,8 @@ def build(
 
 
 def _imported(kind: str, path: str) -> Callable[..., Any]:
-    module_name, _, name = path.rpartition(".")
     try:
-        found: Callable[..., Any] = getattr(import_module(module_name), name)
+        found: Callable[..., Any] = imported(path)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{kind} {path!r} cannot be imported: {error}; give package.module.Class") from error
     return found

@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args, get_origin
 
+from lightning_llm.io.imports import is_foreign
 from lightning_llm.io.untrusted import shown
 from lightning_llm.model.parts import (
     BUILT_IN,
     Part,
     form_faults,
-    is_foreign,
     is_number,
     is_positive,
     name_of,
