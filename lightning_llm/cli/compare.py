@@ -20,6 +20,7 @@ from rich.table import Table
 
 from lightning_llm.ablate.pairing import mismatch
 from lightning_llm.ablate.verdict import Sample, Verdict, verdicts
+from lightning_llm.checkpoints.event_files import read_curves
 from lightning_llm.checkpoints.run_directory import read_summary, unfinished
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.runs import EVENTS, THREADS, Run, descriptions, find_runs, made_different, option_columns
@@ -323,9 +324,5 @@ def difference_text(value: float, base: float, digits: int, unit: str) -> str:
 def _peak_in_curves(run: Path) -> float | None:
     if not any(run.glob(EVENTS)):
         return None
-    from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
-
-    events = event_accumulator.EventAccumulator(str(run), size_guidance={event_accumulator.SCALARS: 0})
-    events.Reload()
-    tags = [tag for tag in events.Tags()["scalars"] if tag.startswith(MEMORY) and tag.endswith(PEAK)]
-    return max((event.value for tag in tags for event in events.Scalars(tag)), default=None)
+    curves = read_curves(run, lambda name: name.startswith(MEMORY) and name.endswith(PEAK))
+    return max((value for curve in curves.values() for _, value in curve), default=None)
