@@ -7,12 +7,12 @@ same seed. A *look* is a planned number of pairs that gives verdicts. ``delta`` 
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import yaml
 
-from lightning_llm.ablate.tuning import FIRST_SEED
+from lightning_llm.ablate.tuning import FIRST_SEED, MOST_EXTENSIONS
 from lightning_llm.io.untrusted import (
     TEXT,
     by_name,
@@ -36,6 +36,7 @@ MATCHES = (TOKENS, FLOPS, TIME)
 CLOSE = 0.005  # how far apart equal numbers of parameters may be, as a share
 MOST_PAIRS = 1000
 LAST_SEED = 2**31  # so that each seed fits in 32 bits
+MOST_RUNS = 100_000  # with those of tuning; an experiment has a hundred
 MOST_LOOKS = 20  # boundaries of 61 take 5 s and 759 MB
 FACTORS, TUNING_SEEDS = (0.5, 0.71, 1.0, 1.41, 2.0), 2
 # Set by the experiment, so that neither options nor variants can
@@ -113,23 +114,29 @@ def _texts(value: Any, name: str) -> Any:
 LOOKS_KIND = rule(
     f"at most {MOST_LOOKS} increasing numbers of pairs, such as {list(LOOKS)}", lambda value: _are_looks(value)
 )
+SEED = whole(0, LAST_SEED)
+RULES = {  # what a file and a plan have in common
+    "name": NAME,
+    "variants": by_name(_OPTIONS),
+    "metric": rule(" or ".join(METRICS), lambda value: value in METRICS),
+    "delta": maybe(_NUMBER),
+    "alpha": rule("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5),
+    "looks": LOOKS_KIND,
+    "precision": maybe(_NUMBER),
+}
+TUNE = {"option": _TUNED, "factors": _FACTORS, "seeds": whole(1, MOST_PAIRS)}
 _FILE = record(
-    {"baseline": _texts, "variants": by_name(_OPTIONS)},
+    {"baseline": _texts, "variants": RULES["variants"]},
     {
-        "name": NAME,
+        **RULES,
         "options": maybe(_OPTIONS),
-        "metric": rule(" or ".join(METRICS), lambda value: value in METRICS),
-        "delta": maybe(_NUMBER),
-        "alpha": rule("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5),
-        "looks": LOOKS_KIND,
         "pairs": whole(1, MOST_PAIRS),
-        "precision": maybe(_NUMBER),
-        "seeds": record({"first": whole(0, LAST_SEED)}),
+        "seeds": record({"first": SEED}),
         "match": rule(
             f"{', '.join(MATCHES)} or {PARAMETERS}: {{option: model.architecture.NAME}}",
             lambda value: value in MATCHES or _solved(value) is not None,
         ),
-        "tune": maybe(record({"option": _TUNED}, {"factors": _FACTORS, "seeds": whole(1, MOST_PAIRS)})),
+        "tune": maybe(record({"option": _TUNED}, TUNE)),
         "out": TEXT,
     },
 )
@@ -171,10 +178,7 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
     validate({"name": name, **content}, _FILE, source)
     given = {key: value for key, value in content.items() if value is not None or key == "delta"}
     variants = {key: flat_options(value) for key, value in given["variants"].items()}
-    for variant in variants:
-        if variant in (BASELINE, AGAIN, NULL) or "," in variant or file_name(variant) != variant or variant[0] == ".":
-            problem = f"must be the name of a folder without commas, and not {BASELINE}, {AGAIN} or {NULL}"
-            raise ValueError(f"{source}: the variant {shown(variant)} {problem}")
+    check_names(variants, source)
     baseline, match = given["baseline"], given.get("match", TOKENS)
     kept = ("metric", "delta", "alpha", "precision", "out")
     asked: dict[str, Any] = {key: given[key] for key in kept if key in given}
@@ -186,11 +190,27 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
         asked["tune"] = {"option": tune["option"], "factors": factors, "seeds": tune.get("seeds", TUNING_SEEDS)}
         if problem := seeds_in_tuning(first, asked["looks"][-1], asked["tune"]["seeds"]):
             raise ValueError(f"{source}: {problem}: give fewer pairs or another seeds.first")
+    check_runs(variants, asked["looks"], asked.get("tune"), source)
     for options, where in ((asked["options"], "options"), *((v, f"variants.{k}") for k, v in variants.items())):
         if own := [option for option in options if option in OWN_OPTIONS]:
             raise ValueError(f"{source}: {where}: {own[0]} is set by the experiment: leave it out")
     files = (baseline,) if isinstance(baseline, str) else tuple(baseline)
     return Experiment(name=given.get("name", name), baseline=files, variants=variants, **asked)
+
+
+def check_names(variants: Iterable[str], source: object) -> None:
+    """Reject a variant whose name is that of no folder, or of another side."""
+    for variant in variants:
+        if variant in (BASELINE, AGAIN, NULL) or "," in variant or file_name(variant) != variant or variant[0] == ".":
+            problem = f"must be the name of a folder without commas, and not {BASELINE}, {AGAIN} or {NULL}"
+            raise ValueError(f"{source}: the variant {shown(variant)} {problem}")
+
+
+def check_runs(variants: Sized, looks: Sequence[int], tune: Mapping[str, Any] | None, source: object) -> None:
+    """Reject an experiment of more runs than anyone trains."""
+    each = looks[-1] + (0 if tune is None else tune["seeds"] * (len(tune["factors"]) + MOST_EXTENSIONS))
+    if (runs := (len(variants) + 2) * each) > MOST_RUNS:
+        raise ValueError(f"{source}: variants, looks and tune ask for {runs} runs, expected at most {MOST_RUNS}")
 
 
 def seeds_in_tuning(first: int, pairs: int, tuning_seeds: int) -> str:

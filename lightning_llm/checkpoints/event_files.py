@@ -1,13 +1,22 @@
-"""TensorBoard's event files in a run directory: their order, and the curves in them. Needs no torch."""
+"""TensorBoard's event files in a run directory, read within limits. Needs no torch.
 
+A file is a list of records: 8 bytes of length, 4 bytes of its checksum, the content, 4 bytes of its checksum.
+"""
+
+import math
 import os
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from lightning_llm.io.untrusted import check_regular, number_in
+from lightning_llm.io.untrusted import number_in, open_regular
 
 EVENTS = "events.out.tfevents."
-_MARK = "tfevents"  # TensorBoard reads every file with this in its name
+MARK = "tfevents"  # TensorBoard reads every file with this in its name
+MOST_VALUES, MOST_BYTES = 1 << 21, 1 << 28  # of a run; 2 million numbers take 120 MB and are read in 5 s
+LONGEST = 1 << 16  # bytes of a record with numbers; longer ones are images, texts and histograms
+Curve = list[tuple[int, float]]
 
 
 def put_events_before(run: Path, now_s: int) -> None:
@@ -20,32 +29,54 @@ def put_events_before(run: Path, now_s: int) -> None:
             path.rename(path.with_name(f"{EVENTS}{now_s - len(files) + place:010d}.{rest}"))
 
 
-def check_events(run: Path) -> None:
-    """Reject an event file that is a FIFO or a device: TensorBoard would wait for it.
-
-    Raises:
-        ValueError: There is one in the run directory or below.
-    """
-    for folder, _, names in os.walk(run):
-        for name in names:
-            if _MARK in name:
-                check_regular(Path(folder, name))
+def event_files(run: Path) -> Iterator[Path]:
+    """The event files in a run directory and below, in TensorBoard's order. Links to folders are not followed."""
+    for folder, folders, names in os.walk(run):
+        folders.sort()
+        yield from (Path(folder, name) for name in sorted(names) if MARK in name)
 
 
-def read_curves(run: Path, wanted: Callable[[str], bool]) -> dict[str, list[tuple[int, float]]]:
-    """Curves by name: (step, value). Reading them takes a while.
+def read_curves(run: Path, wanted: Callable[[str], bool]) -> dict[str, Curve]:
+    """Curves by name: (step, value), in the order of steps, without values that are NaN or infinite.
+
+    Where a run was resumed, what it wrote after the step that it resumed from is left out, as TensorBoard does.
 
     Args:
         run: The run directory.
         wanted: Whether a name is.
 
     Raises:
-        ValueError: As :func:`check_events`.
+        ValueError: An event file is a FIFO or a device, or there are more than ``MOST_VALUES`` numbers.
     """
-    check_events(run)
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 
-    events = EventAccumulator(str(run), size_guidance={"scalars": 0})
-    events.Reload()
-    names = filter(wanted, events.Tags()["scalars"])
-    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in names}
+    found, values, size = dict[str, dict[int, float]](), 0, 0
+    for path in (path for path in event_files(run) if path.parent == run):
+        for record in _records(path):
+            try:
+                event = Event.FromString(record)
+            except DecodeError:
+                break  # damaged: TensorBoard stops there too
+            values, size = values + max(1, len(event.summary.value)), size + len(record)
+            if values > MOST_VALUES or size > MOST_BYTES:
+                raise ValueError(f"{run}: the event files have more than {MOST_VALUES} numbers or {MOST_BYTES} bytes")
+            if event.session_log.status == SessionLog.START:
+                found = {name: {n: y for n, y in curve.items() if n < event.step} for name, curve in found.items()}
+            for value in event.summary.value:
+                if value.HasField("simple_value") and math.isfinite(value.simple_value) and wanted(value.tag):
+                    found.setdefault(value.tag, {})[event.step] = value.simple_value
+    return {name: sorted(curve.items()) for name, curve in found.items()}
+
+
+def _records(path: Path) -> Iterator[Any]:
+    """The contents of the records that may have numbers, up to the first one that is not whole."""
+    with open_regular(path) as file:
+        left = os.fstat(file.fileno()).st_size
+        while left >= 16:
+            (length,) = struct.unpack("<Q4x", file.read(12))
+            left -= length + 16
+            if left >= 0 and length > LONGEST:
+                file.seek(length + 4, os.SEEK_CUR)
+            elif left >= 0:
+                yield file.read(length + 4)[:length]

@@ -37,10 +37,10 @@ from lightning_llm.ablate.slurm import submit
 from lightning_llm.ablate.worker import Stopped, work
 from lightning_llm.cli.ablate_outlook import show_outlook
 from lightning_llm.cli.ablate_report import show_report, write_report
-from lightning_llm.cli.config_file import read_config
 from lightning_llm.cli.errors import OneLineParser, Tool
 from lightning_llm.cli.process import interrupts
 from lightning_llm.io.atomic import write_json
+from lightning_llm.io.config_file import read_config
 from lightning_llm.io.console import Console
 
 PROG = "lightning-llm ablate"
@@ -269,7 +269,7 @@ def _power(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
 def _status(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     loaded, console = load_experiment(options.folder), Console()
     needed = loaded.state.needed
-    taken = sum(claims.is_taken(loaded.plan.out, str(run)) for run in needed)
+    taken = len(claims.taken(loaded.plan.out, map(str, needed)))
     runs = f"{len(loaded.results)} runs have ended, {taken} train, {len(needed) - taken} wait"
     words = local.progress_in_words(loaded.plan, loaded.state, loaded.results, None)
     progress = f"; {words}" if needed else ""

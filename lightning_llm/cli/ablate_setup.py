@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from lightning_llm.ablate import matching
 from lightning_llm.ablate.cost import Side, TrainingSteps
@@ -31,6 +30,7 @@ from lightning_llm.cli.command_line import check_configs
 from lightning_llm.cli.errors import one_line
 from lightning_llm.cli.train import cli_main
 from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.gauges import resident_bytes
 
@@ -203,7 +203,7 @@ class Setup:
     def _changed(self, plan: Plan) -> str:
         """The first option of a side that differs from the plan's, in words."""
         for name, side in self.sides.items():
-            before = flat_options(yaml.safe_load(plan.config_text(name)))
+            before = flat_options(read_config(plan.config(name)))
             now = flat_options(side.options)
             matched = [f"{option}." for option in plan.content["sides"][name].get("matched", {})]
             for option in sorted(before.keys() | now.keys()):

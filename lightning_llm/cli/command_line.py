@@ -13,9 +13,9 @@ from jsonargparse import ArgumentError, ArgumentParser, get_loader, set_loader, 
 from jsonargparse.typing import Path as ParsersPath
 
 from lightning_llm.checkpoints.run_directory import CONFIG
-from lightning_llm.cli.config_file import check_yaml, parse_yaml, read_config
 from lightning_llm.cli.runs import find_checkpoint, newest_run, run_of
 from lightning_llm.data.prepare import check_named_store
+from lightning_llm.io.config_file import check_yaml, parse_yaml, read_config
 from lightning_llm.io.imports import NAMED, definitions, is_foreign, is_import_path
 from lightning_llm.io.untrusted import check_regular, file_name, shown
 from lightning_llm.model.parts import BUILT_IN, name_of, normalized

@@ -1,22 +1,25 @@
 """``lightning-llm dashboard RUNS``: TensorBoard on this machine only, with runs named by what their configs differ in.
 
-TensorBoard names a run by its path below the folder that it is given. So it is given a temporary folder of links with
-the names that are wanted, which lead to the run directories; it keeps showing runs that still train.
+TensorBoard names a run by its path below the folder that it is given. So it is given a temporary folder with the names
+that are wanted, and in each links to the run's event files. New ones are added while it runs. It sees nothing else of a
+run: it would follow links to folders, even in a circle.
 """
 
 import argparse
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from lightning_llm.checkpoints.event_files import check_events
+from lightning_llm.checkpoints.event_files import event_files
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.process import interrupts
 from lightning_llm.cli.runs import EVENTS, find_runs, run_names
 
 HOST = "127.0.0.1"
+RELOAD_S = 5.0  # as TensorBoard's own
 KEPT = {"scalars": 10_000, "text": 200, "images": 200}  # entries per curve; TensorBoard's own are 1,000, 10 and 10
 
 
@@ -32,16 +35,13 @@ def run_dashboard(options: argparse.Namespace) -> None:
         raise ValueError(f"--port must be from 0 to 65535, got {options.port}")
     say = partial(print, "lightning-llm dashboard:", file=sys.stderr)
     runs = find_runs(options.runs, EVENTS, "no TensorBoard events in it (was another logger set?)", say)
-    for run in runs:
-        check_events(run.path)
     with interrupts.taken("dashboard"), tempfile.TemporaryDirectory(prefix="lightning-llm-dashboard-") as folder:
         try:
-            for run, name in zip(runs, run_names(runs), strict=True):
-                link = Path(folder, name)
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(run.path.resolve(), target_is_directory=True)
-                print(f"{name}  {run.path}")
-            _serve(Path(folder), options.port, len(runs))
+            names = {Path(folder, name): run.path for run, name in zip(runs, run_names(runs), strict=True)}
+            for place, path in names.items():
+                link_events(path, place)
+                print(f"{place.relative_to(folder)}  {path}")
+            _serve(Path(folder), options.port, names)
         except KeyboardInterrupt:
             interrupts.hold_off()  # a second signal must not disturb the cleanup
             print()
@@ -73,8 +73,19 @@ def start(folder: Path, port: int) -> str:
         raise ValueError(f"--port {port}: {error.msg}; give another, or --port 0 for any free one") from error
 
 
-def _serve(folder: Path, port: int, count: int) -> None:
+def link_events(run: Path, place: Path) -> None:
+    """Put a link to each event file of a run that has none yet into a folder, in folders as in the run."""
+    for path in event_files(run):
+        link = place / path.relative_to(run)
+        if path.is_file() and not link.is_symlink():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path.resolve())
+
+
+def _serve(folder: Path, port: int, names: Mapping[Path, Path]) -> None:
     address = start(folder, port)
-    print(f"TensorBoard shows {count} run{'s' if count > 1 else ''} at {address} until Ctrl-C")
+    print(f"TensorBoard shows {len(names)} run{'s' if len(names) > 1 else ''} at {address} until Ctrl-C")
     print(f"charts by group: {address}#custom_scalars", flush=True)
-    threading.Event().wait()
+    while not threading.Event().wait(RELOAD_S):
+        for place, path in names.items():
+            link_events(path, place)

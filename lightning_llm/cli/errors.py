@@ -117,6 +117,7 @@ def with_page(command: str, line: str) -> str:
         line: What is wrong; line breaks in it become spaces.
     """
     line = " ".join(line.split())
+    line = line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …"
     found = [match[1] for match in _WORD.finditer(line)] if command in TRAINER_WORDS else []
     # the name of a class, which is capitalized, says more than the option that it was given to
     word = min(found, key=lambda word: not word[0].isupper(), default="")

@@ -16,9 +16,9 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_llm.cli.command_line import CONFIG_OPTIONS, option_values
-from lightning_llm.cli.config_file import read_config
 from lightning_llm.cli.errors import one_line
 from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.io.config_file import read_config
 from lightning_llm.io.imports import imported
 from lightning_llm.training.module import LanguageModel
 

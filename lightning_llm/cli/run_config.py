@@ -27,9 +27,9 @@ from lightning_llm.accounting.hardware import (
 from lightning_llm.accounting.memory import STRATEGIES
 from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG
-from lightning_llm.cli.config_file import Section, read_config
+from lightning_llm.io.config_file import Section, read_config
 from lightning_llm.io.imports import is_foreign
-from lightning_llm.io.untrusted import file_in, read_json
+from lightning_llm.io.untrusted import file_in, read_json, shown
 from lightning_llm.model.config import ModelConfig, config_of_file
 
 # Tensors of a parameter's size that an optimizer keeps for each parameter; MuonAdamW has its own formula below.
@@ -144,7 +144,7 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         content = read_config(file)
         raw, source = merged(raw, content), file if VOCABULARY & _section(content, "data").keys() else source
     if not isinstance(document_mask := _section(raw, "data").get("document_mask", False), bool):
-        raise ValueError(f"data.document_mask must be true or false, got {document_mask!r:.80}")
+        raise ValueError(f"data.document_mask must be true or false, got {shown(document_mask)}")
     if is_foreign(path := _name(raw, "data.class_path", OWN)) and not _section(raw, "data").keys() >= SIZES:
         raise ValueError(f"data.class_path {path} is not run: add data.context_length and data.global_batch_size")
     if is_foreign(path := _name(raw, "model.class_path", OWN)):
@@ -205,7 +205,7 @@ def _section(raw: Section, name: str) -> Section:
         if section is None:
             return {}
         if not isinstance(section, dict):
-            raise ValueError(f"{part} in the config must hold options, got {section!r}")
+            raise ValueError(f"{part} in the config must hold options, got {shown(section)}")
     return cast(Section, section)
 
 
@@ -213,7 +213,7 @@ def _whole(raw: Section, name: str, default: Any = None, *, least: int = 1) -> A
     section, _, option = name.rpartition(".")
     value = _section(raw, section).get(option, default)
     if value is not default and (type(value) is not int or not least <= value <= MOST):
-        raise ValueError(f"{name} must be a whole number from {least} to {MOST}, got {value!r:.80}")
+        raise ValueError(f"{name} must be a whole number from {least} to {MOST}, got {shown(value)}")
     return value
 
 
@@ -221,7 +221,7 @@ def _name(raw: Section, name: str, default: Any = None) -> Any:
     section, _, option = name.rpartition(".")
     value = _section(raw, section).get(option)
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"{name} must be a name, got {value!r:.80}")
+        raise ValueError(f"{name} must be a name, got {shown(value)}")
     return default if value is None else value
 
 
@@ -239,7 +239,7 @@ def _architecture(raw: Section, options: argparse.Namespace, source: Path) -> Mo
     if vocab_size is not None:
         fields["vocab_size"] = vocab_size
     elif fields.get("vocab_size") is None:
-        store = Path(str(data.get("store") or ""), "meta.json")
+        store = Path(_name(raw, "data.store", ""), "meta.json")
         if data.get("store") and store.is_file():
             fields["vocab_size"] = read_json(file_in(store.parent, store.name)).get("vocab_size")
         elif (of_run := _vocab_size_of_run(source)) is not None:
@@ -279,10 +279,10 @@ def _optimizer(
     path, arguments = _class(raw, "model.optimizer", f"{OWN}AdamW")
     name = path.rpartition(".")[2]
     if name not in STATE_PER_PARAMETER:
-        raise ValueError(f"optimizer {path} is not known: choose among {', '.join(STATE_PER_PARAMETER)}")
+        raise ValueError(f"optimizer {shown(path)} is not known: choose among {', '.join(STATE_PER_PARAMETER)}")
     dtype = asked or _name({"optimizer": arguments}, "optimizer.state_dtype")
     if dtype not in STATE_BYTES:
-        raise ValueError(f"state_dtype {dtype!r} is not covered: write bfloat16, or leave it out")
+        raise ValueError(f"state_dtype {shown(dtype)} is not covered: write bfloat16, or leave it out")
     is_own, is_muon = name == "AdamW" and path.startswith(OWN), name == "MuonAdamW"
     if dtype is not None and not is_own and not (is_muon and asked is None):
         instead = "give it in the config's init_args" if is_muon else "leave it out, or change that"
@@ -308,4 +308,5 @@ def _reserve(raw: Section, asked: int | None, kind: str, world_size: int) -> Res
 
 def _world_size(raw: Section) -> int:
     devices, nodes = _section(raw, "trainer").get("devices"), _whole(raw, "trainer.num_nodes", 1)
-    return int(nodes) * (max(1, int(str(devices))) if re.fullmatch("[0-9]{1,9}", str(devices)) else 1)
+    is_count = isinstance(devices, int | str) and re.fullmatch("[0-9]{1,9}", str(devices))
+    return int(nodes) * (max(1, int(devices)) if is_count else 1)

@@ -17,6 +17,7 @@ torch is imported where checkpoints are opened: ``compare`` and ``dashboard`` do
 
 import argparse
 import dataclasses
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG, turn_of
-from lightning_llm.cli.config_file import read_config
 from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import LONGEST_NAME, file_name, number_in, read_text
 from lightning_llm.training.run_options import ABSENT, CALLBACKS, SEEDS, identity, labels, short_options
 
@@ -285,8 +286,14 @@ def run_folders(name: str) -> list[Path]:
     folder = Path(name)
     if not folder.is_dir():
         raise ValueError(f"{name}: no such directory; give run directories, or a folder that contains some")
-    inside = sorted((*folder.glob("*"), *folder.glob("*/*")), key=_natural)
-    runs = [path for path in (folder, *inside) if (path / CONFIG).is_file() or any(path.glob(EVENTS))]
+    seen, runs, level = set[str](), list[Path](), [folder]
+    for _ in range(3):  # each folder once, however many links lead to it
+        new = {os.path.realpath(path): path for path in sorted(level, key=_natural, reverse=True)}
+        level = [path for real, path in new.items() if real not in seen and path.is_dir()]
+        seen |= new.keys()
+        runs += [path for path in level if (path / CONFIG).is_file() or any(path.glob(EVENTS))]
+        level = [inner for path in level for inner in path.glob("*")]
+    runs.sort(key=lambda path: (path != folder, _natural(path)))
     if not runs:
         raise ValueError(f"{name}: no run in it or up to two levels below")
     return runs

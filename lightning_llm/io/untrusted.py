@@ -17,7 +17,6 @@ import os
 import re
 import reprlib
 import stat
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -40,6 +39,8 @@ _JOINERS, _LAST_LATIN = "\u200c\u200d", "\u036f"  # joiners shape Persian, Hindi
 ESCAPE = "lightning-llm-escape"  # for ``errors=`` of a stream: escapes characters that its encoding lacks
 SLASH = "∕"  # looks like a slash, but separates no folders
 MOST_CHOICES = 16  # that a message lists
+LARGEST = 1e100  # number: its square is finite, and so are sums
+DEEPEST = 100  # lists and objects in one another, in a JSON file
 LONGEST_NAME = 120  # bytes of UTF-8; file systems allow 255, and a suffix or a number may be added
 
 Kind = Callable[[Any, str], Iterable[str]]  # value and its name -> what is wrong with it
@@ -166,8 +167,15 @@ def read_text(path: str | Path, limit: int) -> str:
 
 
 def read_json(path: str | Path, limit: int = 8 * MIB, *, nan_is_null: bool = False) -> dict[str, Any]:
-    """The object in a JSON file. Errors as in :func:`read_text` and :func:`parse_json`."""
-    return parse_json(read_text(path, limit), path, nan_is_null=nan_is_null)
+    """The object in a JSON file. Errors as in :func:`read_text` and :func:`parse_json`, and for over 100 levels."""
+    content = parse_json(read_text(path, limit), path, nan_is_null=nan_is_null)
+    inner: list[Any] = [content]
+    for _ in range(DEEPEST):
+        groups = (each.values() if isinstance(each, dict) else each for each in inner if isinstance(each, dict | list))
+        inner = [each for group in groups for each in group]
+    if inner:
+        raise ValueError(f"{path} is not JSON that can be read: it is nested too deeply")
+    return content
 
 
 def parse_json(text: str, source: object, *, nan_is_null: bool = False) -> dict[str, Any]:
@@ -273,13 +281,13 @@ def list_of(kind: Kind, most: float = math.inf) -> Kind:
     return check
 
 
-def by_name(kind: Kind) -> Kind:
-    """An object with at least one field, of any name, whose values are all of one kind."""
+def by_name(kind: Kind, least: int = 1) -> Kind:
+    """An object with at least one field, or ``least``, of any name, whose values are all of one kind."""
 
     def check(value: Any, name: str) -> Iterable[str]:
-        if not isinstance(value, dict) or not value or not all(isinstance(key, str) and key for key in value):
-            return [f"{name} is {shown(value)}, expected at least one by name"]
-        return (problem for key, each in value.items() for problem in kind(each, f"{name}.{key}"))
+        if not isinstance(value, dict) or len(value) < least or not all(isinstance(k, str) and k for k in value):
+            return [f"{name} is {shown(value)}, expected {'at least one' if least else 'options'} by name"]
+        return (problem for key, each in value.items() for problem in kind(each, f"{name}.{field_name(key)}"))
 
     return check
 
@@ -317,7 +325,8 @@ def field_name(name: object) -> str:
     return name if isinstance(name, str) and re.fullmatch(r"[\w.]{1,80}", name) else shown(name)
 
 
-NUMBER = rule("a finite number", lambda value: type(value) in (int, float) and abs(value) <= sys.float_info.max)
+NUMBER = rule("a finite number", lambda value: type(value) in (int, float) and abs(value) <= LARGEST)
+POSITIVE = rule("a number above 0", lambda value: type(value) in (int, float) and 1 / LARGEST <= value <= LARGEST)
 TEXT = rule("text", lambda value: isinstance(value, str))
 SHA256 = rule("64 hex digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)))
 

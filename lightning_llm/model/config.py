@@ -31,6 +31,7 @@ SWIGLUS = ("swiglu", "memory_optimized_swiglu")
 GATED_MLPS = (*SWIGLUS, "geglu", "mixture_of_experts")  # with three matrices
 CHECKPOINT_LEVELS = (0, 1, 2)
 MOST_LAYERS = 2000  # twice the deepest that were trained (Wang et al. 2022, "DeepNet", arXiv:2203.00555)
+MOST_EXPERTS = 2**17  # in all layers; the most that were trained are 30,720 (Switch-C, arXiv:2101.03961)
 MOST_SIZE = 2**40  # beyond it torch overflows
 MUP, MOST_BASE = ("base_width", "base_head_dim"), 2**16  # the options of mup
 MOST_PARAMETERS = 10**13  # several times the largest that were trained
@@ -231,7 +232,11 @@ class ModelConfig:
         """A typing mistake may make a model that no machine can hold: reported before counting it takes hours."""
         assert self.intermediate_size is not None
         assert self.head_dim is not None
-        wide = self.intermediate_size * (option_of("mlp", self.mlp, "num_experts") or 1)
+        experts = option_of("mlp", self.mlp, "num_experts") or 1
+        if (count := self.num_hidden_layers * experts) > MOST_EXPERTS:
+            given = f"num_hidden_layers {self.num_hidden_layers} or mlp.num_experts {experts}"
+            yield f"the model would have {count} experts, more than {MOST_EXPERTS}: lower {given}"
+        wide = self.intermediate_size * experts
         layer = 2 * self.hidden_size * (self.num_attention_heads * self.head_dim + wide)
         positions = self.max_position_embeddings if self.position == "learned" else 0
         elements = self.num_hidden_layers * layer + self.hidden_size * (self.vocab_rows + positions)
