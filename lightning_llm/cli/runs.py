@@ -107,20 +107,22 @@ def find_checkpoint(given: str, root: Path, say: Callable[[str], object] = _to_s
 
 def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefer_best: bool = True) -> Path:
     """The best or newest whole checkpoint of a run. Arguments and errors as in :func:`find_checkpoint`."""
-    from lightning_llm.checkpoints.reading import BEST, is_whole
+    from lightning_llm.checkpoints.reading import BEST, in_time, is_whole
 
     best, files = run / CHECKPOINTS / BEST, _newest_first(run)
     if not files and not best.exists():
         raise ValueError(f"{run} holds no checkpoint: give a run directory, such as {newest_run(run) or EXAMPLE}")
     candidates = [best, *files] if prefer_best and best.exists() else files
-    for number, path in enumerate(candidates):
+    tried = []
+    for number, path in enumerate(in_time(candidates)):
+        tried.append(path.name)
         if is_whole(path):
             for damaged in candidates[:number]:
                 instead = "in place of the best" if damaged == best else "the one before it"
                 say(f"checkpoint {damaged} is truncated or damaged: using {path}, {instead}")
             return path
-    names = ", ".join(path.name for path in candidates)
-    raise ValueError(f"every checkpoint of {run} is truncated or damaged: {names}")
+    which = "every checkpoint" if len(tried) == len(candidates) else f"each of {len(tried)} tried checkpoints"
+    raise ValueError(f"{which} of {run} is truncated or damaged: {', '.join(tried)}")
 
 
 def step_in(checkpoint: Path) -> int:
@@ -142,9 +144,9 @@ def _newest_first(run: Path) -> list[Path]:
     The newest has the highest step of those written since the run was last started: a run that was sent back to an
     earlier step leaves later ones behind, of which its own step aside. At the same step the run's own comes first.
     Those that cannot be opened come before all others, to be reported; those with weights only, from which no run can
-    resume, come last.
+    resume, come last. If there are too many to open in time, the oldest files are left out.
     """
-    from lightning_llm.checkpoints.reading import BEST, read_outline, step_of
+    from lightning_llm.checkpoints.reading import BEST, in_time, read_outline, step_of
 
     def age(path: Path) -> tuple[int, int, int, bool]:
         is_own = step_of(path) >= 0
@@ -156,8 +158,10 @@ def _newest_first(run: Path) -> list[Path]:
             return 2, 0, step_of(path), is_own
 
     files = [path for path in _files(run) if path.name != BEST]
-    are_own = all(step_of(path) >= 0 for path in files)
-    return sorted(files, key=step_of if are_own else age, reverse=True)
+    if all(step_of(path) >= 0 for path in files):
+        return sorted(files, key=step_of, reverse=True)
+    ages = {path: age(path) for path in in_time(sorted(files, key=lambda path: path.lstat().st_mtime_ns, reverse=True))}
+    return sorted(ages, key=ages.__getitem__, reverse=True)
 
 
 MODELS = "a checkpoint, a run directory (its best checkpoint, else its newest), or an exported folder"

@@ -62,7 +62,10 @@ def build(
     options |= {each: value for each, value in (("layer", layer), ("seed", seed)) if each in accepted}
     _check_call(kind, name, make, CONSTRUCTORS[kind], given, options)
     with drawing(seed, path) if is_foreign(name) and built_in is None else nullcontext():
-        made = make(*given, **options)
+        try:
+            made = make(*given, **options)
+        except RecursionError:
+            raise ValueError(f"{kind} {name!r} builds itself as one of its parts: give a class of one part") from None
     if built_in is None and kind in FORWARDS:
         words = FORWARDS[kind].split(", ")
         _check_call(kind, name, type(made).forward, f".forward({FORWARDS[kind]})", (made, *words), {})
