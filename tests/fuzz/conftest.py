@@ -11,7 +11,9 @@ import yaml
 from hypothesis import HealthCheck, Phase, settings
 
 from lightning_llm.__main__ import main
+from lightning_llm.ablate.worker import work
 from lightning_llm.bench.harness import describe_machine
+from tests.ablate.conftest import frozen
 from tests.fuzz import watch
 
 FACTOR = float(os.environ.get("LIGHTNING_LLM_FUZZ", "1"))  # times as many draws, other ones at each run
@@ -143,6 +145,7 @@ def world(tmp_path_factory):
         succeed(["fit", "--config", "tiny.yaml"])
         describe_machine("cpu")  # asks uname, once in a process
         succeed(["export", "runs/tiny/version_0", "hf", "--max-shard-size", "8KB"])
+        work(frozen(template, {"a": {"effect": -0.5}, "b": {"effect": 0.0}}, delta=0.01).out)
     finally:
         os.chdir(before)
     return World(template, tmp_path_factory.mktemp("draws"))
