@@ -38,6 +38,7 @@ from lightning_llm.ablate.tuning import Tune
 from lightning_llm.io.atomic import atomic_path, remove_path, write_json, write_text
 from lightning_llm.io.untrusted import (
     MIB,
+    POSITIVE,
     SHA256,
     TEXT,
     by_name,
