@@ -240,8 +240,8 @@ class LostSchedule(Schedule):
 
 def _known_schedules() -> dict[str, Any]:
     """All that ``optim.schedules`` defines: none is left out because a list lacks it."""
-    kinds = (kind for kind in vars(schedules).values() if isinstance(kind, type) and issubclass(kind, Schedule))
-    return _by_path(kind for kind in kinds if dataclasses.is_dataclass(kind) and not inspect.isabstract(kind))
+    kinds: list[Any] = [kind for kind in vars(schedules).values() if dataclasses.is_dataclass(kind)]
+    return _by_path(kind for kind in kinds if issubclass(kind, Schedule) and not inspect.isabstract(kind))
 
 
 def restored_schedule(given: Any) -> Any:

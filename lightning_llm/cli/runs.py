@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG, turn_of
+from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG, SUMMARY, read_summary, turn_of
 from lightning_llm.cli.config_file import read_config
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.untrusted import LONGEST_NAME, file_name, read_text
@@ -33,7 +33,7 @@ from lightning_llm.training.run_options import ABSENT, CALLBACKS, SEEDS, identit
 if TYPE_CHECKING:
     from lightning_llm.model.transformer import Transformer
 
-SUMMARY, JOB = "summary.json", "job"
+JOB = "job"
 EXAMPLE = "runs/quickstart/version_0"
 EVENTS = "events.out.tfevents*"
 THREADS = "threads"  # in the summary; older ones lack it
@@ -231,7 +231,7 @@ class Run:
 
     Attributes:
         path: Where it is.
-        options: Its options by short names (see ``training.run_options``); empty if it has no ``config.yaml``.
+        options: Its options by short names (see ``training.run_options``); empty if nothing is known of them.
     """
 
     path: Path
@@ -273,7 +273,7 @@ def find_runs(
                 found.setdefault(path.resolve(), path)
             else:
                 say(f"left out {path}: {without}")
-    return [Run(path, _options(path / CONFIG)) for path in found.values()]
+    return [Run(path, _options(path)) for path in found.values()]
 
 
 def run_folders(name: str) -> list[Path]:
@@ -286,7 +286,7 @@ def run_folders(name: str) -> list[Path]:
     if not folder.is_dir():
         raise ValueError(f"{name}: no such directory; give run directories, or a folder that contains some")
     inside = sorted((*folder.glob("*"), *folder.glob("*/*")), key=_natural)
-    runs = [path for path in (folder, *inside) if (path / CONFIG).is_file() or any(path.glob(EVENTS))]
+    runs = [path for path in (folder, *inside) if any(any(path.glob(file)) for file in (CONFIG, SUMMARY, EVENTS))]
     if not runs:
         raise ValueError(f"{name}: no run in it or up to two levels below")
     return runs
@@ -364,8 +364,14 @@ def made_different(texts: Sequence[str], runs: Sequence[Run]) -> list[str]:
     return list(texts)
 
 
-def _options(config: Path) -> dict[str, Any]:
-    return {CALLBACKS: [], **short_options(read_config(config))} if config.is_file() else {}
+def _options(run: Path) -> dict[str, Any]:
+    """Of its config; of a run that Python started, what its summary has."""
+    options: Any = None
+    if (run / CONFIG).is_file():
+        options = read_config(run / CONFIG)
+    elif (run / SUMMARY).is_file():
+        options = read_summary(run, ()).get("options")
+    return {CALLBACKS: [], **short_options(options)} if isinstance(options, Mapping) else {}
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
