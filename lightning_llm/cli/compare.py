@@ -133,7 +133,7 @@ def print_table(groups: Sequence[Group], console: Console) -> None:
     """A row for each group: with a column for each option, or with the groups' names where those do not fit."""
     names = list(dict.fromkeys(name for group in groups for name in group.options))
     wide = _table(groups, names if 0 < len(names) <= MOST_COLUMNS else [], console.width)
-    is_wide = console.measure(wide).maximum <= console.width
+    is_wide = console.measure(wide, options=console.options.update(width=10_000)).maximum <= console.width
     console.print(wide if is_wide else _table(groups, [], console.width, is_narrow=True))
 
 
@@ -171,7 +171,7 @@ def print_effects(groups: Sequence[Group], found: Sequence[Sequence[Effect]], co
         for effect in its:
             console.print(f"  {escape(effect_text(effect))}", soft_wrap=True)
         own, base = group.parameters, groups[0].parameters
-        if own and base and abs(own / base - 1) > UNEQUAL:
+        if own and base and abs(own - base) > UNEQUAL * base:
             words = f"{own:,} versus {base:,} ({100 * (own / base - 1):+.1f} %)"
             console.print(f"  parameters are not equal: {words}", soft_wrap=True)
     if len(found) > 1:
