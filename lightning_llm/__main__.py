@@ -11,7 +11,7 @@ from importlib import import_module
 from signal import SIGINT
 
 from lightning_llm.cli.errors import COMMANDS, TRAINER_WORDS, reports
-from lightning_llm.cli.process import PROGRAM, drop_output, interrupts, open_streams
+from lightning_llm.cli.process import PROGRAM, drop_output, interrupts, note_imports, open_streams
 
 # Idle OpenMP threads sleep after this many rounds of waiting, unless the user has set how they wait. libgomp reads it
 # once, when torch loads it. With its own default of 300,000, two runs on two cores take 4 to 7 times as long as one:
@@ -36,7 +36,7 @@ def help_text() -> str:
             "\nWith any command, --debug prints the traceback of an error. Exit status: 0; 1 if it failed; 2 for a",
             "mistake in an option or a file; 128 plus the number of the signal that ended it.\n",
             "lightning-llm COMMAND --help explains a command. To start:",
-            "  lightning-llm fit --config configs/quickstart.yaml",
+            "  lightning-llm fit --config quickstart",
         ]
     )
 
@@ -67,6 +67,7 @@ def main(
     try:
         if argv is None:
             open_streams(outlive_reader=command in TRAINER_WORDS)
+            note_imports(f"{program} {command}".strip())
         status = (run or _run)(words)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit) as leaving:  # the reader, such as `head`, has left; rich makes it SystemExit
@@ -93,6 +94,10 @@ def _run(words: Sequence[str]) -> int:
         print(f"lightning-llm {__version__}")
         return 0
     if words[0] in TRAINER_WORDS:
+        from lightning_llm.cli.command_line import refused
+
+        if status := refused(words):
+            return status
         from lightning_llm.cli.train import run
 
         return run(words)

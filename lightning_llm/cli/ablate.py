@@ -36,7 +36,7 @@ from lightning_llm.ablate.slurm import submit
 from lightning_llm.ablate.worker import Stopped, work
 from lightning_llm.cli.ablate_outlook import show_outlook
 from lightning_llm.cli.ablate_report import show_report, write_report
-from lightning_llm.cli.config_file import read_config
+from lightning_llm.cli.config_file import config_path, read_config
 from lightning_llm.cli.errors import OneLineParser, Tool
 from lightning_llm.cli.process import interrupts
 from lightning_llm.io.atomic import write_json
@@ -159,6 +159,8 @@ def asked(options: argparse.Namespace) -> Experiment:
 
 def _planned(experiment: Experiment, of_fit: Sequence[str], workers: int | None) -> Plan:
     # after the file is read: a typing mistake is answered without waiting for torch
+    for file in experiment.baseline:
+        config_path(file)
     from lightning_llm.cli.ablate_setup import Setup
 
     variants = ", ".join(experiment.variants)

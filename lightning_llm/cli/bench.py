@@ -12,6 +12,7 @@ from importlib import import_module
 from itertools import product
 from pathlib import Path
 
+from lightning_llm.cli.config_file import config_path
 from lightning_llm.cli.errors import OneLineParser, Tool, reports
 
 PROG, PACKAGE = "lightning-llm bench", "lightning_llm.bench"
@@ -83,6 +84,8 @@ def run_bench(
 
 
 def _measure(options: argparse.Namespace, fit_options: Sequence[str], package: str, command: str) -> None:
+    for config in options.config:
+        config_path(config)
     # after the options are read: a typing mistake is answered without waiting for torch
     import torch
 

@@ -25,8 +25,7 @@ from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.runs import EVENTS, THREADS, Run, descriptions, find_runs, made_different, option_columns
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
-from lightning_llm.training.callbacks.dashboard import MEMORY, PEAK
-from lightning_llm.training.run_options import SEEDS, identity
+from lightning_llm.training.run_options import MEMORY, PEAK, SEEDS, identity
 
 LOSS, PEAK_MEMORY = "val_loss", "peak_memory_gib"
 METRICS = {  # key in summary.json: what it is, its unit, digits

@@ -4,6 +4,7 @@ So is what would take too much memory or time: aliases that multiply, deep nesti
 large files.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ MOST_NODES = 100_000  # an alias counts as what it stands for
 DEEPEST = 40
 _LONGEST_NUMBER = 100  # characters
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+SHIPPED = Path(__file__).parents[1] / "configs"  # in a clone a link
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if libyaml is installed
 
 Section = dict[str, Any]
@@ -24,6 +26,21 @@ Section = dict[str, Any]
 
 class HostileYAMLError(ValueError):
     """A key is given twice in one mapping, or a limit is exceeded; the text says where."""
+
+
+def config_path(given: str) -> str:
+    """The file that a config option means: one of that name, with or without ``.yaml``, else the shipped config.
+
+    Raises:
+        ValueError: There is neither.
+    """
+    for path in (given, f"{given}.yaml"):
+        if os.path.exists(path) and not os.path.isdir(path):
+            return path
+    shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.yaml"))}
+    if (file := shipped.get(given.removesuffix(".yaml"))) is not None:
+        return str(file)
+    raise ValueError(f"config {shown(given)} is no file and no shipped config: give a file, or {', '.join(shipped)}")
 
 
 def read_config(file: Path) -> Section:

@@ -27,7 +27,7 @@ from lightning_llm.accounting.hardware import (
 from lightning_llm.accounting.memory import STRATEGIES
 from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG
-from lightning_llm.cli.config_file import Section, read_config
+from lightning_llm.cli.config_file import Section, config_path, read_config
 from lightning_llm.io.untrusted import file_in, read_json
 from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.model.parts import is_foreign
@@ -107,7 +107,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that say which run, on which device."""
     add = parser.add_argument
     configs = "a config for fit, or the config.yaml of a run; repeatable"
-    add("--config", "-c", type=Path, required=True, action="append", metavar="FILE", help=configs)
+    add("--config", "-c", required=True, action="append", metavar="FILE", help=configs)
     add("--device", metavar="NAME", help="a known GPU, or a part of its name, such as h100 (default: a CPU)")
     add("--world-size", type=int, metavar="N", help="processes (default: the config's, or 1)")
     add("--strategy", choices=STRATEGIES, help="how processes share the model (default: the config's)")
@@ -140,7 +140,7 @@ def read_run(options: argparse.Namespace) -> RunConfig:
     """
     raw: Section = {}
     source = Path()  # the config that decides the vocabulary
-    for file in options.config:
+    for file in map(Path, map(config_path, options.config)):
         content = read_config(file)
         raw, source = merged(raw, content), file if VOCABULARY & _section(content, "data").keys() else source
     if not isinstance(document_mask := _section(raw, "data").get("document_mask", False), bool):

@@ -23,6 +23,7 @@ SHOWING = (
     *("DeviceStatsMonitor", "LearningRateMonitor", "ThroughputMonitor", "ModelCheckpoint", "OnExceptionCheckpoint"),
 )
 SEEDS = ("seed_everything", "data.seed")
+MEMORY, PEAK = "memory/", "_peak_gib"  # in curves: memory/forward_peak_gib and so on
 
 
 class ClassPath(str):
