@@ -29,7 +29,7 @@ def help_text() -> str:
         [
             "usage: lightning-llm COMMAND [OPTION …]\n",
             "Train decoder-only language models.\n",
-            "Training and evaluation (Lightning's options, YAML configs; see configs/):",
+            "Training and evaluation (Lightning's options, configs by path or shipped name):",
             *(f"  {word:<11} {COMMANDS[word].about}" for word in TRAINER_WORDS),
             "\nTools:",
             *(f"  {word:<11} {COMMANDS[word].about}" for word in TOOLS),

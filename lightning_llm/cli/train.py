@@ -144,7 +144,7 @@ class TrainingCLI(LightningCLI):
         elif self.subcommand == "fit":
             self.checkpoint = _of_earlier_attempt(folder)
         else:
-            command_line.check_trained(self.subcommand)
+            command_line.check_trained(str(self.subcommand))
         if self.checkpoint is not None and self.subcommand not in ("fit", "check"):
             read_outline(self.checkpoint, LIGHTNING)  # a file that is no checkpoint, before data are prepared
         saved: dict[str, Any] = {}
