@@ -204,12 +204,12 @@ def _shard(process: int) -> str:
 
 
 def _shard_files(path: Path, processes: Any) -> list[Path]:
-    """The files of the shards. A link is rejected: it could lead to another folder."""
+    """The files of the shards. A link to one, or to the main file, is rejected: it could lead to another folder."""
     there = sum(1 for _ in path.iterdir())
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
         raise ValueError(f"checkpoint {path}: {PROCESSES} is {shown(processes)}, expected a whole number of shards")
     files = [path / _shard(process) for process in range(min(processes, there + 1))]  # one that is missing is enough
-    for file in files:
+    for file in (path / MAIN, *files):
         if file.is_symlink():
             raise ValueError(f"checkpoint {path} is rejected: {file.name} is a link")
     return files
