@@ -265,7 +265,10 @@ STEPS = {
         *(replace("éx"), *REPLACE),
     ],
 }
-AROUND = {"WordPiece": ([""], []), "BPEDecoder": ([], [""])}  # tokens that a space separates from the text
+AROUND = {
+    "WordPiece": lambda text: ["", text],
+    "BPEDecoder": lambda text: [text, ""],
+}  # a space is between these tokens
 WORST = ["a", " ", "  a b", "abab", "\ufdfa", "İȺ", "\U0001d1c0", "\u0390", "中\uf900\u337f", "\x80ÿ", "xyy", "ĀġĠ"]
 
 
@@ -279,8 +282,8 @@ def test_no_part_makes_a_text_longer_than_is_counted(field, monkeypatch):
             "pre_tokenizer": lambda text, part=backend.pre_tokenizer: "".join(
                 piece for piece, _ in part.pre_tokenize_str(text)
             ),
-            "decoder": lambda text, part=backend.decoder, around=AROUND.get(step["type"], ([], [])): part.decode(
-                [*around[0], text, *around[1]]
+            "decoder": lambda text, part=backend.decoder, kind=step["type"]: part.decode(
+                AROUND.get(kind, lambda text: [text])(text)
             ),
         }[field]
         longest = max(len(call(text).encode()) / len(text.encode()) for text in WORST)
@@ -337,6 +340,12 @@ def test_every_leaf_has_its_meaning_or_is_refused(base, changed_leaves, capfd):
         made.decode(ids)
     assert labels > 50
     assert capfd.readouterr().err == ""
+
+
+def test_a_post_processor_does_not_repeat_a_text():
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    template = {"type": "TemplateProcessing", "single": [first] * 100, "pair": [first, second], "special_tokens": {}}
+    assert Tokenizer(json.dumps({**WORDS, "post_processor": template})).encode("a") == [0]
 
 
 def test_prepare_prints_one_line_and_leaves_nothing(tmp_path, monkeypatch, capfd):
