@@ -32,7 +32,7 @@ LAYERS = (
     ("io.console",),
     ("accounting", "ops", "data"),  # data: corpora, tokenizers, token_store, order
     ("data.prepare", "model"),  # model: norm, kv_cache, weights, position, context, build
-    ("model.attention", "model.mlp", "model.experts", "model.block", "model.objective"),
+    ("model.attention", "model.mlp", "model.experts", "model.block", "model.objective", "checkpoints.pickles"),
     ("model.transformer", "optim", "checkpoints.archives"),
     ("generation", "interop", "data.datamodule"),
     ("checkpoints",),

@@ -121,7 +121,8 @@ def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefe
                 instead = "in place of the best" if damaged == best else "the one before it"
                 say(f"checkpoint {damaged} is truncated or damaged: using {path}, {instead}")
             return path
-    which = "every checkpoint" if len(tried) == len(candidates) else f"each of {len(tried)} tried checkpoints"
+    are_all = len(tried) == len(_files(run)) - (candidates is files and best.exists())
+    which = "every checkpoint" if are_all else f"each of {len(tried)} tried checkpoints"
     raise ValueError(f"{which} of {run} is truncated or damaged: {', '.join(tried)}")
 
 

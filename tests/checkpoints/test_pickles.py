@@ -76,10 +76,12 @@ def test_a_pickle_is_rejected_before_it_runs(name):
     assert time.process_time() - start < 5
 
 
-def test_a_list_that_contains_itself_is_checked_fast():
-    start = time.process_time()
-    check_pickle(b"\x80\x02]q\x00" + b"h\x00a" * 100_000 + b".", {})  # the content doubles each time
-    assert time.process_time() - start < 5
+def test_the_work_of_values_in_one_another_stays_a_small_number():
+    items, pair = pickles._Item(list), pickles._tuple_of([])
+    for _ in range(90):  # each step doubles it
+        pickles._put_into(items, "APPEND", [items])
+        pair = pickles._tuple_of([pair, pair])
+    assert max(items.work, pair.work) <= pickles.MOST_WORK + 2
 
 
 def test_what_torch_and_callbacks_save_is_read(tmp_path):
@@ -126,17 +128,17 @@ def with_attributes(value, **attributes):
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("value", "says"),
     [
-        with_attributes(Counter(a=1), items=set),
-        with_attributes(OrderedDict(a=1), items=set),
-        with_attributes(OrderedDict(a=1), _metadata=Hidden()),
-        Hidden(a=1),
-        [Hidden()],
+        (with_attributes(Counter(a=1), items=set), "a dict with attributes"),
+        (with_attributes(OrderedDict(a=1), items=set), "a dict with attributes"),
+        (with_attributes(OrderedDict(a=1), _metadata=Hidden()), "Hidden, which is not a plain value"),
+        (Hidden(a=1), "Hidden, which is not a plain value"),
+        ([Hidden()], "Hidden, which is not a plain value"),
     ],
 )
-def test_only_exact_types_are_values(value):
-    with pytest.raises(Rejected, match=r"attributes|not a plain value"):
+def test_only_exact_types_are_values(value, says):
+    with pytest.raises(Rejected, match=says):
         check_values(value, 100)
 
 
