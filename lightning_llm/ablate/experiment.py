@@ -14,6 +14,7 @@ import yaml
 
 from lightning_llm.ablate.tuning import FIRST_SEED, MOST_EXTENSIONS
 from lightning_llm.io.untrusted import (
+    SLASH,
     TEXT,
     by_name,
     file_name,
@@ -201,8 +202,10 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
 def check_names(variants: Iterable[str], source: object) -> None:
     """Reject a variant whose name is that of no folder, or of another side."""
     for variant in variants:
-        if variant in (BASELINE, AGAIN, NULL) or "," in variant or file_name(variant) != variant or variant[0] == ".":
-            problem = f"must be the name of a folder without commas, and not {BASELINE}, {AGAIN} or {NULL}"
+        if variant in (BASELINE, AGAIN, NULL) or folder_name(variant) != variant or variant[0] == ".":
+            problem = (
+                f"must be the name of a folder without commas or backslashes, and not {BASELINE}, {AGAIN} or {NULL}"
+            )
             raise ValueError(f"{source}: the variant {shown(variant)} {problem}")
 
 
@@ -259,13 +262,18 @@ def varied(words: Sequence[str]) -> dict[str, Options]:
     for (option, value), word in zip(options, short, strict=True):
         is_enough = short.count(word) == 1 and word[0].isalpha() and yaml.safe_load(word) == word
         name = word if is_enough else f"{option.rpartition('.')[2]}={word}"
-        name = file_name(name.replace(",", ";"))
+        name = folder_name(name)
         if name in (*found, BASELINE, AGAIN, NULL):
-            name = file_name(f"{option.rpartition('.')[2]}={value}".replace(",", ";"))
+            name = folder_name(f"{option.rpartition('.')[2]}={value}")
         if name in found:
             raise ValueError(f"--vary {option}={value}: the variant {name} is given twice")
         found[name] = {option: value}
     return found
+
+
+def folder_name(text: str) -> str:
+    """The name of a variant's folders: a comma would begin its seed, a backslash is in no plain name of a file."""
+    return file_name(text.replace(",", ";")).replace("\\", SLASH)
 
 
 def _option(word: str) -> tuple[str, str]:

@@ -66,6 +66,7 @@ def test_parameters_are_matched_by_an_option():
         ({"variants": {}}, "variants is {}, expected at least one by name"),
         ({"variants": {"a": "relu"}}, "variants.a is 'relu', expected options by dotted name"),
         ({"variants": {"a,b": {"x": 1}}}, "the variant 'a,b' must be the name of a folder without commas"),
+        ({"variants": {"a\\b": {"x": 1}}}, "must be the name of a folder without commas or backslashes"),
         ({"variants": {"null": {"x": 1}}}, "and not baseline, baseline-again or null"),
         ({"variants": {"../a": {"x": 1}}}, "must be the name of a folder"),
         ({"variants": {"a": {"data.seed": 1}}}, "variants.a: data.seed is set by the experiment: leave it out"),

@@ -1,6 +1,7 @@
 """A frozen plan and its snapshot: what was changed after the start is refused."""
 
 import json
+import os
 import sys
 from types import SimpleNamespace
 
@@ -139,3 +140,43 @@ def test_added_pairs_of_an_unknown_variant_are_refused(experiment):
     plan.add(Added(2, ["b"]))
     with pytest.raises(ValueError, match=r"added\.json: the plan has no variant b"):
         _ = plan.rules
+
+
+def named_outside(plan):
+    content = json.loads((plan.out / PLAN).read_text())
+    content["sides"]["../../outside"] = content["sides"]["a"]
+    (plan.out.parent / "outside.yaml").write_text((plan.out / CONFIGS / "a.yaml").read_text())
+    content["hash"] = digest({name: value for name, value in content.items() if name != "hash"})
+    (plan.out / PLAN).write_text(json.dumps(content))
+
+
+def instead_of(place, put):
+    def change(plan):
+        (plan.out / place).unlink(missing_ok=True)
+        put(plan.out / place)
+
+    return change
+
+
+def sparse(path):
+    path.touch()
+    os.truncate(path, 6 << 30)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (named_outside, "names the file '../../outside.yaml', expected the plain name of a file"),
+        (instead_of("configs/a.yaml", os.mkfifo), r"configs/a\.yaml is a FIFO, expected a file"),
+        (instead_of("configs/a.yaml", lambda path: path.symlink_to("/dev/zero")), "points outside the folder"),
+        (instead_of("configs/a.yaml", sparse), "has 6442450944 bytes, expected at most"),
+        (instead_of("code/x.py", os.mkfifo), r"code/x\.py is a FIFO, expected a file"),
+        (instead_of("code/x.py", lambda path: path.symlink_to("/dev/zero")), r"code/x\.py is a device"),
+        (instead_of("code/x.py", sparse), "has 6442450944 bytes, expected at most"),
+    ],
+)
+def test_what_is_no_file_of_the_snapshot_is_one_line_at_once(experiment, change, says):
+    plan = experiment(VARIANTS)
+    change(plan)
+    with pytest.raises(ValueError, match=says):
+        Plan.read(plan.out)

@@ -537,10 +537,11 @@ def test_a_folder_of_shards_is_checked(folder, changes, first, says):
         assert "\n" not in str(refusal.value)
 
 
-def test_a_shard_that_is_a_link_is_refused(folder, tmp_path):
+@pytest.mark.parametrize("name", ["shard-00001.pt", "checkpoint.pt"])
+def test_a_shard_that_is_a_link_is_refused(folder, tmp_path, name):
     path = folder()
     assert torch.equal(read_checkpoint(path)["state_dict"]["w"], torch.ones(4, 2))
-    (path / "shard-00001.pt").rename(tmp_path / "elsewhere.pt")
-    (path / "shard-00001.pt").symlink_to(tmp_path / "elsewhere.pt")
-    with pytest.raises(ValueError, match=r"shard-00001.pt is a link"):
+    (path / name).rename(tmp_path / "elsewhere.pt")
+    (path / name).symlink_to(tmp_path / "elsewhere.pt")
+    with pytest.raises(ValueError, match=f"{name} is a link"):
         read_checkpoint(path)
