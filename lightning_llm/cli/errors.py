@@ -194,6 +194,10 @@ TYPES = {
 }
 _REWORDED = [
     (r'Parser key "([^"]*)"', r"\1"),
+    (
+        r"Importing '(.*?)' is not allowed, .*? in set_parsing_settings to allow it\.",
+        r"\1 is not imported: it is outside lightning_llm, and no option or config names it by this path",
+    ),
     (r"Problem with given class_path '(.*?)'", r"\1"),
     (r"- Expected a path but .*? either not accessible or invalid - ", ""),
     (r"Type typing\.Callable\[.*?\] expects a function or a callable class: ", ""),

@@ -92,7 +92,12 @@ def test_a_path_inside_this_package_gives_nothing_that_others_define(
     option, value, flags, tmp_path, monkeypatch, error_line
 ):
     started = []
-    monkeypatch.setattr(subprocess.Popen, "_execute_child", lambda *words: started.append(words[1]))
+
+    def start(process, args, *rest):
+        started.append(args)
+        raise OSError("not started")
+
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", start)
     monkeypatch.chdir(tmp_path)
     Path("theirs.yaml").write_text(yaml.safe_dump(nested(option, value)))
     words = flags(**{"trainer.accelerator": None, "trainer.max_steps": 1})
