@@ -6,12 +6,14 @@ run: it would follow links to folders, even in a circle.
 """
 
 import argparse
+import re
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from lightning_llm.checkpoints.event_files import event_files
 from lightning_llm.cli.errors import OneLineParser, tool
@@ -20,6 +22,7 @@ from lightning_llm.cli.runs import EVENTS, find_runs, run_names
 
 HOST = "127.0.0.1"
 RELOAD_S = 5.0  # as TensorBoard's own
+OWN_NAMES = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?", re.IGNORECASE)  # any port: ssh forwards others
 KEPT = {"scalars": 10_000, "text": 200, "images": 200}  # entries per curve; TensorBoard's own are 1,000, 10 and 10
 
 
@@ -63,7 +66,10 @@ def start(folder: Path, port: int) -> str:
     from tensorboard import default, program  # type: ignore[import-untyped]
 
     # its own plugins, which read event files only: the projector sends any file that a run's projector_config names
-    board = program.TensorBoard(plugins=default.get_static_plugins())
+    board = program.TensorBoard(
+        plugins=default.get_static_plugins(),
+        server_class=lambda app, flags: program.WerkzeugServer(_for_this_machine(app), flags),
+    )
     # load_fast would start a second server, on a port of its own
     options = {"host": HOST, "port": port, "load_fast": "false", "samples_per_plugin": KEPT}
     board.configure(argv=["tensorboard"], logdir=str(folder), **options)
@@ -80,6 +86,18 @@ def link_events(run: Path, place: Path) -> None:
         if path.is_file() and not link.is_symlink():
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path.resolve())
+
+
+def _for_this_machine(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
+    """Answers only requests that name this machine: a web page may point a name of its own at 127.0.0.1 to read all."""
+
+    def checked(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if OWN_NAMES.fullmatch(environ.get("HTTP_HOST", "")):
+            return app(environ, start_response)
+        start_response("403 Forbidden", [("Content-Type", "text/plain")])
+        return [b"The dashboard answers at localhost, 127.0.0.1 and [::1] only.\n"]
+
+    return checked
 
 
 def _serve(folder: Path, port: int, names: Mapping[Path, Path]) -> None:

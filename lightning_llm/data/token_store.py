@@ -353,8 +353,11 @@ def document_lengths(store: TokenStore, split: str) -> Counter[int] | None:
     for start in range(0, total, _LENGTHS_BLOCK):
         block = store.read(split, start, _LENGTHS_BLOCK)
         ends = np.flatnonzero(block == eos) + start
-        lengths.update((np.diff(ends, prepend=begin - 1) - 1).tolist())
-        begin = int(ends[-1]) + 1 if len(ends) else begin
+        if len(ends):
+            lengths[int(ends[0]) - begin] += 1  # alone: it may begin in any earlier block
+            counts = np.bincount(np.diff(ends) - 1)
+            lengths.update({length: int(counts[length]) for length in np.flatnonzero(counts).tolist()})
+            begin = int(ends[-1]) + 1
     if begin < total:
         lengths[total - begin] += 1
     return lengths
