@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lightning_llm.checkpoints.run_directory import CONFIG, read_summary
+from lightning_llm.checkpoints.run_directory import CONFIG, SUMMARY, read_summary
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.run_config import size_option
-from lightning_llm.cli.runs import SUMMARY, add_trust, find_checkpoint, run_of, step_in
+from lightning_llm.cli.runs import add_trust, find_checkpoint, run_of, step_in
 from lightning_llm.io.atomic import write_text
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import file_name

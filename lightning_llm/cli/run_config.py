@@ -113,7 +113,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--strategy", choices=STRATEGIES, help="how processes share the model (default: the config's)")
     add("--gradient-views", action="store_true", help="gradients are views of DDP's buckets, without a copy")
     add("--precision", metavar="P", help="32-true, bf16-true or bf16-mixed (default: the config's)")
-    add("--vocab-size", type=int, metavar="N", help="vocabulary size, if neither config, store nor run has it")
+    add("--vocab-size", type=int, metavar="N", help="vocabulary size, if neither config, run, store nor text has it")
     add("--state-dtype", choices=("bfloat16",), help="dtype of AdamW's averages (default: the config's)")
     free = (
         "memory of each device that the plan leaves free (default: the config's; on a GPU for context, libraries, gaps)"
@@ -239,17 +239,41 @@ def _architecture(raw: Section, options: argparse.Namespace, source: Path) -> Mo
     if vocab_size is not None:
         fields["vocab_size"] = vocab_size
     elif fields.get("vocab_size") is None:
-        store = Path(_name(raw, "data.store", ""), "meta.json")
-        if data.get("store") and store.is_file():
-            fields["vocab_size"] = read_json(file_in(store.parent, store.name)).get("vocab_size")
-        elif (of_run := _vocab_size_of_run(source)) is not None:
-            fields["vocab_size"] = of_run
-        elif data.get("tokenizer") == "bpe":
-            fields["vocab_size"] = data.get("vocab_size")
+        fields["vocab_size"] = _vocab_size_of_data(raw, source)
     known = [field.name for field in dataclasses.fields(ModelConfig)]
     if unknown := [name for name in fields if name not in known]:
         raise ValueError(f"model.architecture.{unknown[0]} is unknown: choose among {', '.join(known)}")
     return config_of_file(fields, "the config", trust_code=options.trust_code)
+
+
+def _vocab_size_of_data(raw: Section, source: Path) -> Any:
+    """From the store, the run, the tokenizer or the text, whichever has it first; ``None``: none of them."""
+    data, store = _section(raw, "data"), _name(raw, "data.store")
+    if store and (of_store := _vocab_size_of_store(Path(store))) is not None:
+        return of_store
+    if (of_run := _vocab_size_of_run(source)) is not None:
+        return of_run
+    kind, path = _name(raw, "data.tokenizer"), data.get("path")
+    if kind is None or kind == "bpe" or is_foreign(_name(raw, "data.class_path", OWN)):
+        return data.get("vocab_size") if kind == "bpe" else None
+    from lightning_llm.data.corpora import open_corpus
+    from lightning_llm.data.prepare import DEFAULT_CORPUS, default_store
+    from lightning_llm.data.tokenizers import Tokenizer
+
+    if kind != "char":
+        return (Tokenizer.train_byte() if kind == "byte" else Tokenizer.from_file(kind)).vocab_size
+    given = str(path or data.get("corpus") or DEFAULT_CORPUS)
+    if (of_store := _vocab_size_of_store(default_store([given], kind, 0))) is not None:
+        return of_store
+    if not path and given != DEFAULT_CORPUS:
+        return None  # it may have to be downloaded
+    documents = open_corpus([given]).documents()
+    return Tokenizer.train_char(piece for document in documents for piece in document.pieces()).vocab_size
+
+
+def _vocab_size_of_store(store: Path) -> int | None:
+    is_there = (store / "meta.json").is_file()
+    return read_json(file_in(store, "meta.json")).get("vocab_size") if is_there else None
 
 
 def _measured(config: ModelConfig, precision: str, context_length: int) -> Measured:

@@ -25,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG, turn_of
+from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG, SUMMARY, read_summary, turn_of
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import LONGEST_NAME, file_name, number_in, read_text
@@ -34,7 +34,7 @@ from lightning_llm.training.run_options import ABSENT, CALLBACKS, SEEDS, identit
 if TYPE_CHECKING:
     from lightning_llm.model.transformer import Transformer
 
-SUMMARY, JOB = "summary.json", "job"
+JOB = "job"
 EXAMPLE = "runs/quickstart/version_0"
 EVENTS = "events.out.tfevents*"
 THREADS = "threads"  # in the summary; older ones lack it
@@ -237,7 +237,7 @@ class Run:
 
     Attributes:
         path: Where it is.
-        options: Its options by short names (see ``training.run_options``); empty if it has no ``config.yaml``.
+        options: Its options by short names (see ``training.run_options``); empty if nothing is known of them.
     """
 
     path: Path
@@ -279,7 +279,7 @@ def find_runs(
                 found.setdefault(path.resolve(), path)
             else:
                 say(f"left out {path}: {without}")
-    return [Run(path, _options(path / CONFIG)) for path in found.values()]
+    return [Run(path, _options(path)) for path in found.values()]
 
 
 def run_folders(name: str) -> list[Path]:
@@ -296,7 +296,7 @@ def run_folders(name: str) -> list[Path]:
         new = {os.path.realpath(path): path for path in sorted(level, key=_natural, reverse=True)}
         level = [path for real, path in new.items() if real not in seen and path.is_dir()]
         seen |= new.keys()
-        runs += [path for path in level if (path / CONFIG).is_file() or any(path.glob(EVENTS))]
+        runs += [path for path in level if any(any(path.glob(file)) for file in (CONFIG, SUMMARY, EVENTS))]
         level = [inner for path in level for inner in path.glob("*")]
     runs.sort(key=lambda path: (path != folder, _natural(path)))
     if not runs:
@@ -376,8 +376,14 @@ def made_different(texts: Sequence[str], runs: Sequence[Run]) -> list[str]:
     return list(texts)
 
 
-def _options(config: Path) -> dict[str, Any]:
-    return {CALLBACKS: [], **short_options(read_config(config))} if config.is_file() else {}
+def _options(run: Path) -> dict[str, Any]:
+    """Of its config; of a run that Python started, what its summary has."""
+    options: Any = None
+    if (run / CONFIG).is_file():
+        options = read_config(run / CONFIG)
+    elif (run / SUMMARY).is_file():
+        options = read_summary(run, ()).get("options")
+    return {CALLBACKS: [], **short_options(options)} if isinstance(options, Mapping) else {}
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

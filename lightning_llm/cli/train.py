@@ -33,7 +33,7 @@ from lightning_llm.checkpoints.schema import LIGHTNING
 from lightning_llm.cli import command_line, jobs, own_classes
 from lightning_llm.cli.errors import FAILED, USER_ERROR, help_of, in_plain_words, one_line, reports, with_page
 from lightning_llm.cli.process import interrupts, is_first_process, quieten
-from lightning_llm.cli.report import RunReport, callback_of, print_checks
+from lightning_llm.cli.report import RunReport, print_checks
 from lightning_llm.cli.runs import JOB, checkpoint_in, find_checkpoint, newest_run, run_of, step_in
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.atomic import write_json, write_text
@@ -42,6 +42,7 @@ from lightning_llm.training.callbacks.consistency import RankConsistencyCheck, R
 from lightning_llm.training.callbacks.dashboard import RunLogger
 from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.callbacks.progress import StatusFile
+from lightning_llm.training.callbacks.record import callback_of
 from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
 from lightning_llm.training.distributed import leave_groups
 from lightning_llm.training.execution import choose_precision, keep_freed_memory

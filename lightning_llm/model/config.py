@@ -14,6 +14,7 @@ from lightning_llm.io.imports import is_foreign
 from lightning_llm.io.untrusted import shown
 from lightning_llm.model.parts import (
     BUILT_IN,
+    CLASS_PATH,
     Part,
     form_faults,
     is_number,
@@ -63,7 +64,8 @@ class ModelConfig:
     back (``dataclasses.asdict``) holds the numbers that were used.
 
     A part (``attention``, ``mlp``, ``norm``, ``position``, ``block``, ``loss``) is a short name, the import path of a
-    class, or ``{class_path: name or path, init_args: {…}}``; docs/parts.md has a table of the built-in ones with their
+    class, or ``{class_path: name or path, init_args: {…}}``. In Python, the class itself may be in place of its path;
+    the config has the path. docs/parts.md has a table of the built-in ones with their
     options, and docs/extending.md says what a class of each kind gets and returns.
 
     Attributes:
@@ -147,7 +149,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for kind in BUILT_IN:
-            object.__setattr__(self, kind, normalized(getattr(self, kind)))
+            object.__setattr__(self, kind, normalized(_by_path(kind, getattr(self, kind))))
         faults = list(self._type_faults())
         if not faults:
             faults = list(self._size_faults())
@@ -360,6 +362,17 @@ def config_of_file(fields: dict[str, Any], source: object, *, trust_code: bool =
             "If you trust it, give --trust-code (in Python: trust_code=True)"
         )
     return config
+
+
+def _by_path(kind: str, part: Any) -> Any:
+    """A part with the import path of its class, where the class itself is given."""
+    given = part.get(CLASS_PATH) if isinstance(part, dict) else part
+    if not isinstance(given, type):
+        return part
+    if "." in given.__qualname__:
+        raise ValueError(f"{kind} {given.__qualname__} is inside a function or class: define it at the top of a module")
+    path = f"{given.__module__}.{given.__qualname__}"
+    return {**part, CLASS_PATH: path} if isinstance(part, dict) else path
 
 
 def _as_list(level: Any) -> list[Any]:

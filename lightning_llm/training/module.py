@@ -15,6 +15,9 @@ from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.groups import GroupRule
 from lightning_llm.optim.schedules import Schedule
 from lightning_llm.training.budget import MemoryBudget, PlannedModule
+from lightning_llm.training.callbacks.inputs import InputHashes
+from lightning_llm.training.callbacks.progress import StatusFile
+from lightning_llm.training.callbacks.record import RunRecord
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import CheckpointedModule
 from lightning_llm.training.distributed import build_for, share_work
@@ -144,10 +147,11 @@ class LanguageModel(PlannedModule, OptimizedModule, CheckpointedModule, SummedLo
         return generate(self.transformer, batch["input_ids"], max_new_tokens=PREDICTED_TOKENS, temperature=0)
 
     def configure_callbacks(self) -> list[Callback]:
-        """The training log, unless the trainer has one: any trainer logs ``train_loss``, once."""
+        """The training log and what ``compare`` reads, once, with any trainer."""
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        is_logged = self.trainer.barebones or any(isinstance(callback, TrainingLog) for callback in callbacks)
-        return [] if is_logged else [TrainingLog()]
+        wanted = {InputHashes: InputHashes, TrainingLog: TrainingLog, StatusFile: RunRecord}
+        missing = [make() for kind, make in wanted.items() if not any(isinstance(each, kind) for each in callbacks)]
+        return [] if self.trainer.barebones else missing
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One optimizer over the parameter groups, and the schedule, stepped once per optimizer step."""

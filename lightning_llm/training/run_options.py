@@ -24,6 +24,7 @@ SHOWING = (
     *("DeviceStatsMonitor", "LearningRateMonitor", "ThroughputMonitor", "ModelCheckpoint", "OnExceptionCheckpoint"),
 )
 SEEDS = ("seed_everything", "data.seed")
+MEMORY, PEAK = "memory/", "_peak_gib"  # curves such as memory/forward_peak_gib
 
 
 class ClassPath(str):

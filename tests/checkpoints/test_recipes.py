@@ -1,5 +1,6 @@
 """``LanguageModel.load_from_checkpoint`` brings optimizer and schedule back, or says that it does not."""
 
+import dataclasses
 from functools import partial
 
 import lightning.pytorch as pl
@@ -7,8 +8,9 @@ import pytest
 import torch
 
 from lightning_llm import LanguageModel, ModelConfig, TokenDataModule
+from lightning_llm.checkpoints.compatibility import LostSchedule
 from lightning_llm.checkpoints.reading import read_checkpoint
-from lightning_llm.optim import AdamW, MuonAdamW, Schedule, WarmupLinear, WarmupStableDecay
+from lightning_llm.optim import AdamW, MuonAdamW, Schedule, WarmupLinear, WarmupStableDecay, schedules
 from lightning_llm.optim.groups import param_groups
 
 ARCHITECTURE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 16}
@@ -25,6 +27,16 @@ class OwnSchedule(Schedule):
 
     def factor(self, step, total_steps=None):
         return 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class NewSchedule(Schedule):
+    """One that this project gets later."""
+
+    share: float = 1.0
+
+    def factor(self, step, total_steps=None):
+        return self.share
 
 
 @pytest.fixture
@@ -66,6 +78,26 @@ def test_the_schedule_is_restored(saved, schedule):
     assert LanguageModel.load_from_checkpoint(saved(schedule=schedule), weights_only=True).schedule == schedule
 
 
+def test_a_new_schedule_of_this_project_is_restored(saved, monkeypatch):
+    monkeypatch.setattr(NewSchedule, "__module__", schedules.__name__)
+    monkeypatch.setattr(schedules, "NewSchedule", NewSchedule, raising=False)
+    loaded = LanguageModel.load_from_checkpoint(saved(schedule=NewSchedule(share=0.3)), weights_only=True)
+    assert loaded.schedule == NewSchedule(share=0.3)
+
+
+@pytest.mark.parametrize("schedule", [NewSchedule(), partial(torch.optim.lr_scheduler.StepLR, step_size=2)])
+def test_no_model_trains_with_another_schedule_than_its_own(saved, text_file, schedule):
+    path = saved(schedule=schedule)
+    with pytest.warns(UserWarning, match="is not restored: this model cannot be trained"):
+        loaded = LanguageModel.load_from_checkpoint(path, weights_only=True)
+    data = TokenDataModule(path=str(text_file), tokenizer="char", context_length=16, global_batch_size=4)
+    trainer = pl.Trainer(accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False)
+    with pytest.raises(ValueError, match="give load_from_checkpoint the argument schedule to train this model"):
+        trainer.fit(loaded, data)
+    given = LanguageModel.load_from_checkpoint(path, weights_only=True, schedule=WarmupLinear())
+    trainer.fit(given, data)
+
+
 def test_a_loaded_model_hands_the_settings_on(saved, text_file):
     loaded = LanguageModel.load_from_checkpoint(saved(optimizer=partial(AdamW, lr=0.02)), weights_only=True)
     data = TokenDataModule(path=str(text_file), tokenizer="char", context_length=16, global_batch_size=4)
@@ -89,9 +121,9 @@ def test_what_is_not_restored_is_said(saved):
         loaded = LanguageModel.load_from_checkpoint(path, weights_only=True)
     messages = [str(warning.message) for warning in warned]
     assert any("OwnSGD is not restored: this model has AdamW with its defaults" in line for line in messages)
-    assert any("OwnSchedule is not restored: this model has the default schedule" in line for line in messages)
+    assert any("OwnSchedule is not restored: this model cannot be trained" in line for line in messages)
     assert loaded.make_optimizer is AdamW
-    assert loaded.schedule is None
+    assert isinstance(loaded.schedule, LostSchedule)
 
 
 def test_a_scheduler_of_torch_is_said_not_to_be_restored(saved):
