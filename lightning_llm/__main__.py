@@ -10,7 +10,7 @@ from importlib import import_module
 from signal import SIGINT
 
 from lightning_llm.cli.errors import COMMANDS, TRAINER_WORDS, reports
-from lightning_llm.cli.process import PROGRAM, drop_output, interrupts, open_streams
+from lightning_llm.cli.process import PROGRAM, drop_output, interrupts, note_imports, open_streams
 from lightning_llm.io.imports import look_in_current_folder
 
 # Idle OpenMP threads sleep after this many rounds of waiting, unless the user has set how they wait. libgomp reads it
@@ -29,14 +29,14 @@ def help_text() -> str:
         [
             "usage: lightning-llm COMMAND [OPTION …]\n",
             "Train decoder-only language models.\n",
-            "Training and evaluation (Lightning's options, YAML configs; see configs/):",
+            "Training and evaluation (Lightning's options, configs by path or shipped name):",
             *(f"  {word:<11} {COMMANDS[word].about}" for word in TRAINER_WORDS),
             "\nTools:",
             *(f"  {word:<11} {COMMANDS[word].about}" for word in TOOLS),
             "\nWith any command, --debug prints the traceback of an error. Exit status: 0; 1 if it failed; 2 for a",
             "mistake in an option or a file; 128 plus the number of the signal that ended it.\n",
             "lightning-llm COMMAND --help explains a command. To start:",
-            "  lightning-llm fit --config configs/quickstart.yaml",
+            "  lightning-llm fit --config quickstart",
         ]
     )
 
@@ -67,6 +67,7 @@ def main(
     try:
         if argv is None:
             open_streams(outlive_reader=command in TRAINER_WORDS)
+            note_imports(f"{program} {command}".strip())
         status = (run or _run)(words)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit) as leaving:  # the reader, such as `head`, has left; rich makes it SystemExit
@@ -93,6 +94,10 @@ def _run(words: Sequence[str]) -> int:
         print(f"lightning-llm {__version__}")
         return 0
     if words[0] in TRAINER_WORDS:
+        from lightning_llm.cli.command_line import refused
+
+        if status := refused(words):
+            return status
         from lightning_llm.cli.train import run
 
         return run(words)

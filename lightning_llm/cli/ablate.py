@@ -40,7 +40,7 @@ from lightning_llm.cli.ablate_report import show_report, write_report
 from lightning_llm.cli.errors import OneLineParser, Tool
 from lightning_llm.cli.process import interrupts
 from lightning_llm.io.atomic import write_json
-from lightning_llm.io.config_file import read_config
+from lightning_llm.io.config_file import config_path, read_config
 from lightning_llm.io.console import Console
 
 PROG = "lightning-llm ablate"
@@ -160,6 +160,8 @@ def asked(options: argparse.Namespace) -> Experiment:
 
 def _planned(experiment: Experiment, source: str | None, of_fit: Sequence[str], workers: int | None) -> Plan:
     # after the file is read: a typing mistake is answered without waiting for torch
+    for file in experiment.baseline:
+        config_path(file)
     from lightning_llm.cli.ablate_setup import Setup
     from lightning_llm.cli.command_line import notes_on
 

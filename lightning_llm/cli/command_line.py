@@ -4,6 +4,8 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from difflib import get_close_matches
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,21 +15,190 @@ from jsonargparse import ArgumentError, ArgumentParser, get_loader, set_loader, 
 from jsonargparse.typing import Path as ParsersPath
 
 from lightning_llm.checkpoints.run_directory import CONFIG
-from lightning_llm.cli.runs import find_checkpoint, newest_run, run_of
-from lightning_llm.data.prepare import check_named_store
-from lightning_llm.io.config_file import check_yaml, parse_yaml, read_config
-from lightning_llm.io.imports import NAMED, definitions, is_foreign, is_import_path
+from lightning_llm.cli import jobs
+from lightning_llm.cli.errors import TRAINER_WORDS, USER_ERROR, one_line, reports
+from lightning_llm.cli.process import is_first_process
+from lightning_llm.cli.runs import find_checkpoint, named_checkpoint, newest_run, run_of
+from lightning_llm.data.corpora import STDIN, open_corpus
+from lightning_llm.data.prepare import check_named_store, given_tokenizer
+from lightning_llm.io.config_file import check_yaml, config_path, parse_yaml, read_config
+from lightning_llm.io.imports import NAMED, PACKAGE, definitions, is_foreign, is_import_path
 from lightning_llm.io.untrusted import check_regular, file_name, shown
-from lightning_llm.model.parts import BUILT_IN, name_of, normalized
+from lightning_llm.model.parts import BUILT_IN, name_of, normalized, part_faults
 
 CONFIG_OPTIONS = ("--config", "-c")
 SECTIONS = ("model", "data", "trainer")
+FIT = ("fit", "check")  # which start without a trained model
 STRICT_YAML = "strict_yaml"  # the parser's own mode, but for keys that are given twice
 MOST_TEXTS = 3  # texts of YAML inside one another
 KINDS = ("accelerators", "callbacks", "loggers", "plugins", "profilers", "strategies")
 OFFERED = ("lightning_llm", "torch.optim", "lightning.fabric.plugins", *(f"lightning.pytorch.{kind}" for kind in KINDS))
 _PERMITTED: set[str] = set()
 SINGLE_OPTIONS = ("seed_everything", "keep_freed_memory", "ckpt_path", "weights_only", "return_predictions", "verbose")
+FLAGS = ("-h", "--help", "--print_config", "--trust-code")
+WHOLE_SECTIONS = ("--model", "--data", "--trainer", "--model.architecture")
+DEFAULT_STEPS = 300  # of a run without a config; Lightning's default is 1,000 epochs
+LENGTHS = ("max_epochs", "max_time", "min_steps", "min_epochs", "fast_dev_run")
+ABSENT = object()
+
+
+def refused(words: Sequence[str]) -> int:
+    """Look for mistakes in the words of a shell that can be known before torch is imported.
+
+    Returns:
+        0, or the exit status after a line about a mistake.
+    """
+    if any(word in ("-h", "--help") or word.endswith(".help") for word in words):
+        return 0
+    try:
+        complete = with_config_paths(words)
+        check_configs(complete)
+        jobs.check_restarts()
+        jobs.check_address()
+        if is_first_process() and "--print_config" not in words:  # another host may lack the text
+            _check_named(complete)
+    except (ValueError, OSError) as error:
+        reason = one_line(error)
+        if isinstance(error, OSError) and error.strerror:
+            reason = f"{error.strerror}: {error.filename}"
+        line = f"lightning-llm {words[0]}: error: {reason}"
+        return reports.mistake(words[0], line) if is_first_process() else USER_ERROR
+    return 0
+
+
+def with_config_paths(words: Sequence[str]) -> list[str]:
+    """The same words, with the configs that they name by path.
+
+    Raises:
+        ValueError: A config is neither a file nor shipped, or a word is no option, or an option lacks its value.
+    """
+    found, rest = list(words[:1]), iter(words[1:])
+    if not {*found} <= {*TRAINER_WORDS}:  # the parser names the commands
+        return list(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if len(name) > len("--c") and "--config".startswith(name):  # an abbreviation
+            name = "--config"
+        if not name.startswith("-") and found[-1].endswith((".help", "--print_config")):  # their value may be left out
+            found.append(word)
+            continue
+        _check_option(name)
+        if not equals and (name in FLAGS or name.endswith(".help")):
+            found.append(name)
+            continue
+        if not equals and (value := next(rest, "--")).startswith("--"):
+            raise ValueError(f"{name} needs a value")
+        value = _config_path(value) if name in CONFIG_OPTIONS else value
+        found += [f"{name}={value}"] if equals else [name, value]
+    return found
+
+
+def _config_path(given: str) -> str:
+    """As :func:`config_path`; a config may also be typed itself, such as ``{trainer: {max_steps: 9}}``."""
+    try:
+        return config_path(given)
+    except ValueError:
+        with suppress(yaml.YAMLError):
+            if isinstance(parse_yaml(given), dict):
+                return given
+        raise
+
+
+def _check_option(name: str) -> None:
+    """Refuse a word that cannot be an option. What is inside a section is the parser's to judge."""
+    if not name.startswith("-"):
+        raise ValueError(f"{shown(name)} is no option: a config is given with --config {name}")
+    top, dot, _ = name.removeprefix("--").partition(".")
+    top = top.removesuffix("+")
+    known = [*CONFIG_OPTIONS, *FLAGS, *(f"--{each}" for each in (*SINGLE_OPTIONS, *SECTIONS))]
+    if top in SECTIONS if dot else any(each.startswith(name) for each in known):  # the parser accepts abbreviations
+        return
+    options = "--config FILE, --model.NAME, --data.NAME, --trainer.NAME, " + ", ".join(known[6:-3])
+    close = get_close_matches(name if not dot else f"--{top}", known, 1)
+    hint = f"did you mean {close[0]}{name[len(top) + 2 :] if dot else ''}?" if close else f"options are {options}"
+    raise ValueError(f"{shown(name)} is no option: {hint}")
+
+
+def _check_named(words: Sequence[str]) -> None:
+    """Refuse a checkpoint, a text or the name of a part that does not exist, if it is an option of its own.
+
+    A whole section in one word, such as ``--trainer FILE``, is left to the parser.
+
+    Raises:
+        ValueError: One does not exist.
+    """
+    given, checkpoint = partial(_given, words), _given(words, "ckpt_path")
+    has_section = any(word.partition("=")[0].removesuffix("+") in WHOLE_SECTIONS for word in words)
+    if checkpoint is None:
+        check_trained(words[0])
+    elif checkpoint not in ("last", "best"):
+        named_checkpoint(str(checkpoint), Path())
+    elif not has_section:
+        folder = Path(given("trainer.default_root_dir") or "runs", experiment_of(words))
+        is_of_run = not option_values(words, *CONFIG_OPTIONS)  # then any run below the folder counts
+        named_checkpoint(checkpoint, Path(given("trainer.run_dir") or (folder.parent if is_of_run else folder)))
+    is_foreign_class = any(is_foreign(given(f"{name}.class_path") or PACKAGE) for name in ("model", "data"))
+    if checkpoint is not None or has_section or is_foreign_class:
+        return
+    for kind, known in BUILT_IN.items():
+        name = given(f"model.architecture.{kind}")
+        if isinstance(name, str) and name not in known and "." not in name:
+            raise ValueError(next(part_faults(kind, name)))
+    source, path, tokenizer = map(given, ("model.init_from", "data.path", "data.tokenizer"))
+    if source is not None and not os.path.exists(str(source)):
+        raise ValueError(
+            f"model.init_from {shown(source)} does not exist: give a checkpoint, a run or a model's folder"
+        )
+    data = {name: given(f"data.{name}") for name in ("store", "corpus", "path", "mixture", "raw_dtype")}
+    check_store(data, words)
+    if data["store"] is None and data["mixture"] is None and data["raw_dtype"] is None:
+        if isinstance(path, str) and path != STDIN and not Path(path).expanduser().exists():
+            open_corpus([path])  # raises, unless it is a glob
+        if isinstance(tokenizer, str) and not Path(tokenizer).is_file():
+            given_tokenizer(tokenizer)
+
+
+def check_trained(command: str) -> None:
+    """Refuse to evaluate without a checkpoint.
+
+    Raises:
+        ValueError: The command needs one.
+    """
+    if command not in FIT:
+        options = "--ckpt_path best, last, a run directory or a file"
+        raise ValueError(f"{command} needs a trained model: {options}")
+
+
+def _given(words: Sequence[str], name: str) -> Any:
+    """The value of an option on the command line, else in the last config that has it."""
+    if typed := option_values(words, f"--{name}"):
+        return None if typed[-1] == "null" else typed[-1]
+    for file in reversed(option_values(words, *CONFIG_OPTIONS)):
+        value: Any = read_config(Path(file)) if os.path.exists(file) else {}
+        for part in name.split("."):
+            value = value.get(part, ABSENT) if isinstance(value, dict) else ABSENT
+        if value is not ABSENT:
+            return value
+    return None
+
+
+def set_length(trainer: Any, words: Sequence[str]) -> str:
+    """Give a run without any config a length, unless an option does.
+
+    Args:
+        trainer: The parsed options of the trainer.
+        words: The command line.
+
+    Returns:
+        What to print; empty if nothing was set.
+    """
+    is_set = trainer.max_steps != -1 or any(trainer.get(name) for name in LENGTHS)
+    if is_set or words[0] not in FIT or option_values(words, "--ckpt_path", *CONFIG_OPTIONS):
+        return ""
+    trainer.max_steps = DEFAULT_STEPS
+    return (
+        f"without a config, a run has {DEFAULT_STEPS} steps: --trainer.max_steps or --trainer.max_epochs changes this"
+    )
 
 
 def experiment_of(words: Sequence[str]) -> str:
@@ -41,6 +212,15 @@ def experiment_of(words: Sequence[str]) -> str:
     with_model = (file for file in reversed(given) if file.is_file() and {"model", "data"} & read_config(file).keys())
     path = next(with_model, given[-1])
     return file_name(path.resolve().parent.parent.name if path.name == CONFIG else path.stem)
+
+
+def complete(words: Sequence[str]) -> list[str]:
+    """The words for the parser: configs by path, that of a run to evaluate or resume too, before all other options.
+
+    Raises:
+        ValueError: A config is neither a file nor shipped, a word is no option, or there is no such checkpoint.
+    """
+    return configs_first(with_config_of_run(with_config_paths(words)))
 
 
 def with_config_of_run(words: list[str]) -> list[str]:
@@ -143,7 +323,7 @@ def check_store(data: Mapping[str, Any], words: Sequence[str]) -> None:
         ValueError: If the store is missing and neither ``data.path`` nor, in the words, ``data.corpus`` is given.
     """
     if data.get("mixture") is None and data.get("raw_dtype") is None:
-        sections = [yaml.safe_load(section) for section in option_values(words, "--data")]  # files among them are words
+        sections = [parse_yaml(section) for section in option_values(words, "--data")]  # files among them are words
         named = {name for section in sections if isinstance(section, dict) for name in section}
         is_given = "corpus" in named or option_values(words, "--data.corpus")
         check_named_store(data.get("store"), data.get("corpus") if is_given else None, data.get("path"))

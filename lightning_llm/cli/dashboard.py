@@ -7,6 +7,7 @@ run: it would follow links to folders, even in a circle.
 
 import argparse
 import re
+import socket
 import sys
 import tempfile
 import threading
@@ -36,6 +37,7 @@ def run_dashboard(options: argparse.Namespace) -> None:
     """Show runs in TensorBoard, on this machine only, until Ctrl-C."""
     if not 0 <= options.port <= 65535:
         raise ValueError(f"--port must be from 0 to 65535, got {options.port}")
+    check_port(options.port)
     say = partial(print, "lightning-llm dashboard:", file=sys.stderr)
     runs = find_runs(options.runs, EVENTS, "no TensorBoard events in it (was another logger set?)", say)
     with interrupts.taken("dashboard"), tempfile.TemporaryDirectory(prefix="lightning-llm-dashboard-") as folder:
@@ -48,6 +50,20 @@ def run_dashboard(options: argparse.Namespace) -> None:
         except KeyboardInterrupt:
             interrupts.hold_off()  # a second signal must not disturb the cleanup
             print()
+
+
+def check_port(port: int) -> None:
+    """Refuse a port that is in use, before TensorBoard is imported.
+
+    Raises:
+        ValueError: It is in use, or not allowed.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as TensorBoard's server: not after a closed one
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise ValueError(f"--port {port}: {error.strerror}; give another, or --port 0 for any free one") from error
 
 
 def start(folder: Path, port: int) -> str:

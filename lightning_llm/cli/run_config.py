@@ -27,7 +27,7 @@ from lightning_llm.accounting.hardware import (
 from lightning_llm.accounting.memory import STRATEGIES
 from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG
-from lightning_llm.io.config_file import Section, read_config
+from lightning_llm.io.config_file import Section, config_path, read_config
 from lightning_llm.io.imports import is_foreign
 from lightning_llm.io.untrusted import file_in, read_json, shown
 from lightning_llm.model.config import ModelConfig, config_of_file
@@ -107,7 +107,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that say which run, on which device."""
     add = parser.add_argument
     configs = "a config for fit, or the config.yaml of a run; repeatable"
-    add("--config", "-c", type=Path, required=True, action="append", metavar="FILE", help=configs)
+    add("--config", "-c", required=True, action="append", metavar="FILE", help=configs)
     add("--device", metavar="NAME", help="a known GPU, or a part of its name, such as h100 (default: a CPU)")
     add("--world-size", type=int, metavar="N", help="processes (default: the config's, or 1)")
     add("--strategy", choices=STRATEGIES, help="how processes share the model (default: the config's)")
@@ -140,7 +140,7 @@ def read_run(options: argparse.Namespace) -> RunConfig:
     """
     raw: Section = {}
     source = Path()  # the config that decides the vocabulary
-    for file in options.config:
+    for file in map(Path, map(config_path, options.config)):
         content = read_config(file)
         raw, source = merged(raw, content), file if VOCABULARY & _section(content, "data").keys() else source
     if not isinstance(document_mask := _section(raw, "data").get("document_mask", False), bool):
@@ -235,7 +235,7 @@ def _class(raw: Section, name: str, default: str) -> tuple[str, Section]:
 
 def _architecture(raw: Section, options: argparse.Namespace, source: Path) -> ModelConfig:
     vocab_size = options.vocab_size
-    fields, data = dict(_section(raw, "model.architecture")), _section(raw, "data")
+    fields = dict(_section(raw, "model.architecture"))
     if vocab_size is not None:
         fields["vocab_size"] = vocab_size
     elif fields.get("vocab_size") is None:
@@ -334,5 +334,6 @@ def _reserve(raw: Section, asked: int | None, kind: str, world_size: int) -> Res
 
 def _world_size(raw: Section) -> int:
     devices, nodes = _section(raw, "trainer").get("devices"), _whole(raw, "trainer.num_nodes", 1)
-    is_count = isinstance(devices, int | str) and re.fullmatch("[0-9]{1,9}", str(devices))
-    return int(nodes) * (max(1, int(devices)) if is_count else 1)
+    if isinstance(devices, int | str) and re.fullmatch("[0-9]{1,9}", str(devices)):
+        return int(nodes) * max(1, int(devices))
+    return int(nodes)

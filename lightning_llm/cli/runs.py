@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from lightning_llm.model.transformer import Transformer
 
 JOB = "job"
+RUNS = Path("runs")  # where `last` and `best` are looked for
 EXAMPLE = "runs/quickstart/version_0"
 EVENTS = "events.out.tfevents*"
 THREADS = "threads"  # in the summary; older ones lack it
@@ -88,18 +89,23 @@ def find_checkpoint(given: str, root: Path, say: Callable[[str], object] = _to_s
     Raises:
         ValueError: There is no such checkpoint. Training from scratch instead would silently lose the run.
     """
+    path = named_checkpoint(given, root)
+    if given in ("last", "best"):
+        return checkpoint_in(path, say, prefer_best=given == "best")
     from lightning_llm.checkpoints.sharded import is_folder
 
+    return checkpoint_in(path, say) if path.is_dir() and not is_folder(path) else path
+
+
+def named_checkpoint(given: str, root: Path) -> Path:
+    """The run, or the checkpoint, that ``--ckpt_path`` names, without torch. As :func:`find_checkpoint`."""
     if given in ("last", "best"):
-        run = newest_run(root)
-        if run is None:
+        if (run := newest_run(root)) is None:
             raise ValueError(f"ckpt_path {given!r}: no checkpoint in {root}: leave ckpt_path out to start from scratch")
-        return checkpoint_in(run, say, prefer_best=given == "best")
-    path = Path(given)
-    if path.is_dir() and not is_folder(path):
-        return checkpoint_in(path, say)
+        return run
     if "://" in given:
         raise ValueError(f"ckpt_path {given!r} is a URL: download it and give the file")
+    path = Path(given)
     if not (path.is_file() or path.is_dir()):
         raise ValueError(f"ckpt_path {given!r}: no such file; give a checkpoint, a run directory, 'last' or 'best'")
     return path
@@ -107,11 +113,11 @@ def find_checkpoint(given: str, root: Path, say: Callable[[str], object] = _to_s
 
 def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefer_best: bool = True) -> Path:
     """The best or newest whole checkpoint of a run. Arguments and errors as in :func:`find_checkpoint`."""
+    if not any(path.exists() for path in _files(run)):
+        raise ValueError(f"{run} holds no checkpoint: give a run directory, such as {newest_run(run) or EXAMPLE}")
     from lightning_llm.checkpoints.reading import BEST, in_time, is_whole
 
     best, files = run / CHECKPOINTS / BEST, _newest_first(run)
-    if not files and not best.exists():
-        raise ValueError(f"{run} holds no checkpoint: give a run directory, such as {newest_run(run) or EXAMPLE}")
     candidates = [best, *files] if prefer_best and best.exists() else files
     tried = []
     for number, path in enumerate(in_time(candidates)):
@@ -200,7 +206,7 @@ def open_model(given: str, device: str, *, trust_code: bool = False) -> tuple["T
     if is_model_folder(Path(given)):
         model, content = load_model(Path(given), device)
     else:
-        model, content = load_transformer(find_checkpoint(given, Path("runs")), device, trust_code=trust_code)
+        model, content = load_transformer(find_checkpoint(given, RUNS), device, trust_code=trust_code)
     if content is None:
         raise ValueError(f"{given} holds no tokenizer: give a model that was trained or exported with one")
     return model, Tokenizer.from_str(content)

@@ -130,21 +130,22 @@ class TrainingCLI(LightningCLI):
         """Find the checkpoint; prepare the process."""
         jobs.check_restarts()
         jobs.check_address()
+        asked = self._options.trainer
+        if line := command_line.set_length(asked, self._words):
+            _say(f"lightning-llm {self.subcommand}: {line}")
         if self._options.get("weights_only") is False:
             raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
         if issubclass(self.classes["data"], TokenDataModule):
             command_line.check_store(self._options.data, self._words)
         elif self.subcommand == "predict":
             raise ValueError("predict continues the predict_prompts of TokenDataModule: use lightning-llm generate")
-        asked = self._options.trainer
         folder = Path(asked.run_dir or Path(asked.default_root_dir) / self.experiment)
         if self._ckpt_path is not None:
             self.checkpoint = find_checkpoint(self._ckpt_path, folder, _say)
         elif self.subcommand == "fit":
             self.checkpoint = _of_earlier_attempt(folder)
-        elif self.subcommand != "check":
-            options = "--ckpt_path best, last, a run directory or a file"
-            raise ValueError(f"{self.subcommand} needs a trained model: {options}")
+        else:
+            command_line.check_trained(str(self.subcommand))
         if self.checkpoint is not None and self.subcommand not in ("fit", "check"):
             read_outline(self.checkpoint, LIGHTNING)  # a file that is no checkpoint, before data are prepared
         saved: dict[str, Any] = {}
@@ -304,7 +305,7 @@ class _LeftTheOthers(SystemExit):
 
 def _run_command(command: str, words: list[str], given: dict[str, type | None]) -> TrainingCLI:
     try:
-        complete = command_line.configs_first(command_line.with_config_of_run(words))
+        complete = command_line.complete(words)
         for line in command_line.check_configs(complete):  # before anything imports what they name
             _say(f"lightning-llm {command}: {line}")
         classes: dict[str, Any] = own_classes.choose(complete, given)

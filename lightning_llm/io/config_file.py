@@ -4,6 +4,7 @@ So is what would take too much memory or time: aliases that multiply, deep nesti
 numbers of thousands of digits, large files.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ DEEPEST = 40
 MOST_CHARACTERS = 1 << 20  # with what aliases stand for, and the whole name (a.b.c) of each value
 _LONGEST_NUMBER = 100  # characters
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+SHIPPED = Path(__file__).parents[1] / "configs"  # in a clone a link
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if libyaml is installed
 
 Section = dict[str, Any]
@@ -25,6 +27,21 @@ Section = dict[str, Any]
 
 class HostileYAMLError(ValueError):
     """A key is given twice in one mapping, or a limit is exceeded; the text says where."""
+
+
+def config_path(given: str) -> str:
+    """The file that a config option means: one of that name, with or without ``.yaml``, else the shipped config.
+
+    Raises:
+        ValueError: There is neither.
+    """
+    for path in (given, f"{given}.yaml"):
+        if os.path.exists(path) and not os.path.isdir(path):
+            return path
+    shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.yaml"))}
+    if (file := shipped.get(given.removesuffix(".yaml"))) is not None:
+        return str(file)
+    raise ValueError(f"config {shown(given)} is no file and no shipped config: give a file, or {', '.join(shipped)}")
 
 
 def read_config(file: Path) -> Section:
@@ -108,8 +125,12 @@ def _size(node: yaml.Node, sizes: dict[int, _Size]) -> _Size:
     else:
         sizes[id(node)] = _Size(1, 0, 1, len(node.value) + 1)
         return sizes[id(node)]
-    nodes, levels, leaves, characters = zip(_Size(1, -1, 0, 0), *children, strict=True)
-    found = _Size(sum(nodes), 1 + max(levels), max(1, sum(leaves)), sum(characters))
+    found = _Size(
+        nodes=1 + sum(each.nodes for each in children),
+        levels=1 + max((each.levels for each in children), default=-1),
+        leaves=max(1, sum(each.leaves for each in children)),
+        characters=sum(each.characters for each in children),
+    )
     if found.nodes > MOST_NODES or found.levels > DEEPEST:
         raise HostileYAMLError(
             f"aliases expand to more than {MOST_NODES} values or {DEEPEST} levels, in line {line}: write less"

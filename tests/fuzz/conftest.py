@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
@@ -91,7 +92,8 @@ class World:
             else:
                 shutil.copyfile(source, target)
         try:
-            yield root, work
+            with mock.patch.dict(os.environ, HOME=str(work)):  # a draw may read all of ~, which may hold gigabytes
+                yield root, work
         finally:
             watch.clear(root)
 
