@@ -189,19 +189,21 @@ def _recipe(made: object, known: Mapping[str, Any], arguments: dict[str, Any] | 
     return {"class_path": path, **({"init_args": arguments} if is_known else {})}
 
 
-def restored_optimizer(given: Any, default: type[Optimizer]) -> Any:
-    """The factory of an optimizer from its recipe.
+def restored_optimizer(given: Any) -> Any:
+    """The factory of an optimizer from its recipe; after a warning one that raises if it cannot be restored.
 
-    Args:
-        given: A recipe; anything else is returned unchanged.
-        default: Used, after a warning, in place of a class that cannot be restored.
+    Anything but a recipe is returned unchanged.
     """
     if not isinstance(given, dict):
         return given
     if known := known_optimizer(given):
         return known
-    _warn_not_restored("optimizer", given, f"this model has {default.__name__} with its defaults")
-    return default
+    _warn_not_restored("optimizer", given)
+    return partial(_lost_optimizer, given["class_path"])
+
+
+def _lost_optimizer(class_path: str, params: object) -> Optimizer:
+    raise _not_restored("optimizer", class_path)
 
 
 def known_optimizer(given: Recipe) -> Callable[..., Optimizer] | None:
@@ -234,8 +236,7 @@ class LostSchedule(Schedule):
         Raises:
             ValueError: Always.
         """
-        give = "give load_from_checkpoint the argument schedule to train this model"
-        raise ValueError(f"the checkpoint's schedule {self.class_path} is not restored: {give}")
+        raise _not_restored("schedule", self.class_path)
 
 
 def _known_schedules() -> dict[str, Any]:
@@ -250,7 +251,7 @@ def restored_schedule(given: Any) -> Any:
         return given
     kind = _known_schedules().get(given["class_path"])
     if kind is None or "init_args" not in given:
-        _warn_not_restored("schedule", given, "this model cannot be trained")
+        _warn_not_restored("schedule", given)
         return LostSchedule(given["class_path"])
     return _try("schedule", given, lambda: kind(**given["init_args"]))
 
@@ -262,6 +263,10 @@ def _try(name: str, recipe: Recipe, make: Callable[[], Any]) -> Any:
         raise ValueError(f"the checkpoint's {name} {recipe['class_path']} cannot be made: {error}") from error
 
 
-def _warn_not_restored(name: str, recipe: Recipe, words: str) -> None:
-    text = f"the checkpoint's {name} {recipe['class_path']} is not restored: {words}"
-    warnings.warn(f"{text}; give load_from_checkpoint the argument {name}", stacklevel=3)
+def _not_restored(name: str, class_path: str) -> ValueError:
+    give = f"give load_from_checkpoint the argument {name} to train this model"
+    return ValueError(f"the checkpoint's {name} {class_path} is not restored: {give}")
+
+
+def _warn_not_restored(name: str, recipe: Recipe) -> None:
+    warnings.warn(str(_not_restored(name, recipe["class_path"])), stacklevel=3)

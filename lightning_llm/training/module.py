@@ -87,7 +87,7 @@ class LanguageModel(PlannedModule, OptimizedModule, CheckpointedModule, SummedLo
             raise ValueError(f"loss_chunks must be at least 0 or null, got {loss_chunks}")
         # a checkpoint has plain values for architecture, optimizer and schedule
         self.architecture = ModelConfig(**architecture) if isinstance(architecture, dict) else architecture
-        self.make_optimizer, self.schedule = restored_optimizer(optimizer, AdamW), restored_schedule(schedule)
+        self.make_optimizer, self.schedule = restored_optimizer(optimizer), restored_schedule(schedule)
         self.groups = [rule if isinstance(rule, GroupRule) else GroupRule(**rule) for rule in groups or ()]
         self.loss_chunks, self.compile_mode, self.compile_scope = loss_chunks, compile_mode, compile_scope
         self.init_from, self.budget = init_from, MemoryBudget.of(memory_budget, memory_reserve)

@@ -120,9 +120,11 @@ def test_what_is_not_restored_is_said(saved):
     with pytest.warns(UserWarning, match="is not restored") as warned:
         loaded = LanguageModel.load_from_checkpoint(path, weights_only=True)
     messages = [str(warning.message) for warning in warned]
-    assert any("OwnSGD is not restored: this model has AdamW with its defaults" in line for line in messages)
-    assert any("OwnSchedule is not restored: this model cannot be trained" in line for line in messages)
-    assert loaded.make_optimizer is AdamW
+    for name, kind in (("optimizer", "OwnSGD"), ("schedule", "OwnSchedule")):
+        line = f"{kind} is not restored: give load_from_checkpoint the argument {name} to train this model"
+        assert any(line in message for message in messages)
+    with pytest.raises(ValueError, match="OwnSGD is not restored"):
+        loaded.make_optimizer([torch.nn.Parameter(torch.zeros(1))])
     assert isinstance(loaded.schedule, LostSchedule)
 
 
@@ -137,7 +139,9 @@ def test_a_checkpoint_decides_on_no_import(saved):
     content["hyper_parameters"]["optimizer"] = {"class_path": "os.system", "init_args": {"command": "true"}}
     torch.save(content, "evil.ckpt")
     with pytest.warns(UserWarning, match=r"os\.system is not restored"):
-        assert LanguageModel.load_from_checkpoint("evil.ckpt", weights_only=True).make_optimizer is AdamW
+        loaded = LanguageModel.load_from_checkpoint("evil.ckpt", weights_only=True)
+    with pytest.raises(ValueError, match=r"os\.system is not restored"):
+        loaded.make_optimizer([])
 
 
 def test_an_older_checkpoint_says_that_it_has_no_settings(saved):
