@@ -7,6 +7,7 @@ has parameters of these names; a norm with its size and ``eps``.
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib import import_module
 from typing import Any
 
 from torch import nn
@@ -53,7 +54,7 @@ def build(
     part = getattr(config, kind)
     name = name_of(part)
     built_in = BUILT_IN[kind].get(name)
-    make = _imported(kind, name if built_in is None else f"{PACKAGE}model.{built_in.path}")
+    make = _imported(kind, name) if built_in is None else _shipped(built_in.path)
     if built_in is None and not (isinstance(make, type) and issubclass(make, base)):
         raise ValueError(f"{kind} {name!r} is {make!r}: it must be a class derived from {_path(base)}")
     given: tuple[Any, ...] = (config,) if size is None else (size,)
@@ -70,6 +71,13 @@ def build(
         words = FORWARDS[kind].split(", ")
         _check_call(kind, name, type(made).forward, f".forward({FORWARDS[kind]})", (made, *words), {})
     return made
+
+
+def _shipped(path: str) -> Callable[..., Any]:
+    """A built-in part, which may be a class of torch under our name."""
+    module, _, name = path.rpartition(".")
+    found: Callable[..., Any] = getattr(import_module(f"{PACKAGE}model.{module}"), name)
+    return found
 
 
 def _imported(kind: str, path: str) -> Callable[..., Any]:
