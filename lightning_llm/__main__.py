@@ -94,7 +94,7 @@ def _run(words: Sequence[str]) -> int:
         print(f"lightning-llm {__version__}")
         return 0
     if words[0] in TRAINER_WORDS:
-        from lightning_llm.cli.command_line import refused
+        from lightning_llm.cli.early_checks import refused
 
         if status := refused(words):
             return status

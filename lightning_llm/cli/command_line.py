@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from difflib import get_close_matches
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,13 @@ from jsonargparse import ArgumentError, ArgumentParser, get_loader, set_loader, 
 from jsonargparse.typing import Path as ParsersPath
 
 from lightning_llm.checkpoints.run_directory import CONFIG
-from lightning_llm.cli import jobs
-from lightning_llm.cli.errors import TRAINER_WORDS, USER_ERROR, one_line, reports
-from lightning_llm.cli.process import is_first_process
-from lightning_llm.cli.runs import find_checkpoint, named_checkpoint, newest_run, run_of
-from lightning_llm.data.corpora import STDIN, open_corpus
-from lightning_llm.data.prepare import check_named_store, given_tokenizer
+from lightning_llm.cli.errors import TRAINER_WORDS
+from lightning_llm.cli.runs import find_checkpoint, newest_run, run_of
+from lightning_llm.data.prepare import check_named_store
 from lightning_llm.io.config_file import check_yaml, config_path, parse_yaml, read_config
-from lightning_llm.io.imports import NAMED, PACKAGE, definitions, is_foreign, is_import_path
+from lightning_llm.io.imports import NAMED, definitions, is_foreign, is_import_path
 from lightning_llm.io.untrusted import check_regular, file_name, shown
-from lightning_llm.model.parts import BUILT_IN, name_of, normalized, part_faults
+from lightning_llm.model.parts import BUILT_IN, name_of, normalized
 
 CONFIG_OPTIONS = ("--config", "-c")
 SECTIONS = ("model", "data", "trainer")
@@ -36,34 +32,8 @@ OFFERED = ("lightning_llm", "torch.optim", "lightning.fabric.plugins", *(f"light
 _PERMITTED: set[str] = set()
 SINGLE_OPTIONS = ("seed_everything", "keep_freed_memory", "ckpt_path", "weights_only", "return_predictions", "verbose")
 FLAGS = ("-h", "--help", "--print_config", "--trust-code")
-WHOLE_SECTIONS = ("--model", "--data", "--trainer", "--model.architecture")
 DEFAULT_STEPS = 300  # of a run without a config; Lightning's default is 1,000 epochs
 LENGTHS = ("max_epochs", "max_time", "min_steps", "min_epochs", "fast_dev_run")
-ABSENT = object()
-
-
-def refused(words: Sequence[str]) -> int:
-    """Look for mistakes in the words of a shell that can be known before torch is imported.
-
-    Returns:
-        0, or the exit status after a line about a mistake.
-    """
-    if any(word in ("-h", "--help") or word.endswith(".help") for word in words):
-        return 0
-    try:
-        complete = with_config_paths(words)
-        check_configs(complete)
-        jobs.check_restarts()
-        jobs.check_address()
-        if is_first_process() and "--print_config" not in words:  # another host may lack the text
-            _check_named(complete)
-    except (ValueError, OSError) as error:
-        reason = one_line(error)
-        if isinstance(error, OSError) and error.strerror:
-            reason = f"{error.strerror}: {error.filename}"
-        line = f"lightning-llm {words[0]}: error: {reason}"
-        return reports.mistake(words[0], line) if is_first_process() else USER_ERROR
-    return 0
 
 
 def with_config_paths(words: Sequence[str]) -> list[str]:
@@ -117,69 +87,6 @@ def _check_option(name: str) -> None:
     close = get_close_matches(name if not dot else f"--{top}", known, 1)
     hint = f"did you mean {close[0]}{name[len(top) + 2 :] if dot else ''}?" if close else f"options are {options}"
     raise ValueError(f"{shown(name)} is no option: {hint}")
-
-
-def _check_named(words: Sequence[str]) -> None:
-    """Refuse a checkpoint, a text or the name of a part that does not exist, if it is an option of its own.
-
-    A whole section in one word, such as ``--trainer FILE``, is left to the parser.
-
-    Raises:
-        ValueError: One does not exist.
-    """
-    given, checkpoint = partial(_given, words), _given(words, "ckpt_path")
-    has_section = any(word.partition("=")[0].removesuffix("+") in WHOLE_SECTIONS for word in words)
-    if checkpoint is None:
-        check_trained(words[0])
-    elif checkpoint not in ("last", "best"):
-        named_checkpoint(str(checkpoint), Path())
-    elif not has_section:
-        folder = Path(given("trainer.default_root_dir") or "runs", experiment_of(words))
-        is_of_run = not option_values(words, *CONFIG_OPTIONS)  # then any run below the folder counts
-        named_checkpoint(checkpoint, Path(given("trainer.run_dir") or (folder.parent if is_of_run else folder)))
-    is_foreign_class = any(is_foreign(given(f"{name}.class_path") or PACKAGE) for name in ("model", "data"))
-    if checkpoint is not None or has_section or is_foreign_class:
-        return
-    for kind, known in BUILT_IN.items():
-        name = given(f"model.architecture.{kind}")
-        if isinstance(name, str) and name not in known and "." not in name:
-            raise ValueError(next(part_faults(kind, name)))
-    source, path, tokenizer = map(given, ("model.init_from", "data.path", "data.tokenizer"))
-    if source is not None and not os.path.exists(str(source)):
-        raise ValueError(
-            f"model.init_from {shown(source)} does not exist: give a checkpoint, a run or a model's folder"
-        )
-    data = {name: given(f"data.{name}") for name in ("store", "corpus", "path", "mixture", "raw_dtype")}
-    check_store(data, words)
-    if data["store"] is None and data["mixture"] is None and data["raw_dtype"] is None:
-        if isinstance(path, str) and path != STDIN and not Path(path).expanduser().exists():
-            open_corpus([path])  # raises, unless it is a glob
-        if isinstance(tokenizer, str) and not Path(tokenizer).is_file():
-            given_tokenizer(tokenizer)
-
-
-def check_trained(command: str) -> None:
-    """Refuse to evaluate without a checkpoint.
-
-    Raises:
-        ValueError: The command needs one.
-    """
-    if command not in FIT:
-        options = "--ckpt_path best, last, a run directory or a file"
-        raise ValueError(f"{command} needs a trained model: {options}")
-
-
-def _given(words: Sequence[str], name: str) -> Any:
-    """The value of an option on the command line, else in the last config that has it."""
-    if typed := option_values(words, f"--{name}"):
-        return None if typed[-1] == "null" else typed[-1]
-    for file in reversed(option_values(words, *CONFIG_OPTIONS)):
-        value: Any = read_config(Path(file)) if os.path.exists(file) else {}
-        for part in name.split("."):
-            value = value.get(part, ABSENT) if isinstance(value, dict) else ABSENT
-        if value is not ABSENT:
-            return value
-    return None
 
 
 def set_length(trainer: Any, words: Sequence[str]) -> str:
@@ -341,6 +248,8 @@ def config_files(words: Sequence[str]) -> dict[Path, Any]:
     for name in dict.fromkeys(word.partition("=")[0].removesuffix("+") for word in words):
         if name == "--data" or name.startswith(("--model", "--trainer")):
             for value in option_values(words, name, f"{name}+"):
+                if name.endswith(".init_args") and not isinstance(parse_yaml(value), dict):
+                    raise ValueError(f"{name[2:]} must hold options by name, got {shown(value)}")
                 _look_at(value, Path(), found)
     return found
 

@@ -31,7 +31,7 @@ from lightning_llm.cli.comparison import (
     with_threads,
 )
 from lightning_llm.cli.errors import OneLineParser, tool
-from lightning_llm.cli.runs import THREADS, find_runs
+from lightning_llm.cli.run_names import THREADS, find_runs
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console, folded, room
 

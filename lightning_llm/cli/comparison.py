@@ -23,7 +23,7 @@ from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.verdict import Sample, Verdict, verdicts
 from lightning_llm.checkpoints.event_files import read_curves
 from lightning_llm.checkpoints.run_directory import read_summary
-from lightning_llm.cli.runs import EVENTS, THREADS, Run, descriptions, made_different, option_columns
+from lightning_llm.cli.run_names import EVENTS, THREADS, Run, descriptions, made_different, option_columns
 from lightning_llm.training.run_options import MEMORY, PEAK, SEEDS, identity
 
 LOSS, BITS, PEAK_MEMORY = "val_loss", "bits_per_byte", "peak_memory_gib"

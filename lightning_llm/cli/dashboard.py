@@ -19,7 +19,8 @@ from typing import Any
 from lightning_llm.checkpoints.event_files import event_files
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.process import interrupts
-from lightning_llm.cli.runs import EVENTS, find_runs, run_names
+from lightning_llm.cli.run_names import EVENTS, find_runs, run_names
+from lightning_llm.io.untrusted import check_regular
 
 HOST = "127.0.0.1"
 RELOAD_S = 5.0  # as TensorBoard's own
@@ -99,7 +100,8 @@ def link_events(run: Path, place: Path) -> None:
     """Put a link to each event file of a run that has none yet into a folder, in folders as in the run."""
     for path in event_files(run):
         link = place / path.relative_to(run)
-        if path.is_file() and not link.is_symlink():
+        if path.exists() and not link.is_symlink():
+            check_regular(path)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path.resolve())
 

@@ -30,7 +30,7 @@ from lightning_llm.checkpoints.run_directory import (
     state_of,
 )
 from lightning_llm.cli.errors import OneLineParser, tool
-from lightning_llm.cli.runs import find_runs, option_columns, run_folders
+from lightning_llm.cli.run_names import find_runs, option_columns, run_folders
 from lightning_llm.io.atomic import remove_path, write_json
 from lightning_llm.io.console import Console, folded, room
 

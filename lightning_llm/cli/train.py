@@ -30,7 +30,7 @@ from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint, read_outline
 from lightning_llm.checkpoints.run_directory import CONFIG
 from lightning_llm.checkpoints.schema import LIGHTNING
-from lightning_llm.cli import command_line, jobs, own_classes
+from lightning_llm.cli import command_line, early_checks, jobs, own_classes
 from lightning_llm.cli.errors import FAILED, USER_ERROR, help_of, in_plain_words, one_line, reports, with_page
 from lightning_llm.cli.process import interrupts, is_first_process, quieten
 from lightning_llm.cli.report import RunReport, print_checks
@@ -145,7 +145,7 @@ class TrainingCLI(LightningCLI):
         elif self.subcommand == "fit":
             self.checkpoint = _of_earlier_attempt(folder)
         else:
-            command_line.check_trained(str(self.subcommand))
+            early_checks.check_trained(str(self.subcommand))
         if self.checkpoint is not None and self.subcommand not in ("fit", "check"):
             read_outline(self.checkpoint, LIGHTNING)  # a file that is no checkpoint, before data are prepared
         saved: dict[str, Any] = {}

@@ -34,7 +34,7 @@ from lightning_llm.cli.compare import (
     read_results,
 )
 from lightning_llm.cli.report import RunReport
-from lightning_llm.cli.runs import Run, find_runs
+from lightning_llm.cli.run_names import Run, find_runs
 from lightning_llm.io.console import Console
 from lightning_llm.training.callbacks import StopOnSignal
 from tests.ablate import conftest as ablate_conftest

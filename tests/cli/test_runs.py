@@ -13,7 +13,8 @@ from lightning_llm.checkpoints import run_directory
 from lightning_llm.checkpoints.event_files import put_events_before, read_curves
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, take_turn, turn_of
 from lightning_llm.cli.report import RunReport
-from lightning_llm.cli.runs import CONFIG, newest_run, run_folders
+from lightning_llm.cli.run_names import run_folders
+from lightning_llm.cli.runs import CONFIG, newest_run
 from lightning_llm.io.atomic import link_path
 
 HOLDER = """
@@ -103,8 +104,9 @@ def test_an_event_file_that_is_a_fifo_is_one_line(tmp_path, place, capsys):
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / "config.yaml").write_text("seed_everything: 1\n")
     os.mkfifo(tmp_path / place)
-    with pytest.raises(ValueError, match="is a FIFO, expected a file"):
-        read_curves(tmp_path, bool)
+    if place[0] == "e":  # those below are not of the run itself
+        with pytest.raises(ValueError, match="is a FIFO, expected a file"):
+            read_curves(tmp_path, bool)
     (tmp_path / "events.out.tfevents.0.host").touch()
     assert main(["dashboard", str(tmp_path)]) == 2
     assert f"{tmp_path / place} is a FIFO, expected a file" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.worker import work
 from lightning_llm.bench.harness import describe_machine
+from lightning_llm.cli import dashboard
 from tests.ablate.conftest import frozen
 from tests.fuzz import watch
 
@@ -151,3 +152,12 @@ def world(tmp_path_factory):
     finally:
         os.chdir(before)
     return World(template, tmp_path_factory.mktemp("draws"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _dashboard_without_server():
+    """It would serve until Ctrl-C."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(dashboard, "_serve", lambda folder, port, count: None)
+    yield
+    patch.undo()

@@ -138,7 +138,6 @@ ALLOWED = {  # where, call: why
     ("data/token_store.py", "np.fromfile"): "checked when the store was opened",
     ("interop/weights.py", "safe_open"): "takes a path only; checked before",
     ("training/execution.py", "path.read_bytes"): "this package",
-    ("checkpoints/event_files.py", "EventAccumulator"): "takes a path only; checked before",
     ("checkpoints/archives.py", "torch.load"): "takes a path only to map it; checked before",
     ("ablate/page.py", "figure.savefig"): "into memory",
     ("training/callbacks/memory_report.py", "figure.savefig"): "of an open file",
