@@ -258,7 +258,7 @@ def test_no_torch_is_imported():
         (["--device", "H200", "--utilization", "50"], {}, "--utilization must be above 0 and at most 1, got 50.0"),
         ([], {"model": {"architecture": {}}}, "vocab_size is null: give the number of token ids (--vocab-size)"),
         ([], {"model": {"architecture": {**ARCHITECTURE, "dropout": 0.1}}}, "dropout on a CPU is not covered"),
-        ([], {"model": {"architecture": ARCHITECTURE, "optimizer": "my.Own"}}, "optimizer my.Own is not known"),
+        ([], {"model": {"architecture": ARCHITECTURE, "optimizer": "my.Own"}}, "optimizer 'my.Own' is not known"),
         (
             ["--state-dtype", "bfloat16"],
             {"model": {"architecture": ARCHITECTURE, "optimizer": {"class_path": "torch.optim.Adam"}}},
