@@ -6,12 +6,12 @@ Importing torch and Lightning takes seconds, and ``--help`` should not.
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib import import_module
 from signal import SIGINT
 
 from lightning_llm.cli.errors import COMMANDS, TRAINER_WORDS, reports
-from lightning_llm.cli.process import PROGRAM, drop_output, interrupts, open_streams
+from lightning_llm.cli.process import PROGRAM, drop_output, interrupts, note_imports, open_streams
+from lightning_llm.io.imports import look_in_current_folder
 
 # Idle OpenMP threads sleep after this many rounds of waiting, unless the user has set how they wait. libgomp reads it
 # once, when torch loads it. With its own default of 300,000, two runs on two cores take 4 to 7 times as long as one:
@@ -20,7 +20,7 @@ SPINS = "2000"
 BROKEN_PIPE = 128 + 13  # the status of a program that SIGPIPE ended
 TOOLS = [word for word in COMMANDS if word not in TRAINER_WORDS]
 # These build models, and import the user's own parts by their paths, such as my_parts.MyMLP.
-IMPORT_PARTS = {*TRAINER_WORDS, "generate", "evaluate", "export", "bench", "ablate"}
+IMPORT_PARTS = {*TRAINER_WORDS, "generate", "evaluate", "export", "estimate", "plan", "bench", "ablate"}
 
 
 def help_text() -> str:
@@ -29,14 +29,14 @@ def help_text() -> str:
         [
             "usage: lightning-llm COMMAND [OPTION …]\n",
             "Train decoder-only language models.\n",
-            "Training and evaluation (Lightning's options, YAML configs; see configs/):",
+            "Training and evaluation (Lightning's options, configs by path or shipped name):",
             *(f"  {word:<11} {COMMANDS[word].about}" for word in TRAINER_WORDS),
             "\nTools:",
             *(f"  {word:<11} {COMMANDS[word].about}" for word in TOOLS),
             "\nWith any command, --debug prints the traceback of an error. Exit status: 0; 1 if it failed; 2 for a",
             "mistake in an option or a file; 128 plus the number of the signal that ended it.\n",
             "lightning-llm COMMAND --help explains a command. To start:",
-            "  lightning-llm fit --config configs/quickstart.yaml",
+            "  lightning-llm fit --config quickstart",
         ]
     )
 
@@ -63,10 +63,11 @@ def main(
         if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
             os.environ["GOMP_SPINCOUNT"] = SPINS
         if command in IMPORT_PARTS:
-            _look_in_current_folder()
+            look_in_current_folder()
     try:
         if argv is None:
             open_streams(outlive_reader=command in TRAINER_WORDS)
+            note_imports(f"{program} {command}".strip())
         status = (run or _run)(words)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit) as leaving:  # the reader, such as `head`, has left; rich makes it SystemExit
@@ -93,6 +94,10 @@ def _run(words: Sequence[str]) -> int:
         print(f"lightning-llm {__version__}")
         return 0
     if words[0] in TRAINER_WORDS:
+        from lightning_llm.cli.early_checks import refused
+
+        if status := refused(words):
+            return status
         from lightning_llm.cli.train import run
 
         return run(words)
@@ -101,13 +106,6 @@ def _run(words: Sequence[str]) -> int:
         return int(getattr(module, f"run_{words[0]}")(words[1:]))
     known = ", ".join(COMMANDS)
     return reports.mistake(words[0], f"lightning-llm: error: unknown command {words[0]!r}; the commands are {known}")
-
-
-def _look_in_current_folder() -> None:
-    """Find modules in the current folder, after all others: a file there cannot replace an installed module."""
-    with suppress(FileNotFoundError):  # it was deleted
-        if (folder := os.getcwd()) not in sys.path:
-            sys.path.append(folder)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ LAYERS = (
     ("io.console",),
     ("accounting", "ops", "data"),  # data: corpora, tokenizers, token_store, order
     ("data.prepare", "model"),  # model: norm, kv_cache, weights, position, context, build
-    ("model.attention", "model.mlp", "model.experts", "model.block", "model.objective"),
+    ("model.attention", "model.mlp", "model.experts", "model.block", "model.objective", "checkpoints.pickles"),
     ("model.transformer", "optim", "checkpoints.archives"),
     ("generation", "interop", "data.datamodule"),
     ("checkpoints",),
@@ -54,7 +54,7 @@ OUTSIDE = ("benchmarks", "tests")
 GRAB_BAGS = ("utils", "common", "helpers")
 LINE_CAP = 400
 # What the package may grow to. A new concept replaces one, or raises these with a reason in the commit.
-CODE_LINES, FILES, ALL_LINES = 21_700, 184, 39_000  # lines with code, files, and all lines with those of benchmarks/
+CODE_LINES, FILES, ALL_LINES = 22_150, 190, 39_700  # lines with code, files, and all lines with those of benchmarks/
 DOCSTRING_SHARE = 0.2  # of all lines, at least
 
 

@@ -9,9 +9,11 @@ Ages are judged by the file system's own clock: hosts' clocks differ. No locks a
 """
 
 import os
+import re
 import socket
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from lightning_llm.io.untrusted import read_text
 STALE_S = 60.0
 RENEW_S = 5.0
 CLAIMS = "claims"
+_NUMBER = re.compile("0|[1-9][0-9]{0,8}")  # of a claim or process
 
 
 class Claim:
@@ -49,7 +52,7 @@ def take(folder: Path, run: str) -> Claim | None:
         folder: Of the experiment.
         run: Its name.
     """
-    newest = _newest(folder, run)
+    newest = _newest(folder).get(run)
     if newest is not None and not _is_stale(newest):
         return None
     path = folder / CLAIMS / f"{run}.0" if newest is None else _name(newest, 1)
@@ -62,16 +65,19 @@ def take(folder: Path, run: str) -> Claim | None:
     return None
 
 
-def is_taken(folder: Path, run: str) -> bool:
-    """Whether a worker has a run now."""
-    newest = _newest(folder, run)
-    return newest is not None and not _is_stale(newest)
+def taken(folder: Path, runs: Iterable[str]) -> list[str]:
+    """Those of some runs that a worker has now."""
+    newest = _newest(folder)
+    return [run for run in runs if run in newest and not _is_stale(newest[run])]
 
 
-def _newest(folder: Path, run: str) -> Path | None:
-    numbers = (name.rpartition(".") for name in _listed(folder / CLAIMS))
-    of_run = [int(number) for start, _, number in numbers if start == run and number.isdecimal()]
-    return folder / CLAIMS / f"{run}.{max(of_run)}" if of_run else None
+def _newest(folder: Path) -> dict[str, Path]:
+    """The newest claim on each run."""
+    numbers = dict[str, int]()
+    for run, _, number in (name.rpartition(".") for name in _listed(folder / CLAIMS)):
+        if _NUMBER.fullmatch(number):
+            numbers[run] = max(int(number), numbers.get(run, 0))
+    return {run: folder / CLAIMS / f"{run}.{number}" for run, number in numbers.items()}
 
 
 def _listed(folder: Path) -> list[str]:
@@ -91,7 +97,7 @@ def _is_stale(claim: Path) -> bool:
     if not renewed:
         return True
     pid, _, place = read_text(claim, 1 << 10).strip().partition(" ")
-    if place == _place() and pid.isdecimal() and not _is_alive(int(pid)):
+    if place == _place() and _NUMBER.fullmatch(pid) and not _is_alive(int(pid)):
         return True
     return _file_system_time(claim.parent) - renewed > STALE_S
 

@@ -7,13 +7,26 @@ same seed. A *look* is a planned number of pairs that gives verdicts. ``delta`` 
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import yaml
 
-from lightning_llm.ablate.tuning import FIRST_SEED
-from lightning_llm.io.untrusted import TEXT, by_name, file_name, list_of, maybe, record, rule, shown, validate, whole
+from lightning_llm.ablate.tuning import FIRST_SEED, MOST_EXTENSIONS
+from lightning_llm.io.untrusted import (
+    SLASH,
+    TEXT,
+    by_name,
+    file_name,
+    list_of,
+    maybe,
+    printable,
+    record,
+    rule,
+    shown,
+    validate,
+    whole,
+)
 
 BASELINE, AGAIN, NULL = "baseline", "baseline-again", "null"
 METRICS = ("val_loss", "bits_per_byte")
@@ -24,6 +37,7 @@ MATCHES = (TOKENS, FLOPS, TIME)
 CLOSE = 0.005  # how far apart equal numbers of parameters may be, as a share
 MOST_PAIRS = 1000
 LAST_SEED = 2**31  # so that each seed fits in 32 bits
+MOST_RUNS = 100_000  # with those of tuning; an experiment has a hundred
 MOST_LOOKS = 20  # boundaries of 61 take 5 s and 759 MB
 FACTORS, TUNING_SEEDS = (0.5, 0.71, 1.0, 1.41, 2.0), 2
 # Set by the experiment, so that neither options nor variants can
@@ -74,6 +88,10 @@ class Experiment:
         return self.out or f"runs/{file_name(self.name)}"
 
 
+NAME = rule(
+    "one line without control characters",
+    lambda value: isinstance(value, str) and value == printable(value) and not {"\n", "\t"} & set(value),
+)
 _TUNED = rule(
     "a number of the model that changes no initial value, such as model.optimizer.init_args.lr",
     lambda value: isinstance(value, str) and value.startswith("model.") and not value.startswith("model.architecture."),
@@ -97,23 +115,29 @@ def _texts(value: Any, name: str) -> Any:
 LOOKS_KIND = rule(
     f"at most {MOST_LOOKS} increasing numbers of pairs, such as {list(LOOKS)}", lambda value: _are_looks(value)
 )
+SEED = whole(0, LAST_SEED)
+RULES = {  # what a file and a plan have in common
+    "name": NAME,
+    "variants": by_name(_OPTIONS),
+    "metric": rule(" or ".join(METRICS), lambda value: value in METRICS),
+    "delta": maybe(_NUMBER),
+    "alpha": rule("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5),
+    "looks": LOOKS_KIND,
+    "precision": maybe(_NUMBER),
+}
+TUNE = {"option": _TUNED, "factors": _FACTORS, "seeds": whole(1, MOST_PAIRS)}
 _FILE = record(
-    {"baseline": _texts, "variants": by_name(_OPTIONS)},
+    {"baseline": _texts, "variants": RULES["variants"]},
     {
-        "name": TEXT,
+        **RULES,
         "options": maybe(_OPTIONS),
-        "metric": rule(" or ".join(METRICS), lambda value: value in METRICS),
-        "delta": maybe(_NUMBER),
-        "alpha": rule("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5),
-        "looks": LOOKS_KIND,
         "pairs": whole(1, MOST_PAIRS),
-        "precision": maybe(_NUMBER),
-        "seeds": record({"first": whole(0, LAST_SEED)}),
+        "seeds": record({"first": SEED}),
         "match": rule(
             f"{', '.join(MATCHES)} or {PARAMETERS}: {{option: model.architecture.NAME}}",
             lambda value: value in MATCHES or _solved(value) is not None,
         ),
-        "tune": maybe(record({"option": _TUNED}, {"factors": _FACTORS, "seeds": whole(1, MOST_PAIRS)})),
+        "tune": maybe(record({"option": _TUNED}, TUNE)),
         "out": TEXT,
     },
 )
@@ -152,13 +176,10 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
     Raises:
         ValueError: A key is unknown or wrong; a name cannot be that of a folder.
     """
-    validate(content, _FILE, source)
+    validate({"name": name, **content}, _FILE, source)
     given = {key: value for key, value in content.items() if value is not None or key == "delta"}
     variants = {key: flat_options(value) for key, value in given["variants"].items()}
-    for variant in variants:
-        if variant in (BASELINE, AGAIN, NULL) or "," in variant or file_name(variant) != variant or variant[0] == ".":
-            problem = f"must be the name of a folder without commas, and not {BASELINE}, {AGAIN} or {NULL}"
-            raise ValueError(f"{source}: the variant {shown(variant)} {problem}")
+    check_names(variants, source)
     baseline, match = given["baseline"], given.get("match", TOKENS)
     kept = ("metric", "delta", "alpha", "precision", "out")
     asked: dict[str, Any] = {key: given[key] for key in kept if key in given}
@@ -170,11 +191,29 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
         asked["tune"] = {"option": tune["option"], "factors": factors, "seeds": tune.get("seeds", TUNING_SEEDS)}
         if problem := seeds_in_tuning(first, asked["looks"][-1], asked["tune"]["seeds"]):
             raise ValueError(f"{source}: {problem}: give fewer pairs or another seeds.first")
+    check_runs(variants, asked["looks"], asked.get("tune"), source)
     for options, where in ((asked["options"], "options"), *((v, f"variants.{k}") for k, v in variants.items())):
         if own := [option for option in options if option in OWN_OPTIONS]:
             raise ValueError(f"{source}: {where}: {own[0]} is set by the experiment: leave it out")
     files = (baseline,) if isinstance(baseline, str) else tuple(baseline)
     return Experiment(name=given.get("name", name), baseline=files, variants=variants, **asked)
+
+
+def check_names(variants: Iterable[str], source: object) -> None:
+    """Reject a variant whose name is that of no folder, or of another side."""
+    for variant in variants:
+        if variant in (BASELINE, AGAIN, NULL) or folder_name(variant) != variant or variant[0] == ".":
+            problem = (
+                f"must be the name of a folder without commas or backslashes, and not {BASELINE}, {AGAIN} or {NULL}"
+            )
+            raise ValueError(f"{source}: the variant {shown(variant)} {problem}")
+
+
+def check_runs(variants: Sized, looks: Sequence[int], tune: Mapping[str, Any] | None, source: object) -> None:
+    """Reject an experiment of more runs than anyone trains."""
+    each = looks[-1] + (0 if tune is None else tune["seeds"] * (len(tune["factors"]) + MOST_EXTENSIONS))
+    if (runs := (len(variants) + 2) * each) > MOST_RUNS:
+        raise ValueError(f"{source}: variants, looks and tune ask for {runs} runs, expected at most {MOST_RUNS}")
 
 
 def seeds_in_tuning(first: int, pairs: int, tuning_seeds: int) -> str:
@@ -223,13 +262,18 @@ def varied(words: Sequence[str]) -> dict[str, Options]:
     for (option, value), word in zip(options, short, strict=True):
         is_enough = short.count(word) == 1 and word[0].isalpha() and yaml.safe_load(word) == word
         name = word if is_enough else f"{option.rpartition('.')[2]}={word}"
-        name = file_name(name.replace(",", ";"))
+        name = folder_name(name)
         if name in (*found, BASELINE, AGAIN, NULL):
-            name = file_name(f"{option.rpartition('.')[2]}={value}".replace(",", ";"))
+            name = folder_name(f"{option.rpartition('.')[2]}={value}")
         if name in found:
             raise ValueError(f"--vary {option}={value}: the variant {name} is given twice")
         found[name] = {option: value}
     return found
+
+
+def folder_name(text: str) -> str:
+    """The name of a variant's folders: a comma would begin its seed, a backslash is in no plain name of a file."""
+    return file_name(text.replace(",", ";")).replace("\\", SLASH)
 
 
 def _option(word: str) -> tuple[str, str]:

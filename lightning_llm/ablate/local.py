@@ -19,8 +19,9 @@ from lightning_llm.ablate.experiment import BASELINE
 from lightning_llm.ablate.plan import CODE, MAIN, Plan
 from lightning_llm.ablate.results import Result, results_of
 from lightning_llm.ablate.scheduler import Run, State, state_of
-from lightning_llm.ablate.worker import LOGS, MOST_KILLS
+from lightning_llm.ablate.worker import LOGS, MOST_KILLS, last_line
 from lightning_llm.accounting.hardware import shown_duration
+from lightning_llm.io.atomic import open_to_append
 from lightning_llm.io.console import Console
 
 POLL_S = 0.5
@@ -125,8 +126,8 @@ class Worker:
             self._kills += 1
             self.process, status = self._start(), None
         if status:
-            lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
-            raise ValueError(lines[-1].rpartition("error: ")[2] if status > 0 else f"a worker was killed: {self._log}")
+            words = last_line(self._log).rpartition("error: ")[2]
+            raise ValueError(words if status > 0 else f"a worker was killed: {self._log}")
         return status is None
 
     def stop(self) -> None:
@@ -135,7 +136,8 @@ class Worker:
             self.process.send_signal(signal.SIGTERM)
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        with self._log.open("ab") as output:  # in a session of its own: Ctrl-C reaches it through this process alone
+        with open_to_append(self._log) as output:
+            # in a session of its own: Ctrl-C reaches it through this process alone
             return subprocess.Popen(
                 self._command,
                 env=self._environment,

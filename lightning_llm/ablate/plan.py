@@ -20,20 +20,38 @@ from typing import Any
 
 import yaml
 
-from lightning_llm.ablate.experiment import AGAIN, BASELINE, LOOKS_KIND, METRICS, MOST_PAIRS, NULL
+from lightning_llm.ablate.experiment import (
+    AGAIN,
+    BASELINE,
+    MATCHES,
+    MOST_PAIRS,
+    NULL,
+    PARAMETERS,
+    RULES,
+    SEED,
+    TUNE,
+    check_names,
+    check_runs,
+)
 from lightning_llm.ablate.scheduler import Added, Rules, Run
 from lightning_llm.ablate.tuning import Tune
-from lightning_llm.io.atomic import atomic_path, remove_path, write_json
+from lightning_llm.io.atomic import atomic_path, remove_path, write_json, write_text
 from lightning_llm.io.untrusted import (
-    NUMBER,
+    MIB,
+    POSITIVE,
     SHA256,
     TEXT,
+    by_name,
+    file_in,
     list_of,
     maybe,
     one_of,
+    open_regular,
     read_json,
     record,
     rule,
+    shown,
+    some,
     validate,
     whole,
 )
@@ -42,35 +60,32 @@ PLAN, ADDED, CONFIGS, CODE, RUNS, REPORT = "plan.json", "added.json", "configs",
 MAIN = "fit.py"  # in the code: what a run executes. Its folder comes first in the path of imports
 _MAIN = "import sys\n\nfrom lightning_llm.__main__ import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n"
 PACKAGE = Path(__file__).parents[1]
+LARGEST_CODE = 256 * MIB  # of all files of a snapshot; this package has 2
+MOST_ADDED = 200  # times that pairs are added
 
-_ANY = rule("options by name", lambda value: isinstance(value, dict))
-_SIDES = rule(
-    "each side by name", lambda value: isinstance(value, dict) and all(isinstance(v, dict) for v in value.values())
-)
-_SEEN = rule("lists of seeds by name", lambda value: isinstance(value, dict) and all(map(_are_seeds, value.values())))
 ASKED = {
-    "name": TEXT,
-    "variants": rule("at least one by name", lambda value: isinstance(value, dict) and bool(value)),
-    "metric": one_of(*METRICS),
-    "delta": maybe(NUMBER),
-    "alpha": NUMBER,
-    "looks": LOOKS_KIND,
-    "precision": maybe(NUMBER),
-    "first_seed": whole(),
-    "match": TEXT,
+    **RULES,
+    "first_seed": SEED,
+    "match": one_of(*MATCHES, PARAMETERS),
     "solved": maybe(TEXT),
-    "tune": maybe(record({"option": TEXT, "factors": list_of(NUMBER), "seeds": whole(1)})),
-    "asked_configs": _ANY,
+    "tune": maybe(record(TUNE)),
+    "asked_configs": by_name(SHA256, least=0),
     "code": SHA256,
 }
-_FROZEN = {"threads": whole(1), "accelerator": TEXT, "folder": TEXT, "sides": _SIDES}
-_FROZEN |= {"commit": maybe(TEXT), "seen": _SEEN}
+INTERVAL = rule("two numbers", lambda value: isinstance(value, list) and [type(each) for each in value] == [float] * 2)
+_SIDE = some(
+    {"steps": whole(1), "tokenizer": TEXT, "config": SHA256},
+    {
+        **dict.fromkeys(("parameters", "tokens_per_step", "solved"), maybe(whole(1))),
+        **dict.fromkeys(("flops_per_token", "tuned", "chance", "ratio", "time_ratio"), maybe(POSITIVE)),
+        **{"time_ratio_interval": maybe(INTERVAL), "matched": rule("options", lambda value: isinstance(value, dict))},
+    },
+)
+_FROZEN = {"threads": whole(1), "accelerator": TEXT, "folder": TEXT, "sides": by_name(_SIDE)}
+_FROZEN |= {"commit": maybe(TEXT), "seen": by_name(list_of(whole(), MOST_PAIRS), least=0)}
 _PLAN = record({**ASKED, **_FROZEN, "hash": SHA256})
-_ADDED = record({"added": list_of(record({"pairs": whole(1, MOST_PAIRS), "variants": maybe(list_of(TEXT))}))})
-
-
-def _are_seeds(value: object) -> bool:
-    return isinstance(value, list) and all(type(seed) is int for seed in value)
+_OF_VARIANTS = maybe(list_of(TEXT))
+_ADDED = record({"added": list_of(record({"pairs": whole(1, MOST_PAIRS), "variants": _OF_VARIANTS}), MOST_ADDED)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,18 +114,20 @@ class Plan:
             raise ValueError(f"{out} holds no {PLAN}: give the folder of an experiment of lightning-llm ablate run")
         content = read_json(out / PLAN)
         validate(content, _PLAN, out / PLAN)
+        check_names(content["variants"], out / PLAN)
+        check_runs(content["variants"], content["looks"], content["tune"], out / PLAN)
         names = [BASELINE, NULL, *content["variants"]]
-        if missing := [name for name in names if name not in content["sides"]]:
-            raise ValueError(f"{out / PLAN}: sides has no {missing[0]}")
+        if differing := sorted({*names} ^ content["sides"].keys()):
+            raise ValueError(f"{out / PLAN}: sides and variants differ in {shown(differing[0])}")
         numbers = {name: content["sides"][name].get("tuned") for name in names if name != NULL}
-        if content["tune"] and (wrong := [name for name, value in numbers.items() if type(value) not in (int, float)]):
+        if content["tune"] and (wrong := [name for name, value in numbers.items() if value is None]):
             raise ValueError(f"{out / PLAN}: sides.{wrong[0]}.tuned is no number")
         changed = [] if digest({k: v for k, v in content.items() if k != "hash"}) == content["hash"] else [out / PLAN]
         changed += [] if code_hash(code_in(out / CODE)) == content["code"] else [out / CODE]
         for name, side in content["sides"].items():
-            config = out / CONFIGS / f"{name}.yaml"
+            config = file_in(out / CONFIGS, f"{name}.yaml")
             with suppress(FileNotFoundError):
-                if file_hash(config) == side.get("config"):
+                if file_hash(config) == side["config"]:
                     continue
             changed.append(config)
         if changed:
@@ -166,7 +183,7 @@ class Plan:
     def config(self, name: str) -> Path:
         """The config of a run's side; the baseline that runs again has the baseline's."""
         side = self.side(name)
-        return (self.out / CONFIGS / f"{BASELINE if side == AGAIN else side}.yaml").resolve()
+        return file_in(self.out / CONFIGS, f"{BASELINE if side == AGAIN else side}.yaml").resolve()
 
     @property
     def names(self) -> list[str]:
@@ -197,12 +214,12 @@ def freeze(out: Path, content: Mapping[str, Any], configs: Mapping[str, Any], co
         for name, path in code.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, temporary / name)
-        (temporary / MAIN).write_text(_MAIN, encoding="utf-8")
+        write_text(temporary / MAIN, _MAIN)
     (out / CONFIGS).mkdir(exist_ok=True)
     sides = {name: dict(side) for name, side in content["sides"].items()}
     for name, options in configs.items():
         config = out / CONFIGS / f"{name}.yaml"
-        config.write_text(yaml.safe_dump(options, sort_keys=False), encoding="utf-8")
+        write_text(config, yaml.safe_dump(options, sort_keys=False))
         sides[name]["config"] = file_hash(config)
     whole_plan = {**content, "sides": sides}
     write_json(out / PLAN, {**whole_plan, "hash": digest(whole_plan)})
@@ -215,8 +232,12 @@ def digest(content: object) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """The SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """The SHA-256 of a file of code or of a config."""
+    found = hashlib.sha256()
+    with open_regular(path, LARGEST_CODE) as file:
+        while block := file.read(MIB):
+            found.update(block)
+    return found.hexdigest()
 
 
 # ---- code
@@ -262,7 +283,13 @@ def code_in(folder: Path) -> dict[str, Path]:
 
 
 def code_hash(code: Mapping[str, Path]) -> str:
-    """The SHA-256 of all files of a snapshot, with their names; ``MAIN`` is added where it is not there yet."""
+    """The SHA-256 of all files of a snapshot, with their names; ``MAIN`` is added where it is not there yet.
+
+    Raises:
+        ValueError: They are too large together.
+    """
+    if (size := sum(path.stat().st_size for path in code.values())) > LARGEST_CODE:
+        raise ValueError(f"the code of the runs has {size} bytes, expected at most {LARGEST_CODE}")
     main = hashlib.sha256(_MAIN.encode()).hexdigest()
     return digest({MAIN: main, **{name: file_hash(path) for name, path in code.items()}})
 

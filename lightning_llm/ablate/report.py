@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import yaml
 
 from lightning_llm.ablate.design import FEWEST, NOT_SHOWN
 from lightning_llm.ablate.experiment import BASELINE, DELTA, NULL
@@ -24,6 +23,8 @@ from lightning_llm.ablate.statistics import Array
 from lightning_llm.ablate.tuning import FIRST_SEED
 from lightning_llm.ablate.verdict import UNDECIDED, Verdict
 from lightning_llm.ablate.windows import window_error
+from lightning_llm.io.config_file import read_config
+from lightning_llm.io.untrusted import NUMBER, maybe, some, validate
 
 UNITS = {"val_loss": "nats/token", "bits_per_byte": "bits/byte"}
 LOSS = "val_loss"
@@ -32,6 +33,7 @@ _OF_PLAN = (
     *("name", "metric", "delta", "alpha", "looks", "precision", "first_seed", "match", "solved"),
     *("threads", "accelerator", "commit", "seen"),
 )
+_VALIDATING = some({}, {"trainer": maybe(some({}, {"limit_val_batches": maybe(NUMBER)}))})  # of a config
 Curve = list[tuple[int, float]]
 NO_LOOK: dict[str, Any] = {  # of a variant; its other numbers are null
     **{"verdict": UNDECIDED, "direction": NOT_SHOWN, "has_ended": False, "pairs": 0, "diverged": 0},
@@ -166,7 +168,9 @@ def _mean(loaded: Loaded, name: str) -> float | None:
 
 def _validation(loaded: Loaded) -> str:
     """How much of the validation text each run's metric is of."""
-    options = yaml.safe_load(loaded.plan.config(BASELINE).read_text(encoding="utf-8"))
+    config = loaded.plan.config(BASELINE)
+    options = read_config(config)
+    validate(options, _VALIDATING, config)
     limit = (options.get("trainer") or {}).get("limit_val_batches")
     if limit is None or (limit == 1.0 and isinstance(limit, float)):
         return "the whole validation text"

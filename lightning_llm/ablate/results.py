@@ -7,21 +7,22 @@ from typing import Any
 
 from lightning_llm.ablate.experiment import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.pairing import BATCHES, INITIAL_VALUES, MLP_VALUES, VALIDATION_BATCHES, mismatch
-from lightning_llm.ablate.plan import RUNS, Plan
+from lightning_llm.ablate.plan import INTERVAL, RUNS, Plan
 from lightning_llm.ablate.scheduler import Run, State, state_of
 from lightning_llm.ablate.windows import MOST_BLOCKS
+from lightning_llm.checkpoints.event_files import read_curves
 from lightning_llm.checkpoints.run_directory import DIVERGED, FINISHED, STATUS, WINDOWS, read_summary
 from lightning_llm.checkpoints.run_directory import state_of as run_state
 from lightning_llm.io.untrusted import (
     MIB,
     NUMBER,
+    POSITIVE,
     TEXT,
     by_name,
     list_of,
     maybe,
     read_json,
     record,
-    rule,
     validate,
     whole,
 )
@@ -31,10 +32,9 @@ NUMBERS = ("val_loss", "bits_per_byte", "train_loss", "seconds", "peak_memory_gi
 CURVES = ("train_loss", "val_loss")
 SETTINGS = {"trainer.precision": ("precision",), "trainer.tf32": ("tf32",)}  # what a variant may change, and its record
 _BLOCKS = {"windows": whole(1), "tokens": whole(1), "nats": NUMBER}
-_INTERVAL = rule("two numbers", lambda value: isinstance(value, list) and [type(each) for each in value] == [float] * 2)
 _SIDE = record(
-    dict.fromkeys(("step_s", "step_p20_s", "step_p80_s", "ratio"), NUMBER),
-    {"peak_bytes": maybe(NUMBER), "ratio_interval": maybe(_INTERVAL), "ratio_p20": NUMBER, "ratio_p80": NUMBER},
+    dict.fromkeys(("step_s", "step_p20_s", "step_p80_s", "ratio"), POSITIVE),
+    {"peak_bytes": maybe(NUMBER), "ratio_interval": maybe(INTERVAL), "ratio_p20": NUMBER, "ratio_p80": NUMBER},
 )
 _COST = record(
     {"plan": TEXT, "sides": by_name(_SIDE)},
@@ -89,12 +89,7 @@ class Result:
 
     def curves(self) -> dict[str, list[tuple[int, float]]]:
         """``train_loss`` and ``val_loss``: (step, value), from TensorBoard's files. Reading them takes a while."""
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
-
-        events = EventAccumulator(str(self.folder), size_guidance={"scalars": 0})
-        events.Reload()
-        known = events.Tags()["scalars"]
-        return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in CURVES if name in known}
+        return read_curves(self.folder, CURVES.__contains__)
 
 
 @dataclasses.dataclass(frozen=True)

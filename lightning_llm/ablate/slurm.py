@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.ablate.plan import CODE, MAIN, Plan
+from lightning_llm.io.untrusted import file_name
 
 FOLDER = "slurm"
 MOST_TIMEOUTS = 10_000  # of a job: each is queued again
@@ -76,7 +77,7 @@ def submit(plan: Plan, workers: int, settings: Sequence[str]) -> list[str]:
     try:
         executor = SlurmExecutor(folder=plan.out.resolve() / FOLDER, max_num_timeout=MOST_TIMEOUTS)
         shape = {"array_parallelism": workers, "cpus_per_task": plan.content["threads"], "time": TIME}
-        executor.update_parameters(job_name=plan.content["name"], **{**shape, **values})
+        executor.update_parameters(job_name=file_name(plan.content["name"]), **{**shape, **values})
         with executor.batch():
             jobs = [executor.submit(WorkerJob(str(plan.out.resolve()))) for _ in range(workers)]
     except Exception as error:  # of submitit: no srun, a wrong parameter, what sbatch says

@@ -17,7 +17,8 @@ from lightning_llm.ablate.plan import CODE, MAIN, Plan
 from lightning_llm.ablate.results import Result, results_of
 from lightning_llm.ablate.scheduler import Run, state_of
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, is_locked
-from lightning_llm.io.atomic import remove_path
+from lightning_llm.io.atomic import open_to_append, remove_path
+from lightning_llm.io.untrusted import open_regular
 
 POLL_S = 0.5
 LOGS = "logs"
@@ -82,7 +83,7 @@ def _try(
         if kills[run] < MOST_KILLS:
             return True
         raise ValueError(f"{run} was ended by signal {abs(status) % 128} {MOST_KILLS} times: see {_log(plan, run)}")
-    raise ValueError(f"{run} failed: {_last_line(_log(plan, run))}")
+    raise ValueError(f"{run} failed: {last_line(_log(plan, run))}; see {_log(plan, run)}")
 
 
 def _fit(plan: Plan, run: Run, claim: claims.Claim, parent: int | None) -> int | None:
@@ -95,7 +96,7 @@ def _fit(plan: Plan, run: Run, claim: claims.Claim, parent: int | None) -> int |
     else:  # killed before its first checkpoint: a new run needs a new folder
         remove_path(folder)
     log.parent.mkdir(exist_ok=True)
-    with log.open("ab") as output:
+    with open_to_append(log) as output:
         command = [sys.executable, str((plan.out / CODE / MAIN).resolve()), "fit", *words]
         # a session of its own: Ctrl-C reaches it through this process alone, once
         process = subprocess.Popen(
@@ -143,8 +144,9 @@ def _log(plan: Plan, run: Run) -> Path:
     return plan.out / LOGS / f"{run}.txt"
 
 
-def _last_line(log: Path) -> str:
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 4096))
+def last_line(log: Path) -> str:
+    """The last line of an output."""
+    with open_regular(log) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
         lines = file.read().decode("utf-8", errors="replace").strip().splitlines()
-    return f"{lines[-1] if lines else 'no output'}; see {log}"
+    return lines[-1] if lines else "no output"

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.config import GATED_MLPS, ModelConfig
 from lightning_llm.model.parts import BUILT_IN, name_of, option_of
 
 LETTERS = {  # of each size: its field in the config, and how it is written
@@ -33,6 +33,15 @@ LETTERS = {  # of each size: its field in the config, and how it is written
 
 MLP_MATRICES = ("gate_proj", "up_proj", "down_proj")
 NORMS_OF_A_BLOCK = {"pre": 2, "post": 2, "sandwich": 4}
+# The parts whose parameters the formulas know. All others are measured, built in or not.
+KNOWN = {
+    "attention": ("full", "sliding_window"),
+    "mlp": (*GATED_MLPS, "gelu", "gelu_tanh", "relu", "relu2"),
+    "norm": ("rmsnorm", "layernorm"),
+    "position": ("rope", "learned", "none"),
+    "block": tuple(NORMS_OF_A_BLOCK),
+    "loss": ("cross_entropy",),
+}
 
 
 class Count(int):
@@ -85,16 +94,22 @@ Measured = Mapping[str, MeasuredPart]  # by the kind of part; "block" is all of 
 UNMEASURED: Measured = MappingProxyType({})
 
 
+def unlisted_parts(config: ModelConfig) -> dict[str, str]:
+    """The parts of a model that no formula describes, by kind, and their names: own ones, and new built-in ones."""
+    names = {kind: name_of(getattr(config, kind)) for kind in BUILT_IN}
+    return {kind: name for kind, name in names.items() if name not in KNOWN[kind]}
+
+
 def parts_to_measure(config: ModelConfig) -> dict[str, str]:
     """The parts of a model whose memory the formulas do not know, by kind, and their names.
 
-    A block of the user's own is measured as a whole. Positions of the user's own change what attention does.
+    An unlisted block is measured as a whole. Unlisted positions change what attention does.
     """
-    names, own = {kind: name_of(getattr(config, kind)) for kind in BUILT_IN}, config.own_parts
-    kinds = {*own, *(["mlp"] if names["mlp"] == "mixture_of_experts" else [])}
-    if "position" in own or option_of("attention", config.attention, "softcap") is not None:
+    names, unlisted = {kind: name_of(getattr(config, kind)) for kind in BUILT_IN}, unlisted_parts(config)
+    kinds = {*unlisted, *(["mlp"] if names["mlp"] == "mixture_of_experts" else [])}
+    if "position" in unlisted or option_of("attention", config.attention, "softcap") is not None:
         kinds.add("attention")
-    if "block" in own:
+    if "block" in unlisted:
         kinds -= {"attention", "mlp"}
     return {kind: names[kind] for kind in BUILT_IN if kind in kinds}
 
@@ -120,13 +135,13 @@ class Sizes:
         """The sizes of a config.
 
         Raises:
-            ValueError: The vocabulary is not known, or a part is the user's own class and was not measured.
+            ValueError: The vocabulary is not known, or no formula describes a part and it was not measured.
         """
         if config.vocab_size is None:
             raise ValueError("vocab_size is null: give the number of token ids (--vocab-size)")
-        for kind, name in config.own_parts.items():
+        for kind, name in unlisted_parts(config).items():
             if kind in parts_to_measure(config) and kind not in measured:
-                raise ValueError(f"{kind} {name!r} is not built in: its cost cannot be computed from the config")
+                raise ValueError(f"{kind} {name!r} has no formula: its cost can only be measured")
         sizes = {name: Count(getattr(config, field), letter) for name, (field, letter) in LETTERS.items()}
         experts, top_k = (option_of("mlp", config.mlp, name) for name in ("num_experts", "top_k"))
         return cls(**sizes, is_gated=config.is_gated, experts=experts, top_k=top_k)
@@ -175,7 +190,7 @@ def parameter_terms(config: ModelConfig, measured: Measured = UNMEASURED) -> dic
     s = Sizes.of(config, measured)
     layers, hidden, wide = s.layers, s.hidden, s.intermediate
     widening, experts = 2 if s.is_gated else 1, Count(s.experts or 1, "E")  # matrices; of a mixture
-    own = {kind: _all_layers(kind, layers, measured[kind]) for kind in config.own_parts if kind in measured}
+    own = {kind: _all_layers(kind, layers, measured[kind]) for kind in unlisted_parts(config) if kind in measured}
     has_attention, has_mlp = not own.keys() & {"attention", "block"}, not own.keys() & {"mlp", "block"}
     has_attention_bias, has_mlp_bias = has_attention and config.attention_bias, has_mlp and config.mlp_bias
     matrices, norms = layers * hidden * wide * (widening + 1), NORMS_OF_A_BLOCK.get(name_of(config.block), 0)
@@ -218,7 +233,7 @@ def _all_layers(kind: str, layers: Count, part: MeasuredPart) -> Count:
 
 def norm_elements(config: ModelConfig, measured: Measured = UNMEASURED) -> Count:
     """Parameters of a norm of the residual stream."""
-    if "norm" in config.own_parts:
+    if "norm" in unlisted_parts(config):
         return Count(measured["norm"].parameters, "measured")
     hidden = Count(config.hidden_size, LETTERS["hidden"][1])
     return hidden * 2 if config.norm == "layernorm" else hidden  # weight and bias
@@ -226,7 +241,7 @@ def norm_elements(config: ModelConfig, measured: Measured = UNMEASURED) -> Count
 
 def hidden_matrix_parameters(config: ModelConfig, measured: Measured = UNMEASURED) -> int:
     """Parameters of the matrices of attention and MLP: the group ``hidden_matrices`` of ``optim.param_groups``."""
-    s, own = Sizes.of(config, measured), config.own_parts
+    s, own = Sizes.of(config, measured), unlisted_parts(config)
     if "block" in own:
         return config.num_hidden_layers * measured["block"].matrices
     sizes: Counter[str] = Counter()
@@ -277,7 +292,7 @@ def step_flops(config: ModelConfig, *, tokens: int, context_length: int, measure
     Raises:
         ValueError: As in ``Sizes.of``.
     """
-    s, levels = Sizes.of(config, measured), config.checkpoint_levels
+    s, levels, own = Sizes.of(config, measured), config.checkpoint_levels, unlisted_parts(config)
     kinds = Counter(zip(config.attention_windows, levels, strict=True))  # of layers
     layers = {kind: layer_flops(config, min(context_length, kind[0] or context_length), measured) for kind in kinds}
 
@@ -288,7 +303,7 @@ def step_flops(config: ModelConfig, *, tokens: int, context_length: int, measure
         "attention_projections": total("qkv", "o"),
         "attention_scores": total("scores"),
         "mlp": total("mlp_in", "mlp_out"),
-        "lm_head": 2 * s.hidden * s.vocab + (round(measured["loss"].flops[1]) if "loss" in config.own_parts else 0),
+        "lm_head": 2 * s.hidden * s.vocab + (round(measured["loss"].flops[1]) if "loss" in own else 0),
     }
     by_part = {name: tokens * int(flops) for name, flops in by_part.items()}
     forward = sum(by_part.values())
@@ -304,7 +319,7 @@ def layer_flops(config: ModelConfig, reach: int, measured: Measured = UNMEASURED
         reach: How many positions a token's attention computes scores for.
         measured: Parts that the formulas do not know. Those of a whole block count as attention.
     """
-    s, own = Sizes.of(config, measured), config.own_parts
+    s, own = Sizes.of(config, measured), unlisted_parts(config)
     flops = {name: 2 * int(out) * int(into) for name, (out, into) in s.matrices().items()}
     experts = s.top_k or 1  # of each token
     found = {

@@ -12,6 +12,7 @@ at a level need less memory and more time, so their numbers are found by bisecti
 
 import bisect
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import product
@@ -35,6 +36,7 @@ from lightning_llm.model.config import ModelConfig, Recompute
 STATE_BYTES = {None: None, "bfloat16": 2}  # of AdamW's state_dtype
 DECISIONS = ("rows", "recompute", "loss_chunks", "state_dtype", "strategy")
 FRONTIER_POINTS = 9
+MOST_ROWS = 2**24  # of a step, for each process; it has at most 504 divisors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,7 +132,9 @@ class Planner:
             raise ValueError(f"{uneven}: change one of them")
         parameters_by_part(task.config, task.measured)  # reports what is not covered before anything else fails on it
         self.task, self._tick = task, tick
-        self.rows = [rows for rows in range(1, share + 1) if share % rows == 0]
+        if share > MOST_ROWS:
+            raise ValueError(f"global_batch_size has {share} rows for each process, expected at most {MOST_ROWS}")
+        self.rows = divisors(share)
         self.deepest = 0  # the highest level that the model can have
         if task.config.mlp == "memory_optimized_swiglu":
             self.deepest = 2 if task.config.norm == "rmsnorm" and task.config.block != "post" else 1
@@ -307,6 +311,12 @@ class Planner:
         layers = self.task.config.num_hidden_layers
         shallow, deep = [(0, layers, 0), (0, layers - 1, 1)], [(layers, 0, 0), (layers - 1, 0, 1)]
         return [(0, 0, layers), *(shallow if self.deepest else []), *(deep if self.deepest == 2 else [])]
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, increasing."""
+    low = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return sorted({*low, *(number // each for each in low)})
 
 
 def configured(config: ModelConfig, setting: Setting) -> ModelConfig:

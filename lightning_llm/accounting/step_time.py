@@ -17,6 +17,7 @@ from lightning_llm.accounting.counts import (
     Sizes,
     parameters_by_part,
     step_flops,
+    unlisted_parts,
 )
 from lightning_llm.accounting.hardware import GIGA, TERA, Device
 from lightning_llm.accounting.memory import root_elements
@@ -205,11 +206,12 @@ def _passes(
     mlp, whole_mlp = (float(passes * s.intermediate) for passes in (activation[0], sum(activation)))
     if s.top_k:
         mlp, whole_mlp = mlp * s.top_k, whole_mlp * s.top_k
+    own = unlisted_parts(config)
     found = {kind: _measured_passes(part, context_length, itemsize) for kind, part in measured.items()}
-    if "mlp" in config.own_parts and "mlp" in found:
+    if "mlp" in own and "mlp" in found:
         mlp, whole_mlp = found["mlp"]
     whole_attention = attention + rotated + 2 * ATTENTION_PASSES * heads
-    if kind := next((kind for kind in ("attention", "block") if kind in config.own_parts and kind in found), None):
+    if kind := next((kind for kind in ("attention", "block") if kind in own and kind in found), None):
         attention, whole_attention = found[kind]
         mlp, whole_mlp = (0.0, 0.0) if kind == "block" else (mlp, whole_mlp)
     layer = 2 * whole_norm + whole_attention + whole_mlp + 2 * RESIDUAL_PASSES * s.hidden

@@ -14,7 +14,6 @@ CUDA, without parameters and inputs, gradients included.
 import contextlib
 import dataclasses
 import gc
-import json
 import shutil
 import statistics
 import subprocess
@@ -39,6 +38,7 @@ from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.interop.hf_mapping import mapping_for
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
+from lightning_llm.io.untrusted import number_in, read_json
 from lightning_llm.measure.meter import MemoryMeter, tensors_in
 from lightning_llm.measure.timer import Timing, interleave
 from lightning_llm.model.config import ModelConfig
@@ -195,7 +195,7 @@ def sizes_of(text: str, names: Sequence[str], example: str, known: Iterable[str]
         ValueError: It is no such shape.
     """
     parts = text.split("x") if text else []
-    if len(parts) != len(names) or not all(part.isdigit() and int(part) for part in parts):
+    if len(parts) != len(names) or not all(map(number_in, parts)):
         named = "".join(f", or {name}" for name in known)
         wanted = f"must be {' x '.join(names)}, such as {example}{named}" if names else "are not options of this bench"
         raise ValueError(f"shapes {text!r} {wanted}")
@@ -357,7 +357,7 @@ def write_rows(
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of a file."""
-    return [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+    return [Row(**row) for row in read_json(path, 1 << 30, nan_is_null=True)["rows"]]
 
 
 def groups(rows: Iterable[Row]) -> dict[str, list[Row]]:

@@ -10,6 +10,7 @@ beginning of backward, when everything saved by forward is alive.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from rich.table import Column, Table
 
 from lightning_llm.bench.harness import Request, Row, describe_machine
 from lightning_llm.io.console import Console
+from lightning_llm.io.untrusted import read_json
 from lightning_llm.measure.timeline import CATEGORIES
 from lightning_llm.training.callbacks import memory_report
 from lightning_llm.training.callbacks.memory_report import NAMES as KIND_NAMES
@@ -37,14 +39,12 @@ def run(asked: Request) -> Iterator[Row]:
     """A row for each config; the first is what the others are compared with.
 
     Raises:
-        ValueError: Fewer than two configs, one twice, or one that is no file.
+        ValueError: Fewer than two configs, or one twice.
         RuntimeError: A run failed, with the last line that it wrote.
     """
     configs = asked.options.config
     if len(configs) < 2 or len(set(configs)) < len(configs):
         raise ValueError("bench memory compares runs: give --config at least two different files")
-    if missing := [name for name in configs if not Path(name).is_file()]:
-        raise ValueError(f"--config {', '.join(missing)}: no such file")
     for name in configs:
         asked.status.update(f"training {STEPS} steps of {name} …")
         report = measure(name, asked.options.fit_options)
@@ -67,12 +67,15 @@ def measure(config: str, fit_options: Sequence[str]) -> Report:
             f"--trainer.default_root_dir={folder}",
             f"--trainer.callbacks+={profiler}",
         ]
-        done = subprocess.run([sys.executable, "-m", "lightning_llm", *words], capture_output=True, text=True)
+        # as the script that pip installs: python -m would look for every module in the current folder first
+        safe = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-m", "lightning_llm", *words]
+        done = subprocess.run(command, env={**os.environ, **safe}, capture_output=True, text=True)
         found = sorted(Path(folder).rglob(f"memory/step-{STEPS}.json"))
         if done.returncode or not found:
             lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
             raise RuntimeError(f"fit --config {config} failed: {lines[-1]}")
-        report: Report = json.loads(found[0].read_text(encoding="utf-8"))
+        report: Report = read_json(found[0], 1 << 30)
     if report["compiled"]:
         raise ValueError(f"--config {config}: the meter does not see compiled code; leave compiling out")
     return report

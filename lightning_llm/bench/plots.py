@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lightning_llm.io.atomic import atomic_file
+from lightning_llm.io.untrusted import number_in
+
 if TYPE_CHECKING:  # it loads torch, which plan draws without
     from lightning_llm.bench.harness import Row
 
@@ -43,7 +46,7 @@ def color(variant: str) -> str:
 
 def shown(variant: str) -> str:
     """Its name in a plot: a number of ours is its level, and level 2 has the norm in it."""
-    name = variant.replace("ours ", "ours, level ") if variant[5:6].isdigit() else variant
+    name = variant.replace("ours ", "ours, level ") if number_in(variant[5:6]) is not None else variant
     return f"{name} with norm" if variant == "ours 2" else name
 
 
@@ -105,8 +108,8 @@ def chart(
         axes = figure.subplots(rows, columns, squeeze=False, **options)
         figure.suptitle(title, fontsize=10.5)
         yield axes
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png", metadata=metadata)
+        with atomic_file(path) as file:
+            figure.savefig(file, format="png", metadata=metadata)
 
 
 def draw_points(rows: Sequence["Row"], path: Path, title: str, *, is_relative: bool = False, **options: Any) -> None:

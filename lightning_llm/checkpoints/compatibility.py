@@ -3,7 +3,8 @@
 A checkpoint holds recipes of optimizer and schedule, ``{"class_path": …, "init_args": {…}}``, which
 ``load_from_checkpoint`` turns back into objects. Only classes of ``lightning_llm.optim`` and ``torch.optim`` are
 restored, looked up by name: a checkpoint never decides what is imported. For any other class, and for schedulers that
-do not expose their arguments, the recipe holds the name alone, and loading warns that it is not restored.
+do not expose their arguments, the recipe holds the name alone, and loading warns that it is not restored. The model can
+be used, but it does not train with another schedule than the checkpoint's.
 """
 
 import dataclasses
@@ -23,7 +24,9 @@ from lightning_llm.io.untrusted import refuse, shown
 from lightning_llm.model.config import SWIGLUS, ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import lr_factors
+from lightning_llm.optim import schedules
 from lightning_llm.optim.groups import GroupRule, param_groups, saved_state_faults
+from lightning_llm.optim.schedules import Schedule
 
 Recipe = dict[str, Any]
 
@@ -34,7 +37,6 @@ def _by_path(kinds: Iterable[Any]) -> dict[str, Any]:
 
 _OF_TORCH = [kind for kind in vars(torch.optim).values() if isinstance(kind, type) and issubclass(kind, Optimizer)]
 OPTIMIZERS = _by_path([*_OF_TORCH, optim.AdamW, optim.MuonAdamW])
-SCHEDULES = _by_path((optim.Constant, optim.WarmupCosine, optim.WarmupLinear, optim.WarmupStableDecay))
 
 # What may differ between a checkpoint and the model that loads it: the parameters and their meaning stay the same.
 EXECUTION_FIELDS = frozenset({"checkpoint_level", "recompute", "dropout", "loss"})
@@ -178,7 +180,7 @@ def schedule_recipe(schedule: Any) -> Recipe | None:
     """The class of a schedule, and its fields if it is one of this project's. ``None`` stays ``None``."""
     if schedule is None:
         return None
-    return _recipe(schedule, SCHEDULES, vars(schedule).copy() if dataclasses.is_dataclass(schedule) else None)
+    return _recipe(schedule, _known_schedules(), vars(schedule).copy() if dataclasses.is_dataclass(schedule) else None)
 
 
 def _recipe(made: object, known: Mapping[str, Any], arguments: dict[str, Any] | None) -> Recipe:
@@ -187,16 +189,21 @@ def _recipe(made: object, known: Mapping[str, Any], arguments: dict[str, Any] | 
     return {"class_path": path, **({"init_args": arguments} if is_known else {})}
 
 
-def restored_optimizer(given: Any, default: type[Optimizer]) -> Any:
-    """The factory of an optimizer from its recipe.
+def restored_optimizer(given: Any) -> Any:
+    """The factory of an optimizer from its recipe; after a warning one that raises if it cannot be restored.
 
-    Args:
-        given: A recipe; anything else is returned unchanged.
-        default: Used, after a warning, in place of a class that cannot be restored.
+    Anything but a recipe is returned unchanged.
     """
     if not isinstance(given, dict):
         return given
-    return known_optimizer(given) or _replaced("optimizer", given, f"{default.__name__} with its defaults", default)
+    if known := known_optimizer(given):
+        return known
+    _warn_not_restored("optimizer", given)
+    return partial(_lost_optimizer, given["class_path"])
+
+
+def _lost_optimizer(class_path: str, params: object) -> Optimizer:
+    raise _not_restored("optimizer", class_path)
 
 
 def known_optimizer(given: Recipe) -> Callable[..., Optimizer] | None:
@@ -213,13 +220,39 @@ def known_optimizer(given: Recipe) -> Callable[..., Optimizer] | None:
     return made
 
 
+@dataclasses.dataclass(frozen=True)
+class LostSchedule(Schedule):
+    """In place of a schedule that cannot be restored: the model can be used, but not trained.
+
+    Attributes:
+        class_path: Of the schedule.
+    """
+
+    class_path: str
+
+    def factor(self, step: int, total_steps: int | None = None) -> float:
+        """Refuse to train with another schedule.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise _not_restored("schedule", self.class_path)
+
+
+def _known_schedules() -> dict[str, Any]:
+    """All that ``optim.schedules`` defines: none is left out because a list lacks it."""
+    kinds: list[Any] = [kind for kind in vars(schedules).values() if dataclasses.is_dataclass(kind)]
+    return _by_path(kind for kind in kinds if issubclass(kind, Schedule) and not inspect.isabstract(kind))
+
+
 def restored_schedule(given: Any) -> Any:
-    """The schedule of a recipe; ``None``, the default, after a warning, if it cannot be restored."""
+    """The schedule of a recipe; after a warning a ``LostSchedule`` if it cannot be restored."""
     if not isinstance(given, dict):
         return given
-    kind = SCHEDULES.get(given["class_path"])
+    kind = _known_schedules().get(given["class_path"])
     if kind is None or "init_args" not in given:
-        return _replaced("schedule", given, "the default schedule", None)
+        _warn_not_restored("schedule", given)
+        return LostSchedule(given["class_path"])
     return _try("schedule", given, lambda: kind(**given["init_args"]))
 
 
@@ -230,7 +263,10 @@ def _try(name: str, recipe: Recipe, make: Callable[[], Any]) -> Any:
         raise ValueError(f"the checkpoint's {name} {recipe['class_path']} cannot be made: {error}") from error
 
 
-def _replaced(name: str, recipe: Recipe, words: str, default: Any) -> Any:
-    text = f"the checkpoint's {name} {recipe['class_path']} is not restored: this model has {words}"
-    warnings.warn(f"{text}; give load_from_checkpoint the argument {name}", stacklevel=2)
-    return default
+def _not_restored(name: str, class_path: str) -> ValueError:
+    give = f"give load_from_checkpoint the argument {name} to train this model"
+    return ValueError(f"the checkpoint's {name} {class_path} is not restored: {give}")
+
+
+def _warn_not_restored(name: str, recipe: Recipe) -> None:
+    warnings.warn(str(_not_restored(name, recipe["class_path"])), stacklevel=3)

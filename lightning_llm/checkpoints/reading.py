@@ -6,7 +6,8 @@ model can be loaded without it.
 
 import hashlib
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from lightning_llm.optim.groups import saved_state_faults
 EXECUTION = "execution"  # in the part under FORMAT: see training.execution
 RENAMED_CALLBACKS = {"HonestResume": "ResumeDiff"}  # keys of their states in checkpoints of earlier versions
 BEST = "best.ckpt"
+MOST_TRIED, MOST_SECONDS = 3, 5.0  # of files that are read one after the other: more of them if they are read fast
 
 
 def read_checkpoint(
@@ -56,7 +58,7 @@ def read_checkpoint(
 
 def read_outline(path: Path, needs: tuple[str, ...] = ()) -> dict[str, Any]:
     """As :func:`read_checkpoint`, in milliseconds; the tensors in the result must not be used."""
-    path = path / sharded.MAIN if sharded.is_folder(path) else path
+    path = sharded.main_file(path) if sharded.is_folder(path) else path
     return _validated(archives.read_archive(path, mmap=True, of_tensors=False), path, needs, of_tensors=False)
 
 
@@ -67,6 +69,15 @@ def _validated(
         content["callbacks"] = {RENAMED_CALLBACKS.get(name, name): state for name, state in states.items()}
     validate(content, where, needs, of_tensors=of_tensors)
     return content
+
+
+def in_time(files: Iterable[Path]) -> Iterator[Path]:
+    """The files, until several of them have taken seconds: a folder from others may hold any number of slow ones."""
+    start = time.process_time()
+    for number, file in enumerate(files):
+        if number >= MOST_TRIED and time.process_time() - start > MOST_SECONDS:
+            return
+        yield file
 
 
 def check_run_checkpoint(path: str | os.PathLike[str], *, is_described: bool = True) -> dict[str, Any]:

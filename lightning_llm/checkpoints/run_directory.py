@@ -16,7 +16,6 @@ import itertools
 import os
 import re
 import socket
-import stat
 import sys
 import time
 from collections.abc import Iterable
@@ -24,11 +23,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.io.atomic import write_json
+from lightning_llm.io import untrusted
+from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.untrusted import NUMBER, TEXT, list_of, maybe, read_json, read_text, rule, some, validate, whole
 
 EXPERIMENT = "run"  # without a name
-CHECKPOINTS, TURN, EVENTS = "checkpoints", "turn", "events.out.tfevents."
+CHECKPOINTS, TURN = "checkpoints", "turn"
 PREFIX = "version_"
 
 LOCK = "lock"
@@ -113,9 +113,10 @@ class RunDirectory:
         """In the first process: claim the folder, lock it, and give this start the next sequence number.
 
         Raises:
-            ValueError: Another process writes to it.
+            ValueError: Another process writes to it, or it has links that lead elsewhere.
         """
         if not self.is_open and is_first_process():
+            untrusted.check_links(self.path, replaced=".ckpt")
             self._lock = RunLock(self.path).acquire()
             take_turn(self.path)
 
@@ -178,14 +179,14 @@ def _made(folder: Path) -> Path:
 
 def next_number(parent: Path) -> int:
     """One more than the highest ``version_<n>`` in a folder."""
-    names = [path.name.removeprefix(PREFIX) for path in parent.glob(f"{PREFIX}*")]
-    return 1 + max((int(name) for name in names if name.isdigit()), default=-1)
+    numbers = (untrusted.number_in(path.name.removeprefix(PREFIX)) for path in parent.glob(f"{PREFIX}*"))
+    return 1 + max((number for number in numbers if number is not None), default=-1)
 
 
 def take_turn(run: Path) -> None:
     """Give a run a sequence number above those of the other runs in the same parent."""
     turn = 1 + max((turn_of(other) for other in run.parent.iterdir()), default=0)
-    (run / TURN).write_text(f"{turn}\n", encoding="utf-8")
+    write_text(run / TURN, f"{turn}\n")
 
 
 def turn_of(run: Path) -> int:
@@ -194,15 +195,6 @@ def turn_of(run: Path) -> int:
         return int(read_text(run / TURN, 20))
     except (OSError, ValueError):
         return 0
-
-
-def put_events_before(run: Path, now_s: int) -> None:
-    """TensorBoard sorts event files by the time in their names: give those from the future earlier names."""
-    files = sorted(run.glob(f"{EVENTS}*"), key=lambda path: path.name)
-    names = [path.name.removeprefix(EVENTS).partition(".") for path in files]
-    if names and int(names[-1][0]) > now_s:  # in one second no process ends and another starts; within one, tests do
-        for place, (path, (_, _, rest)) in enumerate(zip(files, names, strict=True)):
-            path.rename(path.with_name(f"{EVENTS}{now_s - len(files) + place:010d}.{rest}"))
 
 
 # ---- lock
@@ -224,13 +216,13 @@ class RunLock:
         """Take the lock; wait a few seconds for a process that is ending. On a file system without locks, warn.
 
         Raises:
-            ValueError: Another process has it, or this one elsewhere.
+            ValueError: Another process has it, or this one elsewhere; or ``lock`` is a link, a FIFO or no file.
             OSError: The folder cannot be written to.
         """
         holder = f"{os.getpid()} {socket.gethostname()}"
         if self._file in _held:
             raise ValueError(self._refusal(holder))
-        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        descriptor = untrusted.descriptor_of(self._file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         try:
             self._wait_for(descriptor)
         except BaseException as error:
@@ -267,7 +259,7 @@ class RunLock:
 
     def _refusal(self, holder: str) -> str:
         pid, _, host = holder.strip().partition(" ")
-        who = f"process {pid} on {host}" if pid.isdigit() and host else "another process"
+        who = f"process {pid} on {host}" if untrusted.number_in(pid) and host else "another process"
         advice = "wait until it has ended, or stop it; without ckpt_path, a run gets a folder of its own"
         return f"{who} trains in {self.folder}: {advice}"
 
@@ -278,12 +270,12 @@ def is_locked(folder: Path) -> bool | None:
     if file in _held:
         return True
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
+        descriptor = untrusted.descriptor_of(file, os.O_RDONLY | os.O_NOFOLLOW)
+    except (OSError, ValueError) as error:
         return False if isinstance(error, FileNotFoundError) else None
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+        return False
     except OSError as error:
         return True if isinstance(error, BlockingIOError | PermissionError) else None
     finally:

@@ -18,6 +18,7 @@ from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io import untrusted
 from lightning_llm.io.untrusted import TEXT, Kind, field_name, list_of, maybe, one_of, refuse, rule, shown, some, whole
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.parts import option_of
 
 FORMAT = "lightning_llm"  # the key of a checkpoint's own part
 FORMAT_VERSION = 1
@@ -202,6 +203,10 @@ def _contradictions(content: Mapping[str, Any], of_tensors: bool) -> Iterator[st
             config = ModelConfig(**given)
             if config.vocab_size is None:
                 yield f"{ARCHITECTURE}.vocab_size is null, expected a whole number"
+            # each expert has at least one tensor: the model is not built for a file that has none
+            least = config.num_hidden_layers * (option_of("mlp", config.mlp, "num_experts") or 1)
+            if of_tensors and "block" not in config.own_parts and len(content.get("state_dict", ())) < least:
+                yield f"state_dict has {len(content.get('state_dict', ()))} tensors, the architecture at least {least}"
     except (ValueError, TypeError) as error:  # a value that cannot be compared
         yield f"{ARCHITECTURE}: {error}"
     if "loops" in content:

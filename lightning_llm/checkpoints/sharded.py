@@ -25,6 +25,7 @@ from lightning_llm.io.atomic import flush_folder, remove_path, replace_path
 from lightning_llm.io.untrusted import TEXT, list_of, shown, some, validate
 
 MAIN = "checkpoint.pt"
+MOST_COPIES = 2  # bytes of all tensors for each byte of the shards: their rows may share a storage
 MARK, PROCESSES = "__shards__", "__processes__"
 SHARDED = some({MARK: TEXT, "shape": list_of(COUNT)})
 SHARD = mapping(TEXT, some({"start": COUNT, "rows": TENSOR}))
@@ -65,6 +66,11 @@ class Rows:
 def is_folder(path: Path) -> bool:
     """Whether a path is a checkpoint in this form, even a damaged one."""
     return path.is_dir() and (path.suffix == ".ckpt" or (path / MAIN).is_file())
+
+
+def main_file(path: Path) -> Path:
+    """The file of a folder that has everything but shards."""
+    return _no_link(path / MAIN)
 
 
 def split(content: Any, shards: Shard, name: str = "") -> Any:
@@ -151,11 +157,13 @@ def read_folder(path: Path, map_location: Any | None = None, *, mmap: bool = Fal
     Raises:
         ValueError: A file is missing or damaged; the message names it.
     """
-    main = read_archive(path / MAIN, map_location, mmap=mmap)
-    shards = [read_archive(file, map_location, mmap=True) for file in _shard_files(path, main.pop(PROCESSES, 1))]
+    main = read_archive(main_file(path), map_location, mmap=mmap)
+    files = _shard_files(path, main.pop(PROCESSES, 1))
+    shards = [read_archive(file, map_location, mmap=True) for file in files]
+    left = MOST_COPIES * sum(file.stat().st_size for file in files)
     for number, shard in enumerate(shards):
         validate({_shard(number): shard}, mapping(TEXT, SHARD), f"checkpoint {path}")
-    cache: dict[tuple[int, ...], Tensor] = {}  # a weight that two modules share stays one
+    cache: dict[tuple[Any, ...], Tensor] = {}  # a weight that two modules share stays one
 
     def tensor(mark: dict[str, Any]) -> Rows | Tensor:
         validate(mark, SHARDED, f"checkpoint {path}: a sharded tensor")
@@ -165,8 +173,12 @@ def read_folder(path: Path, map_location: Any | None = None, *, mmap: bool = Fal
             raise ValueError(f"checkpoint {path} lacks rows of {name[:60]}: use an earlier one")
         if mmap:
             return rows
-        key = tuple(piece.data_ptr() for _, piece in rows.pieces)
+        key = (shape, rows.dtype, *(piece.data_ptr() for _, piece in rows.pieces))
         if key not in cache:
+            nonlocal left
+            left -= sum(piece.nbytes for _, piece in rows.pieces)
+            if left < 0:
+                raise ValueError(f"checkpoint {path} is rejected: its tensors are larger than its shards")
             cache[key] = rows.whole()
         return cache[key]
 
@@ -182,7 +194,7 @@ def read_folder(path: Path, map_location: Any | None = None, *, mmap: bool = Fal
 def is_whole_folder(path: Path) -> bool:
     """Whether every file of a checkpoint is there and whole."""
     try:
-        files = _shard_files(path, read_archive(path / MAIN, mmap=True).get(PROCESSES, 1))
+        files = _shard_files(path, read_archive(main_file(path), mmap=True).get(PROCESSES, 1))
     except ValueError:
         return False
     return all(map(is_whole_file, files))
@@ -204,12 +216,16 @@ def _shard(process: int) -> str:
 
 
 def _shard_files(path: Path, processes: Any) -> list[Path]:
-    """The files of the shards. A link is rejected: it could lead to another folder."""
+    """The files of the shards."""
     there = sum(1 for _ in path.iterdir())
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
         raise ValueError(f"checkpoint {path}: {PROCESSES} is {shown(processes)}, expected a whole number of shards")
     files = [path / _shard(process) for process in range(min(processes, there + 1))]  # one that is missing is enough
-    for file in files:
-        if file.is_symlink():
-            raise ValueError(f"checkpoint {path} is rejected: {file.name} is a link")
-    return files
+    return [_no_link(file) for file in files]
+
+
+def _no_link(file: Path) -> Path:
+    """Reject a link: it could lead to another folder."""
+    if file.is_symlink():
+        raise ValueError(f"checkpoint {file.parent} is rejected: {file.name} is a link")
+    return file

@@ -8,6 +8,7 @@ pairs; ``measure`` measures time and memory of each side.
 import argparse
 import dataclasses
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,10 +37,10 @@ from lightning_llm.ablate.slurm import submit
 from lightning_llm.ablate.worker import Stopped, work
 from lightning_llm.cli.ablate_outlook import show_outlook
 from lightning_llm.cli.ablate_report import show_report, write_report
-from lightning_llm.cli.config_file import read_config
 from lightning_llm.cli.errors import OneLineParser, Tool
 from lightning_llm.cli.process import interrupts
 from lightning_llm.io.atomic import write_json
+from lightning_llm.io.config_file import config_path, read_config
 from lightning_llm.io.console import Console
 
 PROG = "lightning-llm ablate"
@@ -133,7 +134,7 @@ def _run(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
             raise ValueError(f"{options.experiment} has a frozen plan: only --workers can be given with it")
         plan = Plan.read(Path(options.experiment))
     else:
-        plan = _planned(asked(options), of_fit, options.workers)
+        plan = _planned(asked(options), options.experiment, of_fit, options.workers)
     _carry_out(plan, options)
 
 
@@ -157,10 +158,15 @@ def asked(options: argparse.Namespace) -> Experiment:
     return experiment_of({**content, **{key: value for key, value in given.items() if value is not None}}, source, name)
 
 
-def _planned(experiment: Experiment, of_fit: Sequence[str], workers: int | None) -> Plan:
+def _planned(experiment: Experiment, source: str | None, of_fit: Sequence[str], workers: int | None) -> Plan:
     # after the file is read: a typing mistake is answered without waiting for torch
+    for file in experiment.baseline:
+        config_path(file)
     from lightning_llm.cli.ablate_setup import Setup
+    from lightning_llm.cli.command_line import notes_on
 
+    for line in notes_on(Path(source), [experiment.options, experiment.variants]) if source else ():
+        print(f"{PROG}: {line}", file=sys.stderr)
     variants = ", ".join(experiment.variants)
     print(f"{PROG}: checking the baseline and {variants}", file=sys.stderr)
     setup = Setup(experiment, of_fit)
@@ -226,7 +232,7 @@ def _extend(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     loaded, chosen = load_experiment(options.folder), options.variants
     plan, known = loaded.plan, list(loaded.plan.content["variants"])
     if loaded.state.needed:
-        command = f"lightning-llm ablate run {options.folder}"
+        command = f"lightning-llm ablate run {shlex.quote(str(options.folder))}"
         raise ValueError(f"{options.folder} has not used up its plan: {command} continues it")
     if unknown := [name for name in chosen or () if name not in known]:
         raise ValueError(f"--variants {unknown[0]}: {options.folder} has {', '.join(known)}")
@@ -265,7 +271,7 @@ def _power(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
 def _status(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     loaded, console = load_experiment(options.folder), Console()
     needed = loaded.state.needed
-    taken = sum(claims.is_taken(loaded.plan.out, str(run)) for run in needed)
+    taken = len(claims.taken(loaded.plan.out, map(str, needed)))
     runs = f"{len(loaded.results)} runs have ended, {taken} train, {len(needed) - taken} wait"
     words = local.progress_in_words(loaded.plan, loaded.state, loaded.results, None)
     progress = f"; {words}" if needed else ""

@@ -22,7 +22,7 @@ from lightning_llm.ablate.words import (
     verdict_lines,
 )
 from lightning_llm.io.atomic import write_json, write_text
-from lightning_llm.io.console import Console
+from lightning_llm.io.console import Console, folded, room
 
 PAGE = "report.html"
 
@@ -42,10 +42,13 @@ def show_report(report: Mapping[str, Any], console: Console) -> None:
     console.print(head, soft_wrap=True, highlight=False)
     titles = ("pairs", "difference", f"{percent(report['interval']['each'])} interval", "p adj.", "verdict")
     columns = [Column(title, no_wrap=True) for title in titles]
-    table = Table(Column("variant", overflow="fold"), *columns, box=SIMPLE_HEAD, pad_edge=False)
+    table, rows = Table(Column("variant", overflow="fold"), *columns, box=SIMPLE_HEAD, pad_edge=False), []
     for name, row in labeled(report):
         p = "–" if row["p_adjusted"] is None else "<0.0001" if row["p_adjusted"] < 1e-4 else f"{row['p_adjusted']:.4f}"
-        table.add_row(name, str(row["pairs"]), signed(row["difference"]), bounds(row["interval"]), p, row["verdict"])
+        rows.append((name, str(row["pairs"]), signed(row["difference"]), bounds(row["interval"]), p, row["verdict"]))
+    left = room(console.width, zip(titles, *(cells for _, *cells in rows), strict=True))
+    for name, *cells in rows:
+        table.add_row(folded(name, left), *cells)
     console.print(table)
     together = f"All intervals hold together with a probability of {percent(report['interval']['together'])}."
     about = (together, *noise_lines(report), *tuning_lines(report), *cost_lines(report), "")

@@ -9,13 +9,14 @@ import contextlib
 import io
 import json
 import math
+import shlex
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from lightning_llm.ablate import matching
 from lightning_llm.ablate.cost import Side, TrainingSteps
@@ -25,9 +26,11 @@ from lightning_llm.ablate.local import threads_for
 from lightning_llm.ablate.plan import PACKAGE, PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
 from lightning_llm.ablate.results import COST
 from lightning_llm.checkpoints.run_directory import RunLock
+from lightning_llm.cli.command_line import check_configs
 from lightning_llm.cli.errors import one_line
 from lightning_llm.cli.train import cli_main
 from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.gauges import resident_bytes
 
@@ -95,6 +98,8 @@ class Setup:
 
     def __init__(self, experiment: Experiment, words: Sequence[str]) -> None:
         self.experiment, self._words = experiment, [*words_of(experiment.options), *words]
+        for line in check_configs(["check", *(f"--config={file}" for file in experiment.baseline)]):
+            print(f"lightning-llm ablate: {line}", file=sys.stderr)
         self._tunable = set[float]()  # values whose grid was checked
         self.sides = {BASELINE: self._side(BASELINE, {})}
         base = self.sides[BASELINE]
@@ -158,7 +163,8 @@ class Setup:
         if (out / PLAN).exists():
             plan = Plan.read(out)
             if difference := plan.differs(self.asked):
-                advice = f"give another --out, or finish this one as it is: lightning-llm ablate run {out}"
+                command = f"lightning-llm ablate run {shlex.quote(str(out))}"
+                advice = f"give another --out, or finish this one as it is: {command}"
                 difference = self._changed(plan) if difference == "configs" else f"another {difference}"
                 raise ValueError(f"{out} has a plan with {difference}, which makes a new experiment: {advice}")
             return plan
@@ -197,7 +203,7 @@ class Setup:
     def _changed(self, plan: Plan) -> str:
         """The first option of a side that differs from the plan's, in words."""
         for name, side in self.sides.items():
-            before = flat_options(yaml.safe_load(plan.config(name).read_text(encoding="utf-8")))
+            before = flat_options(read_config(plan.config(name)))
             now = flat_options(side.options)
             matched = [f"{option}." for option in plan.content["sides"][name].get("matched", {})]
             for option in sorted(before.keys() | now.keys()):

@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 
 from lightning_llm.cli.errors import OneLineParser, Tool, reports
+from lightning_llm.io.config_file import config_path
 
 PROG, PACKAGE = "lightning-llm bench", "lightning_llm.bench"
 BENCHES = {
@@ -83,6 +84,8 @@ def run_bench(
 
 
 def _measure(options: argparse.Namespace, fit_options: Sequence[str], package: str, command: str) -> None:
+    for config in options.config:
+        config_path(config)
     # after the options are read: a typing mistake is answered without waiting for torch
     import torch
 

@@ -4,25 +4,108 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from importlib.util import find_spec
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import get_loader, set_loader
+from jsonargparse import ArgumentError, ArgumentParser, get_loader, set_loader, set_parsing_settings
+from jsonargparse.typing import Path as ParsersPath
 
 from lightning_llm.checkpoints.run_directory import CONFIG
-from lightning_llm.cli.config_file import check_yaml, read_config
+from lightning_llm.cli.errors import TRAINER_WORDS
 from lightning_llm.cli.runs import find_checkpoint, newest_run, run_of
 from lightning_llm.data.prepare import check_named_store
+from lightning_llm.io.config_file import check_yaml, config_path, parse_yaml, read_config
+from lightning_llm.io.imports import NAMED, definitions, is_foreign, is_import_path
 from lightning_llm.io.untrusted import check_regular, file_name, shown
-from lightning_llm.model.parts import is_foreign
+from lightning_llm.model.parts import BUILT_IN, name_of, normalized
 
 CONFIG_OPTIONS = ("--config", "-c")
 SECTIONS = ("model", "data", "trainer")
+FIT = ("fit", "check")  # which start without a trained model
 STRICT_YAML = "strict_yaml"  # the parser's own mode, but for keys that are given twice
+MOST_TEXTS = 3  # texts of YAML inside one another
+KINDS = ("accelerators", "callbacks", "loggers", "plugins", "profilers", "strategies")
+OFFERED = ("lightning_llm", "torch.optim", "lightning.fabric.plugins", *(f"lightning.pytorch.{kind}" for kind in KINDS))
+_PERMITTED: set[str] = set()
 SINGLE_OPTIONS = ("seed_everything", "keep_freed_memory", "ckpt_path", "weights_only", "return_predictions", "verbose")
+FLAGS = ("-h", "--help", "--print_config", "--trust-code")
+DEFAULT_STEPS = 300  # of a run without a config; Lightning's default is 1,000 epochs
+LENGTHS = ("max_epochs", "max_time", "min_steps", "min_epochs", "fast_dev_run")
+
+
+def with_config_paths(words: Sequence[str]) -> list[str]:
+    """The same words, with the configs that they name by path.
+
+    Raises:
+        ValueError: A config is neither a file nor shipped, or a word is no option, or an option lacks its value.
+    """
+    found, rest = list(words[:1]), iter(words[1:])
+    if not {*found} <= {*TRAINER_WORDS}:  # the parser names the commands
+        return list(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if len(name) > len("--c") and "--config".startswith(name):  # an abbreviation
+            name = "--config"
+        if not name.startswith("-") and found[-1].endswith((".help", "--print_config")):  # their value may be left out
+            found.append(word)
+            continue
+        _check_option(name)
+        if not equals and (name in FLAGS or name.endswith(".help")):
+            found.append(name)
+            continue
+        if not equals and (value := next(rest, "--")).startswith("--"):
+            raise ValueError(f"{name} needs a value")
+        value = _config_path(value) if name in CONFIG_OPTIONS else value
+        found += [f"{name}={value}"] if equals else [name, value]
+    return found
+
+
+def _config_path(given: str) -> str:
+    """As :func:`config_path`; a config may also be typed itself, such as ``{trainer: {max_steps: 9}}``."""
+    try:
+        return config_path(given)
+    except ValueError:
+        with suppress(yaml.YAMLError):
+            if isinstance(parse_yaml(given), dict):
+                return given
+        raise
+
+
+def _check_option(name: str) -> None:
+    """Refuse a word that cannot be an option. What is inside a section is the parser's to judge."""
+    if not name.startswith("-"):
+        raise ValueError(f"{shown(name)} is no option: a config is given with --config {name}")
+    top, dot, _ = name.removeprefix("--").partition(".")
+    top = top.removesuffix("+")
+    known = [*CONFIG_OPTIONS, *FLAGS, *(f"--{each}" for each in (*SINGLE_OPTIONS, *SECTIONS))]
+    if top in SECTIONS if dot else any(each.startswith(name) for each in known):  # the parser accepts abbreviations
+        return
+    options = "--config FILE, --model.NAME, --data.NAME, --trainer.NAME, " + ", ".join(known[6:-3])
+    close = get_close_matches(name if not dot else f"--{top}", known, 1)
+    hint = f"did you mean {close[0]}{name[len(top) + 2 :] if dot else ''}?" if close else f"options are {options}"
+    raise ValueError(f"{shown(name)} is no option: {hint}")
+
+
+def set_length(trainer: Any, words: Sequence[str]) -> str:
+    """Give a run without any config a length, unless an option does.
+
+    Args:
+        trainer: The parsed options of the trainer.
+        words: The command line.
+
+    Returns:
+        What to print; empty if nothing was set.
+    """
+    is_set = trainer.max_steps != -1 or any(trainer.get(name) for name in LENGTHS)
+    if is_set or words[0] not in FIT or option_values(words, "--ckpt_path", *CONFIG_OPTIONS):
+        return ""
+    trainer.max_steps = DEFAULT_STEPS
+    return (
+        f"without a config, a run has {DEFAULT_STEPS} steps: --trainer.max_steps or --trainer.max_epochs changes this"
+    )
 
 
 def experiment_of(words: Sequence[str]) -> str:
@@ -36,6 +119,15 @@ def experiment_of(words: Sequence[str]) -> str:
     with_model = (file for file in reversed(given) if file.is_file() and {"model", "data"} & read_config(file).keys())
     path = next(with_model, given[-1])
     return file_name(path.resolve().parent.parent.name if path.name == CONFIG else path.stem)
+
+
+def complete(words: Sequence[str]) -> list[str]:
+    """The words for the parser: configs by path, that of a run to evaluate or resume too, before all other options.
+
+    Raises:
+        ValueError: A config is neither a file nor shipped, a word is no option, or there is no such checkpoint.
+    """
+    return configs_first(with_config_of_run(with_config_paths(words)))
 
 
 def with_config_of_run(words: list[str]) -> list[str]:
@@ -78,11 +170,53 @@ def check_configs(words: Sequence[str]) -> list[str]:
                 raise ValueError(f"config {file}: {name!r} is unknown; at the top there may be {known}")
             if name in SECTIONS and not isinstance(value, dict):
                 raise ValueError(f"config {file}: {name} must hold options by name, got {shown(value)}")
-    foreign = {
-        path: sorted({leaf for leaf in _leaves(content) if is_foreign(leaf) and _is_import_path(leaf)})
-        for path, content in config_files(words).items()
-    }
-    return [f"{path} imports {', '.join(found)}" for path, found in foreign.items() if found]
+    NAMED.update(imports_of([each for word in words for each in (word, word.partition("=")[2])]))
+    return [line for path, content in config_files(words).items() for line in notes_on(path, content)]
+
+
+def notes_on(file: Path, content: object) -> list[str]:
+    """The line about what the content of a file imports; none if it imports nothing. From then on, it may."""
+    found = imports_of(content)
+    NAMED.update(found)
+    return [f"{file} imports {', '.join(found)}"] if found else []
+
+
+def imports_of(content: object) -> list[str]:
+    """The import paths from outside this package in nested options."""
+    return sorted({leaf for leaf in _leaves(content) if is_foreign(leaf) and is_import_path(leaf)})
+
+
+def parse(parser: ArgumentParser, words: Sequence[str]) -> Any:
+    """Parse words and configs that have been checked: the parser imports what they name, and nothing else.
+
+    Raises:
+        ArgumentError: An option is wrong.
+        ValueError: A part of the model was not named where :func:`check_configs` looks.
+    """
+    _permit()
+    while True:  # again, if what it has just imported is defined elsewhere than where it is named
+        try:
+            parsed = parser.parse_args(list(words))
+        except ArgumentError:
+            if not _permit():
+                raise
+        else:
+            if not _permit():
+                break
+    options = parsed[parsed.subcommand]  # the parser imports no parts: the model does
+    parts = {kind: name_of(normalized(options.get(f"model.architecture.{kind}", ""))) for kind in BUILT_IN}
+    for kind, path in parts.items():
+        if path not in BUILT_IN[kind] and is_foreign(path) and "." in path and path not in NAMED:
+            raise ValueError(f"model.architecture.{kind} {shown(path)} is hidden in a text: write it without quotes")
+    return parsed
+
+
+def _permit() -> bool:
+    """Let the parser import what was named, wherever that is defined; returns whether anything is new."""
+    new = {path for path in NAMED | definitions() if path.partition(".")[0] != "jsonargparse"} - _PERMITTED
+    _PERMITTED.update(new)
+    set_parsing_settings(import_path_allowlist=sorted(new))
+    return bool(new)
 
 
 def check_store(data: Mapping[str, Any], words: Sequence[str]) -> None:
@@ -96,7 +230,7 @@ def check_store(data: Mapping[str, Any], words: Sequence[str]) -> None:
         ValueError: If the store is missing and neither ``data.path`` nor, in the words, ``data.corpus`` is given.
     """
     if data.get("mixture") is None and data.get("raw_dtype") is None:
-        sections = [yaml.safe_load(section) for section in option_values(words, "--data")]  # files among them are words
+        sections = [parse_yaml(section) for section in option_values(words, "--data")]  # files among them are words
         named = {name for section in sections if isinstance(section, dict) for name in section}
         is_given = "corpus" in named or option_values(words, "--data.corpus")
         check_named_store(data.get("store"), data.get("corpus") if is_given else None, data.get("path"))
@@ -114,6 +248,8 @@ def config_files(words: Sequence[str]) -> dict[Path, Any]:
     for name in dict.fromkeys(word.partition("=")[0].removesuffix("+") for word in words):
         if name == "--data" or name.startswith(("--model", "--trainer")):
             for value in option_values(words, name, f"{name}+"):
+                if name.endswith(".init_args") and not isinstance(parse_yaml(value), dict):
+                    raise ValueError(f"{name[2:]} must hold options by name, got {shown(value)}")
                 _look_at(value, Path(), found)
     return found
 
@@ -126,7 +262,8 @@ def _look_into(file: Path, content: dict[str, Any], found: dict[Path, Any]) -> N
 
 def _look_at(value: object, folder: Path, found: dict[Path, Any], *, is_read: bool = True) -> None:
     for leaf in _leaves(value):
-        if os.path.exists(path := folder / leaf) and not path.is_dir():
+        path = Path(ParsersPath(leaf, "", cwd=folder).absolute)  # with ~ and file: as the parser opens them
+        if os.path.exists(path) and not path.is_dir():
             check_regular(path)
             if is_read and path not in found:
                 # whatever its name: the parser takes any file that holds options; one that cannot hold any, such as
@@ -136,17 +273,29 @@ def _look_at(value: object, folder: Path, found: dict[Path, Any], *, is_read: bo
 
 
 def _leaves(value: object) -> Iterator[str]:
-    """The strings in nested options."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        if isinstance(value, dict) and not isinstance(value.get("class_path", ""), str):
-            raise ValueError(f"class_path must be an import path, got {shown(value['class_path'])}")
-        if isinstance(value, dict) and not isinstance(value.get("init_args"), dict | None):
-            where = f" of {value['class_path']}" if "class_path" in value else ""
-            raise ValueError(f"init_args{where} must hold options by name, got {shown(value['init_args'])}")
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(each)
+    """The strings in nested options, and in texts that the parser reads as YAML again; each of them once."""
+    queue, seen = [(value, 0)], dict[Any, object]()  # what was met by its id, which no other value can have meanwhile
+    for each, depth in queue:
+        key = each if isinstance(each, str) else id(each)
+        if key in seen:
+            continue
+        seen[key] = each
+        if isinstance(each, str):
+            yield each
+            with suppress(yaml.YAMLError, ValueError):
+                queue += [(parse_yaml(each), depth + 1)] if depth < MOST_TEXTS else []
+        elif isinstance(each, dict | list):
+            if isinstance(each, dict) and not depth:
+                _check_class(each)
+            queue += [(inner, depth) for inner in (each.values() if isinstance(each, dict) else each)]
+
+
+def _check_class(options: dict[str, Any]) -> None:
+    if not isinstance(options.get("class_path", ""), str):
+        raise ValueError(f"class_path must be an import path, got {shown(options['class_path'])}")
+    if not isinstance(options.get("init_args"), dict | None):
+        where = f" of {options['class_path']}" if "class_path" in options else ""
+        raise ValueError(f"init_args{where} must hold options by name, got {shown(options['init_args'])}")
 
 
 def resume_command(words: Sequence[str]) -> str:
@@ -172,12 +321,9 @@ def _load_strictly(text: str) -> Any:
 
 
 set_loader(STRICT_YAML, _load_strictly, (yaml.YAMLError,))
-
-
-def _is_import_path(leaf: str) -> bool:
-    """Whether a string names something in an installed module; finding out runs no code of the module."""
-    top, *rest = leaf.split(".")
-    try:
-        return bool(rest) and all(map(str.isidentifier, (top, *rest))) and find_spec(top) is not None
-    except ValueError:  # a module without a specification, such as __main__
-        return True
+# The parser imports what is ours, what was named (``parse``), and the classes that Lightning and torch offer for an
+# option, which short names stand for. It judges a path by where the object is defined. Below an option of any type,
+# class_path is a word like any other: no class is made there.
+set_parsing_settings(
+    import_path_denylist=["*"], import_path_allowlist=[*OFFERED], instantiate_subclass_spec_in_any=False
+)

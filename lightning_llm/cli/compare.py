@@ -1,104 +1,53 @@
 """``lightning-llm compare RUNS``: compare loss, time and peak memory across runs.
 
-Runs are grouped by what their configs differ in; those that differ only in their seeds are one group. Each group is
-compared with the first one by the rule of ``ablate.verdict``. The losses are compared in pairs of runs with the same
-seeds, if the hashes in their summaries say that they used the same batches and initial values; otherwise, and for time
-and memory, the two groups are independent samples.
+Each text has its own table. Each group of runs is compared with the first one, or that of ``--baseline``, by the rule
+of ``ablate.verdict``; ``comparison`` says which runs are a group, and how two of them differ.
 """
 
 import argparse
 import dataclasses
-import itertools
-import statistics
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_llm.ablate.pairing import mismatch
-from lightning_llm.ablate.verdict import Sample, Verdict, verdicts
+from lightning_llm.ablate.verdict import Verdict
 from lightning_llm.checkpoints.run_directory import read_summary, unfinished
+from lightning_llm.cli.comparison import (
+    BITS,
+    METRICS,
+    Effect,
+    Group,
+    by_text,
+    compare_experiment,
+    effects,
+    experiment_in,
+    group_runs,
+    read_results,
+    with_threads,
+)
 from lightning_llm.cli.errors import OneLineParser, tool
-from lightning_llm.cli.runs import EVENTS, THREADS, Run, descriptions, find_runs, made_different, option_columns
+from lightning_llm.cli.run_names import THREADS, find_runs
 from lightning_llm.io.atomic import write_json
-from lightning_llm.io.console import Console
-from lightning_llm.training.callbacks.dashboard import MEMORY, PEAK
-from lightning_llm.training.run_options import SEEDS, identity
+from lightning_llm.io.console import Console, folded, room
 
-LOSS, PEAK_MEMORY = "val_loss", "peak_memory_gib"
-METRICS = {  # key in summary.json: what it is, its unit, digits
-    LOSS: ("validation loss", "nats/token", 4),
-    "seconds": ("time", "s", 1),
-    PEAK_MEMORY: ("peak memory", "GiB", 3),
-}
 THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."
 MOST_COLUMNS = 5  # of options; more are combined in one
+UNEQUAL = 0.01  # parameters that differ by more are reported
+NO_BITS = "validation loss: not compared, since the tokenizers differ and a run has no bits per byte"
+OTHER_TEXT = "Runs on other texts are not compared with one another: each text has its own table."
 ADJUSTED = "Intervals and p are adjusted for {} comparisons: all intervals hold together with a probability of 95 %."
-
-Results = Mapping[str, float]
-
-
-@dataclasses.dataclass(frozen=True)
-class Measure:
-    """One metric over the runs of a group; ``spread`` is ``None`` for fewer than two seeds."""
-
-    mean: float
-    spread: float | None
-
-    def text(self, digits: int) -> str:
-        """The mean, with the spread if it is known."""
-        return f"{self.mean:.{digits}f}" + ("" if self.spread is None else f" ± {self.spread:.{digits}f}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Runs that differ only in their seeds.
-
-    Attributes:
-        name: How it differs from the other groups.
-        options: The same by option, as text.
-        runs: Run directories.
-        seeds: How many different seeds there are.
-        measures: By the keys of ``METRICS``; those that are known for each of the runs.
-        by_seed: The runs of each seed, with their results.
-    """
-
-    name: str
-    options: Mapping[str, str]
-    runs: Sequence[str]
-    seeds: int
-    measures: Mapping[str, Measure]
-    by_seed: Mapping[Hashable, Sequence[tuple[Run, Results]]]
-
-    def values(self, metric: str, seeds: Sequence[Hashable] = ()) -> list[float]:
-        """The metric of each seed, or of these: the mean over the runs of that seed."""
-        runs = [self.by_seed[seed] for seed in seeds or self.by_seed]
-        return [statistics.fmean(results[metric] for _, results in each) for each in runs]
-
-
-@dataclasses.dataclass(frozen=True)
-class Effect:
-    """The difference of a group from the first one, in one metric.
-
-    Attributes:
-        metric: One of ``METRICS``.
-        base: Mean of the first group's values.
-        found: What they say.
-        note: Why runs are not paired, or which are left out.
-    """
-
-    metric: str
-    base: float
-    found: Verdict
-    note: str = ""
 
 
 def _options(parser: OneLineParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders that contain runs")
     text = "smallest difference of validation loss that matters; without one that large, the verdict is `equivalent`"
+    about = "compare the others with this run's group (default: the first run's)"
+    parser.add_argument("--baseline", metavar="RUN", help=about)
     parser.add_argument("--delta", type=float, metavar="NATS", help=text)
     parser.add_argument("--paired", action="store_true", help="fail unless all groups can be compared in pairs of runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the groups and effects to this file too")
@@ -108,25 +57,38 @@ def _options(parser: OneLineParser) -> None:
 def run_compare(options: argparse.Namespace) -> None:
     """Compare loss, time and peak memory across finished runs, grouped by the options that differ.
 
-    The first run's group is the baseline. Each other group gets a difference with its 95 % interval, and a verdict:
-    better, worse, equivalent or undecided. Runs with the same seeds are compared in pairs. Runs that have not finished
-    are listed.
+    The first run's group is the baseline. Each other group on the same text gets a difference with its 95 % interval,
+    and a verdict: better, worse, equivalent or undecided. Runs with the same seeds are compared in pairs. Runs that
+    have not finished are listed. The folder of an experiment gives the pairs and numbers of its report.
     """
-    runs = find_runs(options.runs)
+    # a file or a pipe gets lines of any length
+    console = Console(markup=True, highlight=False, width=None if sys.stdout.isatty() else 200)
+    if (experiment := next(filter(None, map(experiment_in, options.runs)), None)) is not None:
+        if len(options.runs) > 1 or options.baseline or options.delta is not None:
+            problem = "its plan has the baseline and delta: compare it alone, without --baseline and --delta"
+            raise ValueError(f"{experiment} is an experiment, and {problem}")
+        show([compare_experiment(experiment)], options.json, console)
+        console.print(
+            f"\nThe rest of the report: lightning-llm ablate report {escape(str(experiment))}", soft_wrap=True
+        )
+        return
+    baseline = [] if options.baseline is None else find_runs([options.baseline])
+    if len(baseline) > 1:
+        raise ValueError(f"--baseline {options.baseline} holds {len(baseline)} runs: give one of them")
+    runs = find_runs([*(str(run.path) for run in baseline), *options.runs])
     status = {run.path: unfinished(run.path) for run in runs}
     left_out = [f"{path}: {words}" for path, words in status.items() if words]
     finished = [with_threads(run) for run in runs if not status[run.path]]
     if not finished:
         raise ValueError(f"no run has finished: {', '.join(left_out)}")
+    if baseline and (words := status[baseline[0].path]):
+        raise ValueError(f"--baseline {options.baseline} has not finished: {words}")
     summaries = {run.path: read_summary(run.path, METRICS) for run in finished}
-    groups = group_runs([(run, read_results(run.path)) for run in finished])
-    found = effects(groups, summaries, delta=options.delta, must_pair=options.paired)
-    if options.json is not None:
-        write_json(options.json, [_row(group, each) for group, each in zip(groups, [[], *found], strict=True)])
-    # a file or a pipe gets lines of any length
-    console = Console(markup=True, highlight=False, width=None if sys.stdout.isatty() else 200)
-    print_table(groups, console)
-    print_effects(groups, found, console)
+    sections = []
+    for members, tokenizers in by_text(finished, summaries):
+        groups = group_runs([(run, read_results(run.path)) for run in members], summaries, tokenizers)
+        sections.append((groups, effects(groups, summaries, delta=options.delta, must_pair=options.paired)))
+    show(sections, options.json, console)
     if len({run.options.get(THREADS) for run in finished} - {None}) > 1:
         console.print(f"\n{THREADS_DIFFER}", soft_wrap=True)
     for run in finished:
@@ -138,110 +100,23 @@ def run_compare(options: argparse.Namespace) -> None:
         console.print(f"not compared: {escape(line)}", soft_wrap=True)
 
 
-def with_threads(run: Run) -> Run:
-    """The run, and the number of threads as an option where its summary notes one: it changes bits and time."""
-    threads = read_summary(run.path, METRICS).get(THREADS)
-    return dataclasses.replace(run, options={**run.options, THREADS: threads}) if run.options and threads else run
-
-
-def read_results(run: Path) -> dict[str, float]:
-    """What ``summary.json`` says, by the keys of ``METRICS``; peak memory else from the curves of the memory profiler.
-
-    Raises:
-        ValueError: It is damaged.
-    """
-    summary = read_summary(run, METRICS)
-    results = {key: float(summary[key]) for key in METRICS if summary.get(key) is not None}
-    if PEAK_MEMORY not in results and (peak := _peak_in_curves(run)) is not None:
-        results[PEAK_MEMORY] = peak
-    return results
-
-
-def group_runs(results: Sequence[tuple[Run, Results]]) -> list[Group]:
-    """Groups in the order in which their first runs come."""
-    runs = [run for run, _ in results]
-    columns = option_columns(runs, SEEDS)
-    gathered: dict[Hashable, list[int]] = {}
-    for number, run in enumerate(runs):
-        # without a config nothing is known to be the same
-        key = tuple(column[number] for column in columns.values()) if run.options else run.path
-        gathered.setdefault(key, []).append(number)
-    told = descriptions(runs, leave_out=SEEDS)
-    firsts = [numbers[0] for numbers in gathered.values()]
-    titles = made_different([told[first] for first in firsts], [runs[first] for first in firsts])
-    groups = []
-    for title, first, numbers in zip(titles, firsts, gathered.values(), strict=True):
-        options = {name: column[first] for name, column in columns.items()} if runs[first].options else {}
-        by_seed: dict[Hashable, list[tuple[Run, Results]]] = {}
-        for number in numbers:
-            by_seed.setdefault(identity(runs[number].seed), []).append(results[number])
-        seeds = len(by_seed)
-        measures = {}
-        for metric in METRICS:
-            known = [results[number][1][metric] for number in numbers if metric in results[number][1]]
-            if len(known) == len(numbers):
-                measures[metric] = Measure(statistics.fmean(known), statistics.stdev(known) if seeds > 1 else None)
-        paths = [str(runs[number].path) for number in numbers]
-        groups.append(Group(title, options, paths, seeds, measures, by_seed))
-    return groups
-
-
-def effects(
-    groups: Sequence[Group],
-    summaries: Mapping[Path, Mapping[str, Any]],
-    *,
-    delta: float | None = None,
-    must_pair: bool = False,
-) -> list[list[Effect]]:
-    """The differences of each group but the first from the first, in each metric that both have.
-
-    Args:
-        groups: The first is the baseline.
-        summaries: The ``summary.json`` of each run.
-        delta: The smallest difference of the loss that matters.
-        must_pair: Whether losses that cannot be compared in pairs are an error.
-
-    Raises:
-        ValueError: They cannot.
-    """
-    baseline, *others = groups
-    partners = [_pairs(baseline, group, summaries) for group in others]
-    if must_pair:
-        for group, (seeds, why) in zip(others, partners, strict=True):
-            if not seeds:
-                raise ValueError(f"{group.name} and {baseline.name} are no pairs: {why}; leave out --paired")
-    found: list[list[Effect]] = [[] for _ in others]
-    for metric in METRICS:
-        samples, bases = {}, {}
-        for number, group in enumerate(others):
-            if metric in baseline.measures and metric in group.measures:
-                seeds = partners[number][0] if metric == LOSS else []
-                sides = baseline.values(metric, seeds), group.values(metric, seeds)
-                samples[str(number)], bases[str(number)] = Sample(*sides, is_paired=bool(seeds)), sides[0]
-        for name, verdict in verdicts(samples, delta=delta if metric == LOSS else None).items():
-            seeds, why = partners[int(name)]
-            note = "" if metric != LOSS else why if seeds else f"not paired: {why}"
-            found[int(name)].append(Effect(metric, statistics.fmean(bases[name]), verdict, note))
-    return found
-
-
-def _pairs(baseline: Group, group: Group, summaries: Mapping[Path, Mapping[str, Any]]) -> tuple[list[Hashable], str]:
-    """The seeds that both groups have if all their runs are pairs; else none, and why. A note if seeds are left out."""
-    seeds = [seed for seed in baseline.by_seed if seed in group.by_seed]
-    if not seeds:
-        return [], "no seed in common"
-    if len(seeds) == 1 and min(baseline.seeds, group.seeds) > 1:
-        return [], "only one seed in common"
-    for seed in seeds:
-        for (first, _), (second, _) in itertools.product(baseline.by_seed[seed], group.by_seed[seed]):
-            if why := mismatch(summaries.get(first.path, {}), summaries.get(second.path, {})):
-                return [], f"seed {first.seed[0]}: {why}"
-    alone = baseline.seeds + group.seeds - 2 * len(seeds)
-    return seeds, f"{alone} seed{'s' if alone > 1 else ''} without a partner left out" if alone else ""
+def show(
+    sections: Sequence[tuple[Sequence[Group], Sequence[Sequence[Effect]]]], json: Path | None, console: Console
+) -> None:
+    """Print the groups and effects of each text, and write them to a file if one is given."""
+    if json is not None:
+        rows = [each for groups, found in sections for each in zip(groups, [[], *found], strict=True)]
+        write_json(json, [_row(group, effects) for group, effects in rows])
+    for groups, found in sections:
+        print_table(groups, console)
+        print_effects(groups, found, console)
+    if len(sections) > 1:
+        console.print(f"\n{OTHER_TEXT}", soft_wrap=True)
 
 
 def _row(group: Group, found: Sequence[Effect]) -> dict[str, Any]:
-    row = {field.name: getattr(group, field.name) for field in dataclasses.fields(group) if field.name != "by_seed"}
+    names = [field.name for field in dataclasses.fields(group) if field.name not in ("by_seed", "tokenizer")]
+    row = {name: getattr(group, name) for name in names}
     row["measures"] = {name: dataclasses.asdict(measure) for name, measure in group.measures.items()}
     row["effects"] = [
         {"metric": each.metric, **dataclasses.asdict(each.found), "note": _joined(each.note, each.found.note)}
@@ -255,30 +130,50 @@ def _joined(*notes: str) -> str:
 
 
 def print_table(groups: Sequence[Group], console: Console) -> None:
-    """A row for each group."""
+    """A row for each group: with a column for each option, or with the groups' names where those do not fit."""
     names = list(dict.fromkeys(name for group in groups for name in group.options))
-    table = Table(caption="± is the standard deviation over seeds" if any(g.seeds > 1 for g in groups) else None)
-    if not 0 < len(names) <= MOST_COLUMNS:
-        names = []
+    wide = _table(groups, names if 0 < len(names) <= MOST_COLUMNS else [], console.width)
+    is_wide = console.measure(wide, options=console.options.update(width=10_000)).maximum <= console.width
+    console.print(wide if is_wide else _table(groups, [], console.width, is_narrow=True))
+
+
+def _table(groups: Sequence[Group], names: Sequence[str], width: int, *, is_narrow: bool = False) -> Table:
+    caption = "± is the standard deviation over seeds" if any(group.seeds > 1 for group in groups) else None
+    table = Table(caption=caption, box=SIMPLE_HEAD if is_narrow else HEAVY_HEAD, pad_edge=not is_narrow)
+    has_seeds = not is_narrow or any(group.seeds != len(group.runs) for group in groups)
+    shown = [key for key in METRICS if key != BITS or len({group.tokenizer for group in groups}) > 1]
+    rows = []
+    for group in groups:
+        values = [found.text(METRICS[key][2]) if (found := group.measures.get(key)) else "–" for key in shown]
+        rows.append([str(len(group.runs)), *([str(group.seeds)] if has_seeds else []), *values])
+    titles = ["runs", *(["seeds"] if has_seeds else [])]
+    titles += [f"{METRICS[key][0]},{chr(10) if is_narrow else ' '}{METRICS[key][1]}" for key in shown]
+    lines = [[*title.split("\n"), *(row[place] for row in rows)] for place, title in enumerate(titles)]
+    left = room(width, lines)
     for name in names or ["run"]:
         table.add_column(escape(name), overflow="fold")
-    table.add_column("runs", justify="right")
-    table.add_column("seeds", justify="right")
-    for title, unit, _ in METRICS.values():
-        table.add_column(f"{title}, {unit}", justify="right", no_wrap=True)
-    for group in groups:
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    for group, row in zip(groups, rows, strict=True):
         cells = [group.options.get(name, "–") for name in names] or [group.name]
-        values = [found.text(METRICS[key][2]) if (found := group.measures.get(key)) else "–" for key in METRICS]
-        table.add_row(*map(escape, cells), str(len(group.runs)), str(group.seeds), *values)
-    console.print(table)
+        cells = [folded(cell, left) for cell in cells] if is_narrow else cells
+        table.add_row(*map(escape, cells), *row)
+    return table
 
 
 def print_effects(groups: Sequence[Group], found: Sequence[Sequence[Effect]], console: Console) -> None:
     """A line for each metric of each group but the first."""
     for group, its in zip(groups[1:], found, strict=True):
-        console.print(f"\n[bold]{escape(group.name)}[/] versus {escape(groups[0].name)}", soft_wrap=True)
+        ours, theirs = (escape(each.named_against(other)) for each, other in ((group, groups[0]), (groups[0], group)))
+        console.print(f"\n[bold]{ours}[/] versus {theirs}", soft_wrap=True)
+        if group.tokenizer != groups[0].tokenizer and not any(effect.metric == BITS for effect in its):
+            console.print(f"  {NO_BITS}", soft_wrap=True)
         for effect in its:
             console.print(f"  {escape(effect_text(effect))}", soft_wrap=True)
+        own, base = group.parameters, groups[0].parameters
+        if own and base and abs(own - base) > UNEQUAL * base:
+            words = f"{own:,} versus {base:,} ({100 * (own / base - 1):+.1f} %)"
+            console.print(f"  parameters are not equal: {words}", soft_wrap=True)
     if len(found) > 1:
         console.print(f"\n{ADJUSTED.format(len(found))}", soft_wrap=True)
 
@@ -318,14 +213,3 @@ def difference_text(value: float, base: float, digits: int, unit: str) -> str:
         return f"{0:.{digits}f} {unit}"
     has_share = f"{value:.{digits}f}" != before and float(before) != 0
     return f"{change} {unit}" + (f" ({100 * (value - base) / base:+.1f} %)" if has_share else "")
-
-
-def _peak_in_curves(run: Path) -> float | None:
-    if not any(run.glob(EVENTS)):
-        return None
-    from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
-
-    events = event_accumulator.EventAccumulator(str(run), size_guidance={event_accumulator.SCALARS: 0})
-    events.Reload()
-    tags = [tag for tag in events.Tags()["scalars"] if tag.startswith(MEMORY) and tag.endswith(PEAK)]
-    return max((event.value for tag in tags for event in events.Scalars(tag)), default=None)

@@ -5,17 +5,21 @@
 """
 
 import argparse
+import os
+import shlex
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lightning_llm.checkpoints.run_directory import CONFIG, read_summary
-from lightning_llm.cli.config_file import read_config
+from lightning_llm.checkpoints.run_directory import CONFIG, SUMMARY, read_summary
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.run_config import size_option
-from lightning_llm.cli.runs import SUMMARY, add_trust, find_checkpoint, run_of, step_in
+from lightning_llm.cli.runs import RUNS, add_trust, find_checkpoint, run_of, step_in
+from lightning_llm.io.atomic import write_text
+from lightning_llm.io.config_file import read_config
+from lightning_llm.io.untrusted import file_name
 
 if TYPE_CHECKING:
     from lightning_llm.interop.reader import ModelFolder
@@ -43,10 +47,10 @@ def _size(words: str) -> int:
 @tool(_export_options)
 def run_export(options: argparse.Namespace) -> None:
     """Write a trained model as a folder that transformers loads."""
+    checkpoint = find_checkpoint(options.checkpoint, RUNS)
     from lightning_llm.checkpoints.reading import load_transformer
     from lightning_llm.interop.writer import METRICS, RunRecord, export_model
 
-    checkpoint = find_checkpoint(options.checkpoint, Path("runs"))
     model, tokenizer = load_transformer(checkpoint, trust_code=options.trust_code)
     record = RunRecord(checkpoint.name, step_in(checkpoint))
     if run := run_of(checkpoint):
@@ -67,31 +71,34 @@ def _import_options(parser: OneLineParser) -> None:
 @tool(_import_options)
 def run_import(options: argparse.Namespace) -> None:
     """Turn a Hugging Face model into a checkpoint."""
-    from lightning_llm.checkpoints.archives import write_atomically
-    from lightning_llm.interop.reader import read_folder
-
     out: Path = options.out
     config = out.with_name(f"{out.name.removesuffix('.ckpt')}.yaml")
     if out.suffix in (".yaml", ".yml"):
         raise ValueError(f"--out {out}: a checkpoint is not YAML: call it {out.with_suffix('.ckpt')}")
     for path in (out, config):
-        if path.exists():
+        if os.path.lexists(path):
             raise ValueError(f"{path} exists: give another --out, or delete it")
+    if not options.folder.is_dir():
+        raise ValueError(f"{options.folder} is not a folder: give one with config.json and the weights")
+    from lightning_llm.checkpoints.archives import write_atomically
+    from lightning_llm.interop.reader import read_folder
+
     folder = read_folder(options.folder)
     write_atomically(_checkpoint(folder), out)
     architecture = {name: value for name, value in folder.config.to_dict().items() if value is not None}
     body = yaml.safe_dump({"model": {"architecture": architecture}}, sort_keys=False)
-    config.write_text(f"# The architecture of {folder.path.name}, as it was imported.\n{body}", encoding="utf-8")
+    write_text(config, f"# The architecture of {file_name(folder.path.name)}, as it was imported.\n{body}")
     for note in folder.notes:
         print(f"note: {note}")
     print(f"{options.folder} -> {out}, {out.stat().st_size / 1e6:,.1f} MB; its architecture: {config}")
     if folder.tokenizer is None:
         print("the folder has no tokenizer: the checkpoint has none either")
     else:
-        tokenizer = options.folder / "tokenizer.json"
-        print(f"to train it on: lightning-llm prepare TEXT --tokenizer {tokenizer} --out STORE")
+        tokenizer = ["--tokenizer", str(options.folder / "tokenizer.json")]
+        print(f"to train it on: {shlex.join(['lightning-llm', 'prepare', 'TEXT', *tokenizer, '--out', 'STORE'])}")
+        words = ["--config", str(config), "--model.init_from", str(out), "--data.store", "STORE"]
         context = f"--data.context_length {min(1024, folder.config.max_position_embeddings)}"
-        print(f"  lightning-llm fit --config {config} --model.init_from {out} --data.store STORE {context}")
+        print(f"  lightning-llm fit {shlex.join(words)} {context}")
 
 
 def _checkpoint(folder: "ModelFolder") -> dict[str, Any]:
@@ -120,13 +127,13 @@ def _consolidate_options(parser: OneLineParser) -> None:
 @tool(_consolidate_options)
 def run_consolidate(options: argparse.Namespace) -> None:
     """Merge the shards of a checkpoint into one file."""
+    out: Path = options.out
+    if os.path.lexists(out):
+        raise ValueError(f"--out {out} exists: give another name, or delete it")
+    checkpoint = find_checkpoint(options.checkpoint, RUNS)
     from lightning_llm.checkpoints.archives import write_atomically
     from lightning_llm.checkpoints.reading import read_checkpoint
 
-    out: Path = options.out
-    if out.exists():
-        raise ValueError(f"--out {out} exists: give another name, or delete it")
-    checkpoint = find_checkpoint(options.checkpoint, Path("runs"))
     content = read_checkpoint(checkpoint, needs=("state_dict",))
     write_atomically(content, out)
     print(f"{checkpoint} (step {content.get('global_step', '?')}) -> {out}, {out.stat().st_size / 1e6:,.1f} MB")

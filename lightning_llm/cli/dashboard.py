@@ -1,21 +1,30 @@
 """``lightning-llm dashboard RUNS``: TensorBoard on this machine only, with runs named by what their configs differ in.
 
-TensorBoard names a run by its path below the folder that it is given. So it is given a temporary folder of links with
-the names that are wanted, which lead to the run directories; it keeps showing runs that still train.
+TensorBoard names a run by its path below the folder that it is given. So it is given a temporary folder with the names
+that are wanted, and in each links to the run's event files. New ones are added while it runs. It sees nothing else of a
+run: it would follow links to folders, even in a circle.
 """
 
 import argparse
+import re
+import socket
 import sys
 import tempfile
 import threading
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from lightning_llm.checkpoints.event_files import event_files
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.process import interrupts
-from lightning_llm.cli.runs import EVENTS, find_runs, run_names
+from lightning_llm.cli.run_names import EVENTS, find_runs, run_names
+from lightning_llm.io.untrusted import check_regular
 
 HOST = "127.0.0.1"
+RELOAD_S = 5.0  # as TensorBoard's own
+OWN_NAMES = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?", re.IGNORECASE)  # any port: ssh forwards others
 KEPT = {"scalars": 10_000, "text": 200, "images": 200}  # entries per curve; TensorBoard's own are 1,000, 10 and 10
 
 
@@ -29,19 +38,33 @@ def run_dashboard(options: argparse.Namespace) -> None:
     """Show runs in TensorBoard, on this machine only, until Ctrl-C."""
     if not 0 <= options.port <= 65535:
         raise ValueError(f"--port must be from 0 to 65535, got {options.port}")
+    check_port(options.port)
     say = partial(print, "lightning-llm dashboard:", file=sys.stderr)
     runs = find_runs(options.runs, EVENTS, "no TensorBoard events in it (was another logger set?)", say)
     with interrupts.taken("dashboard"), tempfile.TemporaryDirectory(prefix="lightning-llm-dashboard-") as folder:
         try:
-            for run, name in zip(runs, run_names(runs), strict=True):
-                link = Path(folder, name)
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(run.path.resolve(), target_is_directory=True)
-                print(f"{name}  {run.path}")
-            _serve(Path(folder), options.port, len(runs))
+            names = {Path(folder, name): run.path for run, name in zip(runs, run_names(runs), strict=True)}
+            for place, path in names.items():
+                link_events(path, place)
+                print(f"{place.relative_to(folder)}  {path}")
+            _serve(Path(folder), options.port, names)
         except KeyboardInterrupt:
             interrupts.hold_off()  # a second signal must not disturb the cleanup
             print()
+
+
+def check_port(port: int) -> None:
+    """Refuse a port that is in use, before TensorBoard is imported.
+
+    Raises:
+        ValueError: It is in use, or not allowed.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as TensorBoard's server: not after a closed one
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise ValueError(f"--port {port}: {error.strerror}; give another, or --port 0 for any free one") from error
 
 
 def start(folder: Path, port: int) -> str:
@@ -60,7 +83,10 @@ def start(folder: Path, port: int) -> str:
     from tensorboard import default, program  # type: ignore[import-untyped]
 
     # its own plugins, which read event files only: the projector sends any file that a run's projector_config names
-    board = program.TensorBoard(plugins=default.get_static_plugins())
+    board = program.TensorBoard(
+        plugins=default.get_static_plugins(),
+        server_class=lambda app, flags: program.WerkzeugServer(_for_this_machine(app), flags),
+    )
     # load_fast would start a second server, on a port of its own
     options = {"host": HOST, "port": port, "load_fast": "false", "samples_per_plugin": KEPT}
     board.configure(argv=["tensorboard"], logdir=str(folder), **options)
@@ -70,8 +96,32 @@ def start(folder: Path, port: int) -> str:
         raise ValueError(f"--port {port}: {error.msg}; give another, or --port 0 for any free one") from error
 
 
-def _serve(folder: Path, port: int, count: int) -> None:
+def link_events(run: Path, place: Path) -> None:
+    """Put a link to each event file of a run that has none yet into a folder, in folders as in the run."""
+    for path in event_files(run):
+        link = place / path.relative_to(run)
+        if path.exists() and not link.is_symlink():
+            check_regular(path)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path.resolve())
+
+
+def _for_this_machine(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
+    """Answers only requests that name this machine: a web page may point a name of its own at 127.0.0.1 to read all."""
+
+    def checked(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if OWN_NAMES.fullmatch(environ.get("HTTP_HOST", "")):
+            return app(environ, start_response)
+        start_response("403 Forbidden", [("Content-Type", "text/plain")])
+        return [b"The dashboard answers at localhost, 127.0.0.1 and [::1] only.\n"]
+
+    return checked
+
+
+def _serve(folder: Path, port: int, names: Mapping[Path, Path]) -> None:
     address = start(folder, port)
-    print(f"TensorBoard shows {count} run{'s' if count > 1 else ''} at {address} until Ctrl-C")
+    print(f"TensorBoard shows {len(names)} run{'s' if len(names) > 1 else ''} at {address} until Ctrl-C")
     print(f"charts by group: {address}#custom_scalars", flush=True)
-    threading.Event().wait()
+    while not threading.Event().wait(RELOAD_S):
+        for place, path in names.items():
+            link_events(path, place)

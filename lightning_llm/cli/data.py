@@ -4,7 +4,9 @@
 """
 
 import argparse
+import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from lightning_llm.data.prepare import (
 from lightning_llm.data.token_store import DTYPES, TokenStore, by_powers_of_two, document_lengths
 from lightning_llm.data.token_store_writer import merge_shards
 from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.io.atomic import write_text
 
 _BAR = 40  # characters of the longest bar
 
@@ -51,12 +54,12 @@ def run_prepare(options: argparse.Namespace) -> None:
         if options.shard is not None:
             part, count = options.shard.split("/")
             print(f"{store.path}: shard {int(part)} of {int(count)}")
-            print(f"when all {int(count)} are made: lightning-llm prepare --merge {options.out}")
+            print(f"when all {int(count)} are made: lightning-llm prepare --merge {shlex.quote(options.out)}")
             return
     for name, split in store.splits.items():
         print(f"{name:<6}{split.tokens:>16,} tokens{split.bytes:>16,} bytes{split.documents:>10,} documents")
     print(f"{store.path}: {store.vocab_size:,} ids, {store.dtype}")
-    print(f"next: lightning-llm fit --data.store {store.path}")
+    print(f"next: lightning-llm fit --data.store {shlex.quote(str(store.path))}")
 
 
 def _prepare(options: argparse.Namespace) -> TokenStore:
@@ -100,7 +103,7 @@ def run_tokenizer(options: argparse.Namespace) -> None:
     if options.kind != "bpe" and (options.vocab_size is not None or options.special_token):
         name = "--special-token" if options.vocab_size is None else "--vocab-size"
         raise ValueError(f"{name} needs --kind bpe: {options.kind!r} takes its vocabulary from the text")
-    if options.out.exists():
+    if os.path.lexists(options.out):
         raise ValueError(f"{options.out} exists: give another --out, or delete it")
     if not options.out.absolute().parent.is_dir():
         raise ValueError(f"--out {options.out}: there is no folder {options.out.parent}")
@@ -109,12 +112,12 @@ def run_tokenizer(options: argparse.Namespace) -> None:
     with progress_bar(corpus.size, True) as phase:
         tokenizer = train_tokenizer(options.kind, vocab_size, corpus, phase, options.special_token)
         size, tokens = bytes_and_tokens(tokenizer, corpus, phase)
-    options.out.write_text(tokenizer.to_str(), encoding="utf-8")
+    write_text(options.out, tokenizer.to_str())
     print(f"{options.out}: {options.kind}, {tokenizer.vocab_size:,} ids")
     if options.kind == "bpe" and tokenizer.vocab_size < vocab_size:
         print(f"fewer than the requested {vocab_size:,}: the text has no pair left to merge")
     print(f"{size:,} bytes as {tokens:,} tokens: {size / max(tokens, 1):.3f} bytes per token")
-    print(f"next: lightning-llm prepare {' '.join(options.inputs)} --tokenizer {options.out}")
+    print(f"next: lightning-llm prepare {shlex.join([*options.inputs, '--tokenizer', str(options.out)])}")
 
 
 def _data_options(parser: OneLineParser) -> None:

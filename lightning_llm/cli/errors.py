@@ -117,6 +117,7 @@ def with_page(command: str, line: str) -> str:
         line: What is wrong; line breaks in it become spaces.
     """
     line = " ".join(line.split())
+    line = line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …"
     found = [match[1] for match in _WORD.finditer(line)] if command in TRAINER_WORDS else []
     # the name of a class, which is capitalized, says more than the option that it was given to
     word = min(found, key=lambda word: not word[0].isupper(), default="")
@@ -193,6 +194,10 @@ TYPES = {
 }
 _REWORDED = [
     (r'Parser key "([^"]*)"', r"\1"),
+    (
+        r"Importing '(.*?)' is not allowed, .*? in set_parsing_settings to allow it\.",
+        r"\1 is not imported: it is outside lightning_llm, and no option or config names it by this path",
+    ),
     (r"Problem with given class_path '(.*?)'", r"\1"),
     (r"- Expected a path but .*? either not accessible or invalid - ", ""),
     (r"Type typing\.Callable\[.*?\] expects a function or a callable class: ", ""),

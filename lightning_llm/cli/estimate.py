@@ -161,7 +161,7 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     """The report as lines for a terminal."""
     settings, memory, flops = report["settings"], report["memory"], report["flops"]
     lines = [in_words(report), ""]
-    lines += [", ".join(f"{name} {value}" for name, value in settings.items() if name != "precision_reason")]
+    lines += [_step_in_words(settings)]
     lines += report["notes"]
     if settings["precision_reason"]:
         lines += [f"precision auto is {settings['precision']}: {settings['precision_reason']}"]
@@ -169,7 +169,7 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     if explain:
         for part, terms in report["parameter_terms"].items():
             lines += [_line(f"{part}: {formula}", f"{count:,}") for formula, count in terms.items()]
-    sizes = {name: memory[name] for name in HELD if memory[name] or name != "gathered"}
+    sizes = {name.replace("_", " "): memory[name] for name in HELD if memory[name] or name != "gathered"}
     sizes |= {f"saved, {part}": size for part, size in memory["kept"].items()}
     for what in ("gradients", "activations_and_temporaries"):
         sizes[f"{what.replace('_', ' ')} at the peak"] = memory[f"{what}_at_peak"]
@@ -197,6 +197,22 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     if largest := report.get("largest_batch"):
         lines += ["", f"largest micro-batch in {_mib(largest['memory'])}: {largest['rows']} rows"]
     return "\n".join(lines)
+
+
+def _step_in_words(settings: dict[str, Any]) -> str:
+    """What the figures are of, in the words of the config."""
+    device = "CPU" if settings["device"] == "cpu" else "GPU"
+    words = [
+        f"a step: {settings['accumulation']} × {settings['rows']} rows of {settings['context_length']} tokens",
+        *(["attention inside documents"] if settings["document_mask"] else []),
+        f"precision {settings['precision']}",
+        f"optimizer {settings['optimizer']}",
+        *([f"its state in {settings['state_dtype']}"] if settings["state_dtype"] else []),
+        *([f"loss_chunks {settings['loss_chunks']}"] if settings["loss_chunks"] is not None else []),
+        f"on {settings['world_size']} {device}{'s' * (settings['world_size'] > 1)}",
+        *([f"strategy {settings['strategy']}"] if settings["strategy"] else []),
+    ]
+    return ", ".join(words)
 
 
 def in_words(report: dict[str, Any]) -> str:

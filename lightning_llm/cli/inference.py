@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_llm.cli.errors import OneLineParser, one_line, tool
 from lightning_llm.cli.process import interrupts, print_data
-from lightning_llm.cli.runs import add_model_options, open_model
+from lightning_llm.cli.runs import RUNS, add_model_options, named_checkpoint, open_model
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.formats import Document, progress_bar
 from lightning_llm.data.prepare import encode_document
@@ -62,6 +62,7 @@ def run_generate(options: argparse.Namespace) -> None:
     if len(given) > 1:
         raise ValueError(f"one prompt at a time: {' and '.join(given)} were given")
     prompt = None if options.interactive else _prompt(options)
+    named_checkpoint(options.checkpoint, RUNS)
     from lightning_llm.generation import Sampling
 
     sampling = Sampling(**{name: getattr(options, name) for name in SAMPLING})
@@ -135,9 +136,10 @@ def _evaluate_options(parser: OneLineParser) -> None:
 @tool(_evaluate_options, RuntimeError)
 def run_evaluate(options: argparse.Namespace) -> None:
     """Measure loss, perplexity and bits per byte of a model on texts."""
+    corpus = open_corpus(options.data, text_key=options.text_key)
+    named_checkpoint(options.checkpoint, RUNS)
     from lightning_llm.generation import Score
 
-    corpus = open_corpus(options.data, text_key=options.text_key)
     model, tokenizer = open_model(options.checkpoint, options.device, trust_code=options.trust_code)
     total, rows = Score(), []
     with progress_bar(corpus.size, True) as phase:

@@ -1,12 +1,12 @@
-"""Distributed jobs: which attempt of a torchrun or SLURM job this is, and processes that cannot be reached."""
+"""Distributed jobs: which attempt of a torchrun or SLURM job this is, and processes that cannot be reached.
+
+The settings of a job are checked before torch is imported, so it is imported where it is used.
+"""
 
 import os
 import re
 import socket
 from typing import Any
-
-import torch.distributed as dist
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 NAMELESS = ("", "none")  # torchrun's name for a job without --rdzv-id
 GLOO = re.compile(r"third_party/gloo/\S+\] (.+?)(?:\. This is typically| ?\[|$)", re.DOTALL)
@@ -85,6 +85,9 @@ def lost_contact(error: BaseException) -> str | None:
 
     torch raises a plain ``RuntimeError`` for errors of gloo, and a ``DistError`` for those of its store and NCCL.
     """
+    import torch.distributed as dist
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
     message = str(error)
     if found := GLOO.search(message):
         reason = found[1]

@@ -8,7 +8,6 @@ import inspect
 from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -17,9 +16,10 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_llm.cli.command_line import CONFIG_OPTIONS, option_values
-from lightning_llm.cli.config_file import read_config
 from lightning_llm.cli.errors import one_line
 from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.io.config_file import read_config
+from lightning_llm.io.imports import imported
 from lightning_llm.training.module import LanguageModel
 
 CLASS_PATH = "class_path"
@@ -69,9 +69,8 @@ def is_own(kind: type) -> bool:
 
 
 def _imported(option: str, path: str) -> Any:
-    module, _, name = path.rpartition(".")
     try:
-        return getattr(import_module(module), name)
+        return imported(path)
     except Exception as error:  # whatever the user's module raises
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise ValueError(f"{option} {path} cannot be imported: {reason}; give package.module.Class") from error

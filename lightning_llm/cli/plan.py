@@ -5,6 +5,7 @@ No torch. The search is in ``accounting/planner.py``; docs/accounting.md lists w
 
 import argparse
 import dataclasses
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,10 +18,10 @@ from lightning_llm.accounting.memory import STRATEGIES
 from lightning_llm.accounting.plan_report import decisions, described, frontier_table
 from lightning_llm.accounting.planner import Plan, Planner, Task, choose
 from lightning_llm.accounting.step_time import GENERIC, LINK_BANDWIDTH, MATMUL_SHARE, CostModel
-from lightning_llm.cli.config_file import Section
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.run_config import RunConfig, add_options, merged, read_run, size_option
 from lightning_llm.io.atomic import write_json, write_text
+from lightning_llm.io.config_file import Section
 
 PATIENCE = 1.0  # seconds before progress is shown
 VIEWS = {"gradient_as_bucket_view": True}
@@ -99,7 +100,7 @@ def run_plan(options: argparse.Namespace) -> None:
         header = f"# Made by lightning-llm plan for {size} on {cost.device.name}.\n"
         body = yaml.safe_dump(config_for(run, task, chosen), sort_keys=False, default_flow_style=None, width=120)
         write_text(options.out, header + body)
-        print(f"\n  lightning-llm fit --config {options.out}")
+        print(f"\n  lightning-llm fit --config {shlex.quote(str(options.out))}")
 
 
 def task_of(run: RunConfig, options: argparse.Namespace) -> Task:

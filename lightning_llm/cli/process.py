@@ -18,8 +18,10 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
@@ -124,6 +126,64 @@ class Interrupts:
 
 
 interrupts = Interrupts()
+
+
+# ---- slow imports
+
+SLOW = ("torch", "lightning", "tensorboard")
+PATIENCE = 1.0  # seconds before a terminal says what a command waits for
+
+
+class ImportNote(MetaPathFinder):
+    """Shows on a terminal that an import takes long, and erases the line when it has ended.
+
+    It is put first among the finders of modules. It watches imports of this package and of ``SLOW``, wherever they are
+    written; of nested ones the outermost.
+
+    Args:
+        program: The command, as it is typed.
+    """
+
+    def __init__(self, program: str) -> None:
+        self._text, self._depth, self._is_shown = f"{program}: importing PyTorch …", 0, False
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """What the next finder finds, with a loader that is watched."""
+        if self._depth or not (name in SLOW or name.startswith("lightning_llm.")):
+            return None
+        if (spec := PathFinder.find_spec(name, path, target)) is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: self._watched(load, module)  # type: ignore[method-assign]
+        return spec
+
+    def _watched(self, load: Callable[[Any], object], module: Any) -> None:
+        timer = threading.Timer(PATIENCE, self._show)
+        timer.daemon = True
+        timer.start()
+        self._depth += 1
+        try:
+            load(module)
+        finally:
+            self._depth -= 1
+            timer.cancel()
+            timer.join()
+            if self._is_shown:
+                self._is_shown = False
+                self._write(f"\r{' ' * len(self._text)}\r")
+
+    def _show(self) -> None:
+        self._is_shown = True
+        self._write(self._text)
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):  # not sys.stderr, which escapes the carriage return
+            os.write(2, text.encode(sys.stderr.encoding or "ascii", "replace"))
+
+
+def note_imports(program: str) -> None:
+    """From now on, a terminal shows which import a command waits for; pipes and files never get the line."""
+    if os.isatty(2) and is_first_process():
+        sys.meta_path.insert(0, ImportNote(program))
 
 
 def is_first_process() -> bool:

@@ -1,6 +1,7 @@
 """What a training command prints: checks, a summary at its start; results, a sample and next commands at its end."""
 
 import math
+import shlex
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,20 +15,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_llm.checkpoints.reading import BEST
-from lightning_llm.checkpoints.run_directory import FINISHED, WINDOWS, run_dir_of, write_status
+from lightning_llm.checkpoints.run_directory import run_dir_of
 from lightning_llm.cli.own_classes import is_own, path_of
-from lightning_llm.cli.runs import SUMMARY
 from lightning_llm.data.datamodule import TokenDataModule, offered, tokenizer_of
 from lightning_llm.generation import generate
-from lightning_llm.io.atomic import remove_path, write_json
 from lightning_llm.io.console import Console
 from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
-from lightning_llm.training.callbacks.consistency import ResumeDiff
-from lightning_llm.training.callbacks.inputs import InputHashes
-from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
+from lightning_llm.training.callbacks.record import callback_of, write_summary
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.distributed import is_sharded
-from lightning_llm.training.execution import record
 from lightning_llm.training.preflight import Check, refuse
 from lightning_llm.training.run_length import total_steps
 
@@ -107,44 +103,24 @@ class RunReport(Callback):
             trainer.loggers = [] if is_validated else loggers  # the curve already has it
             trainer.validate(model, data, verbose=False)
             trainer.loggers = loggers
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        evaluation = getattr(model, "evaluation", None)
-        windows = None if evaluation is None else evaluation.windows(trainer)  # every process must ask
         run = run_dir_of(trainer)  # a broadcast: every process must ask
+        summary = write_summary(trainer, model, data, run, seconds)
         if not trainer.is_global_zero:
             return
-        newest, inputs = None if checkpoints is None else checkpoints.newest, callback_of(trainer, InputHashes)
-        summary = {
-            "val_loss": metrics.get("val_loss"),  # none with trainer.limit_val_batches 0
-            "perplexity": metrics.get("val_perplexity"),
-            "bits_per_byte": metrics.get("val_bits_per_byte"),
-            "train_loss": metrics.get("train_loss_eval"),
-            "best_val_loss": None if checkpoints is None else checkpoints.best_loss,
-            "steps": steps,
-            **({} if (tokens := offered(data, "tokens_per_step")) is None else {"tokens": steps * tokens}),
-            "seconds": round(seconds, 3),
-            **record(trainer),
-            "changed_on_resume": getattr(callback_of(trainer, ResumeDiff), "changes", []),
-            "peak_memory_gib": getattr(callback_of(trainer, MemoryProfiler), "highest_gib", None),
-            "checkpoint": None if newest is None else str(newest),
-            **({} if inputs is None else inputs.record(steps)),
-        }
-        if run is not None:
-            remove_path(run / WINDOWS)  # of an earlier end
-            if windows is not None and summary["val_loss"] is not None:
-                write_json(run / WINDOWS, {"step": steps, **windows}, indent=None)
-            write_json(run / SUMMARY, summary)
-            write_status(run, FINISHED, step=steps, val_loss=summary["val_loss"])
+        newest = None if checkpoints is None else checkpoints.newest
         self._print_results(run, newest, summary)
         if not is_sharded(model):  # no process could generate alone
             print_sample(self.console, model, data)
         if run is not None:
+            place = escape(shlex.quote(str(run)))
             self.console.print("\n[bold]next[/]")
             if newest is not None and tokenizer_of(data) is not None:
-                self.console.print(f'  lightning-llm generate {escape(str(run))} --prompt "…" --max-new-tokens 200')
+                foreign = getattr(getattr(model, "architecture", None), "foreign_code", ())
+                words = f'{place} --prompt "…" --max-new-tokens 200{" --trust-code" if foreign else ""}'
+                self.console.print(f"  lightning-llm generate {words}")
             if newest is not None:
-                self.console.print(f"  lightning-llm validate --ckpt_path {escape(str(run))}")
-            self.console.print(f"  lightning-llm dashboard {escape(str(run.parent))}")
+                self.console.print(f"  lightning-llm validate --ckpt_path {place}")
+            self.console.print(f"  lightning-llm dashboard {escape(shlex.quote(str(run.parent)))}")
 
     def print_metrics(self, trainer: Trainer) -> None:
         """The results of an evaluation: one line per metric."""
@@ -204,11 +180,6 @@ def _sample(model: LightningModule, data: Any) -> str:
 
 def _console() -> Console:
     return Console(markup=True, soft_wrap=True, highlight=False)
-
-
-def callback_of(trainer: Trainer, kind: type[Callback]) -> Any:
-    """The first callback of this class, or ``None``."""
-    return next((each for each in trainer.callbacks if isinstance(each, kind)), None)  # type: ignore[attr-defined]
 
 
 def _describe_model(model: Any) -> str:

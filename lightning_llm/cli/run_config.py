@@ -27,10 +27,10 @@ from lightning_llm.accounting.hardware import (
 from lightning_llm.accounting.memory import STRATEGIES
 from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG
-from lightning_llm.cli.config_file import Section, read_config
-from lightning_llm.io.untrusted import file_in, read_json
+from lightning_llm.io.config_file import Section, config_path, read_config
+from lightning_llm.io.imports import is_foreign
+from lightning_llm.io.untrusted import file_in, read_json, shown
 from lightning_llm.model.config import ModelConfig, config_of_file
-from lightning_llm.model.parts import is_foreign
 
 # Tensors of a parameter's size that an optimizer keeps for each parameter; MuonAdamW has its own formula below.
 STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop": 1, "Adagrad": 1, "Lion": 1}
@@ -107,13 +107,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that say which run, on which device."""
     add = parser.add_argument
     configs = "a config for fit, or the config.yaml of a run; repeatable"
-    add("--config", "-c", type=Path, required=True, action="append", metavar="FILE", help=configs)
+    add("--config", "-c", required=True, action="append", metavar="FILE", help=configs)
     add("--device", metavar="NAME", help="a known GPU, or a part of its name, such as h100 (default: a CPU)")
     add("--world-size", type=int, metavar="N", help="processes (default: the config's, or 1)")
     add("--strategy", choices=STRATEGIES, help="how processes share the model (default: the config's)")
     add("--gradient-views", action="store_true", help="gradients are views of DDP's buckets, without a copy")
     add("--precision", metavar="P", help="32-true, bf16-true or bf16-mixed (default: the config's)")
-    add("--vocab-size", type=int, metavar="N", help="vocabulary size, if neither config, store nor run has it")
+    add("--vocab-size", type=int, metavar="N", help="vocabulary size, if neither config, run, store nor text has it")
     add("--state-dtype", choices=("bfloat16",), help="dtype of AdamW's averages (default: the config's)")
     free = (
         "memory of each device that the plan leaves free (default: the config's; on a GPU for context, libraries, gaps)"
@@ -140,11 +140,11 @@ def read_run(options: argparse.Namespace) -> RunConfig:
     """
     raw: Section = {}
     source = Path()  # the config that decides the vocabulary
-    for file in options.config:
+    for file in map(Path, map(config_path, options.config)):
         content = read_config(file)
         raw, source = merged(raw, content), file if VOCABULARY & _section(content, "data").keys() else source
     if not isinstance(document_mask := _section(raw, "data").get("document_mask", False), bool):
-        raise ValueError(f"data.document_mask must be true or false, got {document_mask!r:.80}")
+        raise ValueError(f"data.document_mask must be true or false, got {shown(document_mask)}")
     if is_foreign(path := _name(raw, "data.class_path", OWN)) and not _section(raw, "data").keys() >= SIZES:
         raise ValueError(f"data.class_path {path} is not run: add data.context_length and data.global_batch_size")
     if is_foreign(path := _name(raw, "model.class_path", OWN)):
@@ -205,7 +205,7 @@ def _section(raw: Section, name: str) -> Section:
         if section is None:
             return {}
         if not isinstance(section, dict):
-            raise ValueError(f"{part} in the config must hold options, got {section!r}")
+            raise ValueError(f"{part} in the config must hold options, got {shown(section)}")
     return cast(Section, section)
 
 
@@ -213,7 +213,7 @@ def _whole(raw: Section, name: str, default: Any = None, *, least: int = 1) -> A
     section, _, option = name.rpartition(".")
     value = _section(raw, section).get(option, default)
     if value is not default and (type(value) is not int or not least <= value <= MOST):
-        raise ValueError(f"{name} must be a whole number from {least} to {MOST}, got {value!r:.80}")
+        raise ValueError(f"{name} must be a whole number from {least} to {MOST}, got {shown(value)}")
     return value
 
 
@@ -221,7 +221,7 @@ def _name(raw: Section, name: str, default: Any = None) -> Any:
     section, _, option = name.rpartition(".")
     value = _section(raw, section).get(option)
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"{name} must be a name, got {value!r:.80}")
+        raise ValueError(f"{name} must be a name, got {shown(value)}")
     return default if value is None else value
 
 
@@ -235,21 +235,45 @@ def _class(raw: Section, name: str, default: str) -> tuple[str, Section]:
 
 def _architecture(raw: Section, options: argparse.Namespace, source: Path) -> ModelConfig:
     vocab_size = options.vocab_size
-    fields, data = dict(_section(raw, "model.architecture")), _section(raw, "data")
+    fields = dict(_section(raw, "model.architecture"))
     if vocab_size is not None:
         fields["vocab_size"] = vocab_size
     elif fields.get("vocab_size") is None:
-        store = Path(str(data.get("store") or ""), "meta.json")
-        if data.get("store") and store.is_file():
-            fields["vocab_size"] = read_json(file_in(store.parent, store.name)).get("vocab_size")
-        elif (of_run := _vocab_size_of_run(source)) is not None:
-            fields["vocab_size"] = of_run
-        elif data.get("tokenizer") == "bpe":
-            fields["vocab_size"] = data.get("vocab_size")
+        fields["vocab_size"] = _vocab_size_of_data(raw, source)
     known = [field.name for field in dataclasses.fields(ModelConfig)]
     if unknown := [name for name in fields if name not in known]:
         raise ValueError(f"model.architecture.{unknown[0]} is unknown: choose among {', '.join(known)}")
     return config_of_file(fields, "the config", trust_code=options.trust_code)
+
+
+def _vocab_size_of_data(raw: Section, source: Path) -> Any:
+    """From the store, the run, the tokenizer or the text, whichever has it first; ``None``: none of them."""
+    data, store = _section(raw, "data"), _name(raw, "data.store")
+    if store and (of_store := _vocab_size_of_store(Path(store))) is not None:
+        return of_store
+    if (of_run := _vocab_size_of_run(source)) is not None:
+        return of_run
+    kind, path = _name(raw, "data.tokenizer"), data.get("path")
+    if kind is None or kind == "bpe" or is_foreign(_name(raw, "data.class_path", OWN)):
+        return data.get("vocab_size") if kind == "bpe" else None
+    from lightning_llm.data.corpora import open_corpus
+    from lightning_llm.data.prepare import DEFAULT_CORPUS, default_store
+    from lightning_llm.data.tokenizers import Tokenizer
+
+    if kind != "char":
+        return (Tokenizer.train_byte() if kind == "byte" else Tokenizer.from_file(kind)).vocab_size
+    given = str(path or data.get("corpus") or DEFAULT_CORPUS)
+    if (of_store := _vocab_size_of_store(default_store([given], kind, 0))) is not None:
+        return of_store
+    if not path and given != DEFAULT_CORPUS:
+        return None  # it may have to be downloaded
+    documents = open_corpus([given]).documents()
+    return Tokenizer.train_char(piece for document in documents for piece in document.pieces()).vocab_size
+
+
+def _vocab_size_of_store(store: Path) -> int | None:
+    is_there = (store / "meta.json").is_file()
+    return read_json(file_in(store, "meta.json")).get("vocab_size") if is_there else None
 
 
 def _measured(config: ModelConfig, precision: str, context_length: int) -> Measured:
@@ -263,9 +287,11 @@ def _measured(config: ModelConfig, precision: str, context_length: int) -> Measu
 
 def _vocab_size_of_run(config: Path) -> int | None:
     """From a checkpoint, if the config is that of a run. This alone imports torch."""
-    for path in sorted((config.parent / CHECKPOINTS).glob("*.ckpt")) if config.name == CONFIG else ():
-        from lightning_llm.checkpoints.reading import read_outline
+    if config.name != CONFIG or not (paths := sorted((config.parent / CHECKPOINTS).glob("*.ckpt"))):
+        return None
+    from lightning_llm.checkpoints.reading import in_time, read_outline
 
+    for path in in_time(paths):
         with suppress(ValueError, OSError):  # a damaged one: the next one has the same vocabulary
             architecture = read_outline(path).get("hyper_parameters", {}).get("architecture", {})
             return cast("int | None", architecture.get("vocab_size"))
@@ -279,10 +305,10 @@ def _optimizer(
     path, arguments = _class(raw, "model.optimizer", f"{OWN}AdamW")
     name = path.rpartition(".")[2]
     if name not in STATE_PER_PARAMETER:
-        raise ValueError(f"optimizer {path} is not known: choose among {', '.join(STATE_PER_PARAMETER)}")
+        raise ValueError(f"optimizer {shown(path)} is not known: choose among {', '.join(STATE_PER_PARAMETER)}")
     dtype = asked or _name({"optimizer": arguments}, "optimizer.state_dtype")
     if dtype not in STATE_BYTES:
-        raise ValueError(f"state_dtype {dtype!r} is not covered: write bfloat16, or leave it out")
+        raise ValueError(f"state_dtype {shown(dtype)} is not covered: write bfloat16, or leave it out")
     is_own, is_muon = name == "AdamW" and path.startswith(OWN), name == "MuonAdamW"
     if dtype is not None and not is_own and not (is_muon and asked is None):
         instead = "give it in the config's init_args" if is_muon else "leave it out, or change that"
@@ -308,4 +334,6 @@ def _reserve(raw: Section, asked: int | None, kind: str, world_size: int) -> Res
 
 def _world_size(raw: Section) -> int:
     devices, nodes = _section(raw, "trainer").get("devices"), _whole(raw, "trainer.num_nodes", 1)
-    return int(nodes) * (max(1, int(str(devices))) if re.fullmatch("[0-9]{1,9}", str(devices)) else 1)
+    if isinstance(devices, int | str) and re.fullmatch("[0-9]{1,9}", str(devices)):
+        return int(nodes) * max(1, int(devices))
+    return int(nodes)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -29,9 +30,9 @@ from lightning_llm.checkpoints.run_directory import (
     state_of,
 )
 from lightning_llm.cli.errors import OneLineParser, tool
-from lightning_llm.cli.runs import run_folders
+from lightning_llm.cli.run_names import find_runs, option_columns, run_folders
 from lightning_llm.io.atomic import remove_path, write_json
-from lightning_llm.io.console import Console
+from lightning_llm.io.console import Console, folded, room
 
 ROOT = "runs"
 CLEAN = "clean"
@@ -50,6 +51,7 @@ class ListedRun:
         bytes: On the disk; a file with several names counts once.
         age_s: Seconds since a file in it was last written.
         removable: Whether ``runs clean`` removes it.
+        differs: The options that are not the same in all runs of its folder.
     """
 
     run: str
@@ -59,6 +61,7 @@ class ListedRun:
     bytes: int
     age_s: float
     removable: bool
+    differs: str = ""
 
 
 def _options(parser: OneLineParser) -> None:
@@ -82,7 +85,7 @@ def run_runs(options: argparse.Namespace) -> None:
     for name in options.runs[is_cleaning:] or [ROOT]:
         for path in run_folders(name):
             found.setdefault(path.resolve(), look_at(path, Path(name)))
-    rows = list(found.values())
+    rows = list(found.values()) if is_cleaning else _with_differences(list(found.values()))
     if options.json is not None:
         write_json(options.json, list(map(dataclasses.asdict, rows)))
     if is_cleaning:
@@ -117,6 +120,20 @@ def look_at(path: Path, folder: Path) -> ListedRun:
     )
 
 
+def _with_differences(rows: list[ListedRun]) -> list[ListedRun]:
+    """The runs, each with the options that are not the same in all runs of its folder."""
+    found: dict[int, str] = {}
+    folders = [Path(row.run).resolve().parent for row in rows]
+    for folder in set(folders):
+        places = [place for place, its in enumerate(folders) if its == folder]
+        with suppress(ValueError, OSError):  # a damaged config: nothing is known
+            runs = find_runs([rows[place].run for place in places]) if len(places) > 1 else []
+            columns = option_columns(runs, ()) if len(runs) == len(places) else {}
+            for number, place in enumerate(places):
+                found[place] = ", ".join(f"{name}={column[number]}" for name, column in columns.items())
+    return [dataclasses.replace(row, differs=found.get(place, "")) for place, row in enumerate(rows)]
+
+
 def is_useless(run: Path) -> bool:
     """Whether a run has ended without a result and without a checkpoint."""
     has_config, state = (run / CONFIG).is_file(), state_of(run)
@@ -146,21 +163,28 @@ def _is_worth_keeping(path: Path, run: Path) -> bool:
 
 
 def print_list(rows: list[ListedRun]) -> None:
-    """A row for each run, and how to remove those that are of no use."""
+    """A row for each run, with what differs from others in its folder, and how to remove those that are of no use."""
     # a file or a pipe gets lines of any length
     console = Console(markup=True, highlight=False, width=None if sys.stdout.isatty() else 200)
-    table = Table()
-    table.add_column("run", overflow="fold")
-    table.add_column("state")
-    for title in ("step", "validation loss", "size", "age", "removable"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table, texts = Table(box=SIMPLE_HEAD, pad_edge=False), list[list[str]]()
+    titles = ("step", "val loss", "size", "age", "removable")
     for row in rows:
         step, loss = (
             "–" if row.step is None else f"{row.step:,}",
             "–" if row.val_loss is None else f"{row.val_loss:.4f}",
         )
-        sizes = (shown_size(row.bytes), shown_duration(row.age_s), "yes" if row.removable else "")
-        table.add_row(escape(row.run), escape(row.state), step, loss, *sizes)
+        texts.append([step, loss, shown_size(row.bytes), shown_duration(row.age_s), "yes" if row.removable else ""])
+    count = len(titles) if any(row.removable for row in rows) else len(titles) - 1
+    columns = [[title, *(text[place] for text in texts)] for place, title in enumerate(titles[:count])]
+    state = min(12, max((len(row.state) for row in rows), default=0))
+    left = room(console.width, [*columns, ["x" * max(len("state"), state)]])
+    table.add_column("run")
+    table.add_column("state")
+    for title in titles[:count]:
+        table.add_column(title, justify="right", no_wrap=True)
+    for row, text in zip(rows, texts, strict=True):
+        name = "\n".join(folded(words, left) for words in (row.run, row.differs) if words)
+        table.add_row(escape(name), escape(row.state), *text[:count])
     console.print(table)
     console.print(f"{_counted(rows)} on disk", soft_wrap=True)
     if removable := [row for row in rows if row.removable]:

@@ -1,4 +1,4 @@
-"""Run directories: finding them, their checkpoints, and names made from what their configs differ in.
+"""Run directories, and the checkpoint or model in one that a command is given.
 
 A run directory is ``<trainer.default_root_dir>/<name of the config>/version_<n>``, and in it are
 
@@ -16,29 +16,22 @@ torch is imported where checkpoints are opened: ``compare`` and ``dashboard`` do
 """
 
 import argparse
-import dataclasses
-import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG, turn_of
-from lightning_llm.cli.config_file import read_config
 from lightning_llm.data.tokenizers import Tokenizer
-from lightning_llm.io.untrusted import LONGEST_NAME, file_name, read_text
-from lightning_llm.training.run_options import ABSENT, CALLBACKS, SEEDS, identity, labels, short_options
+from lightning_llm.io.untrusted import read_text
 
 if TYPE_CHECKING:
     from lightning_llm.model.transformer import Transformer
 
-SUMMARY, JOB = "summary.json", "job"
+JOB = "job"
+RUNS = Path("runs")  # where `last` and `best` are looked for
 EXAMPLE = "runs/quickstart/version_0"
-EVENTS = "events.out.tfevents*"
-THREADS = "threads"  # in the summary; older ones lack it
-
-# ---- the checkpoint or model that a command is given
 
 
 def run_of(checkpoint: Path) -> Path | None:
@@ -87,18 +80,23 @@ def find_checkpoint(given: str, root: Path, say: Callable[[str], object] = _to_s
     Raises:
         ValueError: There is no such checkpoint. Training from scratch instead would silently lose the run.
     """
+    path = named_checkpoint(given, root)
+    if given in ("last", "best"):
+        return checkpoint_in(path, say, prefer_best=given == "best")
     from lightning_llm.checkpoints.sharded import is_folder
 
+    return checkpoint_in(path, say) if path.is_dir() and not is_folder(path) else path
+
+
+def named_checkpoint(given: str, root: Path) -> Path:
+    """The run, or the checkpoint, that ``--ckpt_path`` names, without torch. As :func:`find_checkpoint`."""
     if given in ("last", "best"):
-        run = newest_run(root)
-        if run is None:
+        if (run := newest_run(root)) is None:
             raise ValueError(f"ckpt_path {given!r}: no checkpoint in {root}: leave ckpt_path out to start from scratch")
-        return checkpoint_in(run, say, prefer_best=given == "best")
-    path = Path(given)
-    if path.is_dir() and not is_folder(path):
-        return checkpoint_in(path, say)
+        return run
     if "://" in given:
         raise ValueError(f"ckpt_path {given!r} is a URL: download it and give the file")
+    path = Path(given)
     if not (path.is_file() or path.is_dir()):
         raise ValueError(f"ckpt_path {given!r}: no such file; give a checkpoint, a run directory, 'last' or 'best'")
     return path
@@ -106,20 +104,24 @@ def find_checkpoint(given: str, root: Path, say: Callable[[str], object] = _to_s
 
 def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefer_best: bool = True) -> Path:
     """The best or newest whole checkpoint of a run. Arguments and errors as in :func:`find_checkpoint`."""
-    from lightning_llm.checkpoints.reading import BEST, is_whole
+    if not any(path.exists() for path in _files(run)):
+        raise ValueError(f"{run} holds no checkpoint: give a run directory, such as {newest_run(run) or EXAMPLE}")
+    from lightning_llm.checkpoints.reading import BEST, in_time, is_whole
 
     best, files = run / CHECKPOINTS / BEST, _newest_first(run)
-    if not files and not best.exists():
-        raise ValueError(f"{run} holds no checkpoint: give a run directory, such as {newest_run(run) or EXAMPLE}")
     candidates = [best, *files] if prefer_best and best.exists() else files
-    for number, path in enumerate(candidates):
+    tried = []
+    for number, path in enumerate(in_time(candidates)):
+        tried.append(path.name)
         if is_whole(path):
             for damaged in candidates[:number]:
                 instead = "in place of the best" if damaged == best else "the one before it"
                 say(f"checkpoint {damaged} is truncated or damaged: using {path}, {instead}")
             return path
-    names = ", ".join(path.name for path in candidates)
-    raise ValueError(f"every checkpoint of {run} is truncated or damaged: {names}")
+    are_all = len(tried) == len(_files(run)) - (candidates is files and best.exists())
+    if are_all:
+        raise ValueError(f"every checkpoint of {run} is truncated or damaged: {', '.join(tried)}")
+    raise ValueError(f"each of {len(tried)} tried checkpoints of {run} is truncated or damaged: {', '.join(tried)}")
 
 
 def step_in(checkpoint: Path) -> int:
@@ -141,9 +143,9 @@ def _newest_first(run: Path) -> list[Path]:
     The newest has the highest step of those written since the run was last started: a run that was sent back to an
     earlier step leaves later ones behind, of which its own step aside. At the same step the run's own comes first.
     Those that cannot be opened come before all others, to be reported; those with weights only, from which no run can
-    resume, come last.
+    resume, come last. If there are too many to open in time, the oldest files are left out.
     """
-    from lightning_llm.checkpoints.reading import BEST, read_outline, step_of
+    from lightning_llm.checkpoints.reading import BEST, in_time, read_outline, step_of
 
     def age(path: Path) -> tuple[int, int, int, bool]:
         is_own = step_of(path) >= 0
@@ -155,8 +157,10 @@ def _newest_first(run: Path) -> list[Path]:
             return 2, 0, step_of(path), is_own
 
     files = [path for path in _files(run) if path.name != BEST]
-    are_own = all(step_of(path) >= 0 for path in files)
-    return sorted(files, key=step_of if are_own else age, reverse=True)
+    if all(step_of(path) >= 0 for path in files):
+        return sorted(files, key=step_of, reverse=True)
+    ages = {path: age(path) for path in in_time(sorted(files, key=lambda path: path.lstat().st_mtime_ns, reverse=True))}
+    return sorted(ages, key=ages.__getitem__, reverse=True)
 
 
 MODELS = "a checkpoint, a run directory (its best checkpoint, else its newest), or an exported folder"
@@ -194,7 +198,7 @@ def open_model(given: str, device: str, *, trust_code: bool = False) -> tuple["T
     if is_model_folder(Path(given)):
         model, content = load_model(Path(given), device)
     else:
-        model, content = load_transformer(find_checkpoint(given, Path("runs")), device, trust_code=trust_code)
+        model, content = load_transformer(find_checkpoint(given, RUNS), device, trust_code=trust_code)
     if content is None:
         raise ValueError(f"{given} holds no tokenizer: give a model that was trained or exported with one")
     return model, Tokenizer.from_str(content)
@@ -220,162 +224,3 @@ def check_device(given: str) -> None:
         raise ValueError(f"device {given}: this torch finds none on this machine: choose cpu")
     elif device.type not in ("cpu", "mps"):
         raise ValueError(f"device {given!r} is not supported: choose cpu, cuda or mps")
-
-
-# ---- several runs: what their configs differ in, and names made from that
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A run directory.
-
-    Attributes:
-        path: Where it is.
-        options: Its options by short names (see ``training.run_options``); empty if it has no ``config.yaml``.
-    """
-
-    path: Path
-    options: Mapping[str, Any]
-
-    @property
-    def place(self) -> str:
-        """The last two folders of its path."""
-        return "/".join(part for part in self.path.resolve().parts[-2:] if part != "/")
-
-    @property
-    def seed(self) -> tuple[Any, ...]:
-        """The seeds of weights and data."""
-        return tuple(self.options.get(name) for name in SEEDS)
-
-
-def find_runs(
-    given: Sequence[str], file: str = "", without: str = "", say: Callable[[str], object] = lambda line: None
-) -> list[Run]:
-    """The runs that a command line names.
-
-    Args:
-        given: Run directories, and folders that contain some, up to two levels down.
-        file: Pattern of a file that a run must have; empty: none.
-        without: The message about a run that does not have it.
-        say: Called with a line for each run that was found below a folder and left out for that.
-
-    Raises:
-        ValueError: A directory that does not exist, contains no run, or is a run without the file.
-    """
-    found: dict[Path, Path] = {}
-    for name in given:
-        runs = run_folders(name)
-        complete = [path for path in runs if not file or any(path.glob(file))]
-        if not complete:
-            raise ValueError(f"{name}: {without}")
-        for path in runs:
-            if path in complete:
-                found.setdefault(path.resolve(), path)
-            else:
-                say(f"left out {path}: {without}")
-    return [Run(path, _options(path / CONFIG)) for path in found.values()]
-
-
-def run_folders(name: str) -> list[Path]:
-    """The run directories that a word of a command line names: itself, and those up to two levels down.
-
-    Raises:
-        ValueError: There is no such directory, or no run in it.
-    """
-    folder = Path(name)
-    if not folder.is_dir():
-        raise ValueError(f"{name}: no such directory; give run directories, or a folder that contains some")
-    inside = sorted((*folder.glob("*"), *folder.glob("*/*")), key=_natural)
-    runs = [path for path in (folder, *inside) if (path / CONFIG).is_file() or any(path.glob(EVENTS))]
-    if not runs:
-        raise ValueError(f"{name}: no run in it or up to two levels below")
-    return runs
-
-
-def differences(runs: Sequence[Run]) -> list[str]:
-    """Short names of the options that are not the same in all runs: model, data, trainer, seeds, in config order.
-
-    The number of threads and the options of a callback are compared among the runs that have them.
-    """
-    known = [run.options for run in runs if run.options]
-
-    def differs(name: str) -> bool:
-        is_partial = name == THREADS or name.startswith(f"{CALLBACKS}.")
-        values = {identity(options.get(name, ABSENT)) for options in known if not is_partial or name in options}
-        return len(values) > 1
-
-    def section(name: str) -> int:
-        first = "seed" if name in SEEDS else name.partition(".")[0]
-        return {"data": 1, "trainer": 2, "keep_freed_memory": 2, THREADS: 2, "seed": 3}.get(first, 0)
-
-    names = dict.fromkeys(name for options in known for name in options)
-    return sorted(filter(differs, names), key=section)
-
-
-def option_columns(runs: Sequence[Run], leave_out: Collection[str]) -> dict[str, list[str]]:
-    """The options that differ, with a text for the value in each run."""
-    names = [name for name in differences(runs) if name not in leave_out]
-    return {name: labels([run.options.get(name, ABSENT) for run in runs]) for name in names}
-
-
-def descriptions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[str]:
-    """What distinguishes each run from the others, as ``mlp=swiglu, seed_everything=1``; its place if nothing does.
-
-    Where that would be long for runs of several configs, it is the name of the config and what differs among its runs.
-
-    Args:
-        runs: The runs.
-        leave_out: Options to leave out.
-
-    Returns:
-        Texts that may be the same for several runs; see :func:`made_different`.
-    """
-    texts = _distinguished(runs, leave_out)
-    if max(map(len, texts), default=0) > LONGEST_NAME:
-        for folder in {run.path.resolve().parent for run in runs}:
-            members = [number for number, run in enumerate(runs) if run.path.resolve().parent == folder]
-            for number, text in zip(members, _distinguished([runs[n] for n in members], leave_out), strict=True):
-                texts[number] = f"{folder.name}: {text}" if text else folder.name
-    return [text or run.place for text, run in zip(texts, runs, strict=True)]
-
-
-def run_names(runs: Sequence[Run]) -> list[str]:
-    """As :func:`descriptions`, all different, each valid as the name of a folder; a place is a folder in a folder.
-
-    No name is that of a folder that another one is in: it would lead into the run of that name.
-    """
-    names: list[str] = []
-    for text, run in zip(made_different(descriptions(runs), runs), runs, strict=True):
-        name, number = "/".join(map(file_name, text.split("/"))) if text == run.place else file_name(text), 1
-        while any(f"{name}/".startswith(f"{other}/") or f"{other}/".startswith(f"{name}/") for other in names):
-            number += 1
-            name = file_name(f"{text} #{number}")
-        names.append(name)
-    return names
-
-
-def made_different(texts: Sequence[str], runs: Sequence[Run]) -> list[str]:
-    """Texts about runs; where they are the same, with the run's folder, then its parent, then a number."""
-    for ending in (" ({path.name})", " in {path.parent.name}", " #{number}"):
-        texts = [
-            text + (ending.format(path=run.path.resolve(), number=number) if texts.count(text) > 1 else "")
-            for number, (text, run) in enumerate(zip(texts, runs, strict=True), start=1)
-        ]
-    return list(texts)
-
-
-def _options(config: Path) -> dict[str, Any]:
-    return {CALLBACKS: [], **short_options(read_config(config))} if config.is_file() else {}
-
-
-def _natural(path: Path) -> list[tuple[int, str]]:
-    """A key that sorts version_2 before version_10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
-
-
-def _distinguished(runs: Sequence[Run], leave_out: Collection[str]) -> list[str]:
-    columns = option_columns(runs, leave_out).items()
-    return [
-        ", ".join(f"{name}={column[number]}" for name, column in columns if name in run.options)
-        for number, run in enumerate(runs)
-    ]

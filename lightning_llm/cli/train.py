@@ -30,18 +30,19 @@ from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint, read_outline
 from lightning_llm.checkpoints.run_directory import CONFIG
 from lightning_llm.checkpoints.schema import LIGHTNING
-from lightning_llm.cli import command_line, jobs, own_classes
+from lightning_llm.cli import command_line, early_checks, jobs, own_classes
 from lightning_llm.cli.errors import FAILED, USER_ERROR, help_of, in_plain_words, one_line, reports, with_page
 from lightning_llm.cli.process import interrupts, is_first_process, quieten
-from lightning_llm.cli.report import RunReport, callback_of, print_checks
+from lightning_llm.cli.report import RunReport, print_checks
 from lightning_llm.cli.runs import JOB, checkpoint_in, find_checkpoint, newest_run, run_of, step_in
 from lightning_llm.data.datamodule import TokenDataModule
-from lightning_llm.io.atomic import write_json
+from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.training.callbacks.consistency import RankConsistencyCheck, ResumeDiff
 from lightning_llm.training.callbacks.dashboard import RunLogger
 from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.callbacks.progress import StatusFile
+from lightning_llm.training.callbacks.record import callback_of
 from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
 from lightning_llm.training.distributed import leave_groups
 from lightning_llm.training.execution import choose_precision, keep_freed_memory
@@ -80,9 +81,9 @@ class SaveConfig(SaveConfigCallback):
             return
         if plan is not None:
             write_json(run / PLAN, {"memory_budget": pl_module.budget.size, **described(plan)})
-        self.parser.save(self.config, run / CONFIG, skip_none=False, overwrite=True, multifile=self.multifile)
+        write_text(run / CONFIG, self.parser.dump(self.config, skip_none=False))
         if job is not None:
-            (run / JOB).write_text(f"{job}\n", encoding="utf-8")
+            write_text(run / JOB, f"{job}\n")
 
 
 class TrainingCLI(LightningCLI):
@@ -118,7 +119,7 @@ class TrainingCLI(LightningCLI):
         command = words[0] if words and words[0] in self.subcommands() else "fit"
         hidden = own_classes.hide_options_of_ours(self._parser(command), words, data_class)
         self.experiment, self._words = command_line.experiment_of(words), words
-        self.config = parser.parse_args(words)
+        self.config = command_line.parse(parser, words)
         self._options = self.config[self.config.subcommand]
         own_classes.check_parsed(self._options, words, self.classes)
         self._ckpt_path = self._options.pop("ckpt_path", None)
@@ -129,21 +130,22 @@ class TrainingCLI(LightningCLI):
         """Find the checkpoint; prepare the process."""
         jobs.check_restarts()
         jobs.check_address()
+        asked = self._options.trainer
+        if line := command_line.set_length(asked, self._words):
+            _say(f"lightning-llm {self.subcommand}: {line}")
         if self._options.get("weights_only") is False:
             raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
         if issubclass(self.classes["data"], TokenDataModule):
             command_line.check_store(self._options.data, self._words)
         elif self.subcommand == "predict":
             raise ValueError("predict continues the predict_prompts of TokenDataModule: use lightning-llm generate")
-        asked = self._options.trainer
         folder = Path(asked.run_dir or Path(asked.default_root_dir) / self.experiment)
         if self._ckpt_path is not None:
             self.checkpoint = find_checkpoint(self._ckpt_path, folder, _say)
         elif self.subcommand == "fit":
             self.checkpoint = _of_earlier_attempt(folder)
-        elif self.subcommand != "check":
-            options = "--ckpt_path best, last, a run directory or a file"
-            raise ValueError(f"{self.subcommand} needs a trained model: {options}")
+        else:
+            early_checks.check_trained(str(self.subcommand))
         if self.checkpoint is not None and self.subcommand not in ("fit", "check"):
             read_outline(self.checkpoint, LIGHTNING)  # a file that is no checkpoint, before data are prepared
         saved: dict[str, Any] = {}
@@ -303,7 +305,7 @@ class _LeftTheOthers(SystemExit):
 
 def _run_command(command: str, words: list[str], given: dict[str, type | None]) -> TrainingCLI:
     try:
-        complete = command_line.configs_first(command_line.with_config_of_run(words))
+        complete = command_line.complete(words)
         for line in command_line.check_configs(complete):  # before anything imports what they name
             _say(f"lightning-llm {command}: {line}")
         classes: dict[str, Any] = own_classes.choose(complete, given)

@@ -17,6 +17,7 @@ documents that begin in part ``index``. If reading cannot begin within a file (p
 whole file belongs to the part in which it begins.
 """
 
+import contextlib
 import dataclasses
 import functools
 import glob
@@ -38,7 +39,7 @@ from typing import BinaryIO, NamedTuple
 from lightning_llm.data.formats import DEFAULT_TEXT_KEY, Advance, Document, Phase, TextFile, format_of, ignore_progress
 from lightning_llm.data.tokenizers import PIECE_CHARACTERS, Tokenizer, cut_at_newlines
 from lightning_llm.io.atomic import write_text
-from lightning_llm.io.untrusted import check_regular
+from lightning_llm.io.untrusted import BLOBS, SNAPSHOTS, check_regular, read_bytes
 
 NAMED_CORPORA = ("stdlib", "shakespeare")
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -95,7 +96,7 @@ def open_corpus(
 ) -> Corpus:
     """The documents of named corpora, files, folders (every file in them except hidden ones) and globs.
 
-    Empty files among several are skipped.
+    Empty files among several are skipped. A folder may have links to its own files only: it may be somebody else's.
 
     Args:
         inputs: Each a name of ``NAMED_CORPORA``, a file, a folder, a glob (``**`` matches subfolders), or ``-`` for
@@ -156,8 +157,9 @@ def download_shakespeare(cache_dir: Path | None = None, url: str = SHAKESPEARE_U
     if cache_dir is None:
         cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning-llm"
     target = cache_dir / "tinyshakespeare.txt"
-    if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == SHAKESPEARE_SHA256:
-        return target
+    with contextlib.suppress(OSError, ValueError):
+        if hashlib.sha256(read_bytes(target, SHAKESPEARE_SIZE)).hexdigest() == SHAKESPEARE_SHA256:
+            return target
     try:
         with urllib.request.urlopen(url, timeout=30) as response:
             content = response.read(2 * SHAKESPEARE_SIZE)
@@ -198,6 +200,7 @@ def _given_files(given: str, text_key: str) -> list[TextFile]:
     path = Path(given).expanduser()
     if path.is_dir():
         paths = _files_below(path)
+        _check_links(path, paths)
     elif path.exists():
         check_regular(path)
         paths = [path]
@@ -223,6 +226,17 @@ def _files_below(root: Path, skip: Collection[str] = ()) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".") and name not in skip]
         found += [Path(folder, name) for name in files if not name.startswith(".")]
     return sorted((path for path in found if path.is_file()), key=lambda path: path.parts)
+
+
+def _check_links(root: Path, paths: Iterable[Path]) -> None:
+    """Checks that what is in a folder comes from there, or is a blob of the Hugging Face cache that it belongs to."""
+    home = Path(os.path.realpath(root))
+    homes = [home, *(folder.parent / BLOBS for folder in (home, *home.parents) if folder.name == SNAPSHOTS)]
+    for path in filter(Path.is_symlink, paths):
+        if not any(map(Path(os.path.realpath(path)).is_relative_to, homes)):
+            raise ValueError(
+                f"{path} is a link that points outside {root}: to read it, give {str(root / '*')!r} or its name"
+            )
 
 
 def _reject(error: OSError) -> None:

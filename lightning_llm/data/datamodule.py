@@ -109,6 +109,12 @@ class TokenDataModule(LightningDataModule):
         self.accumulation = 1
         self.loaded_state: dict[str, Any] = {}
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments that may change a result, by name."""
+        names = ("context_length", "global_batch_size", "micro_batch_size", "seed", "eval_batch_size", "raw_dtype")
+        return {**self._text, **{name: getattr(self, name) for name in (*names, "mixture", "document_mask")}}
+
     # ---- stores and their properties
 
     @functools.cached_property

@@ -11,7 +11,8 @@ any in ``.zst``, ``.zstd``    as without                                        
 ============================  =================================================  ==============================
 
 Text is UTF-8, read byte for byte: no newline is translated, no byte order mark removed. Memory does not grow with the
-file: text comes in pieces. Only a line of JSON (at most 64 MiB) and a batch of parquet rows are in memory as a whole.
+file: text comes in pieces. Only a line of JSON (at most 64 MiB and 4 million values) and a batch of parquet rows are in
+memory as a whole.
 Reading reports its progress in bytes, which :func:`progress_bar` shows.
 """
 
@@ -26,8 +27,11 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any
+
+from lightning_llm.io.untrusted import MOST_VALUES, open_regular
 
 PIECE_BYTES = 1 << 20
 LONGEST_LINE = 1 << 26
@@ -36,7 +40,8 @@ DEFAULT_TEXT_KEY = "text"
 _COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".zstd": "zst"}
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 _COMPRESSED_BYTES = 1 << 13  # of zstandard, decompressed at once: the result is at most 32,768 times as large
-_ROWS = 64  # of parquet, in memory at once
+_ROWS = 64  # of parquet, in memory at once: each may have the whole size of its column, if a dictionary has its text
+_ROWS_BYTES = 1 << 29
 _SMALL = 1 << 26  # decompressed bytes that are always allowed
 _MOST_GROWTH = 200  # how much larger than the file more bytes may be: text shrinks to a tenth, logs to a hundredth
 
@@ -216,25 +221,31 @@ class TextFile:
             kind = kind.value_type if types.is_dictionary(kind) else kind
             if not (types.is_string(kind) or types.is_large_string(kind)):
                 raise ValueError(f"{self.name}: column {self.text_key!r} has {kind}, not text (string)")
-            groups, first_row = file.num_row_groups, 0
+            groups, first_row, unpacked = file.num_row_groups, 0, 0
             for number in range(groups):
                 group = file.metadata.row_group(number)
-                self._check_rows(group)
+                size = self._checked_size(group)
                 if start <= number * self.size // groups < stop:
-                    batches = file.iter_batches(_ROWS, [number], [self.text_key], use_threads=False)
-                    texts = (text for batch in batches for text in batch.column(0).to_pylist())
+                    rows = min(_ROWS, max(1, _ROWS_BYTES // max(1, size)))
+                    batches = file.iter_batches(rows, [number], [self.text_key], use_threads=False)
+                    texts = (text.as_py() for batch in batches for text in batch.column(0))
                     for row, text in enumerate(texts, first_row):
                         if text is None:
                             raise ValueError(f"{self.name}, row {row}: column {self.text_key!r} is null")
+                        unpacked += len(text)
+                        if unpacked > max(_SMALL, _MOST_GROWTH * self.size):  # a dictionary repeats its texts
+                            raise ValueError(f"{self.name} is over {_MOST_GROWTH} times as large unpacked, row {row}")
                         yield f"{self.name}, row {row}", text
                     advance(self.size // groups)
                 first_row += group.num_rows
 
-    def _check_rows(self, group: Any) -> None:
-        for column in map(group.column, range(group.num_columns)):
-            size, packed = column.total_uncompressed_size, column.total_compressed_size
-            if column.path_in_schema == self.text_key and size > max(_SMALL, _MOST_GROWTH * packed):
-                raise ValueError(f"{self.name}: {self.text_key!r} is {size} bytes unpacked, {packed} in the file")
+    def _checked_size(self, group: Any) -> int:
+        """Bytes of the texts of a row group, each that repeats counted once."""
+        columns = [each for each in map(group.column, range(group.num_columns)) if each.path_in_schema == self.text_key]
+        size, packed = (sum(map(attrgetter(f"total_{kind}_size"), columns)) for kind in ("uncompressed", "compressed"))
+        if size > max(_SMALL, _MOST_GROWTH * packed):
+            raise ValueError(f"{self.name}: {self.text_key!r} is {size} bytes unpacked, {packed} in the file")
+        return int(size)
 
     def _blocks(self, advance: Advance, start: int = 0) -> Iterator[bytes]:
         """The content, decompressed, in blocks of about ``PIECE_BYTES``."""
@@ -259,7 +270,7 @@ class TextFile:
     def _opened(self) -> Iterator[IO[bytes]]:
         """The open file; an error while it is read becomes one line."""
         try:
-            with self.locate().open("rb") as raw:
+            with open_regular(self.locate()) as raw:
                 raw.seek(0)  # a file opened by its descriptor may share its position
                 yield raw
         except Exception as error:
@@ -304,6 +315,8 @@ def _from_zstandard(raw: IO[bytes], name: str) -> Iterator[bytes]:
 
 def _parse_line(line: bytes, key: str) -> tuple[str, str]:
     """The text of a line of JSON, and what is wrong with the line; one of the two is empty."""
+    if len(line) > MOST_VALUES and _values(line) > MOST_VALUES:
+        return "", f"has more than {MOST_VALUES} values"
     try:
         record = json.loads(line)
     except UnicodeDecodeError as error:
@@ -325,6 +338,18 @@ def _parse_line(line: bytes, key: str) -> tuple[str, str]:
     except UnicodeEncodeError:
         return "", f"has half of a surrogate pair under key {key!r}, which is not valid text"
     return text, ""
+
+
+def _values(line: bytes) -> int:
+    """About how many values a line of JSON has. Only if there may be too many, its texts are left out of the count."""
+    count = sum(map(line.count, (b",", b"[", b"{")))
+    if count <= MOST_VALUES:
+        return count
+    bare = line.replace(rb"\\", b"").replace(rb"\"", b"")
+    if (texts := bare.count(b'"') // 2) > 2 * MOST_VALUES:  # each pair of values is a name and a text at most
+        return texts
+    outside = b"".join(bare.split(b'"')[::2])
+    return sum(map(outside.count, (b",", b"[", b"{")))
 
 
 def _import(name: str, file: str) -> Any:

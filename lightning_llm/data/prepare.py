@@ -88,7 +88,7 @@ def prepare_store(
     for existing in (out, folder):
         if existing.exists() and not replace:
             raise ValueError(f"{existing} exists already: remove it or choose another folder")
-    given = _given_tokenizer(tokenizer)
+    given = given_tokenizer(tokenizer)
     if tokenizer == "bpe":
         check_bpe(vocab_size)
     if not isinstance(inputs, Corpus):
@@ -127,7 +127,7 @@ def prepare_store(
     return TokenStore.open(out) if share is None else TokenStore.from_meta(folder, read_meta(folder, SHARD))
 
 
-def _given_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer | None:
+def given_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer | None:
     """The given tokenizer; ``None`` for one that is trained on the text."""
     if isinstance(tokenizer, Tokenizer):
         return tokenizer

@@ -14,6 +14,7 @@ import glob
 import hashlib
 import json
 import mmap
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER
 from lightning_llm.io import untrusted
-from lightning_llm.io.untrusted import SHA256, TEXT, check_regular, file_in, maybe, read_bytes, record, shown, whole
+from lightning_llm.io.untrusted import SHA256, TEXT, file_in, maybe, read_bytes, record, shown, whole
 
 FORMAT = "lightning-llm token store"
 VERSION = 1
@@ -255,17 +256,17 @@ def dtype_for(vocab_size: int) -> str:
 
 
 def _mapped(file: Path, dtype: str, expected: int) -> Tokens:
-    check_regular(file)
-    size, kind = file.stat().st_size, DTYPES[dtype]
-    if size != expected * kind.itemsize:
-        raise ValueError(
-            f"token store {file.parent}: {file.name} has {size} bytes instead of {expected * kind.itemsize} for "
-            f"{expected} tokens of {dtype}: prepare the store again"
-        )
-    if not size:
-        return np.empty(0, dtype=kind)  # an empty file cannot be mapped
-    # a plain view: slicing numpy's memmap class costs microseconds per batch
-    return np.asarray(np.memmap(file, dtype=kind, mode="r", shape=(expected,)))
+    kind = DTYPES[dtype]
+    with untrusted.open_regular(file) as opened:
+        if (size := os.fstat(opened.fileno()).st_size) != expected * kind.itemsize:
+            raise ValueError(
+                f"token store {file.parent}: {file.name} has {size} bytes instead of {expected * kind.itemsize} for "
+                f"{expected} tokens of {dtype}: prepare the store again"
+            )
+        if not size:
+            return np.empty(0, dtype=kind)  # an empty file cannot be mapped
+        # a plain view: slicing numpy's memmap class costs microseconds per batch
+        return np.asarray(np.memmap(opened, dtype=kind, mode="r", shape=(expected,)))
 
 
 def check_mapped(tokens: Tokens, file: Path) -> None:
@@ -352,8 +353,11 @@ def document_lengths(store: TokenStore, split: str) -> Counter[int] | None:
     for start in range(0, total, _LENGTHS_BLOCK):
         block = store.read(split, start, _LENGTHS_BLOCK)
         ends = np.flatnonzero(block == eos) + start
-        lengths.update((np.diff(ends, prepend=begin - 1) - 1).tolist())
-        begin = int(ends[-1]) + 1 if len(ends) else begin
+        if len(ends):
+            lengths[int(ends[0]) - begin] += 1  # alone: it may begin in any earlier block
+            counts = np.bincount(np.diff(ends) - 1)
+            lengths.update({length: int(counts[length]) for length in np.flatnonzero(counts).tolist()})
+            begin = int(ends[-1]) + 1
     if begin < total:
         lengths[total - begin] += 1
     return lengths

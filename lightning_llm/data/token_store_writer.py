@@ -32,7 +32,7 @@ from lightning_llm.data.formats import progress_bar
 from lightning_llm.data.token_store import DTYPES, FORMATS, META, SHARD, TOKENIZER, TokenStore, shards_of
 from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER
 from lightning_llm.io import untrusted
-from lightning_llm.io.atomic import atomic_file, replace_path, write_text
+from lightning_llm.io.atomic import atomic_file, open_to_append, replace_path, write_text
 from lightning_llm.io.untrusted import file_in
 
 _JOURNAL = "journal.json"
@@ -98,7 +98,7 @@ class TokenStoreWriter:
                     shutil.rmtree(folder, ignore_errors=True)
                 self._partial.mkdir()
                 _active.add(self._partial)
-                (self._partial / TOKENIZER).write_bytes(self.tokenizer.encode())
+                write_text(self._partial / TOKENIZER, self.tokenizer)
                 for name in ("train", "val"):
                     self._add(name)
                 self.commit([])
@@ -150,7 +150,9 @@ class TokenStoreWriter:
         return {name: {**split.counts, "sha256": split.digest.hexdigest()} for name, split in self._splits.items()}
 
     def _add(self, name: str) -> _SplitFile:
-        file = open(self._partial / f"{name}.bin", "wb")  # noqa: SIM115 - closed by _close
+        path = self._partial / f"{name}.bin"
+        path.unlink(missing_ok=True)  # of a killed run that has not committed it
+        file = open(path, "xb")  # noqa: SIM115 - closed by _close
         self._splits[name] = _SplitFile(file, hashlib.sha256(), Counter(tokens=0, bytes=0, documents=0))
         return self._splits[name]
 
@@ -246,7 +248,8 @@ def _left_behind(path: Path) -> list[Path]:
     for folder in sorted(path.parent.glob(f"{glob.escape(_prefix(path))}*")):
         number = folder.name.removeprefix(_prefix(path)).split("-")[0]
         own = number == str(os.getpid()) and folder not in _active
-        if not number.isdigit() or own or not _is_running(int(number)):
+        pid = untrusted.number_in(number)
+        if own or pid is None or not _is_running(pid):
             found.append(folder)
     return found
 
@@ -254,8 +257,8 @@ def _left_behind(path: Path) -> list[Path]:
 def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)
+    except (OSError, OverflowError) as error:  # OverflowError: no process has so high a number
+        return not isinstance(error, ProcessLookupError | OverflowError)
     return True
 
 
@@ -272,14 +275,14 @@ def _reopened(folder: Path, name: str, counts: dict[str, Any], dtype: str) -> _S
     """Opens a split for appending, without what was not committed. A ValueError if the rest was changed."""
     path, digest = file_in(folder, f"{name}.bin"), hashlib.sha256()
     left = size = counts["tokens"] * DTYPES[dtype].itemsize
-    with path.open("rb") as content:
+    with untrusted.open_regular(path) as content:
         while left and (block := content.read(min(left, _BLOCK_BYTES))):
             digest.update(block)
             left -= len(block)
     if digest.hexdigest() != counts.pop("sha256"):
         raise ValueError(f"{path} was changed")
     os.truncate(path, size)
-    return _SplitFile(path.open("ab"), digest, Counter(counts))
+    return _SplitFile(open_to_append(path), digest, Counter(counts))
 
 
 # ---- merging shards
@@ -302,7 +305,7 @@ def merge_shards(out: str | Path, *, progress: bool = False) -> TokenStore:
         raise ValueError(f"{out} exists already: remove it or choose another folder")
     shards = _open_shards(out)
     first = shards[0]
-    tokenizer = (first.path / TOKENIZER).read_text(encoding="utf-8")
+    tokenizer = untrusted.read_text(file_in(first.path, TOKENIZER), LARGEST_TOKENIZER)
     total = sum(file.stat().st_size for shard in shards for file in shard.path.glob("*.bin"))
     with (
         progress_bar(total, progress) as phase,

@@ -4,25 +4,33 @@ The library prints its own stack trace if a file contradicts itself, and some fi
 expressions that try every way to match, replacements that double the text thirty times. So this file
 
 1. allows a list of part types and fields (:func:`read_content`),
-2. limits what a regular expression may cost (:func:`check_pattern`),
-3. recognizes the tokenizers that we have faster code for (:func:`kind_of`).
+2. limits how much longer all parts together may make a text,
+3. limits what all regular expressions together may cost (:func:`cost_of`),
+4. recognizes the tokenizers that we have faster code for (:func:`kind_of`).
 """
 
 import json
 import math
 import re
-from collections.abc import Iterable
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
 
-from lightning_llm.io.untrusted import MIB, TEXT, list_of, maybe, parse_json, record, rule, shown, validate, whole
+from lightning_llm.io import untrusted
+from lightning_llm.io.untrusted import MIB, list_of, maybe, parse_json, record, rule, shown, validate, whole
 
 LARGEST_TOKENIZER = 48 * MIB  # Gemma's has 32
 MOST_IDS = 1 << 19  # Gemma has half as many; the library takes about 1 kB for each
-MOST_SCORED = 1 << 20  # characters of a unigram vocabulary, T5's has 200,000; the library takes 300 bytes for each
+MOST_BYTES = 1 << 20  # of a unigram vocabulary, T5's has 300,000, and of added tokens; the library takes 300 for each
 MOST_ADDED = 1 << 14  # tokens; the library takes 0.1 ms for each
-MOST_PARTS, MOST_GROWTH, LONGEST_TEXT, MOST = 64, 64, 2000, 1000
+MOST_MERGES = 640_000  # Gemma has 580,604
+MOST_PARTS, MOST_GROWTH, LONGEST_TEXT, LONGEST_AFFIX, MOST = 64, 64, 2000, 64, 1000
+LONGEST_TOKEN = 1 << 12  # characters; the longest that `train_bpe` can learn
 RUN = 256  # length of the run of equal characters in which matches are counted
-MOST_WAYS = RUN**3  # the pattern of o200k has 2 million
+MOST_WAYS = 32 * RUN  # the pattern of o200k has 1,500
+
+# These make few characters longer, at most 12 times in bytes, one after the other too: NFKD of U+FDFA has 33 bytes.
+_UNICODE, _OF_UNICODE = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer"}, 12
+_GROWTH = {"ByteLevel": 2, "Metaspace": 1, "WordPiece": 2, "BPEDecoder": 3, "CTC": 3}
 
 Kind = Literal["char", "byte", "bpe", "file"]
 
@@ -37,7 +45,7 @@ _PARTS = {
 _LISTS = ("normalizers", "pretokenizers", "decoders")
 _QUANTIFIER = re.compile(r"[*+?]|\{(\d*)(,?)(\d*)\}")
 _GROUP = re.compile(r"\((?:\?(?:[:=!>]|<[=!]|<[A-Za-z_]\w*>|[im]*(?:-[im]+)?:))?")
-_ESCAPE = re.compile(r"\\(?:[pPx]\{[^{}]*\}|[^1-9kgKRX])", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:[pPx]\{[^{}]*\}|u[0-9A-Fa-f]{4}|[dDwWsShHbBAzZGntrfveax0]|[^A-Za-z0-9])", re.DOTALL)
 _FLAGS = re.compile(r"\(\?i\)")
 
 
@@ -51,36 +59,71 @@ def read_content(content: str) -> dict[str, Any]:
         raise ValueError(f"not a tokenizer.json: {len(content)} characters, expected at most {LARGEST_TOKENIZER}")
     parsed = parse_json(content, "not a tokenizer.json: the content")
     validate(parsed, _FILE, "not a tokenizer.json", "get it again, or use another tokenizer")
-    for field, types in _PARTS.items():
-        name = f"the tokenizer's {field}"
-        parts = list(_parts(parsed.get(field), name, sorted(types.split())))
-        growth = math.prod(max(1, len(part.get("content") or part.get("prepend") or "")) for part in parts)
-        if growth > MOST_GROWTH:
-            raise ValueError(f"{name} makes a text {growth} times as long, expected at most {MOST_GROWTH} times")
-        for part in parts:
-            pattern = part.get("pattern")
-            if pattern is not None and (not isinstance(pattern, dict) or "" in pattern.values()):
-                raise ValueError(f"{name} of type {part['type']} has an empty pattern: use another tokenizer")
-            if pattern and isinstance(pattern.get("Regex"), str):
-                check_pattern(pattern["Regex"], name)
+    for fields in (("normalizer", "pre_tokenizer"), ("decoder",)):
+        name, growth, inserted, ways = f"the tokenizer's {' and '.join(fields)}", 1.0, 1.0, 0.0
+        may_grow = True
+        for part in (part for field in fields for part in _parts(parsed.get(field), field)):
+            pattern, added = _pattern_of(part, name), str(part.get("content") or part.get("prepend") or "")
+            cost = cost_of(pattern) if pattern else _Cost()
+            ways += inserted**2 * cost.alone if pattern else 0  # a search begins at each character of a run
+            is_unicode, factor = part["type"] in _UNICODE, _growth(part, len(added.encode()), cost.takes)
+            growth *= _OF_UNICODE if is_unicode and may_grow else factor
+            inserted *= factor
+            may_grow = not is_unicode and (may_grow or part["type"] in _GROWTH or not added.isascii())
+            if growth > MOST_GROWTH:
+                raise ValueError(f"{name} may make a text {growth:.3g} times as long, expected at most {MOST_GROWTH}")
+            if ways >= MOST_WAYS:
+                raise ValueError(
+                    f"{name} has the pattern {shown(pattern)}, which may take hours on some texts or is unknown here: "
+                    "expected no repeats of repeats, at most one repeat before what may not match, no back-references"
+                )
     return parsed
 
 
-def _parts(part: Any, name: str, types: list[str]) -> Iterable[dict[str, Any]]:
-    """A part of a tokenizer and the parts in it; a ValueError if their types, number or sizes are not allowed."""
+def _pattern_of(part: dict[str, Any], name: str) -> str:
+    """A part's regular expression, or none; a ValueError if it is empty or the decoder would crash."""
+    pattern = part.get("pattern")
+    if pattern is not None and (not isinstance(pattern, dict) or "" in pattern.values()):
+        raise ValueError(f"{name} of type {part['type']} has an empty pattern: use another tokenizer")
+    if name.endswith("decoder") and part["type"] == "Strip" and part.get("stop"):  # the library reads before the token
+        raise ValueError(f"{name} of type Strip has stop {shown(part['stop'])}, expected 0: use another tokenizer")
+    found = pattern and pattern.get("Regex")
+    return found if isinstance(found, str) else ""
+
+
+def _growth(part: dict[str, Any], added: int, takes: bool) -> float:
+    """How many times as many bytes a part makes of any text that is not empty, at most.
+
+    Args:
+        part: The part.
+        added: Bytes of the text that it adds.
+        takes: Whether each match of its pattern has a character. Others are before each character and at the end.
+    """
+    kind = part["type"]
+    if kind == "Replace" and isinstance(replaced := (part.get("pattern") or {}).get("String"), str):
+        return max(1.0, added / len(replaced.encode()))
+    if kind in ("Replace", "Prepend"):
+        return max(1, added) if takes and kind == "Replace" else 1 + 2 * added
+    if kind == "Metaspace":
+        return 1 + len(str(part.get("replacement") or "").encode())
+    return _GROWTH.get(kind, 1) * (2 if kind == "ByteLevel" and part.get("add_prefix_space", True) else 1)
+
+
+def _parts(part: Any, field: str) -> Iterable[dict[str, Any]]:
+    """A part of a tokenizer and the parts in it, in order; a ValueError if types, number or sizes are not allowed."""
+    name, types = f"the tokenizer's {field}", sorted(_PARTS[field].split())
     waiting, seen = [part] if part is not None else [], 0
     while waiting:
-        part, seen = waiting.pop(), seen + 1
+        part, seen = waiting.pop(0), seen + 1
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in types or seen > MOST_PARTS:
             raise ValueError(f"{name} is {shown(part)[:80]}, expected at most {MOST_PARTS} of {', '.join(types)}")
         for field, value in part.items():
             if field in _LISTS and isinstance(value, list):
-                waiting += value
+                waiting[:0] = value
                 continue
             for each in value.values() if isinstance(value, dict) else (value,):
-                is_text, is_number = isinstance(each, str), isinstance(each, int | float)
-                if each is not None and not (len(each) <= LONGEST_TEXT if is_text else is_number and 0 <= each <= MOST):
+                if not (each is None or isinstance(each, str) or (isinstance(each, int | float) and 0 <= each <= MOST)):
                     raise ValueError(f"{name} of type {kind} has an absurd {field[:40]!r}: use another tokenizer")
         yield part
 
@@ -88,58 +131,89 @@ def _parts(part: Any, name: str, types: list[str]) -> Iterable[dict[str, Any]]:
 # ---- the cost of a regular expression
 
 
-def check_pattern(pattern: str, name: str) -> None:
-    """Rejects a regular expression that may try very many ways to match a text.
+class _Cost(NamedTuple):
+    """What a part of a pattern costs at one place of a run of :data:`RUN` equal characters.
 
-    The cost of a pattern is the number of ways it can match a run of :data:`RUN` equal characters.
-
-    Raises:
-        ValueError: There are more than :data:`MOST_WAYS`, or it has unsupported syntax, such as back-references.
+    Attributes:
+        ways: In which it matches, all of which are tried if what follows does not match.
+        alone: Of these, the ways that are tried if nothing follows that may not match.
+        steps: Of one way, other than the characters of the run.
+        is_sure: Whether it always matches, if only nothing.
+        takes: Whether each match has at least one character.
     """
-    ways, end = _alternatives(pattern, 0, 0)
-    if ways >= MOST_WAYS or end < len(pattern):
-        raise ValueError(
-            f"{name} has the pattern {pattern[:200]!r}, which may take hours on some texts or is not known here: "
-            "expected no repeats of repeats or of alternatives, and no back-references"
-        )
+
+    ways: float = 1
+    alone: float = 1
+    steps: float = 1
+    is_sure: bool = False
+    takes: bool = False
 
 
-def _alternatives(pattern: str, place: int, depth: int) -> tuple[float, int]:
-    """Ways to match the alternatives that begin at a position, and their end. Infinite for unsupported syntax."""
-    total, ways = 0.0, 1.0
+_UNKNOWN = _Cost(math.inf, math.inf)
+
+
+def cost_of(pattern: str) -> _Cost:
+    """What a pattern costs; infinite for unsupported syntax, such as back-references.
+
+    Only a repeat before something that may not match is tried in all its ways: ``a+b`` has as many as the run is
+    long, ``a+a+b`` its square, but ``a+b*`` one. A search of a run of n characters takes at most n² / RUN x ``alone``.
+    """
+    flags = _FLAGS.match(pattern)  # elsewhere it changes what the bars divide
+    cost, end = _alternatives(pattern, flags.end() if flags else 0, 0)
+    return cost._replace(alone=cost.alone * max(1, cost.steps / MOST)) if end == len(pattern) else _UNKNOWN
+
+
+def _alternatives(pattern: str, place: int, depth: int) -> tuple[_Cost, int]:
+    """The cost of the alternatives that begin at a position, and their end."""
+    alternatives: list[list[_Cost]] = [[]]
     while place < len(pattern) and pattern[place] != ")" and depth < 30:
         if pattern[place] == "|":
-            total, ways, place = total + ways, 1.0, place + 1
+            alternatives.append([])
+            place += 1
             continue
-        of_item, place = _repeated(pattern, *_item(pattern, place, depth))
-        ways *= of_item
-    return total + ways, place
+        item, place = _repeated(pattern, *_item(pattern, place, depth))
+        alternatives[-1].append(item)
+    costs = [_sequence(items) for items in alternatives]
+    ways, alone, steps = (sum(each) for each in list(zip(*costs, strict=True))[:3])
+    return _Cost(ways, alone, steps, any(c.is_sure for c in costs), all(c.takes for c in costs)), place
 
 
-def _item(pattern: str, place: int, depth: int) -> tuple[float, int]:
-    unknown = math.inf, len(pattern)
+def _sequence(items: list[_Cost]) -> _Cost:
+    last = max((place for place, item in enumerate(items) if not item.is_sure), default=0)
+    tried = math.prod(item.ways for item in items[:last]) * math.prod(item.alone for item in items[last : last + 1])
+    alone = tried + sum(item.alone - 1 for item in items[last + 1 :])
+    ways, steps = math.prod(item.ways for item in items), sum(item.steps for item in items)
+    return _Cost(ways, alone, steps, all(item.is_sure for item in items), any(item.takes for item in items))
+
+
+def _item(pattern: str, place: int, depth: int) -> tuple[_Cost, int]:
+    unknown = _UNKNOWN, len(pattern)
     if pattern[place] == "[":
         return _class(pattern, place)
     if pattern[place] == "\\":
         escape = _ESCAPE.match(pattern, place)
-        return (1.0, escape.end()) if escape else unknown
+        return (_Cost(takes=escape[0][1] not in "bBAzZG"), escape.end()) if escape else unknown
     if pattern[place] != "(":
-        return 1.0, place + 1
-    if flags := _FLAGS.match(pattern, place):
-        return 1.0, flags.end()
+        return _Cost(takes=pattern[place] not in "^$"), place + 1
     group = _GROUP.match(pattern, place)
     if group is None or pattern[group.end() : group.end() + 1] == "?":
         return unknown
-    ways, end = _alternatives(pattern, group.end(), depth + 1)
-    return (ways, end + 1) if pattern[end : end + 1] == ")" else unknown
+    cost, end = _alternatives(pattern, group.end(), depth + 1)
+    if pattern[end : end + 1] != ")":
+        return unknown
+    is_look = group[0].endswith(("=", "!"))  # a look behind must end at this place, so that all its ways are tried
+    return _Cost(cost.ways, cost.ways, cost.steps) if is_look else cost, end + 1
 
 
-def _class(pattern: str, place: int) -> tuple[float, int]:
+def _class(pattern: str, place: int) -> tuple[_Cost, int]:
     """Skips a character class, which may contain others."""
     depth = 0
     while place < len(pattern):
         if pattern[place] == "\\":
-            place += 1
+            escape = _ESCAPE.match(pattern, place)
+            if not escape:
+                break
+            place = escape.end() - 1
         elif pattern[place] == "[":
             if pattern[place + 1 : place + 2] == "]" or pattern[place + 1 : place + 3] == "^]":
                 break  # whether this bracket is literal depends on the dialect
@@ -147,61 +221,93 @@ def _class(pattern: str, place: int) -> tuple[float, int]:
         elif pattern[place] == "]":
             depth -= 1
             if not depth:
-                return 1.0, place + 1
+                return _Cost(takes=True), place + 1
         place += 1
-    return math.inf, len(pattern)
+    return _UNKNOWN, len(pattern)
 
 
-def _repeated(pattern: str, ways: float, place: int) -> tuple[float, int]:
+def _repeated(pattern: str, item: _Cost, place: int) -> tuple[_Cost, int]:
     found = _QUANTIFIER.match(pattern, place)
     if not found or found[0] in ("{}", "{,}"):
-        return ways, place
+        return item, place
     place = found.end()
     if found[0] == "?":
-        ways += 1
+        item = _Cost(item.ways + 1, item.alone + 1, item.steps, is_sure=True)
     else:
         low, high = (int((found[n] or "0")[:9]) for n in (1, 3))
         is_open = found[0] in "*+" or (bool(found[2]) and not found[3])
         most = RUN if is_open else max(low, high)
         is_fixed = not is_open and not found[2]
-        ways = math.inf if ways > 1 or max(low, high) > MOST else 1.0 if is_fixed else float(max(1, most))
+        ways = math.inf if item.ways > 1 or max(low, high) > MOST else 1.0 if is_fixed else float(max(1, most))
+        is_sure = found[0] == "*" or (found[0] != "+" and low == 0 and not is_fixed)
+        # a repeat of one way gives none of its characters back unless what follows does not match
+        alone, takes = 1.0 if ways < math.inf else ways, item.takes and (found[0] == "+" or low > 0)
+        item = _Cost(ways, alone, item.steps * max(1, low, high), is_sure, takes)
     if found[0] in "*+?" and pattern[place : place + 1] in ("?", "+"):  # lazy, possessive
         place += 1
-    return (math.inf if _QUANTIFIER.match(pattern, place) else ways), place
+    return (_UNKNOWN if _QUANTIFIER.match(pattern, place) else item), place
 
 
 # ---- the schema of the file
 
 
 def _are_ids(vocab: Any) -> bool:
-    ids = vocab.values() if isinstance(vocab, dict) else [None]
-    return len(ids) <= MOST_IDS and all(type(id_) is int and 0 <= id_ < MOST_IDS for id_ in ids)
+    if not isinstance(vocab, dict) or len(vocab) > MOST_IDS or max(map(len, vocab), default=0) > LONGEST_TOKEN:
+        return False
+    return all(type(id_) is int and 0 <= id_ < MOST_IDS for id_ in vocab.values())
 
 
 def _are_scores(vocab: Any) -> bool:
     pairs = vocab if isinstance(vocab, list) else []
-    are_pairs = all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs)
-    return bool(pairs) and are_pairs and sum(len(token) for token, _ in pairs) <= MOST_SCORED
+    are_pairs = all(isinstance(pair, list) and len(pair) == 2 and _is_token(pair[0], 0) for pair in pairs)
+    return bool(pairs) and are_pairs and sum(len(token.encode()) for token, _ in pairs) <= MOST_BYTES
 
 
-_IDS = rule(f"at most {MOST_IDS} tokens with whole numbers below that", _are_ids)
-_SCORES = rule(f"pairs of token and score, and tokens of at most {MOST_SCORED} characters", _are_scores)
+def _is_token(text: Any, least: int = 1) -> bool:
+    return isinstance(text, str) and least <= len(text) <= LONGEST_TOKEN
+
+
+def _is_small(value: Any) -> bool:
+    waiting, seen = [value], 0
+    while waiting and seen < MOST_ADDED:
+        each, seen = waiting.pop(), seen + 1
+        if isinstance(each, str) and len(each) > LONGEST_TEXT:
+            return False
+        waiting += [*each, *each.values()] if isinstance(each, dict) else each if isinstance(each, list) else []
+    return not waiting
+
+
+_IDS = rule(f"at most {MOST_IDS} tokens with whole numbers below that, each up to {LONGEST_TOKEN} characters", _are_ids)
+_SCORES = rule(f"pairs of token and score, and tokens of at most {MOST_BYTES} bytes in total", _are_scores)
 _FLAG = rule("true or false", lambda value: isinstance(value, bool))
-_ADDED = {"id": whole(0, MOST_IDS - 1), "content": rule("a text", lambda text: isinstance(text, str) and text != "")}
+_ADDED = {"id": whole(0, MOST_IDS - 1), "content": rule(f"a text of 1 to {LONGEST_TOKEN} characters", _is_token)}
 _ADDED |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), _FLAG)
+_AFFIX = maybe(
+    rule(f"up to {LONGEST_AFFIX} characters", lambda text: _is_token(text, 0) and len(text) <= LONGEST_AFFIX)
+)
 _MODEL = {
     "type": rule("a kind of model", lambda kind: kind in (None, "BPE", "WordLevel", "WordPiece", "Unigram")),
-    "merges": rule(f"at most {MOST_IDS}", lambda merges: isinstance(merges, list) and len(merges) <= MOST_IDS),
+    "merges": rule(f"at most {MOST_MERGES}", lambda merges: isinstance(merges, list) and len(merges) <= MOST_MERGES),
     "max_input_chars_per_word": whole(1, MOST),
-    "continuing_subword_prefix": maybe(TEXT),
-    "unk_token": maybe(TEXT),
+    **dict.fromkeys(("continuing_subword_prefix", "end_of_word_suffix", "unk_token"), _AFFIX),
 }
+_SMALL = rule(f"at most {MOST_ADDED} values and texts of up to {LONGEST_TEXT} characters", _is_small)
+
+
+def _object(required: Mapping[str, untrusted.Kind], optional: Mapping[str, untrusted.Kind]) -> untrusted.Kind:
+    """A record whose other fields, which the library knows or ignores, are small."""
+
+    def check(value: Any, name: str) -> Iterable[str]:
+        others = dict.fromkeys(value if isinstance(value, dict) else (), _SMALL)
+        return record(required, {**others, **optional})(value, name)
+
+    return check
 
 
 def _check_model(model: Any, name: str) -> Iterable[str]:
     """The type of the model decides what its vocabulary is."""
     is_unigram = isinstance(model, dict) and model.get("type") == "Unigram"
-    yield from record({"vocab": _SCORES if is_unigram else _IDS}, _MODEL, others=True)(model, name)
+    yield from _object({"vocab": _SCORES if is_unigram else _IDS}, _MODEL)(model, name)
     prefix = isinstance(model, dict) and model.get("continuing_subword_prefix")
     if isinstance(prefix, str) and prefix and isinstance(model.get("merges"), list):
         pairs = (each if isinstance(each, list) else str(each).split(" ") for each in model["merges"])
@@ -209,8 +315,13 @@ def _check_model(model: Any, name: str) -> Iterable[str]:
             yield f"{name}.merges has pairs whose second part does not begin with {prefix[:40]!r}"
 
 
-_ADDED_TOKENS = maybe(list_of(record(_ADDED, others=True), MOST_ADDED))
-_FILE = record({"model": _check_model}, {"added_tokens": _ADDED_TOKENS}, others=True)
+def _check_added(tokens: Any, name: str) -> Iterable[str]:
+    yield from (problems := list(maybe(list_of(record(_ADDED, others=True), MOST_ADDED))(tokens, name)))
+    if not problems and sum(len(token["content"].encode()) for token in tokens or ()) > MOST_BYTES:
+        yield f"{name} has tokens of more than {MOST_BYTES} bytes in total"
+
+
+_FILE = _object({"model": _check_model}, {"added_tokens": _check_added})
 
 
 # ---- which kind it is

@@ -67,18 +67,20 @@ class Tokenizer:
 
     def __init__(self, content: str) -> None:
         parsed = tokenizer_json.read_content(content)
+        self.kind = tokenizer_json.kind_of(parsed)
+        self._drops_characters = self.kind == "file" and tokenizer_json.drops_characters(parsed)
+        del parsed  # Gemma's takes 200 MiB
         with _library("not a tokenizer.json"):
             self._backend = Backend.from_str(content)
         self._content = content
-        self._backend.no_truncation()  # a file may have both, for inference
+        self._backend.no_truncation()  # a file may have all three, for inference
         self._backend.no_padding()
+        self._backend.post_processor = None  # it may repeat a text any number of times
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise ValueError("not a tokenizer.json: its vocabulary is empty")
         self.vocab_size = max(vocabulary.values()) + 1
         self.eos_token_id = next((vocabulary[name] for name in END_OF_TEXT_NAMES if name in vocabulary), None)
-        self.kind = tokenizer_json.kind_of(parsed)
-        self._drops_characters = self.kind == "file" and tokenizer_json.drops_characters(parsed)
         self._checked: set[int] = set()
         if self.kind == "char":
             codes = list(map(ord, vocabulary))

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from lightning_llm.checkpoints.archives import read_archive
 from lightning_llm.io.atomic import write_json
-from lightning_llm.io.untrusted import MIB, check_regular, file_in, read_json, rule, shown, some, validate
+from lightning_llm.io.untrusted import MIB, check_regular, file_in, open_regular, read_json, rule, shown, some, validate
 
 SINGLE, PICKLE = "model.safetensors", "pytorch_model.bin"
 INDEX, PICKLE_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
 LARGEST_HEADER, MOST_FILES = 4 * MIB, 10_000  # some 40,000 tensors: twice those of 2,000 layers
+LARGEST_HEADERS, MOST_TENSORS = 32 * MIB, 1 << 18  # of a folder; DeepSeek-V3 has 10 MiB and 91,991, a second's work
 DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -79,7 +80,7 @@ def _write_file(tensors: Sequence[Outgoing], path: Path) -> None:
         header[tensor.name] = {"dtype": DTYPES[tensor.dtype], "shape": tensor.shape, "data_offsets": (begin, end)}
     words = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     words += b" " * (-len(words) % 8)  # so that tensors begin at a multiple of 8
-    with path.open("wb") as file:
+    with path.open("xb") as file:
         file.write(len(words).to_bytes(8, "little") + words)
         for tensor in tensors:
             made = tensor.make().detach().cpu().contiguous()
@@ -110,14 +111,22 @@ def stored_weights(folder: Path) -> dict[str, Stored]:
         folder: With ``model.safetensors``, or several such files and their index, or ``pytorch_model.bin`` likewise.
 
     Raises:
-        ValueError: There are none, a file is missing, truncated or damaged, or a pickle would have to run code.
+        ValueError: There are none or too many, a file is missing, truncated or damaged, or a pickle would have to run
+            code.
     """
     found: dict[str, Stored] = {}
+    headers = 0
     for path in _files(folder):
         check_regular(path)
-        for name, tensor in (_in_pickle if path.suffix == ".bin" else _in_safetensors)(path):
+        is_pickle = path.suffix == ".bin"
+        headers += 0 if is_pickle else _header_bytes(path)
+        if headers > LARGEST_HEADERS:
+            raise ValueError(f"{folder} has headers of over {LARGEST_HEADERS} bytes in total: no such model is known")
+        for name, tensor in (_in_pickle if is_pickle else _in_safetensors)(path):
             if name in found:
                 raise ValueError(f"{folder} has tensor {shown(name)} twice")
+            if len(found) == MOST_TENSORS:
+                raise ValueError(f"{folder} has more than {MOST_TENSORS} tensors: no such model is known")
             found[name] = tensor
     return found
 
@@ -148,11 +157,15 @@ def _listed(index: Path) -> Iterator[Path]:
         yield path
 
 
-def _in_safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
-    with path.open("rb") as file:
+def _header_bytes(path: Path) -> int:
+    with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
     if length > LARGEST_HEADER:
         raise ValueError(f"{path} is damaged: its header has {length} bytes, expected at most {LARGEST_HEADER}")
+    return length
+
+
+def _in_safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
     try:
         source: Any = safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:

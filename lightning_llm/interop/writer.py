@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -245,4 +246,6 @@ def _known(section: object) -> dict[str, Any]:
 
 
 def _yaml(content: dict[str, Any]) -> str:
-    return f"```yaml\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True)}```"
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))  # nothing in the text ends it
+    return f"{fence}yaml\n{text}{fence}"

@@ -3,25 +3,30 @@
 import json
 import math
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from lightning_llm.io.untrusted import descriptor_of
+
 
 @contextmanager
 def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """A temporary name for a file or folder, which gets the name ``path`` once it is complete.
 
-    Missing folders are made. After an error, what was at ``path`` before is unchanged.
+    Missing folders are made. After an error, what was at ``path`` before is unchanged. A link at ``path`` is replaced.
+    Nobody can guess the temporary name and put a link there. It begins with a dot and ends with ``.tmp``, by which a
+    later process recognizes what a kill has left.
 
     Args:
         path: Its name at the end.
         durable: Replace a folder that is not empty, and flush the name to the disk, so that it survives a power cut.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         yield temporary
         (replace_path if durable else os.replace)(temporary, path)
@@ -34,11 +39,16 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
 @contextmanager
 def atomic_file(path: Path, *, durable: bool = False) -> Iterator[IO[bytes]]:
     """A file to write to, under a temporary name until it is complete; ``durable`` flushes its content too."""
-    with atomic_path(path, durable=durable) as temporary, temporary.open("wb") as file:
+    with atomic_path(path, durable=durable) as temporary, temporary.open("xb") as file:
         yield file
         if durable:
             file.flush()
             os.fsync(file.fileno())
+
+
+def open_to_append(path: Path) -> IO[bytes]:
+    """A file to append to, made if it is missing. A link is rejected: it could lead to another folder."""
+    return open(descriptor_of(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW), "ab")
 
 
 def write_text(path: Path, content: str) -> None:
@@ -70,10 +80,11 @@ def _finite(content: object) -> object:
 def replace_path(source: Path, target: Path) -> None:
     """Rename a file or folder to ``target``, replacing what is there, and flush the folder to the disk.
 
-    No system replaces a folder that is not empty, so the old folder first gets a temporary name.
+    No system replaces a folder that is not empty, so the old folder first gets a temporary name. A rename follows no
+    link, so that this name may be the same each time: the next call deletes what a kill has left.
     """
     old = None
-    if target.is_dir() or (source.is_dir() and target.exists()):
+    if target.is_dir() or (source.is_dir() and os.path.lexists(target)):
         old = target.with_name(f".{target.name}.old.tmp")
         remove_path(old)
         os.replace(target, old)
@@ -85,7 +96,7 @@ def replace_path(source: Path, target: Path) -> None:
 
 def remove_path(path: Path) -> None:
     """Delete a file or folder if it exists. A folder first gets a temporary name, since half of it is worthless."""
-    if not path.is_dir():
+    if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
     if not path.name.endswith(".tmp"):
@@ -100,7 +111,6 @@ def link_path(source: Path, target: Path) -> None:
     if source.is_file() and target.is_file() and source.samefile(target):
         return  # renaming one name of a file over another of its names does nothing: the temporary one would stay
     with atomic_path(target, durable=True) as temporary:
-        remove_path(temporary)  # a kill may have left it
         if source.is_dir():
             shutil.copytree(source, temporary, copy_function=_link_file)
         else:

@@ -1,7 +1,8 @@
 """The rich console that all commands print with: control characters in text cannot reach the terminal."""
 
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import rich.console
@@ -39,3 +40,18 @@ class Console(rich.console.Console):
             if isinstance(stream, FileProxy):
                 write = stream.write
                 setattr(stream, "write", lambda text, write=write: write(printable(text)))  # noqa: B010 - mypy
+
+
+def room(width: int, columns: Iterable[Sequence[str]]) -> int:
+    """What the first column of a table with ``SIMPLE_HEAD`` may take; ``columns`` are the texts of the others."""
+    return width - 2 - sum(3 + max(map(len, column)) for column in columns)
+
+
+def folded(text: str, width: int) -> str:
+    """A name in lines of at most this width that end at a sign or space, so that no word is cut; a longer word is."""
+    lines = [""]
+    for word in re.findall(r"[^\s_=./,-]*[\s_=./,-]?", text):
+        if lines[-1] and len(lines[-1]) + len(word.rstrip()) > max(width, 1):
+            lines.append("")
+        lines[-1] += word
+    return "\n".join(line.rstrip() for line in lines)

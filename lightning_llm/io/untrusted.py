@@ -1,6 +1,7 @@
 """Untrusted files and text: read within limits, checked before anything relies on the content, printed as escapes.
 
-1. :func:`file_in` turns a name from a file into a path. :func:`check_regular` accepts regular files only.
+1. :func:`file_in` turns a name from a file into a path. :func:`open_regular` opens every file that others may have
+   made, and regular files only. :func:`check_regular` is for libraries that want a path.
 2. :func:`read_text` and :func:`read_json` read no more than a limit. JSON is read strictly.
 3. :func:`validate` compares the content with a schema made of the kinds below it.
 4. :func:`printable` escapes control characters for a terminal, :func:`file_name` for the name of a file.
@@ -16,24 +17,30 @@ import os
 import re
 import reprlib
 import stat
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 MIB = 1 << 20
 MOST_VALUES = 1 << 22  # in a JSON file: each takes up to 70 bytes of memory
-SNAPSHOTS = "snapshots"  # folders of the Hugging Face cache: their files are links to blobs, two levels up
+SNAPSHOTS, BLOBS = "snapshots", "blobs"  # of the Hugging Face cache: snapshots/HASH/NAME is a link to ../../blobs/HASH
 _LISTED, _LONGEST = 5, 600  # problems in one line, and its characters
 
-# C0 but for tab and newline, DEL and C1, line and paragraph separators, bidi embeddings and isolates, surrogates, tags
-_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]")
+# C0 but for tab and newline, DEL and C1, line and paragraph separators, surrogates; and what has no width and no shape:
+# bidi marks, embeddings and isolates, zero-width spaces, joiners, invisible operators, annotations, notes, tags
+_RANGES = "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
+_RANGES += "\ufeff\ufff9-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f"
+_OBEYED = re.compile(f"[{_RANGES}]")
+_JOINERS, _LAST_LATIN = "\u200c\u200d", "\u036f"  # joiners shape Persian, Hindi and emoji, but no Latin
 ESCAPE = "lightning-llm-escape"  # for ``errors=`` of a stream: escapes characters that its encoding lacks
 SLASH = "∕"  # looks like a slash, but separates no folders
 MOST_CHOICES = 16  # that a message lists
+LARGEST = 1e100  # number: its square is finite, and so are sums
+DEEPEST = 100  # lists and objects in one another, in a JSON file
 LONGEST_NAME = 120  # bytes of UTF-8; file systems allow 255, and a suffix or a number may be added
 
 Kind = Callable[[Any, str], Iterable[str]]  # value and its name -> what is wrong with it
@@ -76,31 +83,73 @@ def file_in(folder: Path, name: object) -> Path:
     if not isinstance(name, str) or name in ("", ".", "..") or not {"/", "\\", "\0"}.isdisjoint(name):
         raise ValueError(f"{folder} names the file {shown(name)}, expected the plain name of a file in this folder")
     path, home = folder / name, Path(os.path.realpath(folder))
-    home = home.parents[1] if home.parent.name == SNAPSHOTS and len(home.parents) > 1 else home
-    if not Path(os.path.realpath(path)).is_relative_to(home):
+    homes = [home, home.parents[1] / BLOBS] if home.parent.name == SNAPSHOTS else [home]
+    if not any(map(Path(os.path.realpath(path)).is_relative_to, homes)):
         raise ValueError(f"{path} is a link that points outside the folder: put the file itself there")
     return path
 
 
-def check_regular(path: str | Path, limit: int | None = None) -> None:
+def check_links(folder: Path, replaced: str) -> None:
+    """Check that no link in a folder leads out of it, so that what is written there changes no file elsewhere.
+
+    Args:
+        folder: Where this process will write.
+        replaced: How names of files end that are replaced as a whole: such a link would not be followed.
+
+    Raises:
+        ValueError: One does.
+    """
+    home = os.path.realpath(folder)
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            is_followed = path.is_symlink() and (path.is_dir() or not path.name.endswith(replaced))
+            if is_followed and not Path(os.path.realpath(path)).is_relative_to(home):
+                raise ValueError(f"{path} is a link that points outside {folder}: move what it points to in its place")
+
+
+def check_regular(path: str | os.PathLike[str], limit: int | None = None) -> None:
     """Reject a FIFO or device at once: opening it would wait.
 
     Raises:
         ValueError: It is not a file, or has more than ``limit`` bytes.
         OSError: It is missing.
     """
-    found = os.stat(path)
+    _check_kind(path, os.stat(path), limit)
+
+
+def _check_kind(path: object, found: os.stat_result, limit: int | None) -> None:
     if not stat.S_ISREG(found.st_mode):
-        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
         raise ValueError(f"{path} is {kinds.get(stat.S_IFMT(found.st_mode), 'a device')}, expected a file")
     if limit is not None and found.st_size > limit:
         raise ValueError(f"{path} has {found.st_size} bytes, expected at most {limit}")
 
 
+def descriptor_of(path: str | os.PathLike[str], flags: int, limit: int | None = None) -> int:
+    """Open a regular file and nothing else, as ``os.open``; ``O_NOFOLLOW`` among the flags rejects links too.
+
+    What is there is checked before it is opened, since opening a device may do something, and again after, since it
+    may have been replaced: then ``O_NONBLOCK`` keeps a FIFO from waiting. Errors as in :func:`check_regular`.
+    """
+    with suppress(FileNotFoundError):
+        _check_kind(path, os.stat(path, follow_symlinks=not flags & os.O_NOFOLLOW), limit)
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    try:
+        _check_kind(path, os.fstat(descriptor), limit)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_regular(path: str | os.PathLike[str], limit: int | None = None) -> IO[bytes]:
+    """Open a file for reading. Errors as in :func:`check_regular`, or those of opening it."""
+    return open(descriptor_of(path, os.O_RDONLY, limit), "rb")
+
+
 def read_bytes(path: str | Path, limit: int) -> bytes:
-    """The content of a file. Errors as in :func:`check_regular`, or those of opening it."""
-    check_regular(path, limit)
-    with open(path, "rb") as file:
+    """The content of a file. Errors as in :func:`open_regular`."""
+    with open_regular(path, limit) as file:
         return file.read(limit)
 
 
@@ -118,8 +167,15 @@ def read_text(path: str | Path, limit: int) -> str:
 
 
 def read_json(path: str | Path, limit: int = 8 * MIB, *, nan_is_null: bool = False) -> dict[str, Any]:
-    """The object in a JSON file. Errors as in :func:`read_text` and :func:`parse_json`."""
-    return parse_json(read_text(path, limit), path, nan_is_null=nan_is_null)
+    """The object in a JSON file. Errors as in :func:`read_text` and :func:`parse_json`, and for over 100 levels."""
+    content = parse_json(read_text(path, limit), path, nan_is_null=nan_is_null)
+    inner: list[Any] = [content]
+    for _ in range(DEEPEST):
+        groups = (each.values() if isinstance(each, dict) else each for each in inner if isinstance(each, dict | list))
+        inner = [each for group in groups for each in group]
+    if inner:
+        raise ValueError(f"{path} is not JSON that can be read: it is nested too deeply")
+    return content
 
 
 def parse_json(text: str, source: object, *, nan_is_null: bool = False) -> dict[str, Any]:
@@ -225,13 +281,13 @@ def list_of(kind: Kind, most: float = math.inf) -> Kind:
     return check
 
 
-def by_name(kind: Kind) -> Kind:
-    """An object with at least one field, of any name, whose values are all of one kind."""
+def by_name(kind: Kind, least: int = 1) -> Kind:
+    """An object with at least one field, or ``least``, of any name, whose values are all of one kind."""
 
     def check(value: Any, name: str) -> Iterable[str]:
-        if not isinstance(value, dict) or not value or not all(isinstance(key, str) and key for key in value):
-            return [f"{name} is {shown(value)}, expected at least one by name"]
-        return (problem for key, each in value.items() for problem in kind(each, f"{name}.{key}"))
+        if not isinstance(value, dict) or len(value) < least or not all(isinstance(k, str) and k for k in value):
+            return [f"{name} is {shown(value)}, expected {'at least one' if least else 'options'} by name"]
+        return (problem for key, each in value.items() for problem in kind(each, f"{name}.{field_name(key)}"))
 
     return check
 
@@ -259,12 +315,18 @@ def record(required: Mapping[str, Kind], optional: Mapping[str, Kind] | None = N
 some = partial(record, others=True)
 
 
+def number_in(text: str) -> int | None:
+    """The whole number that 1 to 18 digits from 0 to 9 stand for. ``str.isdigit`` also accepts ², which is none."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+
+
 def field_name(name: object) -> str:
     """A field's name for a message."""
     return name if isinstance(name, str) and re.fullmatch(r"[\w.]{1,80}", name) else shown(name)
 
 
-NUMBER = rule("a finite number", lambda value: type(value) in (int, float) and abs(value) <= sys.float_info.max)
+NUMBER = rule("a finite number", lambda value: type(value) in (int, float) and abs(value) <= LARGEST)
+POSITIVE = rule("a number above 0", lambda value: type(value) in (int, float) and 1 / LARGEST <= value <= LARGEST)
 TEXT = rule("text", lambda value: isinstance(value, str))
 SHA256 = rule("64 hex digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)))
 
@@ -273,11 +335,17 @@ SHA256 = rule("64 hex digits", lambda value: isinstance(value, str) and bool(re.
 
 
 def printable(text: str) -> str:
-    r"""Replace every character that controls a terminal by an escape: ``\x1b``, ``\u202e``.
+    r"""Replace every character that controls a terminal, or that nobody sees, by an escape: ``\x1b``, ``\u202e``.
 
     Tabs and newlines are unchanged. JSON stays JSON with the same content.
     """
-    return _OBEYED.sub(lambda found: _escaped(found[0]), text)
+
+    def escaped(found: re.Match[str]) -> str:
+        before = text[max(0, found.start() - 1) : found.start()]
+        is_shaping = found[0] in _JOINERS and before > _LAST_LATIN and not _OBEYED.match(before)
+        return found[0] if is_shaping else _escaped(found[0])
+
+    return _OBEYED.sub(escaped, text)
 
 
 def file_name(label: str) -> str:

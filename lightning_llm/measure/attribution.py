@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_llm.io.untrusted import number_in
 from lightning_llm.measure.meter import MemoryMeter, Watched, parts_of, tensors_in
 from lightning_llm.measure.timeline import Event, Owner, Timeline
 
@@ -237,7 +238,7 @@ def module_label(name: str, prefix: str = "") -> str:
         parts = parts[1:]
         if not parts:
             return prefix
-    number = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+    number = next((place for place, part in enumerate(parts) if number_in(part) is not None), None)
     return ".".join(parts[: 1 if number is None else number + 2]) or LOSS
 
 

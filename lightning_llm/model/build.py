@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import nn
 
+from lightning_llm.io.imports import PACKAGE, imported, is_foreign
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.parts import BUILT_IN, PACKAGE, arguments_of, is_foreign, name_of
+from lightning_llm.model.parts import BUILT_IN, arguments_of, name_of
 from lightning_llm.model.weights import drawing
 
 CONSTRUCTORS = dict.fromkeys(BUILT_IN, "(config, **arguments)") | {"norm": "(size, *, eps, **arguments)"}
@@ -53,7 +54,7 @@ def build(
     part = getattr(config, kind)
     name = name_of(part)
     built_in = BUILT_IN[kind].get(name)
-    make = _imported(kind, name if built_in is None else f"{PACKAGE}model.{built_in.path}")
+    make = _imported(kind, name) if built_in is None else _shipped(built_in.path)
     if built_in is None and not (isinstance(make, type) and issubclass(make, base)):
         raise ValueError(f"{kind} {name!r} is {make!r}: it must be a class derived from {_path(base)}")
     given: tuple[Any, ...] = (config,) if size is None else (size,)
@@ -62,17 +63,26 @@ def build(
     options |= {each: value for each, value in (("layer", layer), ("seed", seed)) if each in accepted}
     _check_call(kind, name, make, CONSTRUCTORS[kind], given, options)
     with drawing(seed, path) if is_foreign(name) and built_in is None else nullcontext():
-        made = make(*given, **options)
+        try:
+            made = make(*given, **options)
+        except RecursionError:
+            raise ValueError(f"{kind} {name!r} builds itself as one of its parts: give a class of one part") from None
     if built_in is None and kind in FORWARDS:
         words = FORWARDS[kind].split(", ")
         _check_call(kind, name, type(made).forward, f".forward({FORWARDS[kind]})", (made, *words), {})
     return made
 
 
+def _shipped(path: str) -> Callable[..., Any]:
+    """A built-in part, which may be a class of torch under our name."""
+    module, _, name = path.rpartition(".")
+    found: Callable[..., Any] = getattr(import_module(f"{PACKAGE}model.{module}"), name)
+    return found
+
+
 def _imported(kind: str, path: str) -> Callable[..., Any]:
-    module_name, _, name = path.rpartition(".")
     try:
-        found: Callable[..., Any] = getattr(import_module(module_name), name)
+        found: Callable[..., Any] = imported(path)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{kind} {path!r} cannot be imported: {error}; give package.module.Class") from error
     return found

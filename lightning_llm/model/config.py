@@ -10,12 +10,13 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args, get_origin
 
+from lightning_llm.io.imports import is_foreign
 from lightning_llm.io.untrusted import shown
 from lightning_llm.model.parts import (
     BUILT_IN,
+    CLASS_PATH,
     Part,
     form_faults,
-    is_foreign,
     is_number,
     is_positive,
     name_of,
@@ -31,6 +32,7 @@ SWIGLUS = ("swiglu", "memory_optimized_swiglu")
 GATED_MLPS = (*SWIGLUS, "geglu", "mixture_of_experts")  # with three matrices
 CHECKPOINT_LEVELS = (0, 1, 2)
 MOST_LAYERS = 2000  # twice the deepest that were trained (Wang et al. 2022, "DeepNet", arXiv:2203.00555)
+MOST_EXPERTS = 2**17  # in all layers; the most that were trained are 30,720 (Switch-C, arXiv:2101.03961)
 MOST_SIZE = 2**40  # beyond it torch overflows
 MUP, MOST_BASE = ("base_width", "base_head_dim"), 2**16  # the options of mup
 MOST_PARAMETERS = 10**13  # several times the largest that were trained
@@ -62,7 +64,8 @@ class ModelConfig:
     back (``dataclasses.asdict``) holds the numbers that were used.
 
     A part (``attention``, ``mlp``, ``norm``, ``position``, ``block``, ``loss``) is a short name, the import path of a
-    class, or ``{class_path: name or path, init_args: {…}}``; docs/parts.md has a table of the built-in ones with their
+    class, or ``{class_path: name or path, init_args: {…}}``. In Python, the class itself may be in place of its path;
+    the config has the path. docs/parts.md has a table of the built-in ones with their
     options, and docs/extending.md says what a class of each kind gets and returns.
 
     Attributes:
@@ -146,7 +149,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for kind in BUILT_IN:
-            object.__setattr__(self, kind, normalized(getattr(self, kind)))
+            object.__setattr__(self, kind, normalized(_by_path(kind, getattr(self, kind))))
         faults = list(self._type_faults())
         if not faults:
             faults = list(self._size_faults())
@@ -231,7 +234,11 @@ class ModelConfig:
         """A typing mistake may make a model that no machine can hold: reported before counting it takes hours."""
         assert self.intermediate_size is not None
         assert self.head_dim is not None
-        wide = self.intermediate_size * (option_of("mlp", self.mlp, "num_experts") or 1)
+        experts = option_of("mlp", self.mlp, "num_experts") or 1
+        if (count := self.num_hidden_layers * experts) > MOST_EXPERTS:
+            given = f"num_hidden_layers {self.num_hidden_layers} or mlp.num_experts {experts}"
+            yield f"the model would have {count} experts, more than {MOST_EXPERTS}: lower {given}"
+        wide = self.intermediate_size * experts
         layer = 2 * self.hidden_size * (self.num_attention_heads * self.head_dim + wide)
         positions = self.max_position_embeddings if self.position == "learned" else 0
         elements = self.num_hidden_layers * layer + self.hidden_size * (self.vocab_rows + positions)
@@ -355,6 +362,17 @@ def config_of_file(fields: dict[str, Any], source: object, *, trust_code: bool =
             "If you trust it, give --trust-code (in Python: trust_code=True)"
         )
     return config
+
+
+def _by_path(kind: str, part: Any) -> Any:
+    """A part with the import path of its class, where the class itself is given."""
+    given = part.get(CLASS_PATH) if isinstance(part, dict) else part
+    if not isinstance(given, type):
+        return part
+    if "." in given.__qualname__:
+        raise ValueError(f"{kind} {given.__qualname__} is inside a function or class: define it at the top of a module")
+    path = f"{given.__module__}.{given.__qualname__}"
+    return {**part, CLASS_PATH: path} if isinstance(part, dict) else path
 
 
 def _as_list(level: Any) -> list[Any]:

@@ -13,7 +13,6 @@ from lightning_llm.io.untrusted import field_name, shown
 
 Part = str | dict[str, Any]
 
-PACKAGE = "lightning_llm."
 CLASS_PATH, INIT_ARGS = "class_path", "init_args"
 MOST_ARGUMENTS, MOST_NESTED = 1000, 4  # values among the arguments of a class, and lists or dicts inside one another
 MOST_EXPERTS = 4096
@@ -126,11 +125,6 @@ def normalized(part: Any) -> Any:
         return part
     given = part.get(INIT_ARGS) or {}
     return {CLASS_PATH: part[CLASS_PATH], INIT_ARGS: given} if given else part[CLASS_PATH]
-
-
-def is_foreign(path: str) -> bool:
-    """Whether an import path is outside this package."""
-    return not path.startswith(PACKAGE)
 
 
 def form_faults(kind: str, part: Any) -> Iterator[str]:

@@ -60,7 +60,8 @@ class CheckpointedModule(LightningModule):
         """The model of a checkpoint; no code of the file runs. Arguments are those of Lightning's, and of this class.
 
         Restored are the architecture, ``loss_chunks``, ``groups``, an optimizer of ``lightning_llm.optim`` or
-        ``torch.optim`` and a schedule of the former with their settings, unless given. Others are not, with a warning.
+        ``torch.optim`` and a schedule of the former with their settings, unless given. A warning
+        names any other one: the model can be used, but not trained.
 
         Raises:
             ValueError: The file is damaged, is not a checkpoint, or names code that is not ours without ``trust_code``.

@@ -9,8 +9,8 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_llm.checkpoints.run_directory import RunDirectory
-from lightning_llm.io.atomic import json_text, write_text
-from lightning_llm.io.untrusted import MIB, maybe, parse_json, read_text, record, validate, whole
+from lightning_llm.io.atomic import json_text, open_to_append, write_text
+from lightning_llm.io.untrusted import MIB, maybe, number_in, parse_json, read_text, record, validate, whole
 
 METRICS = "metrics.jsonl"
 LARGEST = 1024 * MIB  # a million entries of a kilobyte
@@ -53,8 +53,8 @@ class JSONLinesLogger(Logger):
         """The folder of this run, or its number."""
         if self._version is not None:
             return self._version
-        number = self.run.path.name.removeprefix("version_")
-        return int(number) if number.isdigit() else number
+        name = self.run.path.name.removeprefix("version_")
+        return name if (number := number_in(name)) is None else number
 
     @property
     def log_dir(self) -> str:
@@ -73,8 +73,8 @@ class JSONLinesLogger(Logger):
             if path.exists():
                 _cut(path, entry)
             self._is_open = True
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json_text(entry) + "\n")
+        with open_to_append(path) as file:
+            file.write(json_text(entry).encode() + b"\n")
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:

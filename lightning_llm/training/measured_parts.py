@@ -1,9 +1,12 @@
 """Parts that the accounting does not know, of one layer, are measured on a CPU at three tiny sizes.
 
 ``accounting`` extends each figure as a fixed amount, one per token, and one per token and position that it sees. It
-gets numbers alone, so it needs no torch.
+gets numbers alone, so it needs no torch. A large built-in part is measured smaller in all its widths: its activations
+grow in proportion to them.
 """
 
+import dataclasses
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,11 +21,14 @@ from lightning_llm.model.block import Block
 from lightning_llm.model.build import build
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context, Shared
+from lightning_llm.model.parts import CLASS_PATH, INIT_ARGS, arguments_of, name_of, option_of
 from lightning_llm.model.position import Position
 from lightning_llm.ops.conventions import matmul_dtype
 
+MOST_ELEMENTS, MOST_EXPERTS, MOST_ACTIVATIONS = 1 << 25, 256, 1 << 24  # of a built-in part that is measured as it is
 TINY = 32  # tokens, and two and four times as many; for attention and blocks the context, up to a limit
 IN_LAYERS = ("attention", "mlp", "block")
+WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 EXTENDED = "The estimate extrapolates {} from a measurement on one and two rows."
 
 
@@ -43,21 +49,26 @@ def measure_parts(config: ModelConfig, precision: str, context_length: int) -> M
 
 def _measured(kind: str, config: ModelConfig, precision: str, dtype: torch.dtype, context_length: int) -> MeasuredPart:
     layers = config.num_hidden_layers if kind in IN_LAYERS else 1
-    first, part = (_built(kind, config, layer).to(dtype) for layer in (0, min(1, layers - 1)))
-    position, norm = (_built(each, config).to(dtype) for each in ("position", "norm"))
-    head = nn.Linear(config.hidden_size, config.vocab_rows, bias=config.lm_head_bias).to(dtype)
+    needs_first, needs_position = kind in ("attention", "block"), kind in ("attention", "block", "position")
+    seq = max(2, min(context_length, LONGEST_MEASURED)) if needs_first else 2 * TINY
+    whole = config
+    config, scale = _shrunk(kind, config, seq)
+    part, norm = (_built(each, config, layer).to(dtype) for each, layer in ((kind, min(1, layers - 1)), ("norm", 0)))
+    first = _built(kind, config).to(dtype) if needs_first and layers > 1 else part
+    position = _built("position", config).to(dtype) if needs_position else Position(config)
+    rows = config.vocab_rows if kind == "loss" else 1
+    head = nn.Linear(config.hidden_size, rows, bias=config.lm_head_bias).to(dtype)
     with torch.autocast("cpu", enabled=precision == "bf16-mixed"):
         # attention and MLP get what a norm before them returns
         of_norm = norm(torch.zeros(1, 1, config.hidden_size, dtype=dtype)).dtype
     is_inside = kind in ("attention", "mlp") and config.block != "post"
-    seq = max(2, min(context_length, LONGEST_MEASURED)) if kind in ("attention", "block") else 2 * TINY
     found = []
     for rows, length in ((1, seq), (2, seq), (1, seq // 2)):
         x = torch.randn(rows, length, config.hidden_size).to(of_norm if is_inside else dtype).requires_grad_()
         with torch.autocast("cpu", enabled=precision == "bf16-mixed"):
             positions = torch.arange(length)
             context = Context(positions, position, Shared(), position.prepare(positions, matmul_dtype(x)))
-            if kind in ("attention", "block"):
+            if needs_first:
                 for each in (first, part):
                     each.prepare(x, context) if hasattr(each, "prepare") else None
                 if layers > 1:
@@ -65,21 +76,51 @@ def _measured(kind: str, config: ModelConfig, precision: str, dtype: torch.dtype
         call = _call(kind, part, head, x, context)
         found.append(_figures(call, [part, *([head] if kind == "loss" else [])], x, precision))
 
-    def growth(name: str) -> Growth:
-        return _growth([each[name] for each in found], seq)
+    def growth(name: str, scale: int = scale) -> Growth:
+        return _growth([scale * each[name] for each in found], seq)
 
     with torch.device("meta"):
-        in_all = sum(_elements(_built(kind, config, layer)) for layer in range(layers))
+        part = _built(kind, whole, min(1, layers - 1))
+        different = range(layers) if kind in whole.own_parts else ()  # a built-in part has as many in each layer
+        more = sum(_elements(_built(kind, whole, layer)) - _elements(part) for layer in different)
     return MeasuredPart(
         parameters=_elements(part),
-        more_parameters=in_all - layers * _elements(part),
+        more_parameters=more,
         matrices=sum(parameter.numel() for parameter in part.parameters() if parameter.dim() == 2),
-        flops=growth("flops"),
+        flops=growth("flops", scale**2),
         saved=growth("saved"),
         forward=growth("forward"),
         backward=growth("backward"),
         itemsize=int(found[0]["itemsize"]),
     )
+
+
+def _shrunk(kind: str, config: ModelConfig, seq: int) -> tuple[ModelConfig, int]:
+    """The config with a built-in part narrow enough to be measured, and how many times as wide the part is."""
+    if kind not in ("mlp", "attention") or kind in config.own_parts:
+        return config, 1
+    sizes = {name: int(getattr(config, name)) for name in WIDTHS}
+    experts, top_k = (option_of("mlp", config.mlp, name) or 1 for name in ("num_experts", "top_k"))
+    hidden, wide, heads, kv_heads = sizes.values()
+
+    def fits(scale: int) -> bool:
+        if kind == "mlp":
+            is_small = 3 * hidden * wide * experts <= MOST_ELEMENTS * scale**3 and experts <= MOST_EXPERTS * scale
+            return is_small and 2 * seq * top_k * (hidden + wide) <= MOST_ACTIVATIONS * scale
+        projections = 2 * hidden * (config.head_dim or 1) * (heads + kv_heads)
+        return projections <= 2 * MOST_ELEMENTS * scale**2 and heads * seq**2 <= MOST_ACTIVATIONS * scale
+
+    scale = next(scale for scale in (1 << power for power in itertools.count()) if fits(scale))
+    if scale == 1:
+        return config, 1
+    narrow: dict[str, Any] = {name: max(1, size // scale) for name, size in sizes.items()}
+    narrow["num_attention_heads"] = narrow["num_key_value_heads"] * (heads // kv_heads)
+    narrow["max_position_embeddings"] = min(config.max_position_embeddings, 2 * LONGEST_MEASURED)
+    if kind == "mlp":
+        fewer = max(2, experts // scale)
+        options = {**arguments_of(config.mlp), "num_experts": fewer, "top_k": min(top_k, fewer)}
+        narrow["mlp"] = {CLASS_PATH: name_of(config.mlp), INIT_ARGS: options}
+    return dataclasses.replace(config, **narrow), scale
 
 
 def _built(kind: str, config: ModelConfig, layer: int = 0) -> Any:

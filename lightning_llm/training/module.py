@@ -15,6 +15,9 @@ from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.groups import GroupRule
 from lightning_llm.optim.schedules import Schedule
 from lightning_llm.training.budget import MemoryBudget, PlannedModule
+from lightning_llm.training.callbacks.inputs import InputHashes
+from lightning_llm.training.callbacks.progress import StatusFile
+from lightning_llm.training.callbacks.record import RunRecord
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpointing import CheckpointedModule
 from lightning_llm.training.distributed import build_for, share_work
@@ -84,7 +87,7 @@ class LanguageModel(PlannedModule, OptimizedModule, CheckpointedModule, SummedLo
             raise ValueError(f"loss_chunks must be at least 0 or null, got {loss_chunks}")
         # a checkpoint has plain values for architecture, optimizer and schedule
         self.architecture = ModelConfig(**architecture) if isinstance(architecture, dict) else architecture
-        self.make_optimizer, self.schedule = restored_optimizer(optimizer, AdamW), restored_schedule(schedule)
+        self.make_optimizer, self.schedule = restored_optimizer(optimizer), restored_schedule(schedule)
         self.groups = [rule if isinstance(rule, GroupRule) else GroupRule(**rule) for rule in groups or ()]
         self.loss_chunks, self.compile_mode, self.compile_scope = loss_chunks, compile_mode, compile_scope
         self.init_from, self.budget = init_from, MemoryBudget.of(memory_budget, memory_reserve)
@@ -144,10 +147,11 @@ class LanguageModel(PlannedModule, OptimizedModule, CheckpointedModule, SummedLo
         return generate(self.transformer, batch["input_ids"], max_new_tokens=PREDICTED_TOKENS, temperature=0)
 
     def configure_callbacks(self) -> list[Callback]:
-        """The training log, unless the trainer has one: any trainer logs ``train_loss``, once."""
+        """The training log and what ``compare`` reads, once, with any trainer."""
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        is_logged = self.trainer.barebones or any(isinstance(callback, TrainingLog) for callback in callbacks)
-        return [] if is_logged else [TrainingLog()]
+        wanted = {InputHashes: InputHashes, TrainingLog: TrainingLog, StatusFile: RunRecord}
+        missing = [make() for kind, make in wanted.items() if not any(isinstance(each, kind) for each in callbacks)]
+        return [] if self.trainer.barebones else missing
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One optimizer over the parameter groups, and the schedule, stepped once per optimizer step."""

@@ -14,6 +14,7 @@ UNCOMPARED = (
     *("trainer.enable_model_summary", "trainer.enable_progress_bar", "trainer.log_every_n_steps"),
     *("trainer.logger", "trainer.profiler"),
 )
+MOST_WORDS = 64  # of a path or class path, that a label has
 CALLBACKS = "trainer.callbacks"
 # Callbacks change training or evaluation unless they are known only to show, log or save, as all of this project's do.
 OWN_CALLBACKS = "lightning_llm."
@@ -23,6 +24,7 @@ SHOWING = (
     *("DeviceStatsMonitor", "LearningRateMonitor", "ThroughputMonitor", "ModelCheckpoint", "OnExceptionCheckpoint"),
 )
 SEEDS = ("seed_everything", "data.seed")
+MEMORY, PEAK = "memory/", "_peak_gib"  # curves such as memory/forward_peak_gib
 
 
 class ClassPath(str):
@@ -96,20 +98,24 @@ def shown(value: Any, detail: int = 0) -> str:
     if isinstance(value, Mapping):
         return " ".join(f"{name}={shown(each, detail)}" for name, each in value.items())
     text, separator = (value.path, ".") if isinstance(value, ClassPath) else (str(value).rstrip("/"), "/")
-    return separator.join(text.split(separator)[-1 - detail :])
+    return separator.join(text.rsplit(separator, detail + 1)[-1 - detail :])
 
 
 def labels(values: Sequence[Any]) -> list[str]:
     """Values of one option as texts: the shortest that differ for different values."""
-    kinds = {identity(value): value for value in values}
-    longest = max((len(shown(value, 1000)) for value in values), default=0)
-    for detail in range(longest + 1):
-        texts = {kind: shown(value, detail) for kind, value in kinds.items()}
-        if len(set(texts.values())) == len(texts):
-            break
-    else:
-        texts = {k: str(v) if v is ABSENT else json.dumps(v, default=str) for k, v in kinds.items()}
+    texts = _different({identity(value): value for value in values})
     return [texts[identity(value)] for value in values]
+
+
+def _different(kinds: Mapping[Hashable, Any]) -> dict[Hashable, str]:
+    texts: dict[Hashable, str] = {}
+    for detail in range(MOST_WORDS):
+        before, texts = texts, {kind: shown(value, detail) for kind, value in kinds.items()}
+        if len(set(texts.values())) == len(texts):
+            return texts
+        if texts == before:  # more words say nothing new
+            break
+    return {kind: str(v) if v is ABSENT else json.dumps(v, default=str) for kind, v in kinds.items()}
 
 
 def identity(value: Any) -> Hashable:

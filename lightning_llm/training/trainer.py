@@ -7,7 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
-from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.accelerators import Accelerator, CUDAAccelerator
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.plugins import LayerSync, Precision
@@ -41,6 +41,7 @@ class Trainer(pl.Trainer):
     """Lightning's Trainer, whose checkpoints are written atomically and read without running code.
 
     Args:
+        accelerator: As in Lightning.
         precision: ``auto`` is ``bf16-mixed`` on hardware with bf16 and ``32-true`` elsewhere. Others as in Lightning:
             ``32-true``, ``bf16-true``, ….
         default_root_dir: Folder for run directories: ``<default_root_dir>/<experiment>/version_<n>``, one for each
@@ -67,6 +68,7 @@ class Trainer(pl.Trainer):
     def __init__(
         self,
         *,
+        accelerator: str | Accelerator = "auto",
         precision: str | int | None = "auto",
         default_root_dir: str = "runs",
         run_dir: str | None = None,
@@ -83,7 +85,7 @@ class Trainer(pl.Trainer):
         **kwargs: Any,
     ) -> None:
         kwargs |= {"val_check_interval": val_check_interval, "num_sanity_val_steps": num_sanity_val_steps}
-        given, all_plugins, accelerator = _listed(callbacks), _listed(plugins), kwargs.get("accelerator", "auto")
+        given, all_plugins = _listed(callbacks), _listed(plugins)
         check_options(kwargs, given)
         self.checks: list[Check] = []
         self.precision_reason, self.tf32 = "as asked for", tf32
@@ -110,6 +112,7 @@ class Trainer(pl.Trainer):
             all_plugins.append(AtomicCheckpointIO())
         kwargs |= {"logger": logger, "callbacks": given, "plugins": all_plugins, "strategy": strategy}
         kwargs |= {"enable_progress_bar": enable_progress_bar, "enable_model_summary": enable_model_summary}
+        kwargs["accelerator"] = accelerator
         super().__init__(precision=precision, default_root_dir=default_root_dir, max_steps=max_steps, **kwargs)  # type: ignore[arg-type]
         check_nodes(self._accelerator_connector.cluster_environment, self.num_nodes)
         if type(self.profiler) is PassThroughProfiler:  # type: ignore[has-type]

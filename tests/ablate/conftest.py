@@ -1,5 +1,7 @@
 """An experiment whose runs are done in no time by a stand-in for ``fit``."""
 
+from functools import partial
+
 import pytest
 
 from lightning_llm.ablate.experiment import BASELINE, NULL
@@ -46,24 +48,25 @@ def main():
 @pytest.fixture
 def experiment(tmp_path):
     """``experiment(variants={name: config}, looks=…)``: a frozen plan."""
+    return partial(frozen, tmp_path)
 
-    def make(variants, looks=(4, 5), delta=None, out="out", base=None, null=None, **asked):
-        files = {"lightning_llm/__init__.py": "", "lightning_llm/__main__.py": STAND_IN}
-        code = {name: tmp_path / f"code-{number}" for number, name in enumerate(files)}
-        for name, path in code.items():
-            path.write_text(files[name])
-        configs = {BASELINE: {"effect": 0.0, **(base or {})}, NULL: {"effect": 0.003, "drawn": "01"}, **variants}
-        configs[NULL] |= null or {}
-        sides = {name: {"steps": 6, "tokenizer": "t"} for name in configs}
-        content = {
-            **{"name": "test", "variants": {name: {} for name in variants}, "metric": "val_loss", "delta": delta},
-            **{"alpha": 0.05, "looks": list(looks), "match": "tokens", "solved": None, "tune": None},
-            **{"precision": None, "commit": None, "seen": {}},
-            **{"asked_configs": {}},
-            **{"code": code_hash(code), "first_seed": 0, "threads": 1, "accelerator": "cpu", "folder": str(tmp_path)},
-            **{"sides": sides, **asked},
-        }
-        (tmp_path / out).mkdir()
-        return freeze(tmp_path / out, content, configs, code)
 
-    return make
+def frozen(folder, variants, looks=(4, 5), delta=None, out="out", base=None, null=None, **asked):
+    """The plan of an experiment in a folder."""
+    files = {"lightning_llm/__init__.py": "", "lightning_llm/__main__.py": STAND_IN}
+    code = {name: folder / f"code-{number}" for number, name in enumerate(files)}
+    for name, path in code.items():
+        path.write_text(files[name])
+    configs = {BASELINE: {"effect": 0.0, **(base or {})}, NULL: {"effect": 0.003, "drawn": "01"}, **variants}
+    configs[NULL] |= null or {}
+    sides = {name: {"steps": 6, "tokenizer": "t"} for name in configs}
+    content = {
+        **{"name": "test", "variants": {name: {} for name in variants}, "metric": "val_loss", "delta": delta},
+        **{"alpha": 0.05, "looks": list(looks), "match": "tokens", "solved": None, "tune": None},
+        **{"precision": None, "commit": None, "seen": {}},
+        **{"asked_configs": {}},
+        **{"code": code_hash(code), "first_seed": 0, "threads": 1, "accelerator": "cpu", "folder": str(folder)},
+        **{"sides": sides, **asked},
+    }
+    (folder / out).mkdir()
+    return freeze(folder / out, content, configs, code)

@@ -60,10 +60,13 @@ def test_parameters_are_matched_by_an_option():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
+        ({"name": "a\ntouch ran\n"}, r"name is 'a\ntouch ran\n', expected one line without control characters"),
+        ({"name": "a\x1b[2J"}, "expected one line without control characters"),
         ({"baseline": 3}, "baseline is 3, expected a list"),
         ({"variants": {}}, "variants is {}, expected at least one by name"),
         ({"variants": {"a": "relu"}}, "variants.a is 'relu', expected options by dotted name"),
         ({"variants": {"a,b": {"x": 1}}}, "the variant 'a,b' must be the name of a folder without commas"),
+        ({"variants": {"a\\b": {"x": 1}}}, "must be the name of a folder without commas or backslashes"),
         ({"variants": {"null": {"x": 1}}}, "and not baseline, baseline-again or null"),
         ({"variants": {"../a": {"x": 1}}}, "must be the name of a folder"),
         ({"variants": {"a": {"data.seed": 1}}}, "variants.a: data.seed is set by the experiment: leave it out"),
@@ -96,6 +99,11 @@ def test_a_mistake_is_one_line(change, says):
     assert str(error.value).startswith("f.yaml: ")
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_the_name_of_a_file_is_the_name_of_an_experiment_under_the_same_rule():
+    with pytest.raises(ValueError, match=r"name is .*, expected one line without control characters"):
+        experiment_of(BASE, "f.yaml", "a\ntouch ran\n")
 
 
 def test_the_grid_of_a_tuned_option_has_a_default():

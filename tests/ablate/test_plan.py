@@ -1,6 +1,7 @@
 """A frozen plan and its snapshot: what was changed after the start is refused."""
 
 import json
+import os
 import sys
 from types import SimpleNamespace
 
@@ -9,6 +10,8 @@ import pytest
 from lightning_llm.ablate.plan import CODE, CONFIGS, PLAN, Plan, code_of, digest
 from lightning_llm.ablate.scheduler import Added
 
+SIDE = {"steps": 6, "tokenizer": "t", "config": "0" * 64}
+TUNE = {"option": "model.x", "factors": [1, 2, 3], "seeds": 1}
 VARIANTS = {"a": {"effect": -0.5}}
 OTHERS = {"d": {"norm": "plain.part.Norm", "text": "stores.txt", "precision": "auto"}}
 
@@ -84,10 +87,27 @@ def test_the_snapshot_has_the_package_and_the_modules_of_the_users_classes(tmp_p
         ({"looks": []}, "looks is [], expected at most 20 increasing numbers"),
         ({"looks": [2**40]}, "looks is [1099511627776], expected at most 20 increasing numbers"),
         ({"looks": [6, 4]}, "looks is [6, 4], expected"),
-        ({"seen": {"x": 3}}, "seen is {'x': 3}, expected lists of seeds by name"),
-        ({"sides": {}}, "sides has no baseline"),
-        ({"sides": {"baseline": 1}}, "sides is {'baseline': 1}, expected each side by name"),
-        ({"tune": {"option": "model.x", "factors": [1, 2, 3], "seeds": 1}}, "sides.baseline.tuned is no number"),
+        ({"seen": {"x": 3}}, "seen.x is 3, expected a list"),
+        ({"seen": {"x": [10**400]}}, "0, expected a whole number from 0 to 9007199254740992"),
+        ({"sides": {}}, "sides is {}, expected at least one by name"),
+        ({"sides": {"baseline": 1}}, "sides.baseline is 1, expected an object"),
+        ({"sides": {"baseline": {"tokenizer": "t", "config": "0" * 64}}}, "sides.baseline.steps is missing"),
+        ({"sides": {"baseline": SIDE}}, "sides and variants differ in 'a'"),
+        ({"sides": dict.fromkeys(("baseline", "null", "a", "../../x"), SIDE)}, "differ in '../../x'"),
+        ({"sides": {"baseline": {**SIDE, "chance": "x"}}}, "sides.baseline.chance is 'x', expected a number"),
+        ({"sides": {"baseline": {**SIDE, "parameters": 0}}}, "sides.baseline.parameters is 0, expected a whole"),
+        ({"variants": {"../x": {}}}, "must be the name of a folder"),
+        ({"variants": {"a": [1]}}, "variants.a is [1], expected options by dotted name"),
+        ({"variants": {f"v{n}": {} for n in range(30_000)}}, "ask for 150010 runs, expected at most 100000"),
+        ({"alpha": 1e308}, "alpha is 1e+308, expected a number above 0 and below 0.5"),
+        ({"delta": -1}, "delta is -1, expected a number above 0"),
+        ({"first_seed": 2**53}, "first_seed is 9007199254740992, expected a whole number from 0 to 2147483648"),
+        ({"match": "x"}, "match is 'x', expected 'tokens' or"),
+        ({"asked_configs": {"a": [[]]}}, "asked_configs.a is [[]], expected 64 hex digits"),
+        ({"tune": {**TUNE, "seeds": 1001}}, "tune.seeds is 1001, expected a whole number from 1 to 1000"),
+        ({"tune": {**TUNE, "factors": [0, 1]}}, "tune.factors is [0, 1], expected at least three increasing"),
+        ({"tune": {**TUNE, "factors": [1.02**n for n in range(900)], "seeds": 100}}, "expected at most 100000"),
+        ({"tune": TUNE}, "sides.baseline.tuned is no number"),
     ],
 )
 def test_a_plan_that_somebody_else_wrote_is_one_line(experiment, change, says):
@@ -99,8 +119,64 @@ def test_a_plan_that_somebody_else_wrote_is_one_line(experiment, change, says):
     assert says in str(error.value)
 
 
+def test_what_the_code_of_a_plan_may_hold_is_bounded(experiment, monkeypatch):
+    plan = experiment(VARIANTS)
+    with open(plan.out / CODE / "zeros.py", "wb") as file:
+        file.truncate(6 << 30)  # sparse
+    monkeypatch.setattr("lightning_llm.ablate.plan.file_hash", lambda path: pytest.fail("it is read"))
+    with pytest.raises(ValueError, match=r"the code of the runs has 64\d+ bytes, expected at most 268435456"):
+        Plan.read(plan.out)
+
+
+def test_pairs_are_added_a_bounded_number_of_times(experiment):
+    plan = experiment(VARIANTS)
+    (plan.out / "added.json").write_text(json.dumps({"added": [{"pairs": 1, "variants": []}] * 201}))
+    with pytest.raises(ValueError, match="expected a list of at most 200"):
+        _ = plan.rules
+
+
 def test_added_pairs_of_an_unknown_variant_are_refused(experiment):
     plan = experiment(VARIANTS)
     plan.add(Added(2, ["b"]))
     with pytest.raises(ValueError, match=r"added\.json: the plan has no variant b"):
         _ = plan.rules
+
+
+def named_outside(plan):
+    content = json.loads((plan.out / PLAN).read_text())
+    content["sides"]["../../outside"] = content["sides"]["a"]
+    (plan.out.parent / "outside.yaml").write_text((plan.out / CONFIGS / "a.yaml").read_text())
+    content["hash"] = digest({name: value for name, value in content.items() if name != "hash"})
+    (plan.out / PLAN).write_text(json.dumps(content))
+
+
+def instead_of(place, put):
+    def change(plan):
+        (plan.out / place).unlink(missing_ok=True)
+        put(plan.out / place)
+
+    return change
+
+
+def sparse(path):
+    path.touch()
+    os.truncate(path, 6 << 30)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (named_outside, "sides and variants differ in '../../outside'"),
+        (instead_of("configs/a.yaml", os.mkfifo), r"configs/a\.yaml is a FIFO, expected a file"),
+        (instead_of("configs/a.yaml", lambda path: path.symlink_to("/dev/zero")), "points outside the folder"),
+        (instead_of("configs/a.yaml", sparse), "has 6442450944 bytes, expected at most"),
+        (instead_of("code/x.py", os.mkfifo), r"code/x\.py is a FIFO, expected a file"),
+        (instead_of("code/x.py", lambda path: path.symlink_to("/dev/zero")), r"code/x\.py is a device"),
+        (instead_of("code/x.py", sparse), r"the code of the runs has 64\d+ bytes, expected at most"),
+    ],
+)
+def test_what_is_no_file_of_the_snapshot_is_one_line_at_once(experiment, change, says):
+    plan = experiment(VARIANTS)
+    change(plan)
+    with pytest.raises(ValueError, match=says):
+        Plan.read(plan.out)

@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -67,6 +69,23 @@ def until(condition, what):
         assert time.monotonic() < deadline, what()
         time.sleep(0.2)
     return found
+
+
+def test_the_name_of_a_job_is_one_line(monkeypatch, tmp_path):
+    """It becomes a comment of the shell script that sbatch runs."""
+    given = {}
+
+    class Executor:
+        def __init__(self, **options):
+            self.batch, self.submit = nullcontext, lambda job: SimpleNamespace(job_id="1")
+
+        def update_parameters(self, **parameters):
+            given.update(parameters)
+
+    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(SlurmExecutor=Executor))
+    plan = SimpleNamespace(out=tmp_path, content={"threads": 1, "name": "a\ntouch ran\n"})
+    assert submit(plan, 1, []) == ["1"]
+    assert given["job_name"] == r"a\ntouch ran\n"
 
 
 @pytest.fixture

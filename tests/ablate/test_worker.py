@@ -45,7 +45,7 @@ def test_a_failed_run_ends_the_worker_with_the_last_line_of_its_log(experiment):
     plan = experiment({"a": {"effect": 0.0, "fails": True}})
     with pytest.raises(ValueError, match=r"^a,seed=0 failed: .*No space left on device; see .*a,seed=0\.txt$"):
         work(plan.out)
-    assert not claims.is_taken(plan.out, "a,seed=0")
+    assert not claims.taken(plan.out, ["a,seed=0"])
 
 
 def test_runs_on_other_batches_are_no_pair(experiment):

@@ -57,5 +57,5 @@ def test_chunked_loss_and_other_shapes(options):
 def test_what_cannot_be_counted_is_said():
     with pytest.raises(ValueError, match="vocab_size is null"):
         step_flops(ModelConfig(), tokens=1, context_length=1)
-    with pytest.raises(ValueError, match=r"mlp 'my\.own\.MLP' is not built in"):
+    with pytest.raises(ValueError, match=r"mlp 'my\.own\.MLP' has no formula"):
         step_flops(ModelConfig(**{**SIZES, "mlp": "my.own.MLP"}), tokens=1, context_length=1)

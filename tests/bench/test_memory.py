@@ -50,7 +50,7 @@ def test_the_differences_are_the_mlps(configs, tmp_path, capsys):
     [
         ([], "bench memory compares runs: give --config at least two different files"),
         (["--config", "ours.yaml", "--config", "ours.yaml"], "at least two different files"),
-        (["--config", "ours.yaml", "--config", "none.yaml"], "--config none.yaml: no such file"),
+        (["--config", "ours.yaml", "--config", "none.yaml"], "config 'none.yaml' is no file and no shipped config"),
     ],
 )
 def test_a_users_mistake_is_one_line(configs, words, says, capsys):

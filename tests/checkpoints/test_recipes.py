@@ -1,5 +1,6 @@
 """``LanguageModel.load_from_checkpoint`` brings optimizer and schedule back, or says that it does not."""
 
+import dataclasses
 from functools import partial
 
 import lightning.pytorch as pl
@@ -7,8 +8,9 @@ import pytest
 import torch
 
 from lightning_llm import LanguageModel, ModelConfig, TokenDataModule
+from lightning_llm.checkpoints.compatibility import LostSchedule
 from lightning_llm.checkpoints.reading import read_checkpoint
-from lightning_llm.optim import AdamW, MuonAdamW, Schedule, WarmupLinear, WarmupStableDecay
+from lightning_llm.optim import AdamW, MuonAdamW, Schedule, WarmupLinear, WarmupStableDecay, schedules
 from lightning_llm.optim.groups import param_groups
 
 ARCHITECTURE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 16}
@@ -25,6 +27,16 @@ class OwnSchedule(Schedule):
 
     def factor(self, step, total_steps=None):
         return 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class NewSchedule(Schedule):
+    """One that this project gets later."""
+
+    share: float = 1.0
+
+    def factor(self, step, total_steps=None):
+        return self.share
 
 
 @pytest.fixture
@@ -66,6 +78,26 @@ def test_the_schedule_is_restored(saved, schedule):
     assert LanguageModel.load_from_checkpoint(saved(schedule=schedule), weights_only=True).schedule == schedule
 
 
+def test_a_new_schedule_of_this_project_is_restored(saved, monkeypatch):
+    monkeypatch.setattr(NewSchedule, "__module__", schedules.__name__)
+    monkeypatch.setattr(schedules, "NewSchedule", NewSchedule, raising=False)
+    loaded = LanguageModel.load_from_checkpoint(saved(schedule=NewSchedule(share=0.3)), weights_only=True)
+    assert loaded.schedule == NewSchedule(share=0.3)
+
+
+@pytest.mark.parametrize("schedule", [NewSchedule(), partial(torch.optim.lr_scheduler.StepLR, step_size=2)])
+def test_no_model_trains_with_another_schedule_than_its_own(saved, text_file, schedule):
+    path = saved(schedule=schedule)
+    with pytest.warns(UserWarning, match="is not restored: this model cannot be trained"):
+        loaded = LanguageModel.load_from_checkpoint(path, weights_only=True)
+    data = TokenDataModule(path=str(text_file), tokenizer="char", context_length=16, global_batch_size=4)
+    trainer = pl.Trainer(accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False)
+    with pytest.raises(ValueError, match="give load_from_checkpoint the argument schedule to train this model"):
+        trainer.fit(loaded, data)
+    given = LanguageModel.load_from_checkpoint(path, weights_only=True, schedule=WarmupLinear())
+    trainer.fit(given, data)
+
+
 def test_a_loaded_model_hands_the_settings_on(saved, text_file):
     loaded = LanguageModel.load_from_checkpoint(saved(optimizer=partial(AdamW, lr=0.02)), weights_only=True)
     data = TokenDataModule(path=str(text_file), tokenizer="char", context_length=16, global_batch_size=4)
@@ -88,10 +120,12 @@ def test_what_is_not_restored_is_said(saved):
     with pytest.warns(UserWarning, match="is not restored") as warned:
         loaded = LanguageModel.load_from_checkpoint(path, weights_only=True)
     messages = [str(warning.message) for warning in warned]
-    assert any("OwnSGD is not restored: this model has AdamW with its defaults" in line for line in messages)
-    assert any("OwnSchedule is not restored: this model has the default schedule" in line for line in messages)
-    assert loaded.make_optimizer is AdamW
-    assert loaded.schedule is None
+    for name, kind in (("optimizer", "OwnSGD"), ("schedule", "OwnSchedule")):
+        line = f"{kind} is not restored: give load_from_checkpoint the argument {name} to train this model"
+        assert any(line in message for message in messages)
+    with pytest.raises(ValueError, match="OwnSGD is not restored"):
+        loaded.make_optimizer([torch.nn.Parameter(torch.zeros(1))])
+    assert isinstance(loaded.schedule, LostSchedule)
 
 
 def test_a_scheduler_of_torch_is_said_not_to_be_restored(saved):
@@ -105,7 +139,9 @@ def test_a_checkpoint_decides_on_no_import(saved):
     content["hyper_parameters"]["optimizer"] = {"class_path": "os.system", "init_args": {"command": "true"}}
     torch.save(content, "evil.ckpt")
     with pytest.warns(UserWarning, match=r"os\.system is not restored"):
-        assert LanguageModel.load_from_checkpoint("evil.ckpt", weights_only=True).make_optimizer is AdamW
+        loaded = LanguageModel.load_from_checkpoint("evil.ckpt", weights_only=True)
+    with pytest.raises(ValueError, match=r"os\.system is not restored"):
+        loaded.make_optimizer([])
 
 
 def test_an_older_checkpoint_says_that_it_has_no_settings(saved):

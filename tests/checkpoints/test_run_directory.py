@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning_llm import LanguageModel, TokenDataModule
 from lightning_llm.checkpoints import run_directory
 from lightning_llm.checkpoints.reading import read_checkpoint
-from lightning_llm.checkpoints.run_directory import LOCK, RunDirectory, RunLock, claim, turn_of
+from lightning_llm.checkpoints.run_directory import LOCK, RunDirectory, RunLock, claim, is_locked, take_turn, turn_of
 from lightning_llm.training.trainer import Trainer
 
 HOLDER = """
@@ -162,6 +162,48 @@ def test_one_process_locks_a_folder_once_at_a_time(tmp_path):
         with pytest.raises(ValueError, match=f"process {os.getpid()} on "):
             RunLock(tmp_path).acquire()
         lock.release()
+
+
+@pytest.mark.parametrize("instead", ["a FIFO", "a link", "a folder"])
+def test_a_lock_that_is_no_file_locks_nobody_in(tmp_path, capsys, instead):
+    put = {"a FIFO": os.mkfifo, "a link": lambda path: path.symlink_to("other"), "a folder": os.mkdir}[instead]
+    put(tmp_path / LOCK)
+    for run in (RunLock(tmp_path), RunDirectory(tmp_path)):
+        run.take(tmp_path) if isinstance(run, RunDirectory) else None
+        with pytest.raises(ValueError, match=f"{LOCK} is {instead}, expected a file"):
+            run.acquire() if isinstance(run, RunLock) else run.open()
+    assert is_locked(tmp_path) is None
+    assert names(tmp_path) == {LOCK}
+    assert capsys.readouterr().err == ""  # no word about a file system without locks
+
+
+@pytest.mark.parametrize("name", ["turn", "job", "config.yaml", "hparams.yaml", "checkpoints", "memory/report.png"])
+def test_a_run_whose_links_lead_elsewhere_is_not_resumed(tmp_path, name):
+    run, outside = tmp_path / "runs" / "theirs", tmp_path / "precious"
+    (run / name).parent.mkdir(parents=True)
+    outside.mkdir()
+    (run / name).symlink_to(outside / "new" if "." in name else outside)
+    resumed = RunDirectory(tmp_path)
+    resumed.take(run)
+    with pytest.raises(ValueError, match=f"{name} is a link that points outside"):
+        resumed.open()
+    assert names(run) == {name.partition("/")[0]}  # not even a lock
+    assert names(outside) == set()
+
+
+def test_a_turn_is_written_to_no_other_file(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "run" / "turn").symlink_to(tmp_path / "precious")
+    take_turn(tmp_path / "run")
+    assert (tmp_path / "precious").read_text() == "kept"
+    assert turn_of(tmp_path / "run") == 1
+
+
+def test_numbers_of_others_in_names_are_passed_over(tmp_path):
+    for name in ("version_7", "version_²", "version_٣", "version_", "version_1_0", f"version_{'9' * 200}"):
+        (tmp_path / name).mkdir()
+    assert claim(tmp_path).name == "version_8"
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])

@@ -382,10 +382,10 @@ def nested(depth):
 
 
 HOSTILE = {
-    "tuples that double": (lambda: tensor_file(doubled_tuples(40)), "a tuple of more than"),
-    "lists that double": (lambda: tensor_file(doubled_lists(40)), "more than 1000000 values"),
+    "tuples that double": (lambda: tensor_file(doubled_tuples(40)), "too much work"),
+    "lists that double": (lambda: tensor_file(doubled_lists(40)), "more than 500000 values"),
     "deep nesting": (lambda: tensor_file(nested(50_000)), "100 inside one another"),
-    "many operations": (lambda: tensor_file(b"\x80\x02}" + b"N" * 2_100_000 + b"."), "more than 2000000 operations"),
+    "many operations": (lambda: tensor_file(b"\x80\x02}" + b"N" * 2_100_000 + b"."), "more than 1250000 operations"),
     "a storage larger than its part": (
         lambda: tensor_file(storage(b"J\x00\x00\x00\x40"), {"data/0": b"\0\0\0\0"}),
         "has 4 bytes, not 1073741824",
@@ -537,10 +537,11 @@ def test_a_folder_of_shards_is_checked(folder, changes, first, says):
         assert "\n" not in str(refusal.value)
 
 
-def test_a_shard_that_is_a_link_is_refused(folder, tmp_path):
+@pytest.mark.parametrize("name", ["shard-00001.pt", "checkpoint.pt"])
+def test_a_shard_that_is_a_link_is_refused(folder, tmp_path, name):
     path = folder()
     assert torch.equal(read_checkpoint(path)["state_dict"]["w"], torch.ones(4, 2))
-    (path / "shard-00001.pt").rename(tmp_path / "elsewhere.pt")
-    (path / "shard-00001.pt").symlink_to(tmp_path / "elsewhere.pt")
-    with pytest.raises(ValueError, match=r"shard-00001.pt is a link"):
+    (path / name).rename(tmp_path / "elsewhere.pt")
+    (path / name).symlink_to(tmp_path / "elsewhere.pt")
+    with pytest.raises(ValueError, match=f"{name} is a link"):
         read_checkpoint(path)

@@ -7,7 +7,7 @@ import zipfile
 import pytest
 import torch
 
-from lightning_llm.checkpoints.reading import is_whole, read_checkpoint
+from lightning_llm.checkpoints.reading import is_whole, read_checkpoint, read_outline
 from lightning_llm.checkpoints.sharded import MARK, Rows, write_folder
 from lightning_llm.cli.runs import find_checkpoint
 from lightning_llm.io.atomic import link_path, remove_path, replace_path
@@ -84,6 +84,35 @@ def test_a_damaged_part_is_named(tmp_path, name, damage):
         (path / name).write_bytes(content if damage == "flipped bit" else content[: len(content) // 2])
     assert not is_whole(path)
     with pytest.raises(ValueError, match=f"{name} (does not exist|is truncated or damaged)"):
+        read_checkpoint(path)
+
+
+def test_a_link_is_refused(tmp_path):
+    path = tmp_path / "x.ckpt"
+    write(path)
+    for name in ("checkpoint.pt", "shard-00001.pt"):
+        (path / name).rename(tmp_path / name)
+        (path / name).symlink_to(tmp_path / name)
+        for read in (read_checkpoint, read_outline) if name == "checkpoint.pt" else (read_checkpoint,):
+            with pytest.raises(ValueError, match=f"is rejected: {name} is a link"):
+                read(path)
+        assert not is_whole(path)
+        (path / name).unlink()
+        (tmp_path / name).rename(path / name)
+    assert is_whole(path)
+
+
+def test_views_of_one_storage_are_not_copied_without_end(tmp_path):
+    names, path = [str(number) for number in range(4)], tmp_path / "x.ckpt"
+    path.mkdir()
+    marks = {name: {MARK: name, "shape": [1000, 8]} for name in names}
+    torch.save({"state_dict": marks, "__processes__": 1}, path / "checkpoint.pt")
+    whole = torch.zeros(1003, 8)
+    torch.save({name: {"start": 0, "rows": whole[:1000]} for name in names}, path / "shard-00000.pt")
+    state = read_checkpoint(path)["state_dict"]
+    assert len({each.data_ptr() for each in state.values()}) == 1  # shared weights stay shared
+    torch.save({name: {"start": 0, "rows": whole[int(name) :][:1000]} for name in names}, path / "shard-00000.pt")
+    with pytest.raises(ValueError, match="is rejected: its tensors are larger than its shards"):
         read_checkpoint(path)
 
 

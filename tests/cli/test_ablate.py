@@ -78,7 +78,7 @@ def the_line(capsys):
         ({"variants": {"a": {"trainer.max_steps": 9}}}, "a changes trainer.max_steps: match says how many"),
         ({"variants": {"a": RELU}, "options": {"trainer.limit_val_batches": 0}}, "there is no loss to compare"),
         ({"variants": {"a": RELU}, "options": {"trainer.fast_dev_run": True}}, "trainer.fast_dev_run"),
-        ({"variants": {"a": RELU}, "baseline": "none.yaml"}, "baseline: "),
+        ({"variants": {"a": RELU}, "baseline": "none.yaml"}, "config 'none.yaml' is no file"),
         ({"variants": {"a": {"trainer.max_steps": datetime.date(2020, 1, 1)}}}, "trainer.max_steps is "),
         (
             {
@@ -89,7 +89,7 @@ def the_line(capsys):
             "tune.factors: 0.5 times 3 is no value: baseline: ",
         ),
         ({"variants": {"a": RELU}, "pairs": 1}, "pairs 1: one pair has no interval: give at least 2"),
-        ({"variants": {"a": RELU}, "detla": 1}, "detla is unknown: choose one of name, options,"),
+        ({"variants": {"a": RELU}, "detla": 1}, "detla is unknown: choose one of name, variants,"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_one_line_before_anything_runs(folder, monkeypatch, capsys, experiment, says):

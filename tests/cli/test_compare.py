@@ -1,5 +1,6 @@
 """``lightning-llm compare``: groups, means and spreads, pairs, intervals and verdicts."""
 
+import io
 import json
 import os
 import shutil
@@ -14,20 +15,29 @@ import yaml
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.__main__ import main
+from lightning_llm.ablate import scheduler as ablate_scheduler
+from lightning_llm.ablate.experiment import AGAIN, BASELINE, NULL
+from lightning_llm.ablate.report import report_of
+from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.statistics import paired, unpaired
 from lightning_llm.ablate.verdict import BETTER, UNDECIDED, WORSE
 from lightning_llm.checkpoints.run_directory import FAILED, FINISHED, INTERRUPTED, RUNNING, unfinished
 from lightning_llm.cli.compare import (
     ADJUSTED,
+    NO_BITS,
+    OTHER_TEXT,
     THREADS_DIFFER,
     difference_text,
     effects,
     group_runs,
+    print_table,
     read_results,
 )
 from lightning_llm.cli.report import RunReport
-from lightning_llm.cli.runs import Run, find_runs
+from lightning_llm.cli.run_names import Run, find_runs
+from lightning_llm.io.console import Console
 from lightning_llm.training.callbacks import StopOnSignal
+from tests.ablate import conftest as ablate_conftest
 
 
 def make(folder, mlp="swiglu", seed=1, **results):
@@ -363,6 +373,139 @@ def test_threads_are_groups_and_said(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "threads=2 versus threads=1" in said
     assert said.count(THREADS_DIFFER) == 1
+
+
+# ---- texts, tokenizers, sizes
+
+
+def on_text(folder, mlp="swiglu", tokenizer="char", text="my.txt", initial="8x4", **results):
+    """A run on a text, with the hashes of what it used."""
+    values = {
+        "initial_values": {"embed": f"{initial} float32 aa"},
+        "batches": text,
+        "validation_batches": text + tokenizer,
+    }
+    make(folder, mlp, **{**HASHES, **values, "bits_per_byte": 2.0, **results})
+    data = {"seed": 1, "path": text, "tokenizer": tokenizer, "vocab_size": 4096}
+    config = {"seed_everything": 1, "data": data, "model": {"architecture": {"mlp": mlp}}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return str(folder)
+
+
+def test_each_text_has_its_own_table(tmp_path, capsys):
+    other = on_text(tmp_path / "a", text="other.txt", val_loss=9.0)
+    swiglu, relu = (on_text(tmp_path / mlp, mlp, val_loss=loss) for mlp, loss in (("swiglu", 2.0), ("relu", 2.5)))
+    assert main(["compare", other, swiglu, relu, "--paired"]) == 0
+    said = capsys.readouterr().out
+    assert [line for line in said.splitlines() if " versus " in line] == ["mlp=relu versus mlp=swiglu"]
+    assert "validation loss +0.5000 nats/token" in said
+    assert OTHER_TEXT in said
+
+
+def test_the_same_validation_batches_are_the_same_text(tmp_path, capsys):
+    first = on_text(tmp_path / "a", text="my.txt")
+    second = on_text(tmp_path / "b", "relu", text="copy.txt", validation_batches="my.txtchar", batches="my.txt")
+    assert main(["compare", first, second, "--paired"]) == 0
+    assert "1 pair" in capsys.readouterr().out
+
+
+def test_the_baseline_can_be_named(tmp_path, capsys, error_line):
+    swiglu, relu, other = (
+        on_text(tmp_path / name, name, text=text) for name, text in (("swiglu", "a"), ("relu", "a"), ("gelu", "b"))
+    )
+    assert main(["compare", swiglu, other, "--baseline", relu]) == 0
+    assert "mlp=swiglu versus mlp=relu" in capsys.readouterr().out
+    assert main(["compare", swiglu, "--baseline", str(tmp_path)]) == 2
+    assert f"--baseline {tmp_path} holds 3 runs: give one of them" in error_line()
+    (tmp_path / "relu" / "summary.json").unlink()
+    assert main(["compare", swiglu, "--baseline", relu]) == 2
+    assert f"--baseline {relu} has not finished: has not ended yet" in error_line()
+
+
+def test_other_tokenizers_are_compared_in_bits_per_byte(tmp_path, capsys):
+    char = on_text(tmp_path / "a", val_loss=2.0, bits_per_byte=2.5)
+    byte = on_text(tmp_path / "b", tokenizer="byte", val_loss=1.0, bits_per_byte=3.0)
+    file = tmp_path / "out.json"
+    assert main(["compare", char, byte, "--paired", "--delta", "0.1", "--json", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert "validation loss +0.5000 bits/byte (+20.0 %)" in said
+    assert "nats/token (" not in said
+    assert "bits_per_byte" in [effect["metric"] for effect in json.loads(file.read_text())[1]["effects"]]
+    none = on_text(tmp_path / "c", tokenizer="bpe", bits_per_byte=None)
+    assert main(["compare", char, none]) == 0
+    assert f"  {NO_BITS}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("shape", "says"), [("808x1", False), ("809x1", True), ("2x2x300", True)])
+def test_models_of_other_sizes_are_reported(tmp_path, capsys, shape, says):
+    first, second = on_text(tmp_path / "a", initial="800"), on_text(tmp_path / "b", "relu", initial=shape)
+    assert main(["compare", first, second]) == 0
+    assert ("parameters are not equal: " in capsys.readouterr().out) == says
+
+
+def test_groups_are_named_by_what_differs_between_them(tmp_path, capsys):
+    runs = [
+        changed(tmp_path / str(number), mlp=mlp, lr=lr) for number, (mlp, lr) in enumerate([(1, 1), (1, 2), (3, 1)])
+    ]
+    assert main(["compare", *map(str, runs)]) == 0
+    said = capsys.readouterr().out
+    assert "lr=2 versus lr=1\n" in said
+    assert "mlp=3 versus mlp=1\n" in said
+
+
+def test_a_narrow_table_cuts_no_word(tmp_path, groups):
+    found = groups(("memory_optimized_swiglu", 1, 2.0), ("memory_optimized_swiglu", 2, 2.4), ("relu", 1, 2.2))
+    console = Console(width=80, file=io.StringIO())
+    print_table(found, console)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    for word in ("memory_", "optimized_", "swiglu", "relu", "2.2000 ± 0.2828", "nats/token"):
+        assert any(word in line for line in lines), word
+
+
+def test_comparing_needs_no_torch(tmp_path):
+    run = make(tmp_path / "a", peak_memory_gib=1.0)
+    code = f"import sys; from lightning_llm.__main__ import main; main(['compare', {str(run)!r}])"
+    code += "; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+# ---- experiments
+
+experiment = ablate_conftest.experiment
+
+
+def test_an_experiment_is_compared_by_its_plan(experiment, capsys, tmp_path, error_line):
+    plan = experiment({"wider": {"effect": -0.02}}, looks=(4,), delta=0.005)
+    for name, seeds in ((BASELINE, 4), (AGAIN, 1), (NULL, 4), ("wider", 4)):
+        for seed in range(seeds):
+            train(plan, name, seed)
+    file = tmp_path / "out.json"
+    assert main(["compare", str(plan.out), "--json", str(file)]) == 0
+    said = capsys.readouterr().out
+    loaded = report_of(load_experiment(plan.out))["variants"]["wider"]
+    baseline, wider = json.loads(file.read_text())
+    assert (baseline["name"], len(baseline["runs"])) == (BASELINE, 4)
+    assert wider["effects"][0]["difference"] == loaded["difference"] == pytest.approx(-0.02, rel=0.01)
+    assert wider["effects"][0]["interval"] == list(loaded["interval"])
+    assert wider["effects"][0]["pairs"] == 4
+    assert "wider versus baseline\n  validation loss -0.0200 nats/token" in said
+    assert main(["compare", str(plan.out / "runs")]) == 0
+    assert capsys.readouterr().out == said
+    assert main(["compare", str(plan.out), "--delta", "0.1"]) == 2
+    assert "is an experiment" in error_line()
+
+
+def train(plan, name, seed):
+    """A run as the stand-in for ``fit`` writes it."""
+    asked = yaml.safe_load(plan.config(name).read_text())
+    values = {"embed": "2x2 float32 00", "layers.0.mlp.up": f"2x2 float32 {asked.get('drawn', '00')}"}
+    loss = 3.0 + 0.01 * seed + asked["effect"] * (1 + 0.001 * (seed % 3))
+    folder = plan.run_dir(ablate_scheduler.Run(name, seed))
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("{}")
+    summary = {"val_loss": loss, "seconds": 1.0, "steps": 6, **HASHES, "initial_values": values}
+    (folder / "summary.json").write_text(json.dumps(summary))
 
 
 # ---- runs without a result

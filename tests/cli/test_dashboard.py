@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import quote
@@ -142,7 +143,8 @@ def test_a_run_of_a_stranger_stays_in_the_folder(make_events, tmp_path, monkeypa
         tags = until(lambda: ask(address, "data/plugin/scalars/tags"), lambda tags: len(tags) == 2)
         (links,) = temporary.iterdir()
         assert sorted(path.name for path in links.iterdir()) == sorted(tags)
-        assert all(path.is_symlink() for path in links.iterdir())
+        files = [path for path in links.rglob("*") if not path.is_dir() or path.is_symlink()]
+        assert {"tfevents" in path.name and path.is_symlink() for path in files} == {True}
         assert {path for path in tmp_path.rglob("*") if temporary not in path.parents} - {temporary} == before
         (name,) = [name for name in tags if "escape" in name]
         assert "escape=etc\\n\\x1b[2J" in name
@@ -170,6 +172,45 @@ def test_it_listens_on_this_machine_only(make_events):
         for other in other_addresses():
             with socket.socket() as client:
                 assert client.connect_ex((other, int(port))) != 0, other
+
+
+def test_it_answers_only_requests_that_name_this_machine(make_events):
+    """The name of another machine may come from a web page whose address was pointed at this one."""
+    with dashboard(str(make_events), "--port", "0") as (_, address, _):
+        port = int(re.search(r":(\d+)/", address)[1])
+
+        def status(host, path="/data/runs"):
+            connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+            connection.putrequest("GET", path, skip_host=True)
+            if host is not None:
+                connection.putheader("Host", host)
+            connection.endheaders()
+            with connection.getresponse() as answer:
+                return answer.status, answer.read()
+
+        for host in (
+            f"localhost:{port}",
+            "localhost:16006",
+            "LocalHost",
+            f"127.0.0.1:{port}",
+            f"[::1]:{port}",
+            "[::1]",
+        ):
+            assert status(host)[0] == 200, host
+        evil = f"localhost.evil.example:{port}"
+        for host in (
+            "evil.example",
+            evil,
+            "evil.example:localhost",
+            "localhost:6006@evil.example",
+            "10.0.0.1",
+            "",
+            None,
+        ):
+            found, text = status(host)
+            assert found == 403, host
+            assert text.count(b"\n") == 1
+        assert status("evil.example", "/")[0] == status("evil.example", "/data/plugin/text/tags")[0] == 403
 
 
 @pytest.mark.filterwarnings("ignore:html5lib")  # TensorBoard loads it

@@ -53,6 +53,16 @@ def test_lengths_are_those_of_the_documents(store, monkeypatch, block):
     ]
 
 
+def test_lengths_take_time_by_block_and_not_by_document(store, monkeypatch):
+    """A store of 10^8 end-of-text ids would take 8 s."""
+    monkeypatch.setattr(TokenStore, "tokens", lambda self, split: np.empty(1 << 22, dtype=np.uint16))
+    monkeypatch.setattr(TokenStore, "read", lambda self, split, start, count: np.zeros(count, dtype=np.uint16))
+    updates = []
+    monkeypatch.setattr(token_store.Counter, "update", lambda self, found: updates.append(found))
+    document_lengths(store, "train")
+    assert updates[1:] == [{0: (1 << 22) - 1}]  # after that of the constructor
+
+
 def test_store_without_end_of_text(store, tmp_path, capsys):
     one = prepare_store(str(tmp_path / "text" / "59.txt"), tmp_path / "one", tokenizer="bpe", vocab_size=280)
     assert one.eos_token_id is None  # nothing ends a single document

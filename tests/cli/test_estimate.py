@@ -94,9 +94,29 @@ def test_the_config_of_a_run_knows_its_vocabulary(tiny, tmp_path, capsys):
     assert "1 × NVIDIA H100 80GB HBM3" in capsys.readouterr().out
     Path("other.yaml").write_text("data: {path: other.txt}\n")  # whose vocabulary the checkpoint does not know
     assert main(["estimate", "-c", file, "-c", "other.yaml"]) == 2
+    assert "other.txt" in capsys.readouterr().err
     Path("copy.yaml").write_text(Path(file).read_text())
-    assert main(["estimate", "-c", "copy.yaml"]) == 2
-    assert capsys.readouterr().err.count("vocab_size is null: give the number of token ids (--vocab-size)") == 2
+    assert run(tmp_path, "-c", "copy.yaml")["parameters"]["all"] == expected  # the store is known
+
+
+@pytest.mark.parametrize(("data", "size"), [({"tokenizer": "char", "path": "a.txt"}, 3), ({"tokenizer": "byte"}, 256)])
+def test_text_and_tokenizer_tell_the_vocabulary(config, tmp_path, monkeypatch, capsys, data, size):
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("abcab")
+    sizes = {"context_length": 16, "global_batch_size": 8}
+    file = config(model={"architecture": {**ARCHITECTURE, "vocab_size": None}}, data={**data, **sizes})
+    assert run(tmp_path, "-c", file)["parameters"]["head"] == size * 32
+    said = capsys.readouterr().out
+    assert "a step: 1 × 8 rows of 16 tokens, precision " in said
+    assert not any(word in said for word in ("None", "False", "{", "[", "state_per_parameter", "optimizer_state"))
+
+
+def test_a_part_in_the_current_folder_is_found(config, tmp_path):
+    (tmp_path / "own_part.py").write_text("from torch import nn\n\nclass MLP(nn.Identity):\n    pass\n")
+    file = config(model={"architecture": {**ARCHITECTURE, "mlp": "own_part.MLP"}})
+    words = [sys.executable, "-m", "lightning_llm", "estimate", "-c", file, "--trust-code"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert "mlp own_part.MLP was measured" in done.stdout, done.stderr
 
 
 def test_damaged_checkpoints_do_not_know_the_vocabulary(tiny, tmp_path):
@@ -238,7 +258,7 @@ def test_no_torch_is_imported():
         (["--device", "H200", "--utilization", "50"], {}, "--utilization must be above 0 and at most 1, got 50.0"),
         ([], {"model": {"architecture": {}}}, "vocab_size is null: give the number of token ids (--vocab-size)"),
         ([], {"model": {"architecture": {**ARCHITECTURE, "dropout": 0.1}}}, "dropout on a CPU is not covered"),
-        ([], {"model": {"architecture": ARCHITECTURE, "optimizer": "my.Own"}}, "optimizer my.Own is not known"),
+        ([], {"model": {"architecture": ARCHITECTURE, "optimizer": "my.Own"}}, "optimizer 'my.Own' is not known"),
         (
             ["--state-dtype", "bfloat16"],
             {"model": {"architecture": ARCHITECTURE, "optimizer": {"class_path": "torch.optim.Adam"}}},

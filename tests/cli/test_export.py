@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -211,6 +212,19 @@ def spoiled(exported, runs, tmp_path):
     tensors["model.norm.weight"][2] = float("inf")
     save_file(tensors, file, metadata={"format": "pt"})
     return {"spoiled.ckpt": "layers.1.mlp.up_proj.weight", "out": "norm.weight"}
+
+
+def test_an_import_follows_no_link_and_quotes_its_names(exported, tmp_path, capsys):
+    os.symlink("precious", "o.yaml")
+    assert main(["import", "out", "--out", "o.ckpt"]) == 2
+    assert "o.yaml exists: give another --out" in capsys.readouterr().err
+    assert not os.path.lexists("precious")
+    assert not os.path.exists("o.ckpt")
+    os.rename("out", "$(touch PWNED) b")
+    assert main(["import", "$(touch PWNED) b", "--out", "a b.ckpt"]) == 0
+    said = capsys.readouterr().out
+    assert "prepare TEXT --tokenizer '$(touch PWNED) b/tokenizer.json' --out STORE" in said
+    assert "fit --config 'a b.yaml' --model.init_from 'a b.ckpt' --data.store STORE" in said
 
 
 @pytest.mark.parametrize("source", ["spoiled.ckpt", "out"])

@@ -6,6 +6,7 @@ import stat
 import sys
 import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 from lightning.pytorch.callbacks import Callback
@@ -43,13 +44,13 @@ def test_every_command_fails_in_one_line_and_keeps_the_traceback(word, traces, m
 
     module = importlib.import_module(module_of(word))
     monkeypatch.setattr(module, "run" if word in TRAINER_WORDS else f"run_{word}", broken)
-    assert main([word, "--secret", "a b"]) == 1
+    assert main([word, "--model.secret", "a b", "--ckpt_path", str(Path(__file__))]) == 1
     (file,) = traces.iterdir()
     assert the_line(capsys) == (
         f"lightning-llm {word}: failed: ZeroDivisionError: by nothing; where: {file} (--debug shows it)"
     )
     content = file.read_text()
-    assert content.startswith(f"lightning-llm {word} --secret 'a b'\n")
+    assert content.startswith(f"lightning-llm {word} --model.secret 'a b' ")
     assert "in broken" in content
     assert stat.S_IMODE(file.stat().st_mode) == 0o600  # others of the machine do not read what was typed
 

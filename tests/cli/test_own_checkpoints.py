@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from lightning_llm.checkpoints import reading
 from lightning_llm.checkpoints.reading import read_checkpoint
-from lightning_llm.cli import inference
+from lightning_llm.cli import inference, run_config
 from lightning_llm.cli.runs import find_checkpoint
 
 FOLDER = Path("runs/run/version_0/checkpoints")
@@ -52,6 +53,27 @@ def test_the_highest_step_is_the_newest_and_the_runs_own_comes_first(trained, ca
     (FOLDER / "step-00000003.ckpt").unlink()
     assert found("last") == "epoch=0-step=6.ckpt"  # a run with the user's files alone is found too
     assert inference.run_generate(["runs/run/version_0", "--prompt", "A", "--max-new-tokens", "2"]) == 0
+
+
+@pytest.mark.parametrize("name", ["step-{:08d}.ckpt", "epoch={}.ckpt"])
+def test_hundreds_of_slow_files_are_not_all_opened(tmp_path, monkeypatch, name):
+    (tmp_path / "checkpoints").mkdir()
+    for number in range(20):
+        (tmp_path / "checkpoints" / name.format(number)).write_bytes(b"PK\3\4")
+    with pytest.raises(ValueError, match=r"every checkpoint of .* is truncated or damaged"):
+        find_checkpoint(str(tmp_path), Path("runs"))
+    opened = []
+    monkeypatch.setattr(reading, "is_whole", lambda path: opened.append(path))
+    monkeypatch.setattr(reading, "read_outline", lambda path: opened.append(path) or {})
+    monkeypatch.setattr(reading, "MOST_SECONDS", -1.0)  # the first ones took longer
+    with pytest.raises(ValueError, match=r"each of \d tried checkpoints of .* is truncated or damaged"):
+        find_checkpoint(str(tmp_path), Path("runs"))
+    assert 0 < len(opened) <= 2 * reading.MOST_TRIED
+    (tmp_path / "config.yaml").write_text("model: {}")
+    opened.clear()
+    monkeypatch.setattr(reading, "read_outline", lambda path: opened.append(path) or int("damaged"))
+    assert run_config._vocab_size_of_run(tmp_path / "config.yaml") is None
+    assert 0 < len(opened) <= reading.MOST_TRIED
 
 
 def test_a_run_goes_on_from_the_users_file(tiny, trained, capsys):

@@ -90,3 +90,12 @@ def test_the_estimate_says_what_it_measured_and_assumed(tmp_path, capsys):
     words = ["plan", "--config", str(config), "--memory", "1GiB"]
     assert main(words) == 0
     assert "the experts are assumed" in capsys.readouterr().out
+
+
+def test_the_next_command_of_a_run_with_an_own_part_trusts_it(tiny, tmp_path, monkeypatch, capsys):
+    (tmp_path / "next_part.py").write_text("from torch import nn\n\nclass MLP(nn.Identity):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for mlp, words in (("next_part.MLP", " --trust-code"), ("relu", "")):
+        tiny("fit", **{"model.architecture.mlp": mlp, "trainer.max_steps": 1})
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if "lightning-llm generate" in line)
+        assert line.endswith(f"--max-new-tokens 200{words}")

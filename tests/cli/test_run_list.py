@@ -14,6 +14,7 @@ from lightning_llm.__main__ import main
 from lightning_llm.checkpoints import run_directory
 from lightning_llm.checkpoints.run_directory import FAILED, FINISHED, INTERRUPTED, LOCK, RUNNING, RunLock, write_status
 from lightning_llm.cli import run_list
+from lightning_llm.io.console import Console
 
 HOLDER = """
 import sys, time
@@ -268,3 +269,20 @@ def test_no_torch_is_imported(make):
         "assert not {'torch', 'lightning'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_runs_are_named_by_what_differs_in_a_narrow_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for number, mlp in enumerate(("relu", "memory_optimized_swiglu")):
+        run = Path("runs/a-name-of-a-config") / f"version_{number}"
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text(f"model: {{architecture: {{mlp: {mlp}}}}}\n")
+        (run / "summary.json").write_text('{"val_loss": 2.0}')
+    assert main(["runs"]) == 0
+    assert "mlp=memory_optimized_swiglu" in capsys.readouterr().out
+    monkeypatch.setattr(run_list, "Console", lambda **options: Console(**{**options, "width": 80}))
+    assert main(["runs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for word in ("a-name-of-a-config", "version_1", "swiglu", "2.0000", "finished"):
+        assert any(word in line for line in lines), word

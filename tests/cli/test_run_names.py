@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_llm.cli.runs import EVENTS, LONGEST_NAME, differences, find_runs, run_names
+from lightning_llm.cli.run_names import EVENTS, LONGEST_NAME, differences, find_runs, run_names
 from lightning_llm.io.untrusted import printable
 
 BASE = {

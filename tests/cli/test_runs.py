@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from lightning_llm.__main__ import main
 from lightning_llm.checkpoints import run_directory
-from lightning_llm.checkpoints.run_directory import CHECKPOINTS, put_events_before, take_turn, turn_of
+from lightning_llm.checkpoints.event_files import put_events_before, read_curves
+from lightning_llm.checkpoints.run_directory import CHECKPOINTS, take_turn, turn_of
 from lightning_llm.cli.report import RunReport
+from lightning_llm.cli.run_names import run_folders
 from lightning_llm.cli.runs import CONFIG, newest_run
 from lightning_llm.io.atomic import link_path
 
@@ -76,6 +79,37 @@ def test_event_files_from_a_clock_ahead_get_earlier_names_in_their_order(tmp_pat
     put_events_before(tmp_path, 5999)
     assert events(tmp_path) == ["events.out.tfevents.0000005997.host.a", "events.out.tfevents.0000005998.host.b"]
     assert (tmp_path / "events.out.tfevents.0000005997.host.a").read_text() == "a"
+
+
+def test_event_files_with_no_time_in_their_names_are_left_alone(tmp_path):
+    for name in ("abc", "²", "0000006000"):
+        (tmp_path / f"events.out.tfevents.{name}.host").touch()
+        before = events(tmp_path)
+        put_events_before(tmp_path, 6000)
+        assert events(tmp_path) == before
+
+
+def test_folders_are_sorted_by_the_numbers_in_their_names(tmp_path):
+    names = ["version_²", "version_2", "version_10", "1²2", "version_x"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text("seed_everything: 1\n")
+    found = [path.name for path in run_folders(str(tmp_path))]
+    assert sorted(found) == sorted(names)
+    assert found.index("version_2") < found.index("version_10")
+
+
+@pytest.mark.parametrize("place", ["events.out.tfevents.1.host", "below/a.tfevents"])
+def test_an_event_file_that_is_a_fifo_is_one_line(tmp_path, place, capsys):
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / "config.yaml").write_text("seed_everything: 1\n")
+    os.mkfifo(tmp_path / place)
+    if place[0] == "e":  # those below are not of the run itself
+        with pytest.raises(ValueError, match="is a FIFO, expected a file"):
+            read_curves(tmp_path, bool)
+    (tmp_path / "events.out.tfevents.0.host").touch()
+    assert main(["dashboard", str(tmp_path)]) == 2
+    assert f"{tmp_path / place} is a FIFO, expected a file" in capsys.readouterr().err
 
 
 def test_a_link_to_the_file_that_has_the_name_already_leaves_nothing_beside_it(tmp_path):

@@ -125,7 +125,7 @@ def process(act, words=("fit",), **options):
 
 
 @pytest.mark.parametrize(
-    "words", [["fit", "--config", "x.yaml"], ["generate", "x"], ["bench", "loss"], ["evaluate", "x", "--data", "y"]]
+    "words", [["fit", "--config", "x.yaml"], ["generate", "y"], ["bench", "loss"], ["evaluate", "y", "--data", "y"]]
 )
 def test_ctrl_c_while_torch_is_imported_is_one_line(words, tmp_path):
     """Where the import continues, the line is still the only one: the libraries' handling of errors plays no part."""
@@ -135,6 +135,7 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(words, tmp_path):
         "except BaseException:\n    raise ImportError('swallowed')\n"
     )
     (tmp_path / "y").write_text("text")
+    (tmp_path / "x.yaml").write_text("trainer: {max_steps: 1}")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     command = [sys.executable, "-m", "lightning_llm", *words]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)

@@ -1,6 +1,7 @@
 """``lightning-llm tokenizer train``."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -133,6 +134,20 @@ def test_a_users_mistake_is_one_line(corpus, capsys, options, says, tmp_path, mo
     assert says in error
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "tokenizer.json").exists()
+
+
+def test_no_link_is_followed_and_names_are_quoted(corpus, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "$(touch PWNED) text.txt"
+    shutil.copy(corpus, text)
+    os.symlink("precious", "tokenizer.json")
+    assert main(["tokenizer", "train", text, "--kind", "byte"]) == 2
+    assert "tokenizer.json exists" in capsys.readouterr().err
+    assert not os.path.lexists("precious")
+    assert main(["tokenizer", "train", text, "--kind", "byte", "--out", "a b.json"]) == 0
+    assert f"next: lightning-llm prepare '{text}' --tokenizer 'a b.json'" in capsys.readouterr().out
+    assert main(["prepare", text, "--tokenizer", "byte", "--out", "a b"]) == 0
+    assert "next: lightning-llm fit --data.store 'a b'" in capsys.readouterr().out
 
 
 def test_an_old_file_is_left_alone(corpus, tmp_path, capsys):

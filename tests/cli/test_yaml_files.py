@@ -6,7 +6,7 @@ import re
 import pytest
 
 from lightning_llm.__main__ import main
-from lightning_llm.cli.config_file import HostileYAMLError, check_yaml, read_config
+from lightning_llm.io.config_file import HostileYAMLError, check_yaml, read_config
 
 TWICE = "trainer:\n  max_steps: 3\n  accelerator: cpu\n  max_steps: 4\n"
 

@@ -46,6 +46,41 @@ def test_stdlib_that_is_not_there(monkeypatch, tmp_path):
     assert fault(lambda: open_corpus(["stdlib"])).startswith("corpus 'stdlib': no Python source below")
 
 
+def test_a_folder_of_somebody_else_reads_nothing_outside_it(tmp_path):
+    outside, folder = tmp_path / "outside.txt", tmp_path / "texts"
+    outside.write_text("secret")
+    folder.mkdir()
+    (folder / "a.txt").write_text("a")
+    (folder / "b.txt").symlink_to("a.txt")
+    assert texts(folder) == ["a", "a"]
+    (folder / "c.txt").symlink_to(outside)
+    line = fault(lambda: texts(folder))
+    assert line.startswith(f"{folder / 'c.txt'} is a link that points outside {folder}: to read it, give ")
+    assert texts(folder / "c.txt") == ["secret"]  # named by the user
+    assert texts(folder / "*") == ["a", "a", "secret"]
+    shortcut = tmp_path / "shortcut"
+    shortcut.symlink_to(folder)
+    (folder / "c.txt").unlink()
+    assert texts(shortcut) == ["a", "a"]
+
+
+def test_a_data_set_in_the_cache_of_hugging_face_is_read(tmp_path):
+    snapshot, blobs = tmp_path / "datasets--x" / "snapshots" / "0123", tmp_path / "datasets--x" / "blobs"
+    (snapshot / "data").mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "45").write_text("text")
+    (snapshot / "data" / "a.txt").symlink_to("../../../blobs/45")
+    assert texts(snapshot) == texts(snapshot / "data") == ["text"]
+    (snapshot / "data" / "b.txt").symlink_to(tmp_path)
+    (snapshot / "data" / "c.txt").symlink_to(write(tmp_path / "datasets--x" / "other"))
+    assert "c.txt is a link that points outside" in fault(lambda: texts(snapshot))
+
+
+def write(path):
+    path.write_text("other")
+    return path
+
+
 def test_file_folder_and_glob_give_documents_in_sorted_order(tmp_path):
     for name, text in {"b.txt": "b", "a/2.md": "a2", "a/10.txt": "a10", "a.txt": "a", ".hidden": "no"}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

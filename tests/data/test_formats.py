@@ -173,6 +173,34 @@ def test_parquet_faults(tmp_path):
     assert "decompress it first" in fault(lambda: texts(write(tmp_path / "c.parquet.gz", b"a")))
 
 
+def test_texts_that_a_parquet_dictionary_repeats_are_not_in_memory_at_once(tmp_path, monkeypatch):
+    pyarrow = pytest.importorskip("pyarrow")
+    monkeypatch.setattr(formats, "_ROWS_BYTES", 10_000)
+    path = parquet(tmp_path / "a.parquet", {"text": ["ab" * 1000, "cd" * 1000] * 500}, row_group_size=1000)
+    file = open_corpus([str(path)]).files[0]
+    before = pyarrow.total_allocated_bytes()
+    for document in file.documents():
+        assert document.first[:2] in ("ab", "cd")
+        assert pyarrow.total_allocated_bytes() < before + 64 * 2000  # less than 64 rows
+    monkeypatch.setattr(formats, "_SMALL", 1 << 20)
+    monkeypatch.setattr(formats, "_MOST_GROWTH", 10)
+    assert "a.parquet is over 10 times as large unpacked, row 524" in fault(lambda: texts(path))
+
+
+@pytest.mark.parametrize(
+    ("value", "is_read"),
+    [("[" + "{}," * 99 + "{}]", False), ("[" + '"",' * 900 + "1]", False), ('"a,[{\\"' + ",[{" * 99 + '"', True)],
+    ids=["objects", "texts", "a text"],
+)
+def test_a_line_of_very_many_values_is_refused(tmp_path, monkeypatch, value, is_read):
+    monkeypatch.setattr(formats, "MOST_VALUES", 100)
+    path = write(tmp_path / "a.jsonl", f'{{"text": "x", "other": {value}}}'.encode())
+    if is_read:
+        assert texts(path) == ["x"]
+    else:
+        assert "a.jsonl, line 1, has more than 100 values" in fault(lambda: texts(path))
+
+
 @pytest.mark.parametrize(("name", "package"), [("a.zst", "zstandard"), ("a.parquet", "pyarrow")])
 def test_missing_package_says_what_to_install(tmp_path, name, package, monkeypatch):
     (tmp_path / name).write_bytes(b"content")

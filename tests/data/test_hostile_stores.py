@@ -71,7 +71,7 @@ def drop(*path):
     return edit
 
 
-DEEP = json.loads("[" * 500 + "]" * 500)
+DEEP = json.loads("[" * 90 + "]" * 90)
 EDITS = {
     "another dtype": (put("dtype", value="int16"), "dtype is 'int16', expected 'uint16' or 'uint32'"),
     "dtype is a list": (put("dtype", value=["uint16"]), "dtype is ['uint16'], expected"),

@@ -223,7 +223,7 @@ def test_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full, the file that is always full")
     real = open
-    full = lambda file, mode: real("/dev/full" if str(file).endswith("train.bin") else file, mode)  # noqa: E731
+    full = lambda file, mode: real(*("/dev/full", "wb") if str(file).endswith("train.bin") else (file, mode))  # noqa: E731
     monkeypatch.setattr(token_store_writer, "open", full, raising=False)
 
     def write(tokens):

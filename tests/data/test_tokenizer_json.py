@@ -2,18 +2,21 @@
 
 import copy
 import functools
+import itertools
 import json
 
 import pytest
+from tokenizers import Tokenizer as Backend
 
 from lightning_llm.__main__ import main
-from lightning_llm.data.tokenizer_json import check_pattern
+from lightning_llm.data import tokenizer_json
+from lightning_llm.data.tokenizer_json import MOST_WAYS, cost_of
 from lightning_llm.data.tokenizers import Tokenizer
 
 BPE = json.loads(Tokenizer.train_bpe(["to be or not to be " * 50], 280).to_str())
 WORDS = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "<unk>": 1}, "unk_token": "<unk>"}}
 TOKEN = {"id": 0, "content": "x", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-# of GPT-2, GPT-4, GPT-4o, Llama 4, DeepSeek 3, Bloom
+# of GPT-2, GPT-4, GPT-4o, Llama 4, DeepSeek 3, Bloom, DeepSeek 3, the newest of GPT-4 in tiktoken, SuperBPE, Kimi K2
 PATTERNS = [
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
@@ -25,8 +28,14 @@ PATTERNS = [
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s+",
     r" ?[^(\s|[.,!?…。，、।۔،])]+",
     r"[一-龥぀-ゟ゠-ヿ]+",
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*+|"
+    r"\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+    r"(?=(\d{3})+(?!\d))",
+    r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     r"[\s\S]",
     r"\x{1F600}|a{2}b{,3}|(?<!x)y(?<name>z)",
+    r'"[^"]*"|<[^>]+>|\w+(?:\'\w+)?|[\u4e00-\u9fff]+|',
 ]
 HOSTILE_PATTERNS = [
     r"(a+)+$",
@@ -50,12 +59,21 @@ HOSTILE_PATTERNS = [
     r"[a",
     "\\",
     "(" * 500 + ")" * 500,
+    r"[a&&[^b]]+[a&&[^b]]+$",
+    r"a{,1000}a{,1000}$",
+    r"a+(?i)b|a+$",  # the flag changes what the bar divides
+    r"(?:a+|b)(?:c|a+)$",
+    r"(?<=a*a*)b",
+    r"(?=a+a+)b",
+    r"(?:a+b?)a+$",
+    r"[\c]a+]a+$",  # whether the class ends there depends on the dialect
+    r"(?:(?:(?:\b){1000}){1000}){1000}",
 ]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=range(len(PATTERNS)))
 def test_a_pattern_in_use_is_taken(pattern):
-    check_pattern(pattern, "pre_tokenizer")
+    assert cost_of(pattern).alone < MOST_WAYS / 4  # in a pipeline that doubles the text
 
 
 @pytest.mark.parametrize("pattern", HOSTILE_PATTERNS, ids=range(len(HOSTILE_PATTERNS)))
@@ -63,6 +81,12 @@ def test_a_pattern_that_may_take_hours_is_refused(pattern):
     with pytest.raises(ValueError, match="which may take hours on some texts") as caught:
         Tokenizer(json.dumps({**WORDS, "pre_tokenizer": split(pattern)}))
     assert len(str(caught.value)) < 500
+
+
+def test_only_a_repeat_before_what_may_not_match_is_tried_in_all_ways():
+    run = tokenizer_json.RUN
+    costs = {"a+": 1, "a+b": run, "a+b*": 1, "a*b+c": run**2, "a*b+c?": run + 1, "(a+)b": run, "(?:a+|bc)d": run + 1}
+    assert {pattern: cost_of(pattern).alone for pattern in costs} == costs
 
 
 def split(pattern):
@@ -97,6 +121,19 @@ CONTENTS = {
     ),
     "a large unigram": ({"model": {"type": "Unigram", "vocab": [["a" * 2**20, 0.0]] * 2}}, "at most 1048576"),
     "many added tokens": ({**BPE, "added_tokens": [TOKEN] * 20_000}, "expected a list of at most 16384"),
+    "long added tokens": (
+        {**BPE, "added_tokens": [{**TOKEN, "special": False, "content": "é" * 4000}] * 140},
+        "added_tokens has tokens of more than 1048576 bytes in total",
+    ),
+    "a long added token": ({**BPE, "added_tokens": [{**TOKEN, "content": "x" * 5000}]}, "a text of 1 to 4096 char"),
+    "a long token": (model(WORDS, vocab={"a" * 5000: 0}), "each up to 4096 characters"),
+    "many merges": (model(BPE, merges=[["a", "b"]] * 640_001), "model.merges is [["),
+    "a long prefix": (model(BPE, continuing_subword_prefix="#" * 100), "continuing_subword_prefix is '###"),
+    "a long suffix": (model(BPE, end_of_word_suffix="#" * 100), "end_of_word_suffix is '###"),
+    "a long unknown token": (model(WORDS, unk_token="#" * 100), "unk_token is '###"),
+    "a field of a model that is long": (model(WORDS, note="#" * 10**6), "model.note is '###"),
+    "a field of the file that is long": ({**WORDS, "note": ["#"] * 10**5}, "note is ['#'"),
+    "a post-processor that repeats": ({**WORDS, "post_processor": {"single": [{}] * 10**5}}, "post_processor is {"),
     "a prefix that pairs lack": (model(BPE, continuing_subword_prefix="##"), "does not begin with '##'"),
     "a merge of unknown tokens": (model(BPE, merges=[["qq", "zz"]]), "out of vocabulary"),
     "words of any length": (model(WORDS, max_input_chars_per_word=10**9), "max_input_chars_per_word is 1000000000"),
@@ -105,9 +142,25 @@ CONTENTS = {
     "a flag that is text": ({**BPE, "added_tokens": [{**TOKEN, "lstrip": "no"}]}, "lstrip is 'no', expected true"),
     "replacements that double": (
         {**WORDS, "normalizer": {"type": "Sequence", "normalizers": [replace("aa")] * 28}},
-        "normalizer makes a text 268435456 times as long",
+        "normalizer and pre_tokenizer may make a text 128 times as long, expected at most 64",
     ),
-    "a long replacement": ({**WORDS, "normalizer": replace("x" * 10**6)}, "normalizer of type Replace has an absurd"),
+    "a long replacement": ({**WORDS, "normalizer": replace("x" * 10**6)}, "normalizer is {"),
+    "growth in two fields": (
+        {**WORDS, "normalizer": replace("x" * 30), "pre_tokenizer": {"type": "Metaspace", "replacement": "▁"}},
+        "may make a text 120 times as long",
+    ),
+    "a repeat that a replacement prolongs": (
+        {**WORDS, "normalizer": replace("a" * 8), "pre_tokenizer": split("a+b")},
+        "has the pattern 'a+b', which may take hours",
+    ),
+    "many patterns": (
+        {**WORDS, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split("a+b")] * 40}},
+        "has the pattern 'a+b', which may take hours",
+    ),
+    "a decoder that reads before a token": (
+        {**WORDS, "decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 1}},
+        "decoder of type Strip has stop 1, expected 0",
+    ),
     "sequences in sequences": ({**WORDS, "normalizer": nested(100)}, "expected at most 64 of"),
     "many parts": ({**WORDS, "normalizer": {"type": "Sequence", "normalizers": [replace("b")] * 100}}, "at most 64 of"),
     "a table of unknown form": (
@@ -125,6 +178,119 @@ CONTENTS = {
         "decoder of type Strip has an absurd 'start'",
     ),
 }
+
+
+def sequence(kind, *parts):
+    return {"type": "Sequence", kind: [part if isinstance(part, dict) else {"type": part} for part in parts]}
+
+
+def regex_replace(pattern, content):
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+UNSPACES = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+PREPEND = {"type": "Prepend", "prepend": "▁"}
+BERT = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+GPT4O = PATTERNS[2]
+PIPELINES = {  # normalizer, pre_tokenizer, decoder
+    "GPT-2": (None, {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}, BYTES),
+    "Llama 2, Mistral": (
+        sequence("normalizers", PREPEND, SPACES), None, sequence("decoders", UNSPACES, "ByteFallback", "Fuse", STRIP),
+    ),
+    "Llama 3": (None, sequence("pretokenizers", split(PATTERNS[1]), BYTES), BYTES),
+    "GPT-4o, Mistral Nemo": (None, sequence("pretokenizers", split(GPT4O), {**BYTES, "add_prefix_space": True}), BYTES),
+    "Llama 4": (None, sequence("pretokenizers", split(PATTERNS[3]), BYTES), BYTES),
+    "Qwen": ({"type": "NFC"}, sequence("pretokenizers", split(PATTERNS[1]), BYTES), BYTES),
+    "Gemma": (
+        SPACES,
+        {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},
+        sequence("decoders", UNSPACES, "ByteFallback", "Fuse"),
+    ),
+    "DeepSeek": (
+        sequence("normalizers"),
+        sequence("pretokenizers", split(r"\p{N}{1,3}"), split(PATTERNS[6]), split(PATTERNS[4]), BYTES),
+        BYTES,
+    ),
+    "BERT": ({**BERT, "lowercase": True}, {"type": "BertPreTokenizer"}, {"type": "WordPiece", "prefix": "##"}),
+    "CLIP": (
+        sequence("normalizers", "NFC", regex_replace(r"\s+", " "), "Lowercase"),
+        sequence("pretokenizers", split(r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"), BYTES),
+        BYTES,
+    ),
+    "XLNet": (
+        sequence("normalizers", {**SPACES, "pattern": {"String": "``"}, "content": '"'}, "NFKD", "StripAccents",
+                 "Lowercase", regex_replace(" {2,}", " ")),
+        {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+        {"type": "Metaspace", "replacement": "▁"},
+    ),
+    "T5": (
+        None, sequence("pretokenizers", "WhitespaceSplit", {"type": "Metaspace", "replacement": "▁"}),
+        {"type": "Metaspace", "replacement": "▁"},
+    ),
+    "Falcon": (
+        None,
+        sequence("pretokenizers", "Punctuation", BYTES, "Digits", split("[0-9][0-9][0-9]")),
+        BYTES,
+    ),
+    "GPT": ({**BERT, "lowercase": True}, {"type": "BertPreTokenizer"}, {"type": "BPEDecoder", "suffix": "</w>"}),
+    "Wav2Vec2": (None, None, {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_pipeline_in_use_is_taken(name):
+    parts = dict(zip(("normalizer", "pre_tokenizer", "decoder"), PIPELINES[name], strict=True))
+    tokenizer_json.read_content(json.dumps({**WORDS, **parts}))
+
+
+BERT_ALL = {**BERT, "lowercase": True, "strip_accents": True}
+NOTHING = (r"(?=[\s\S])", "|y", "y*", "(?:)", "(?<!x)", r"\b|y", "$", "y{0,2}", "(?:y|)", "x|y?")
+REPLACE = [regex_replace(pattern, "éx") for pattern in (*NOTHING, ".", "a+", "a|b+")]
+UNICODE = ["NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", BERT_ALL]
+STEPS = {
+    "normalizer": [
+        *(sequence("normalizers", *steps) for steps in itertools.product(UNICODE, repeat=3)),
+        *("ByteLevel", {"type": "Prepend", "prepend": "éx"}, replace("éx"), *REPLACE),
+    ],
+    "pre_tokenizer": [
+        *({**BYTES, "add_prefix_space": flag, "use_regex": flag} for flag in (True, False)),
+        {"type": "Metaspace", "replacement": "\U00010348", "prepend_scheme": "always", "split": True},
+    ],
+    "decoder": [
+        *(BYTES, {"type": "WordPiece", "prefix": "##", "cleanup": False}, {"type": "BPEDecoder", "suffix": ""}),
+        {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": False},
+        *(replace("éx"), *REPLACE),
+    ],
+}
+AROUND = {
+    "WordPiece": lambda text: ["", text],
+    "BPEDecoder": lambda text: [text, ""],
+}  # a space is between these tokens
+WORST = ["a", " ", "  a b", "abab", "\ufdfa", "İȺ", "\U0001d1c0", "\u0390", "中\uf900\u337f", "\x80ÿ", "xyy", "ĀġĠ"]
+
+
+@pytest.mark.parametrize("field", STEPS)
+def test_no_part_makes_a_text_longer_than_is_counted(field, monkeypatch):
+    for step in ({"type": step} if isinstance(step, str) else step for step in STEPS[field]):
+        content = json.dumps({**WORDS, field: step})
+        backend = Backend.from_str(content)
+        call = {
+            "normalizer": lambda text, part=backend.normalizer: part.normalize_str(text),
+            "pre_tokenizer": lambda text, part=backend.pre_tokenizer: "".join(
+                piece for piece, _ in part.pre_tokenize_str(text)
+            ),
+            "decoder": lambda text, part=backend.decoder, kind=step["type"]: part.decode(
+                AROUND.get(kind, lambda text: [text])(text)
+            ),
+        }[field]
+        longest = max(len(call(text).encode()) / len(text.encode()) for text in WORST)
+        monkeypatch.setattr(tokenizer_json, "MOST_GROWTH", longest * 0.999)
+        if longest > 1:
+            with pytest.raises(ValueError, match="times as long"):
+                Tokenizer(content)
 
 
 @pytest.mark.parametrize("name", CONTENTS)
@@ -174,6 +340,12 @@ def test_every_leaf_has_its_meaning_or_is_refused(base, changed_leaves, capfd):
         made.decode(ids)
     assert labels > 50
     assert capfd.readouterr().err == ""
+
+
+def test_a_post_processor_does_not_repeat_a_text():
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    template = {"type": "TemplateProcessing", "single": [first] * 100, "pair": [first, second], "special_tokens": {}}
+    assert Tokenizer(json.dumps({**WORDS, "post_processor": template})).encode("a") == [0]
 
 
 def test_prepare_prints_one_line_and_leaves_nothing(tmp_path, monkeypatch, capfd):

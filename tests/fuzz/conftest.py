@@ -5,13 +5,17 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, Phase, settings
 
 from lightning_llm.__main__ import main
+from lightning_llm.ablate.worker import work
 from lightning_llm.bench.harness import describe_machine
+from lightning_llm.cli import dashboard
+from tests.ablate.conftest import frozen
 from tests.fuzz import watch
 
 FACTOR = float(os.environ.get("LIGHTNING_LLM_FUZZ", "1"))  # times as many draws, other ones at each run
@@ -89,7 +93,8 @@ class World:
             else:
                 shutil.copyfile(source, target)
         try:
-            yield root, work
+            with mock.patch.dict(os.environ, HOME=str(work)):  # a draw may read all of ~, which may hold gigabytes
+                yield root, work
         finally:
             watch.clear(root)
 
@@ -143,6 +148,16 @@ def world(tmp_path_factory):
         succeed(["fit", "--config", "tiny.yaml"])
         describe_machine("cpu")  # asks uname, once in a process
         succeed(["export", "runs/tiny/version_0", "hf", "--max-shard-size", "8KB"])
+        work(frozen(template, {"a": {"effect": -0.5}, "b": {"effect": 0.0}}, delta=0.01).out)
     finally:
         os.chdir(before)
     return World(template, tmp_path_factory.mktemp("draws"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _dashboard_without_server():
+    """It would serve until Ctrl-C."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(dashboard, "_serve", lambda folder, port, count: None)
+    yield
+    patch.undo()

@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 CANARY = "canary_parts.Part"  # a module in the folder of each draw, which notes that it was imported
 PATHS = ("../../x", "/etc/passwd", "/dev/zero", ".", "", "a/../../x", "~", "file:///etc/passwd", "http://127.0.0.1:9/x")
 IMPORTS = ("os.system", CANARY, "builtins.exec", "subprocess.Popen", "torch.nn.Linear", "canary_parts")
+INSIDE = ("lightning_llm.cli.process.os.system", "lightning_llm.ablate.local.subprocess.Popen", "lightning_llm.x.y")
+SHELL = {"args": "touch made-by-a-shell", "shell": True}
 CONTROL = ("\x1b[31mred", "two\nlines\r", "\x00", "\ud800", "\u202egnp.exe", "[red]markup[/]", "x" * 5000, "é∕\u2028")
 EXTREME = (0, 1, 10**6, 10**15, 2**63, -(2**63), 10**400, 1e308, 1e-320, float("nan"), float("inf"), -float("inf"))
 KINDS = (
     *("drop", "duplicate", "retype", "negate", "extreme", "extreme", "control", "path", "import"),
-    *("class", "nest", "swap"),
+    *("class", "resolved", "text", "nest", "swap", "huge"),
 )
 RAW_KINDS = ("truncate", "flip", "insert", "repeat", "aliases", "depth")
 
@@ -112,6 +114,15 @@ def changed(value: Any, edit: Edit) -> Any:
         return _pick([str(value), [value], {"x": value}, None, True, 1.5, "", [], {}, b"bytes".hex()], edit)
     if edit.kind == "class":
         return _pick([{"class_path": CANARY}, {"class_path": "os.system", "init_args": {"command": "x"}}], edit)
+    if edit.kind == "resolved":  # a name inside this package that is something else's
+        path = _pick(INSIDE, edit)
+        spec = {"class_path": path, "init_args": SHELL}
+        return (path, spec, [spec])[edit.choice // len(INSIDE) % 3]
+    if edit.kind == "text":  # a parser may read it as the options that it describes
+        inner = _pick([{"class_path": CANARY}, [{"class_path": CANARY}], {"class_path": INSIDE[1]}, [value]], edit)
+        return _pick([json.dumps(inner, default=str), f"!!python/name:{CANARY}", "file:canary.yaml"], edit)
+    if edit.kind == "huge":
+        return _pick(["ab/" * 60_000, list(range(20_000)), {f"k{n}": n for n in range(20_000)}, "9" * 4000], edit)
     if edit.kind == "nest":
         nested: Any = value
         for _ in range(_pick([1, 20, 90], edit)):  # deeper by raw edits: writers of YAML recurse
@@ -121,7 +132,7 @@ def changed(value: Any, edit: Edit) -> Any:
 
 
 def _changed_tensor(value: torch.Tensor, edit: Edit) -> Any:
-    if edit.kind in ("retype", "class", "import", "path", "control"):
+    if edit.kind in ("retype", "class", "resolved", "text", "huge", "import", "path", "control"):
         types = (torch.float64, torch.int64, torch.bool, torch.complex64, torch.float16)
         return _pick([*(value.to(dtype) for dtype in types), value.tolist(), str(value), None, value.to_sparse()], edit)
     if edit.kind == "negate":
@@ -179,7 +190,7 @@ def _aliases(edit: Edit) -> bytes:
     return _pick(["\n".join(doubled).encode(), b"data: &a {store: *a}", b"data: &a [*a]", b"<<: *nowhere"], edit)
 
 
-VALUE_KINDS = ("extreme", "negate", "control", "path", "import", "class")
+VALUE_KINDS = ("extreme", "negate", "control", "path", "import", "class", "resolved", "text")
 WORD_KINDS = (*VALUE_KINDS, *VALUE_KINDS, "drop", "duplicate", "nest")
 
 
@@ -210,6 +221,7 @@ def _changed_word(word: str, edit: Edit) -> str:
         return str(_pick([0, -1, 1, 2, 7, 10**6, 10**15, 2**63, -(2**63), int(word) + 1, -int(word)], edit))
     if word.replace(".", "").isdigit():
         return str(_pick([0.0, -1.0, 1.0, 2.5, 1e-300, 1e308, float("nan"), float("inf"), -float("inf"), 1], edit))
-    if edit.kind == "class":
-        return json.dumps(changed(None, edit))
+    if edit.kind in ("class", "resolved", "text"):
+        made = changed(None, edit)
+        return made if isinstance(made, str) else json.dumps(made)
     return _pick({"control": CONTROL, "import": IMPORTS}.get(edit.kind, PATHS), edit)[:3000]

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_llm.__main__ import TOOLS, TRAINER_WORDS
-from lightning_llm.cli import dashboard
 from tests.fuzz import watch
 from tests.fuzz.conftest import Subject, amount
 from tests.fuzz.mutations import WORD_KINDS, edited_words, edits
@@ -135,15 +134,6 @@ def check_result(result, work):
         if (work / name).is_file():
             json.loads((work / name).read_text())
     assert not [name for name in result.made if ".tmp" in name]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _dashboard_without_server():
-    """It would serve until Ctrl-C."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(dashboard, "_serve", lambda folder, port, count: None)
-    yield
-    patch.undo()
 
 
 def test_the_lines_are_of_all_commands():

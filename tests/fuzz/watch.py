@@ -7,6 +7,7 @@ import re
 import resource
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -22,6 +23,7 @@ from lightning_llm.__main__ import main
 from lightning_llm.cli.errors import reports
 
 SECONDS = 20
+LARGE = 2**22  # bytes of a file that is not compared
 MEMORY = 2 * 2**30  # of address space beyond what the process has
 TRUST = "--trust-code"  # a draw whose words hold it may import the canary
 PACKAGE = "/lightning_llm/"
@@ -220,8 +222,16 @@ def contents(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        found[name] = path.readlink() if path.is_symlink() else None if path.is_dir() else path.read_bytes()
+        found[name] = path.readlink() if path.is_symlink() else _content(path)
     return found
+
+
+def _content(path: Path) -> Any:
+    """Of a small file; of anything else, what it is and its size."""
+    details = path.stat()
+    if stat.S_ISREG(details.st_mode) and details.st_size < LARGE:
+        return path.read_bytes()
+    return None if path.is_dir() else (details.st_mode, details.st_size)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from lightning_llm.generation import generate
 from lightning_llm.interop import export_model
 from lightning_llm.interop.hf_mapping import mapping_for
 from lightning_llm.interop.weights import _write_file
-from lightning_llm.interop.writer import RunRecord
+from lightning_llm.interop.writer import RunRecord, model_card
 
 from .conftest import GPT, MODELS, SIZES
 
@@ -218,6 +218,15 @@ def test_the_card_tells_config_data_and_metrics(build, tokenizer, tmp_path):
     assert training["seed_everything"] == 7
     assert training["trainer"] == {"max_steps": 250}
     assert yaml.safe_load(head.split("---")[1])["library_name"] == "transformers"
+
+
+def test_no_value_of_a_config_ends_its_block_in_the_card(build):
+    hostile = {"data": {"corpus": "a\n```\n# headline\n````\n[link](http://x)"}}
+    card = model_card(build("gpt2").config, "LlamaForCausalLM", None, RunRecord("x.ckpt", 7, None, hostile))
+    begin = card.index("`````yaml\n")
+    block = card[begin : card.index("\n`````", begin)]
+    assert yaml.safe_load(block.partition("\n")[2]) == hostile
+    assert card.count("```yaml\n") == 2  # that of the training has three
 
 
 def test_parameters_of_a_loss_are_left_out(build, tmp_path, monkeypatch):

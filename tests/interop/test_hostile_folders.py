@@ -10,7 +10,7 @@ import torch
 
 from lightning_llm import ModelConfig, Transformer
 from lightning_llm.__main__ import main
-from lightning_llm.interop import export_model, load_model, read_folder
+from lightning_llm.interop import export_model, load_model, read_folder, weights
 
 from .conftest import MODELS
 
@@ -50,7 +50,7 @@ def change(file, **changes):
     file.write_text(json.dumps({**content, **changes}))
 
 
-DEEP = json.loads("[" * 500 + "]" * 500)
+DEEP = json.loads("[" * 90 + "]" * 90)
 FIELDS = [
     ({"num_hidden_layers": 10**12}, "num_hidden_layers must be at most 2000, got 1000000000000"),
     ({"num_hidden_layers": 2000}, "missing tensors: model.layers.10.input_layernorm.weight, "),
@@ -202,6 +202,23 @@ def test_a_header_that_cannot_be_is_refused(folder, name):
     words = json.dumps(found).encode()
     file.write_bytes(struct.pack("<Q", len(words)) + words + tensors)
     refusal(folder)
+
+
+def test_the_headers_of_a_folder_are_bounded_as_a_whole(folder, monkeypatch):
+    lengths = [int.from_bytes(file.read_bytes()[:8], "little") for file in folder.glob("*.safetensors")]
+    assert len(lengths) > 1
+    monkeypatch.setattr(weights, "LARGEST_HEADERS", sum(lengths))
+    read_folder(folder)
+    monkeypatch.setattr(weights, "LARGEST_HEADERS", sum(lengths) - 1)
+    assert f"has headers of over {sum(lengths) - 1} bytes in total" in refusal(folder)
+
+
+def test_the_tensors_of_a_folder_are_bounded_as_a_whole(folder, monkeypatch):
+    count = len(weights.stored_weights(folder))
+    monkeypatch.setattr(weights, "MOST_TENSORS", count)
+    read_folder(folder)
+    monkeypatch.setattr(weights, "MOST_TENSORS", count - 1)
+    assert f"has more than {count - 1} tensors" in refusal(folder)
 
 
 @pytest.mark.parametrize("length", [2**63, 2**64 - 1, 10**8, 0])

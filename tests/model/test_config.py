@@ -137,6 +137,19 @@ def test_a_part_without_arguments_is_its_name():
     assert ModelConfig(**ModelConfig(attention=own).to_dict()) == ModelConfig(attention=own)
 
 
+class OwnPart:
+    class Inner: ...
+
+
+def test_a_class_is_its_path():
+    path = f"{OwnPart.__module__}.OwnPart"
+    assert ModelConfig(mlp=OwnPart).mlp == path
+    assert ModelConfig(mlp={"class_path": OwnPart, "init_args": {"a": 1}}).mlp["class_path"] == path
+    assert ModelConfig(mlp=OwnPart) == ModelConfig(**ModelConfig(mlp=path).to_dict())
+    with pytest.raises(ValueError, match=r"mlp OwnPart\.Inner is inside a function or class"):
+        ModelConfig(mlp=OwnPart.Inner)
+
+
 def test_code_from_elsewhere_is_listed_for_every_kind_of_part():
     kinds = ("attention", "mlp", "norm", "position", "block", "loss")
     config = ModelConfig(**{kind: {"class_path": f"my.{kind}", "init_args": {"a": [1, {"b": "c"}]}} for kind in kinds})

@@ -12,6 +12,7 @@ from lightning_llm import LanguageModel, ModelConfig
 from lightning_llm.accounting import parameters_by_part, step_memory
 from lightning_llm.accounting.counts import parts_to_measure
 from lightning_llm.generation import generate
+from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim import AdamW, param_groups
 from lightning_llm.training.distributed import build_sharded
 from lightning_llm.training.measured_parts import measure_parts
@@ -220,3 +221,10 @@ def test_the_compiler_gives_the_same_gradients(name):
     for (key, ours), theirs in zip(compiled.named_parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, msg=key, rtol=1e-4, atol=1e-5)
     torch.compiler.reset()
+
+
+def test_a_part_that_builds_itself_is_one_line():
+    config = ModelConfig(**SIZES, mlp="lightning_llm.model.transformer.Transformer")
+    with pytest.raises(ValueError, match=r"builds itself as one of its parts") as refusal, torch.device("meta"):
+        Transformer(config)
+    assert "\n" not in str(refusal.value)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from lightning_llm.checkpoints.loop_state import is_log_step
 from lightning_llm.checkpoints.run_directory import run_dir_of
-from lightning_llm.io.atomic import write_json
+from lightning_llm.io.atomic import atomic_path, write_json, write_text
 from lightning_llm.measure.attribution import AttributedMeter, is_out_of_memory
 from lightning_llm.measure.gauges import gauge_for
 from lightning_llm.training.callbacks.memory_report import Report, describe_failure, draw, pixels, save, step_report
@@ -235,15 +235,15 @@ class MemoryProfiler(Callback):
             if not self._writes:
                 return
             write_json(self._folder / "out-of-memory.json", report)
-            (self._folder / "out-of-memory.txt").write_text(text + "\n", encoding="utf-8")
+            write_text(self._folder / "out-of-memory.txt", text + "\n")
             if trainer.strategy.root_device.type == "cuda":
                 self._write_snapshot("out-of-memory")
         except Exception as error:  # the failure itself must come through
             print(f"MemoryProfiler could not finish its report: {error!r}", file=sys.stderr, flush=True)
 
     def _write_snapshot(self, name: str) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        torch.cuda.memory._dump_snapshot(str(self._folder / f"{name}.pickle"))  # type: ignore[no-untyped-call]
+        with atomic_path(self._folder / f"{name}.pickle") as path:
+            torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -21,7 +21,9 @@ from rich.table import Column, Table
 
 from lightning_llm.accounting.counts import Sizes, hidden_matrix_parameters, parts_to_measure, step_flops
 from lightning_llm.accounting.memory import StepMemory, step_memory
+from lightning_llm.io.atomic import atomic_file
 from lightning_llm.io.console import Console
+from lightning_llm.io.untrusted import number_in
 from lightning_llm.measure.attribution import AttributedMeter
 from lightning_llm.measure.timeline import CATEGORIES, StepPoint, Timeline
 from lightning_llm.model.config import SWIGLUS, ModelConfig
@@ -135,8 +137,8 @@ def draw(reports: Mapping[str, Report], title: str) -> Any:
 
 def save(figure: Any, path: Path) -> None:
     """As PNG."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with atomic_file(path) as file:
+        figure.savefig(file, format="png")
 
 
 def pixels(figure: Any) -> Any:
@@ -172,7 +174,8 @@ def _modules(reports: Mapping[str, Report]) -> list[str]:
 
 def _order(name: str) -> tuple[str, list[int], str]:
     parts = name.split(".")
-    return parts[-1] if len(parts) > 1 else f"~{name}", [int(part) for part in parts if part.isdigit()], name
+    numbers = [number for number in map(number_in, parts) if number is not None]
+    return parts[-1] if len(parts) > 1 else f"~{name}", numbers, name
 
 
 def _module_colors(modules: Sequence[str]) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """Configs as files, read strictly: a key that is given twice is an error, where YAML's readers use the last one.
 
-So is what would take too much memory or time: aliases that multiply, deep nesting, numbers of thousands of digits,
-large files.
+So is what would take too much memory or time: aliases that multiply, deep nesting, long names above many options,
+numbers of thousands of digits, large files.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -15,8 +16,10 @@ from lightning_llm.io.untrusted import read_text, shown
 LARGEST = 1 << 18  # bytes of a config; the largest of this project has 3,000
 MOST_NODES = 100_000  # an alias counts as what it stands for
 DEEPEST = 40
+MOST_CHARACTERS = 1 << 20  # with what aliases stand for, and the whole name (a.b.c) of each value
 _LONGEST_NUMBER = 100  # characters
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+SHIPPED = Path(__file__).parents[1] / "configs"  # in a clone a link
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if libyaml is installed
 
 Section = dict[str, Any]
@@ -24,6 +27,21 @@ Section = dict[str, Any]
 
 class HostileYAMLError(ValueError):
     """A key is given twice in one mapping, or a limit is exceeded; the text says where."""
+
+
+def config_path(given: str) -> str:
+    """The file that a config option means: one of that name, with or without ``.yaml``, else the shipped config.
+
+    Raises:
+        ValueError: There is neither.
+    """
+    for path in (given, f"{given}.yaml"):
+        if os.path.exists(path) and not os.path.isdir(path):
+            return path
+    shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.yaml"))}
+    if (file := shipped.get(given.removesuffix(".yaml"))) is not None:
+        return str(file)
+    raise ValueError(f"config {shown(given)} is no file and no shipped config: give a file, or {', '.join(shipped)}")
 
 
 def read_config(file: Path) -> Section:
@@ -39,8 +57,7 @@ def read_config(file: Path) -> Section:
     except ValueError as error:
         raise ValueError(f"config {error}") from error
     try:
-        check_yaml(text)
-        content = yaml.load(text, Loader=_LOADER)
+        content = parse_yaml(text)
     except HostileYAMLError as error:
         raise ValueError(f"config {file}: {error}") from error
     except (yaml.YAMLError, ValueError) as error:  # such as a date in month 99
@@ -48,6 +65,12 @@ def read_config(file: Path) -> Section:
     if not isinstance(content, dict):
         raise ValueError(f"config {file} must hold options by name, such as 'trainer:', got {shown(content)}")
     return content
+
+
+def parse_yaml(text: str) -> Any:
+    """What a text of YAML stands for. Errors as in :func:`check_yaml`."""
+    check_yaml(text)
+    return yaml.load(text, Loader=_LOADER)
 
 
 def check_yaml(text: str) -> None:
@@ -69,29 +92,55 @@ def check_yaml(text: str) -> None:
         _size(node, {})
 
 
-def _size(node: yaml.Node, sizes: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """Nodes and levels of a tree; an alias counts as what it stands for."""
+class _Size(NamedTuple):
+    """Of a tree, in which an alias counts as what it stands for."""
+
+    nodes: int
+    levels: int
+    leaves: int  # values that get a name of their own when the options are flattened
+    characters: int  # of the values, and of their names below this tree
+
+
+_ENDLESS = _Size(MOST_NODES, DEEPEST, 1, 0)
+
+
+def _size(node: yaml.Node, sizes: dict[int, _Size]) -> _Size:
     if id(node) in sizes:
         return sizes[id(node)]
     line = node.start_mark.line + 1
-    sizes[id(node)] = (MOST_NODES, DEEPEST)  # until it is known: for an anchor that contains itself
-    nodes, levels, children = 1, 0, []
+    sizes[id(node)] = _ENDLESS  # until it is known: for an anchor that contains itself
+    children = list[_Size]()
     if isinstance(node, yaml.MappingNode):
         _refuse_repeated([key for key, _ in node.value])
-        children = [each for pair in node.value for each in pair]
+        # the options of a callback are named with its class
+        kind = sum(_size(value, sizes).characters for key, value in node.value if key.value == "class_path")
+        for key, value in node.value:
+            name, below = _size(key, sizes), _size(value, sizes)
+            characters = below.characters + below.leaves * (name.characters + kind)
+            children += [name._replace(leaves=0, characters=0), below._replace(characters=characters)]
     elif isinstance(node, yaml.SequenceNode):
-        children = node.value
+        children = [_size(each, sizes) for each in node.value]
     elif node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
         raise HostileYAMLError(f"a number of {len(node.value)} characters, in line {line}")
-    for child in children:
-        below = _size(child, sizes)
-        nodes, levels = nodes + below[0], max(levels, 1 + below[1])
-    if nodes > MOST_NODES or levels > DEEPEST:
+    else:
+        sizes[id(node)] = _Size(1, 0, 1, len(node.value) + 1)
+        return sizes[id(node)]
+    found = _Size(
+        nodes=1 + sum(each.nodes for each in children),
+        levels=1 + max((each.levels for each in children), default=-1),
+        leaves=max(1, sum(each.leaves for each in children)),
+        characters=sum(each.characters for each in children),
+    )
+    if found.nodes > MOST_NODES or found.levels > DEEPEST:
         raise HostileYAMLError(
             f"aliases expand to more than {MOST_NODES} values or {DEEPEST} levels, in line {line}: write less"
         )
-    sizes[id(node)] = (nodes, levels)
-    return nodes, levels
+    if found.characters > MOST_CHARACTERS:
+        raise HostileYAMLError(
+            f"aliases and names expand to more than {MOST_CHARACTERS} characters, in line {line}: write less"
+        )
+    sizes[id(node)] = found
+    return found
 
 
 def _refuse_repeated(keys: list[yaml.Node]) -> None:

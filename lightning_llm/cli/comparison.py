@@ -1,0 +1,306 @@
+"""What ``compare`` compares: runs in groups, on one text each, and how each group differs from the first.
+
+Runs are grouped by what their configs differ in; those that differ only in their seeds are one group. Losses are
+compared in pairs of runs with the same seeds, if the hashes in their summaries say that they used the same batches and
+initial values; otherwise, and for time and memory, two groups are independent samples. With another tokenizer, bits per
+byte take the place of the loss. An experiment of ``ablate`` is compared by its plan. No torch.
+"""
+
+import dataclasses
+import itertools
+import math
+import os
+import re
+import statistics
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_llm.ablate.experiment import BASELINE
+from lightning_llm.ablate.pairing import BATCHES, INITIAL_VALUES, VALIDATION_BATCHES, mismatch
+from lightning_llm.ablate.plan import PLAN, RUNS
+from lightning_llm.ablate.results import load_experiment
+from lightning_llm.ablate.verdict import Sample, Verdict, verdicts
+from lightning_llm.checkpoints.event_files import read_curves
+from lightning_llm.checkpoints.run_directory import read_summary
+from lightning_llm.cli.run_names import EVENTS, THREADS, Run, descriptions, made_different, option_columns
+from lightning_llm.training.run_options import MEMORY, PEAK, SEEDS, identity
+
+LOSS, BITS, PEAK_MEMORY = "val_loss", "bits_per_byte", "peak_memory_gib"
+METRICS = {  # key in summary.json: what it is, its unit, digits
+    LOSS: ("validation loss", "nats/token", 4),
+    BITS: ("validation loss", "bits/byte", 4),
+    "seconds": ("time", "s", 1),
+    PEAK_MEMORY: ("peak memory", "GiB", 3),
+}
+
+Results = Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """One metric over the runs of a group; ``spread`` is ``None`` for fewer than two seeds."""
+
+    mean: float
+    spread: float | None
+
+    def text(self, digits: int) -> str:
+        """The mean, with the spread if it is known."""
+        return f"{self.mean:.{digits}f}" + ("" if self.spread is None else f" ± {self.spread:.{digits}f}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Runs that differ only in their seeds.
+
+    Attributes:
+        name: How it differs from the other groups.
+        options: The same by option, as text.
+        runs: Run directories.
+        seeds: How many different seeds there are.
+        measures: By the keys of ``METRICS``; those that are known for each of the runs.
+        by_seed: The runs of each seed, with their results.
+        tokenizer: Losses per token of groups with another one cannot be compared.
+        parameters: How many the model has; ``None``: not recorded.
+    """
+
+    name: str
+    options: Mapping[str, str]
+    runs: Sequence[str]
+    seeds: int
+    measures: Mapping[str, Measure]
+    by_seed: Mapping[Hashable, Sequence[tuple[Run, Results]]]
+    tokenizer: Hashable = None
+    parameters: int | None = None
+
+    def named_against(self, other: "Group") -> str:
+        """What differs from another group, if that is less than the whole name."""
+        names = [name for name, value in self.options.items() if value != other.options.get(name)]
+        is_less = 0 < len(names) < len(self.options) and other.options.keys() == self.options.keys()
+        return ", ".join(f"{name}={self.options[name]}" for name in names) if is_less else self.name
+
+    def values(self, metric: str, seeds: Sequence[Hashable] = ()) -> list[float]:
+        """The metric of each seed, or of these: the mean over the runs of that seed."""
+        runs = [self.by_seed[seed] for seed in seeds or self.by_seed]
+        return [statistics.fmean(results[metric] for _, results in each) for each in runs]
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """The difference of a group from the first one, in one metric.
+
+    Attributes:
+        metric: One of ``METRICS``.
+        base: Mean of the first group's values.
+        found: What they say.
+        note: Why runs are not paired, or which are left out.
+    """
+
+    metric: str
+    base: float
+    found: Verdict
+    note: str = ""
+
+
+# ---- which runs
+
+
+def experiment_in(name: str) -> Path | None:
+    """The folder of the experiment of ``ablate`` that a word of the command line names."""
+    folders = (Path(name), Path(name).parent) if Path(name).name == RUNS else (Path(name),)
+    return next((each for each in folders if (each / PLAN).is_file() and (each / RUNS).is_dir()), None)
+
+
+def compare_experiment(folder: Path) -> tuple[list[Group], list[list[Effect]]]:
+    """The baseline and the variants of an experiment, with the pairs and verdicts of its report.
+
+    Raises:
+        ValueError: As ``load_experiment``.
+    """
+    loaded = load_experiment(folder)
+    metric, names = loaded.plan.content["metric"], list(loaded.plan.content["variants"])
+    of_side: dict[str, list[tuple[Run, Results]]] = {}
+    summaries: dict[Path, Mapping[str, Any]] = {}
+    for key, result in sorted(loaded.results.items()):
+        run = Run(result.folder, dict.fromkeys(SEEDS, key.seed))
+        of_side.setdefault(key.name, []).append((run, _numbers(result.summary)))
+        summaries[run.path] = result.summary
+    groups = [_group(name, {"variant": name}, of_side.get(name, []), summaries) for name in (BASELINE, *names)]
+    found: list[list[Effect]] = []
+    for name in names:
+        verdict = loaded.state.verdicts.get(name)
+        seeds = [] if verdict is None else loaded.plan.rules.seeds(verdict.pairs)
+        base = [
+            each for run, results in of_side.get(BASELINE, []) if run.seed[0] in seeds for each in [results.get(metric)]
+        ]
+        known = [each for each in base if each is not None]
+        found.append([] if verdict is None or not known else [Effect(metric, statistics.fmean(known), verdict)])
+    return groups, found
+
+
+def _numbers(summary: Mapping[str, Any]) -> dict[str, float]:
+    return {key: float(summary[key]) for key in METRICS if summary.get(key) is not None}
+
+
+def by_text(
+    runs: Sequence[Run], summaries: Mapping[Path, Mapping[str, Any]]
+) -> list[tuple[list[Run], dict[Path, Hashable]]]:
+    """The runs on each text, and their tokenizers. Runs with the same validation batches have both in common."""
+    by_batches: dict[str, tuple[Hashable, Hashable]] = {}
+    found: dict[Hashable, tuple[list[Run], dict[Path, Hashable]]] = {}
+    for run in runs:
+        own, batches = (_text(run.options), _tokenizer(run.options)), summaries[run.path].get(VALIDATION_BATCHES)
+        text, tokenizer = by_batches.setdefault(batches, own) if batches else own
+        members, tokenizers = found.setdefault(text, ([], {}))
+        members.append(run)
+        tokenizers[run.path] = tokenizer
+    return list(found.values())
+
+
+def _text(options: Mapping[str, Any]) -> Hashable:
+    """What a run was trained on, as far as its options tell; of a mixture, the stores without their shares."""
+    if stores := tuple(sorted(name for name in options if name.startswith("data.mixture."))):
+        return stores
+    for name in ("data", "data.path", "data.store", "data.corpus"):  # data: a class of the user's own
+        if (value := options.get(name)) is not None:
+            is_path = isinstance(value, str) and name in ("data.path", "data.store")
+            return name, os.path.normpath(value) if is_path else identity(value)
+    return None
+
+
+def _tokenizer(options: Mapping[str, Any]) -> Hashable:
+    kind = options.get("data.tokenizer")
+    return identity(kind), identity(options.get("data.vocab_size")) if kind == "bpe" else None
+
+
+def parameters_in(summary: Mapping[str, Any]) -> int | None:
+    """The number of parameters, by the shapes of the initial values; ``None``: not recorded."""
+    shapes = [text.partition(" ")[0] for text in (summary.get(INITIAL_VALUES) or {}).values()]
+    return sum(math.prod(map(int, re.findall("[0-9]{1,15}", shape))) for shape in shapes) or None
+
+
+def with_threads(run: Run) -> Run:
+    """The run, and the number of threads as an option where its summary notes one: it changes bits and time."""
+    threads = read_summary(run.path, METRICS).get(THREADS)
+    return dataclasses.replace(run, options={**run.options, THREADS: threads}) if run.options and threads else run
+
+
+def read_results(run: Path) -> dict[str, float]:
+    """What ``summary.json`` says, by the keys of ``METRICS``; peak memory else from the curves of the memory profiler.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    results = _numbers(read_summary(run, METRICS))
+    if PEAK_MEMORY not in results and (peak := _peak_in_curves(run)) is not None:
+        results[PEAK_MEMORY] = peak
+    return results
+
+
+def group_runs(
+    results: Sequence[tuple[Run, Results]],
+    summaries: Mapping[Path, Mapping[str, Any]] | None = None,
+    tokenizers: Mapping[Path, Hashable] | None = None,
+) -> list[Group]:
+    """Groups in the order in which their first runs come."""
+    runs = [run for run, _ in results]
+    columns = option_columns(runs, SEEDS)
+    gathered: dict[Hashable, list[int]] = {}
+    for number, run in enumerate(runs):
+        # without a config nothing is known to be the same
+        key = tuple(column[number] for column in columns.values()) if run.options else run.path
+        gathered.setdefault(key, []).append(number)
+    told = descriptions(runs, leave_out=SEEDS)
+    firsts = [numbers[0] for numbers in gathered.values()]
+    titles = made_different([told[first] for first in firsts], [runs[first] for first in firsts])
+    groups = []
+    for title, first, numbers in zip(titles, firsts, gathered.values(), strict=True):
+        options = {name: column[first] for name, column in columns.items()} if runs[first].options else {}
+        members = [results[number] for number in numbers]
+        groups.append(_group(title, options, members, summaries or {}, (tokenizers or {}).get(runs[first].path)))
+    return groups
+
+
+def _group(
+    name: str,
+    options: Mapping[str, str],
+    members: Sequence[tuple[Run, Results]],
+    summaries: Mapping[Path, Mapping[str, Any]],
+    tokenizer: Hashable = None,
+) -> Group:
+    by_seed: dict[Hashable, list[tuple[Run, Results]]] = {}
+    for run, results in members:
+        by_seed.setdefault(identity(run.seed), []).append((run, results))
+    measures = {}
+    for metric in METRICS:
+        known = [results[metric] for _, results in members if metric in results]
+        if known and len(known) == len(members):
+            measures[metric] = Measure(statistics.fmean(known), statistics.stdev(known) if len(by_seed) > 1 else None)
+    counts = (parameters_in(summaries.get(run.path, {})) for run, _ in members)
+    paths, parameters = [str(run.path) for run, _ in members], next(filter(None, counts), None)
+    return Group(name, options, paths, len(by_seed), measures, by_seed, tokenizer, parameters)
+
+
+def effects(
+    groups: Sequence[Group],
+    summaries: Mapping[Path, Mapping[str, Any]],
+    *,
+    delta: float | None = None,
+    must_pair: bool = False,
+) -> list[list[Effect]]:
+    """The differences of each group but the first from the first, in each metric that both have.
+
+    Args:
+        groups: The first is the baseline.
+        summaries: The ``summary.json`` of each run.
+        delta: The smallest difference of the loss that matters.
+        must_pair: Whether losses that cannot be compared in pairs are an error.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    baseline, *others = groups
+    partners = [_pairs(baseline, group, summaries) for group in others]
+    if must_pair:
+        for group, (seeds, why) in zip(others, partners, strict=True):
+            if not seeds:
+                raise ValueError(f"{group.name} and {baseline.name} are no pairs: {why}; leave out --paired")
+    found: list[list[Effect]] = [[] for _ in others]
+    units = [LOSS if group.tokenizer == baseline.tokenizer else BITS for group in others]
+    for metric in METRICS:
+        samples, bases, is_loss = {}, {}, metric in (LOSS, BITS)
+        for number, group in enumerate(others):
+            is_wanted = not is_loss or units[number] == metric
+            if is_wanted and metric in baseline.measures and metric in group.measures:
+                seeds = partners[number][0] if is_loss else []
+                sides = baseline.values(metric, seeds), group.values(metric, seeds)
+                samples[str(number)], bases[str(number)] = Sample(*sides, is_paired=bool(seeds)), sides[0]
+        own_delta = delta if metric == LOSS else None  # delta is in nats per token
+        for name, verdict in verdicts(samples, delta=own_delta, variants=len(others)).items():
+            seeds, why = partners[int(name)]
+            note = "" if not is_loss else why if seeds else f"not paired: {why}"
+            found[int(name)].append(Effect(metric, statistics.fmean(bases[name]), verdict, note))
+    return found
+
+
+def _pairs(baseline: Group, group: Group, summaries: Mapping[Path, Mapping[str, Any]]) -> tuple[list[Hashable], str]:
+    """The seeds that both groups have if all their runs are pairs; else none, and why. A note if seeds are left out."""
+    seeds = [seed for seed in baseline.by_seed if seed in group.by_seed]
+    if not seeds:
+        return [], "no seed in common"
+    if len(seeds) == 1 and min(baseline.seeds, group.seeds) > 1:
+        return [], "only one seed in common"
+    for seed in seeds:
+        for (first, _), (second, _) in itertools.product(baseline.by_seed[seed], group.by_seed[seed]):
+            excused = () if baseline.tokenizer == group.tokenizer else (BATCHES, VALIDATION_BATCHES)
+            if why := mismatch(summaries.get(first.path, {}), summaries.get(second.path, {}), excused):
+                return [], f"seed {first.seed[0]}: {why}"
+    alone = baseline.seeds + group.seeds - 2 * len(seeds)
+    return seeds, f"{alone} seed{'s' if alone > 1 else ''} without a partner left out" if alone else ""
+
+
+def _peak_in_curves(run: Path) -> float | None:
+    if not any(run.glob(EVENTS)):
+        return None
+    curves = read_curves(run, lambda name: name.startswith(MEMORY) and name.endswith(PEAK))
+    return max((value for curve in curves.values() for _, value in curve), default=None)

@@ -1,0 +1,124 @@
+"""What a run leaves behind at its end: ``summary.json``, with which ``compare`` takes it into account.
+
+``fit`` writes it after its last validation. A run that Python starts, with our Trainer or Lightning's, gets
+``RunRecord`` from the model, and its summary has the options too, since there is no config.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from lightning_llm.checkpoints.run_directory import FINISHED, RUNNING, SUMMARY, WINDOWS, run_dir_of, write_status
+from lightning_llm.data.datamodule import TokenDataModule, offered
+from lightning_llm.io.atomic import remove_path, write_json
+from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
+from lightning_llm.training.callbacks.consistency import ResumeDiff
+from lightning_llm.training.callbacks.inputs import InputHashes
+from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
+from lightning_llm.training.callbacks.progress import StatusFile
+from lightning_llm.training.execution import record
+
+OF_TRAINER = ("max_steps", "max_epochs", "precision", "gradient_clip_val", "limit_train_batches", "limit_val_batches")
+
+
+def callback_of(trainer: Trainer, kind: type[Callback]) -> Any:
+    """The first callback of this class, or ``None``."""
+    return next((each for each in trainer.callbacks if isinstance(each, kind)), None)  # type: ignore[attr-defined]
+
+
+def write_summary(
+    trainer: Trainer, model: LightningModule, data: Any, run: Path | None, seconds: float, **more: Any
+) -> dict[str, Any]:
+    """The results of a run, which the first process writes to its folder. Every process must call it.
+
+    Args:
+        trainer: After the last validation.
+        model: With the sums of that validation.
+        data: The data module.
+        run: The run directory; ``None``: nothing is written.
+        seconds: How long it trained.
+        more: Further fields.
+    """
+    steps, metrics = trainer.global_step, {name: float(value) for name, value in trainer.callback_metrics.items()}
+    evaluation, checkpoints = getattr(model, "evaluation", None), callback_of(trainer, RunCheckpoints)
+    windows = None if evaluation is None else evaluation.windows(trainer)  # every process must ask
+    newest, inputs = None if checkpoints is None else checkpoints.newest, callback_of(trainer, InputHashes)
+    summary = {
+        "val_loss": metrics.get("val_loss"),  # none with trainer.limit_val_batches 0
+        "perplexity": metrics.get("val_perplexity"),
+        "bits_per_byte": metrics.get("val_bits_per_byte"),
+        "train_loss": metrics.get("train_loss_eval"),
+        "best_val_loss": None if checkpoints is None else checkpoints.best_loss,
+        "steps": steps,
+        **({} if (tokens := offered(data, "tokens_per_step")) is None else {"tokens": steps * tokens}),
+        "seconds": round(seconds, 3),
+        **record(trainer),
+        "changed_on_resume": getattr(callback_of(trainer, ResumeDiff), "changes", []),
+        "peak_memory_gib": getattr(callback_of(trainer, MemoryProfiler), "highest_gib", None),
+        "checkpoint": None if newest is None else str(newest),
+        **({} if inputs is None else inputs.record(steps)),
+        **more,
+    }
+    if run is not None and trainer.is_global_zero:
+        remove_path(run / WINDOWS)  # of an earlier end
+        if windows is not None and summary["val_loss"] is not None:
+            write_json(run / WINDOWS, {"step": steps, **windows}, indent=None)
+        write_json(run / SUMMARY, summary)
+        write_status(run, FINISHED, step=steps, val_loss=summary["val_loss"])
+    return summary
+
+
+class RunRecord(StatusFile):
+    """The record of a run that Python starts: ``status.json`` while it trains, and ``summary.json`` at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started, self._validated_step = time.perf_counter(), -1
+        self._folder: Path | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The run has begun, in a folder of its own; a run without one has no record."""
+        logger = next(iter(trainer.loggers), None)
+        if hasattr(trainer, "run_dir") or isinstance(logger, TensorBoardLogger | CSVLogger):
+            self._folder = run_dir_of(trainer)  # a broadcast: every process must ask
+        if logger is not None and self._folder is not None:
+            _ = getattr(logger, "experiment", None)  # the logger makes its folder before a file is in it
+        self._run = self._folder if trainer.is_global_zero else None
+        self._write(trainer, RUNNING)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The first step follows."""
+        self._started = time.perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The run has a new validation loss."""
+        super().on_validation_end(trainer, pl_module)
+        self._validated_step = trainer.global_step
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The run has ended well: an exception does not lead here."""
+        data, seconds = getattr(trainer, "datamodule", None), time.perf_counter() - self._started
+        more = {"validated_step": self._validated_step, "options": options_of(trainer, pl_module, data)}
+        if self._folder is not None:
+            write_summary(trainer, pl_module, data, self._folder, seconds, **more)
+
+
+def options_of(trainer: Trainer, model: LightningModule, data: Any) -> dict[str, Any]:
+    """What is known of the options of a run without a config, in the form of one."""
+    seed = getattr(model, "seed", None)
+    seed = os.environ.get("PL_GLOBAL_SEED") if seed is None else seed  # of Lightning's seed_everything
+    return {
+        "model": {**_own_class(model), **model.hparams},
+        "data": {**_own_class(data), **(data.options if isinstance(data, TokenDataModule) else {})},
+        "trainer": {name: getattr(trainer, name) for name in OF_TRAINER},
+        "seed_everything": None if seed is None else int(seed),
+    }
+
+
+def _own_class(made: Any) -> dict[str, str]:
+    path = f"{type(made).__module__}.{type(made).__qualname__}"
+    return {} if made is None or path.startswith("lightning_llm.") else {"class_path": path}
