@@ -100,6 +100,7 @@ def _shrunk(kind: str, config: ModelConfig, seq: int) -> tuple[ModelConfig, int]
     if kind not in ("mlp", "attention") or kind in config.own_parts:
         return config, 1
     sizes = {name: int(getattr(config, name)) for name in WIDTHS}
+    has_experts = kind == "mlp" and option_of("mlp", config.mlp, "num_experts") is not None
     experts, top_k = (option_of("mlp", config.mlp, name) or 1 for name in ("num_experts", "top_k"))
     hidden, wide, heads, kv_heads = sizes.values()
 
@@ -116,7 +117,7 @@ def _shrunk(kind: str, config: ModelConfig, seq: int) -> tuple[ModelConfig, int]
     narrow: dict[str, Any] = {name: max(1, size // scale) for name, size in sizes.items()}
     narrow["num_attention_heads"] = narrow["num_key_value_heads"] * (heads // kv_heads)
     narrow["max_position_embeddings"] = min(config.max_position_embeddings, 2 * LONGEST_MEASURED)
-    if kind == "mlp":
+    if has_experts:
         fewer = max(2, experts // scale)
         options = {**arguments_of(config.mlp), "num_experts": fewer, "top_k": min(top_k, fewer)}
         narrow["mlp"] = {CLASS_PATH: name_of(config.mlp), INIT_ARGS: options}

@@ -82,3 +82,12 @@ def test_flops_of_a_new_built_in_mlp(monkeypatch):
     found = step_flops(config, tokens=1, context_length=200, measured=measured)
     assert found.by_part["mlp"] == 2 * matrices
     assert hidden_matrix_parameters(config, measured) == matrices + 2 * 4 * 64 * 64
+
+
+def test_a_new_built_in_mlp_that_is_measured_smaller(monkeypatch):
+    monkeypatch.setattr(mlp, "NewMLP", NewMLP, raising=False)
+    monkeypatch.setitem(BUILT_IN["mlp"], "new", BuiltIn("mlp.NewMLP"))
+    config = ModelConfig(**SIZES | {"hidden_size": 2048, "intermediate_size": 8192}, mlp="new")
+    with torch.device("meta"):
+        expected = sum(p.numel() for p in NewMLP(config).parameters())
+    assert measure_parts(config, "32-true", 64)["mlp"].parameters == expected
