@@ -37,6 +37,7 @@ from lightning_llm.io.console import Console, folded, room
 
 THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."
 MOST_COLUMNS = 5  # of options; more are combined in one
+MOST_LINES = 3  # of a name in a narrow table; longer ones stand below it
 UNEQUAL = 0.01  # parameters that differ by more are reported
 NO_BITS = "validation loss: not compared, since the tokenizers differ and a run has no bits per byte"
 OTHER_TEXT = "Runs on other texts are not compared with one another: each text has its own table."
@@ -130,7 +131,7 @@ def _joined(*notes: str) -> str:
 
 
 def print_table(groups: Sequence[Group], console: Console) -> None:
-    """A row for each group: with a column for each option, or with the groups' names where those do not fit."""
+    """A row for each group: with a column for each option, else with its name, else with a number for the name."""
     names = list(dict.fromkeys(name for group in groups for name in group.options))
     wide = _table(groups, names if 0 < len(names) <= MOST_COLUMNS else [], console.width)
     is_wide = console.measure(wide, options=console.options.update(width=10_000)).maximum <= console.width
@@ -138,8 +139,8 @@ def print_table(groups: Sequence[Group], console: Console) -> None:
 
 
 def _table(groups: Sequence[Group], names: Sequence[str], width: int, *, is_narrow: bool = False) -> Table:
-    caption = "± is the standard deviation over seeds" if any(group.seeds > 1 for group in groups) else None
-    table = Table(caption=caption, box=SIMPLE_HEAD if is_narrow else HEAVY_HEAD, pad_edge=not is_narrow)
+    notes = ["± is the standard deviation over seeds"] if any(group.seeds > 1 for group in groups) else []
+    table = Table(box=SIMPLE_HEAD if is_narrow else HEAVY_HEAD, pad_edge=not is_narrow, caption_justify="left")
     has_seeds = not is_narrow or any(group.seeds != len(group.runs) for group in groups)
     shown = [key for key in METRICS if key != BITS or len({group.tokenizer for group in groups}) > 1]
     rows = []
@@ -149,14 +150,20 @@ def _table(groups: Sequence[Group], names: Sequence[str], width: int, *, is_narr
     titles = ["runs", *(["seeds"] if has_seeds else [])]
     titles += [f"{METRICS[key][0]},{chr(10) if is_narrow else ' '}{METRICS[key][1]}" for key in shown]
     lines = [[*title.split("\n"), *(row[place] for row in rows)] for place, title in enumerate(titles)]
-    left = room(width, lines)
+    labels = [group.name for group in groups]
+    if is_narrow:
+        left = room(width, lines)
+        labels = [folded(label, left) for label in labels]
+    if any(label.count("\n") >= MOST_LINES for label in labels):
+        notes = [*(f"{number}: {group.name}" for number, group in enumerate(groups, 1)), *notes]
+        labels = [str(number) for number, _ in enumerate(groups, 1)]
+    table.caption = escape("\n".join(notes)) or None
     for name in names or ["run"]:
         table.add_column(escape(name), overflow="fold")
     for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
-    for group, row in zip(groups, rows, strict=True):
-        cells = [group.options.get(name, "–") for name in names] or [group.name]
-        cells = [folded(cell, left) for cell in cells] if is_narrow else cells
+    for group, label, row in zip(groups, labels, rows, strict=True):
+        cells = [group.options.get(name, "–") for name in names] or [label]
         table.add_row(*map(escape, cells), *row)
     return table
 

@@ -145,7 +145,7 @@ class ImportNote(MetaPathFinder):
     """
 
     def __init__(self, program: str) -> None:
-        self._text, self._depth, self._is_shown = f"{program}: importing PyTorch …", 0, False
+        self._program, self._depth, self._shown = program, 0, ""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         """What the next finder finds, with a loader that is watched."""
@@ -167,13 +167,13 @@ class ImportNote(MetaPathFinder):
             self._depth -= 1
             timer.cancel()
             timer.join()
-            if self._is_shown:
-                self._is_shown = False
-                self._write(f"\r{' ' * len(self._text)}\r")
+            if self._shown:
+                self._write(f"\r{' ' * len(self._shown)}\r")
+                self._shown = ""
 
     def _show(self) -> None:
-        self._is_shown = True
-        self._write(self._text)
+        self._shown = f"{self._program}: importing {'PyTorch' if 'torch' in sys.modules else 'its modules'} …"
+        self._write(self._shown)
 
     def _write(self, text: str) -> None:
         with suppress(OSError):  # not sys.stderr, which escapes the carriage return

@@ -1,5 +1,6 @@
 """``lightning-llm compare``: groups, means and spreads, pairs, intervals and verdicts."""
 
+import dataclasses
 import io
 import json
 import os
@@ -461,6 +462,19 @@ def test_a_narrow_table_cuts_no_word(tmp_path, groups):
     assert max(map(len, lines)) <= 80
     for word in ("memory_", "optimized_", "swiglu", "relu", "2.2000 ± 0.2828", "nats/token"):
         assert any(word in line for line in lines), word
+
+
+def test_long_names_stand_below_a_narrow_table(groups):
+    found = groups(("memory_optimized_swiglu", 1, 2.0), ("relu", 1, 2.2))
+    same = ", ".join(f"option_{letter}={letter * 9}" for letter in "abcdefg")
+    names = [f"{same}, rope_theta={number}" for number in range(2)]
+    found = [dataclasses.replace(group, name=name, options={}) for group, name in zip(found, names, strict=True)]
+    console = Console(width=80, file=io.StringIO())
+    print_table(found, console)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert any(line.split()[:2] == ["2", "1"] and "2.2000" in line for line in lines)
+    assert " ".join(" ".join(lines).split()).endswith(f"1: {names[0]} 2: {names[1]}")
 
 
 def test_comparing_needs_no_torch(tmp_path):
