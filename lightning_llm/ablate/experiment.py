@@ -37,6 +37,7 @@ MATCHES = (TOKENS, FLOPS, TIME)
 CLOSE = 0.005  # how far apart equal numbers of parameters may be, as a share
 MOST_PAIRS = 1000
 LAST_SEED = 2**31  # so that each seed fits in 32 bits
+MOST_VARIANTS = 500
 MOST_RUNS = 100_000  # with those of tuning; an experiment has a hundred
 MOST_LOOKS = 20  # boundaries of 61 take 5 s and 759 MB
 FACTORS, TUNING_SEEDS = (0.5, 0.71, 1.0, 1.41, 2.0), 2
@@ -214,6 +215,8 @@ def check_runs(variants: Sized, looks: Sequence[int], tune: Mapping[str, Any] | 
     each = looks[-1] + (0 if tune is None else tune["seeds"] * (len(tune["factors"]) + MOST_EXTENSIONS))
     if (runs := (len(variants) + 2) * each) > MOST_RUNS:
         raise ValueError(f"{source}: variants, looks and tune ask for {runs} runs, expected at most {MOST_RUNS}")
+    if len(variants) > MOST_VARIANTS:
+        raise ValueError(f"{source} has {len(variants)} variants, expected at most {MOST_VARIANTS}")
 
 
 def seeds_in_tuning(first: int, pairs: int, tuning_seeds: int) -> str:

@@ -21,7 +21,7 @@ import torch
 
 from lightning_llm.checkpoints.pickles import MOST_PICKLE_BYTES, Rejected, check_pickle, check_values
 from lightning_llm.io.atomic import atomic_file
-from lightning_llm.io.untrusted import open_regular
+from lightning_llm.io.untrusted import open_regular, shown
 
 Source = str | os.PathLike[str] | IO[bytes]
 TENSORS = "/data/"  # in the names of the parts that hold tensors
@@ -91,7 +91,7 @@ def read_archive(
         problem = "is truncated or damaged, or not a checkpoint: use an earlier one"
         raise ValueError(f"checkpoint {name} {problem}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{name} is not a checkpoint: it holds a {type(content).__name__}")
+        raise ValueError(f"{name} is not a checkpoint: it holds {shown(content)}")
     return content
 
 

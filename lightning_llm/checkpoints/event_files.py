@@ -7,6 +7,7 @@ import math
 import os
 import struct
 from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def read_curves(run: Path, wanted: Callable[[str], bool]) -> dict[str, Curve]:
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 
     found, values, size = dict[str, dict[int, float]](), 0, 0
+    points: list[tuple[int, str]] = []  # a heap: the highest step first, as a negative number
     for path in (path for path in event_files(run) if path.parent == run):
         for record in _records(path):
             try:
@@ -62,10 +64,15 @@ def read_curves(run: Path, wanted: Callable[[str], bool]) -> dict[str, Curve]:
             if values > MOST_VALUES or size > MOST_BYTES:
                 raise ValueError(f"{run}: the event files have more than {MOST_VALUES} numbers or {MOST_BYTES} bytes")
             if event.session_log.status == SessionLog.START:
-                found = {name: {n: y for n, y in curve.items() if n < event.step} for name, curve in found.items()}
+                while points and -points[0][0] >= event.step:
+                    step, name = heappop(points)
+                    del found[name][-step]
             for value in event.summary.value:
                 if value.HasField("simple_value") and math.isfinite(value.simple_value) and wanted(value.tag):
-                    found.setdefault(value.tag, {})[event.step] = value.simple_value
+                    curve = found.setdefault(value.tag, {})
+                    if event.step not in curve:
+                        heappush(points, (-event.step, value.tag))
+                    curve[event.step] = value.simple_value
     return {name: sorted(curve.items()) for name, curve in found.items()}
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from difflib import get_close_matches
@@ -9,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import typeshed_client
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, get_loader, set_loader, set_parsing_settings
 from jsonargparse.typing import Path as ParsersPath
@@ -27,6 +29,8 @@ SECTIONS = ("model", "data", "trainer")
 FIT = ("fit", "check")  # which start without a trained model
 STRICT_YAML = "strict_yaml"  # the parser's own mode, but for keys that are given twice
 MOST_TEXTS = 3  # texts of YAML inside one another
+MOST_STRINGS = 2000  # in a config; for each one in a list of callbacks, the parser takes a millisecond
+MOST_IMPORTS = 200  # that a config names
 KINDS = ("accelerators", "callbacks", "loggers", "plugins", "profilers", "strategies")
 OFFERED = ("lightning_llm", "torch.optim", "lightning.fabric.plugins", *(f"lightning.pytorch.{kind}" for kind in KINDS))
 _PERMITTED: set[str] = set()
@@ -177,6 +181,8 @@ def check_configs(words: Sequence[str]) -> list[str]:
 def notes_on(file: Path, content: object) -> list[str]:
     """The line about what the content of a file imports; none if it imports nothing. From then on, it may."""
     found = imports_of(content)
+    if len(found) > MOST_IMPORTS:
+        raise ValueError(f"{file} names {len(found)} import paths, expected at most {MOST_IMPORTS}")
     NAMED.update(found)
     return [f"{file} imports {', '.join(found)}"] if found else []
 
@@ -233,7 +239,10 @@ def check_store(data: Mapping[str, Any], words: Sequence[str]) -> None:
         sections = [parse_yaml(section) for section in option_values(words, "--data")]  # files among them are words
         named = {name for section in sections if isinstance(section, dict) for name in section}
         is_given = "corpus" in named or option_values(words, "--data.corpus")
-        check_named_store(data.get("store"), data.get("corpus") if is_given else None, data.get("path"))
+        store = data.get("store")
+        if not isinstance(store, str | None):
+            raise ValueError(f"data.store must be the name of a folder, got {shown(store)}")
+        check_named_store(store, data.get("corpus") if is_given else None, data.get("path"))
 
 
 def config_files(words: Sequence[str]) -> dict[Path, Any]:
@@ -275,7 +284,11 @@ def _look_at(value: object, folder: Path, found: dict[Path, Any], *, is_read: bo
 def _leaves(value: object) -> Iterator[str]:
     """The strings in nested options, and in texts that the parser reads as YAML again; each of them once."""
     queue, seen = [(value, 0)], dict[Any, object]()  # what was met by its id, which no other value can have meanwhile
+    strings = 0
     for each, depth in queue:
+        strings += isinstance(each, str)
+        if strings > MOST_STRINGS:
+            raise ValueError(f"a config holds more than {MOST_STRINGS} texts: write less")
         key = each if isinstance(each, str) else id(each)
         if key in seen:
             continue
@@ -320,7 +333,14 @@ def _load_strictly(text: str) -> Any:
     return get_loader("yaml")(text)
 
 
+def _context_of_stubs(**options: Any) -> Any:
+    return _get_search_context(search_path=[Path(path) for path in sys.path if path], **options)
+
+
 set_loader(STRICT_YAML, _load_strictly, (yaml.YAMLError,))
+# The parser reads stubs of functions. To know where, the library would start a Python in the current folder, whose
+# json.py would run.
+_get_search_context, typeshed_client.get_search_context = typeshed_client.get_search_context, _context_of_stubs
 # The parser imports what is ours, what was named (``parse``), and the classes that Lightning and torch offer for an
 # option, which short names stand for. It judges a path by where the object is defined. Below an option of any type,
 # class_path is a word like any other: no class is made there.

@@ -19,7 +19,8 @@ from lightning_llm.cli.command_line import CONFIG_OPTIONS, option_values
 from lightning_llm.cli.errors import one_line
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.config_file import read_config
-from lightning_llm.io.imports import imported
+from lightning_llm.io.imports import NAMED, imported, is_foreign
+from lightning_llm.io.untrusted import shown
 from lightning_llm.training.module import LanguageModel
 
 CLASS_PATH = "class_path"
@@ -69,6 +70,8 @@ def is_own(kind: type) -> bool:
 
 
 def _imported(option: str, path: str) -> Any:
+    if is_foreign(path) and path not in NAMED:
+        raise ValueError(f"{option} {shown(path)} is no import path that was found: give package.module.Class")
     try:
         return imported(path)
     except Exception as error:  # whatever the user's module raises

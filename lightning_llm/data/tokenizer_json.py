@@ -77,6 +77,9 @@ def read_content(content: str) -> dict[str, Any]:
                     f"{name} has the pattern {shown(pattern)}, which may take hours on some texts or is unknown here: "
                     "expected no repeats of repeats, at most one repeat before what may not match, no back-references"
                 )
+        tokens = [token for token in parsed.get("added_tokens") or () if token.get("normalized")]
+        if fields[0] == "normalizer" and growth * sum(len(each["content"].encode()) for each in tokens) > MOST_BYTES:
+            raise ValueError(f"{name} may make the added tokens longer than {MOST_BYTES} bytes: use another tokenizer")
     return parsed
 
 

@@ -207,7 +207,7 @@ def parse_json(text: str, source: object, *, nan_is_null: bool = False) -> dict[
         special = {RecursionError: "it is nested too deeply", UnicodeEncodeError: "it holds half of a surrogate pair"}
         raise ValueError(f"{source} is not JSON that can be read: {special.get(type(error), error)}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{source} holds a {type(content).__name__}, expected an object with fields by name")
+        raise ValueError(f"{source} holds {shown(content)}, expected an object with fields by name")
     return content
 
 

@@ -15,6 +15,7 @@ from lightning_llm.io.untrusted import shown
 from lightning_llm.model.parts import (
     BUILT_IN,
     CLASS_PATH,
+    SHORT_NAMES,
     Part,
     form_faults,
     is_number,
@@ -365,13 +366,17 @@ def config_of_file(fields: dict[str, Any], source: object, *, trust_code: bool =
 
 
 def _by_path(kind: str, part: Any) -> Any:
-    """A part with the import path of its class, where the class itself is given."""
-    given = part.get(CLASS_PATH) if isinstance(part, dict) else part
-    if not isinstance(given, type):
+    """A part with the import path of its class, where the class itself is given; ours by their short names."""
+    path = part.get(CLASS_PATH) if isinstance(part, dict) else part
+    if isinstance(path, type):
+        if "." in path.__qualname__:
+            raise ValueError(
+                f"{kind} {path.__qualname__} is inside a function or class: define it at the top of a module"
+            )
+        path = f"{path.__module__}.{path.__qualname__}"
+    if not isinstance(path, str):
         return part
-    if "." in given.__qualname__:
-        raise ValueError(f"{kind} {given.__qualname__} is inside a function or class: define it at the top of a module")
-    path = f"{given.__module__}.{given.__qualname__}"
+    path = SHORT_NAMES.get(path, path)
     return {**part, CLASS_PATH: path} if isinstance(part, dict) else path
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from lightning_llm.io.imports import PACKAGE, is_foreign
 from lightning_llm.io.untrusted import field_name, shown
 
 Part = str | dict[str, Any]
@@ -95,6 +96,14 @@ BUILT_IN: dict[str, dict[str, BuiltIn]] = {
     "loss": {"cross_entropy": BuiltIn("objective.CrossEntropy", _LOSS)},
 }
 
+# Our classes by their paths; another path into this package is no part
+SHORT_NAMES = {
+    f"{PACKAGE}model.{part.path}": name
+    for parts in BUILT_IN.values()
+    for name, part in parts.items()
+    if part.path.rpartition(".")[2][0].isupper()
+}
+
 
 def name_of(part: Part) -> str:
     """The short name or the import path of a part."""
@@ -145,7 +154,7 @@ def part_faults(kind: str, part: Part) -> Iterator[str]:
     name, given, known = name_of(part), arguments_of(part), BUILT_IN[kind]
     if name in known:
         yield from _option_faults(kind, name, known[name].options, given)
-    elif "." not in name:
+    elif "." not in name or not is_foreign(name):
         yield (
             f"{kind} {shown(name)} is unknown: choose one of {', '.join(known)}, "
             "or give the import path of a class (package.module.Class)"

@@ -99,6 +99,7 @@ def test_the_snapshot_has_the_package_and_the_modules_of_the_users_classes(tmp_p
         ({"variants": {"../x": {}}}, "must be the name of a folder"),
         ({"variants": {"a": [1]}}, "variants.a is [1], expected options by dotted name"),
         ({"variants": {f"v{n}": {} for n in range(30_000)}}, "ask for 150010 runs, expected at most 100000"),
+        ({"variants": {f"v{n}": {} for n in range(501)}}, "has 501 variants, expected at most 500"),
         ({"alpha": 1e308}, "alpha is 1e+308, expected a number above 0 and below 0.5"),
         ({"delta": -1}, "delta is -1, expected a number above 0"),
         ({"first_seed": 2**53}, "first_seed is 9007199254740992, expected a whole number from 0 to 2147483648"),

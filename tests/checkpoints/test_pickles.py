@@ -51,6 +51,10 @@ HOSTILE = {
     "arguments that are no tuple": (SET + b"]R", OTHERS),
     "a call of a text": (MEGABYTE + b")R", "its pickle calls '"),
     "one text encoded often": (ENCODE + MEGABYTE + text("latin1") + b"\x86q\x00R" + (ENCODE + b"h\x00R") * 128, WORK),
+    "one tuple in many sizes": (
+        b"(" + b"K\x01" * 1_000_000 + b"tq\x00" + (b"ctorch\nSize\nh\x00\x85R") * 20,
+        WORK,
+    ),
     "one list in many sets": (b"](" + b"K\x01" * 10_000 + b"eq\x00" + (SET + b"h\x00\x85R") * 200, WORK),
     "a list that grows once it is an argument": (
         SET + b"]q\x00\x85q\x01Rh\x00(" + floats(7000) + b"e" + SET + b"h\x01R",

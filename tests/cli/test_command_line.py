@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typeshed_client
 import yaml
 
 from lightning_llm.__main__ import main
@@ -271,3 +272,47 @@ def test_a_path_through_this_package_to_what_others_define_is_refused():
     with pytest.raises(ImportError, match="not defined in lightning_llm"):
         imports.imported("lightning_llm.ablate.local.Path")
     assert imports.imported("lightning_llm.optim.AdamW").__name__ == "AdamW"
+
+
+@pytest.mark.parametrize("section", ["model", "data"])
+@pytest.mark.parametrize("form", ["a file of this name", "{}.Class ", "{}-2.Class"])
+def test_a_class_path_that_is_not_printed_is_not_imported(form, section, stranger, flags, capsys):
+    path = f"{stranger}.Class"
+    if form.startswith("a file"):
+        Path(path).touch()
+    else:
+        path = form.format(stranger)
+        Path("modules", f"{stranger}-2.py").write_text(STRANGER)
+    Path("theirs.yaml").write_text(yaml.safe_dump({section: {"class_path": path}}))
+    assert main(["check", "--config", "theirs.yaml", *flags()]) == 2
+    assert "is no import path that was found" in capsys.readouterr().err
+    assert not Path("ran").exists()
+
+
+def test_stubs_are_looked_for_without_another_python(tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "check_output", lambda *words, **options: pytest.fail(f"starts {words}"))
+    context = typeshed_client.get_search_context()
+    assert [Path(path) for path in sys.path if path] == list(context.search_path)
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "says"),
+    [
+        (["{a: 1}"] * 2001, "holds more than 2000 texts"),
+        ([f"lightning.a{number}" for number in range(201)], "theirs.yaml names 201 import paths, expected at most 200"),
+    ],
+)
+def test_what_a_config_names_is_bounded(callbacks, says, tmp_path, monkeypatch, flags, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("theirs.yaml").write_text(yaml.safe_dump(nested("trainer.callbacks", callbacks)))
+    assert main(["check", "--config", "theirs.yaml", *flags()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
+def test_a_store_that_is_no_text_is_one_line(tmp_path, monkeypatch, flags, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("theirs.yaml").write_text(yaml.safe_dump(nested("data.store", ["a"])))
+    assert main(["check", "--config", "theirs.yaml", *flags()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "data.store must be the name of a folder, got ['a']" in line

@@ -1,12 +1,16 @@
 """Which run is the newest, whatever the clock says, and what a run leaves behind."""
 
 import os
+import random
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
 
 from lightning_llm.__main__ import main
 from lightning_llm.checkpoints import run_directory
@@ -97,6 +101,25 @@ def test_folders_are_sorted_by_the_numbers_in_their_names(tmp_path):
     found = [path.name for path in run_folders(str(tmp_path))]
     assert sorted(found) == sorted(names)
     assert found.index("version_2") < found.index("version_10")
+
+
+def test_restarts_leave_what_the_last_of_them_has_kept(tmp_path):
+    draw, expected = random.Random(3), dict[str, dict[int, float]]()
+    with (tmp_path / "events.out.tfevents.1.host").open("wb") as file:
+        for number in range(400):
+            step = draw.randrange(30)
+            if draw.random() < 0.2:
+                event = Event(step=step, session_log=SessionLog(status=SessionLog.START))
+                expected = {tag: {n: y for n, y in curve.items() if n < step} for tag, curve in expected.items()}
+            else:
+                tag = draw.choice("ab")
+                event = Event(step=step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=number)]))
+                expected.setdefault(tag, {})[step] = number
+            record = event.SerializeToString()
+            file.write(struct.pack("<Q4x", len(record)) + record + b"\0" * 4)
+    curves = read_curves(tmp_path, lambda name: True)
+    assert curves == {tag: sorted(curve.items()) for tag, curve in expected.items()}
+    assert sum(map(len, curves.values())) > 5
 
 
 @pytest.mark.parametrize("place", ["events.out.tfevents.1.host", "below/a.tfevents"])

@@ -15,6 +15,7 @@ TWICE = "trainer:\n  max_steps: 3\n  accelerator: cpu\n  max_steps: 4\n"
     ("text", "says"),
     [
         (TWICE, "'max_steps' is given twice, in lines 2 and 4"),
+        ("? [1, 2]\n: 3\n", "a name that is a list or a mapping, in line 1"),
         ("model: {a: 1}\ndata: {}\nmodel: {b: 1}\n", "'model' is given twice, in lines 1 and 3"),
         ("a: [{b: 1, 'b': 2}]", "'b' is given twice, in line 1"),
         ("a: &x {b: {c: 1, c: 2}}\nd: *x\n", "'c' is given twice, in line 1"),
@@ -56,7 +57,7 @@ HOSTILE = {
     ),
     "another tag": ("a: !!bool x", "'tag:yaml.org,2002:bool' in line 1 is not accepted"),
     "a set": ("a: !!set {b}", "is not accepted: leave it out"),
-    "a list as a key": ("? [a]\n: b", "unhashable key"),
+    "a list as a key": ("? [a]\n: b", "a name that is a list or a mapping, in line 1"),
     "an unknown alias": ("a: *b", "undefined alias"),
     "two documents": ("a: 1\n---\nb: 2", "expected a single document"),
     "NUL": ("a: \x00", "is not YAML"),

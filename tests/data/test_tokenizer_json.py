@@ -125,6 +125,14 @@ CONTENTS = {
         {**BPE, "added_tokens": [{**TOKEN, "special": False, "content": "é" * 4000}] * 140},
         "added_tokens has tokens of more than 1048576 bytes in total",
     ),
+    "added tokens that a normalizer makes longer": (
+        {
+            **BPE,
+            "normalizer": {"type": "NFKD"},
+            "added_tokens": [{**TOKEN, "special": False, "normalized": True, "content": "é" * 2000}] * 100,
+        },
+        "may make the added tokens longer than 1048576 bytes",
+    ),
     "a long added token": ({**BPE, "added_tokens": [{**TOKEN, "content": "x" * 5000}]}, "a text of 1 to 4096 char"),
     "a long token": (model(WORDS, vocab={"a" * 5000: 0}), "each up to 4096 characters"),
     "many merges": (model(BPE, merges=[["a", "b"]] * 640_001), "model.merges is [["),

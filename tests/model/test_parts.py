@@ -12,6 +12,7 @@ from lightning_llm import LanguageModel, ModelConfig
 from lightning_llm.accounting import parameters_by_part, step_memory
 from lightning_llm.accounting.counts import parts_to_measure
 from lightning_llm.generation import generate
+from lightning_llm.model.block import PostNormBlock
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim import AdamW, param_groups
 from lightning_llm.training.distributed import build_sharded
@@ -224,7 +225,27 @@ def test_the_compiler_gives_the_same_gradients(name):
 
 
 def test_a_part_that_builds_itself_is_one_line():
-    config = ModelConfig(**SIZES, mlp="lightning_llm.model.transformer.Transformer")
+    config = ModelConfig(**SIZES, mlp=f"{__name__}.Nested")
     with pytest.raises(ValueError, match=r"builds itself as one of its parts") as refusal, torch.device("meta"):
         Transformer(config)
     assert "\n" not in str(refusal.value)
+
+
+class Nested(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.model = Transformer(config)
+
+
+@pytest.mark.parametrize("path", ["transformer.Transformer", "experts.Expert", "nothing", "mlp.build_swiglu"])
+def test_a_path_into_this_package_is_no_part(path):
+    with pytest.raises(ValueError, match=r"mlp 'lightning_llm\.model\..* is unknown: choose one of swiglu"):
+        ModelConfig(**SIZES, mlp=f"lightning_llm.model.{path}")
+
+
+def test_a_class_of_ours_is_its_short_name_with_its_checks():
+    path = "lightning_llm.model.experts.MixtureOfExperts"
+    assert ModelConfig(**SIZES, mlp=path).mlp == "mixture_of_experts"
+    assert ModelConfig(**SIZES, block=PostNormBlock).block == "post"
+    with pytest.raises(ValueError, match=r"mlp\.num_experts must be"):
+        ModelConfig(**SIZES, mlp={"class_path": path, "init_args": {"num_experts": 10**6}})
