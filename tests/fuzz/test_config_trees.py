@@ -57,7 +57,7 @@ def check_result(command, result, work, content):
         assert not [name for name in result.made if "runs/" in name]
     elif command == "estimate":
         report = json.loads((work / "out.json").read_text())
-        fields = dict(tree.get("model", {}).get("architecture") or {})
+        fields = dict((tree.get("model") or {}).get("architecture") or {})
         config = ModelConfig(**{"vocab_size": 280, **{k: v for k, v in fields.items() if v is not None}})
         if config.num_hidden_layers <= 50:
             with torch.device("meta"):
