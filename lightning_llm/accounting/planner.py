@@ -37,6 +37,7 @@ STATE_BYTES = {None: None, "bfloat16": 2}  # of AdamW's state_dtype
 DECISIONS = ("rows", "recompute", "loss_chunks", "state_dtype", "strategy")
 FRONTIER_POINTS = 9
 MOST_ROWS = 2**24  # of a step, for each process; it has at most 504 divisors
+MOST_CHOICES = 64  # of the rows of a micro-batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,7 +135,7 @@ class Planner:
         self.task, self._tick = task, tick
         if share > MOST_ROWS:
             raise ValueError(f"global_batch_size has {share} rows for each process, expected at most {MOST_ROWS}")
-        self.rows = divisors(share)
+        self.rows = row_counts(share)
         self.deepest = 0  # the highest level that the model can have
         if task.config.mlp == "memory_optimized_swiglu":
             self.deepest = 2 if task.config.norm == "rmsnorm" and task.config.block != "post" else 1
@@ -317,6 +318,17 @@ def divisors(number: int) -> list[int]:
     """All divisors, increasing."""
     low = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
     return sorted({*low, *(number // each for each in low)})
+
+
+def row_counts(share: int) -> list[int]:
+    """The rows that a micro-batch may have: the divisors, but of very many only those at least a quarter apart."""
+    found = divisors(share)
+    if len(found) <= MOST_CHOICES:
+        return found
+    kept = found[:1]
+    for rows in found[1:-1]:
+        kept += [rows] if rows >= 1.25 * kept[-1] else []
+    return [*kept, found[-1]]
 
 
 def configured(config: ModelConfig, setting: Setting) -> ModelConfig:

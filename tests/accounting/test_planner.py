@@ -10,7 +10,7 @@ from torch import nn
 
 from lightning_llm.accounting import find_device, step_memory
 from lightning_llm.accounting.hardware import Reserve
-from lightning_llm.accounting.planner import Planner, Setting, Task, choose, configured
+from lightning_llm.accounting.planner import Planner, Setting, Task, choose, configured, divisors, row_counts
 from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.measured_parts import measure_parts
@@ -244,3 +244,14 @@ def test_levels_are_a_number_or_a_list():
     assert level(0, 0, 3) == 0
     assert level(3, 0, 0) == 2
     assert level(1, 2, 1) == [2, 1, 1, 0]
+
+
+def test_of_very_many_divisors_some_are_tried():
+    assert row_counts(5040) == divisors(5040)
+    rows = row_counts(720_720)
+    assert len(divisors(720_720)) == 240
+    assert rows[0] == 1
+    assert rows[-1] == 720_720
+    assert set(rows) < set(divisors(720_720))
+    assert len(rows) <= 64
+    assert max(after / before for before, after in itertools.pairwise(rows)) <= 2
