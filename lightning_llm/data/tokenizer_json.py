@@ -29,6 +29,7 @@ RUN = 256  # length of the run of equal characters in which matches are counted
 MOST_WAYS = 32 * RUN  # the pattern of o200k has 1,500
 
 # These make few characters longer, at most 12 times in bytes, one after the other too: NFKD of U+FDFA has 33 bytes.
+_OF_SPACES = 5 / 3  # a Chinese character of three bytes gets a space on both sides, each time
 _UNICODE, _OF_UNICODE = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer"}, 12
 _GROWTH = {"ByteLevel": 2, "Metaspace": 1, "WordPiece": 2, "BPEDecoder": 3, "CTC": 3}
 
@@ -67,7 +68,8 @@ def read_content(content: str) -> dict[str, Any]:
             cost = cost_of(pattern) if pattern else _Cost()
             ways += inserted**2 * cost.alone if pattern else 0  # a search begins at each character of a run
             is_unicode, factor = part["type"] in _UNICODE, _growth(part, len(added.encode()), cost.takes)
-            growth *= _OF_UNICODE if is_unicode and may_grow else factor
+            factor *= _OF_SPACES if part["type"] == "BertNormalizer" else 1
+            growth *= factor * (_OF_UNICODE if is_unicode and may_grow else 1)
             inserted *= factor
             may_grow = not is_unicode and (may_grow or part["type"] in _GROWTH or not added.isascii())
             if growth > MOST_GROWTH:

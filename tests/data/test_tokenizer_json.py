@@ -125,6 +125,21 @@ CONTENTS = {
         {**BPE, "added_tokens": [{**TOKEN, "special": False, "content": "é" * 4000}] * 140},
         "added_tokens has tokens of more than 1048576 bytes in total",
     ),
+    "spaces around Chinese characters, again and again": (
+        {
+            **BPE,
+            "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "normalizer": {
+                "type": "Sequence",
+                "normalizers": [
+                    *[{"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "lowercase": False}]
+                    * 58,
+                    {"type": "Replace", "pattern": {"String": " "}, "content": "xxxxx"},
+                ],
+            },
+        },
+        "expected at most 64",
+    ),
     "added tokens that a normalizer makes longer": (
         {
             **BPE,
