@@ -54,7 +54,7 @@ OUTSIDE = ("benchmarks", "tests")
 GRAB_BAGS = ("utils", "common", "helpers")
 LINE_CAP = 400
 # What the package may grow to. A new concept replaces one, or raises these with a reason in the commit.
-CODE_LINES, FILES, ALL_LINES = 22_150, 190, 39_700  # lines with code, files, and all lines with those of benchmarks/
+CODE_LINES, FILES, ALL_LINES = 22_200, 190, 39_800  # lines with code, files, and all lines with those of benchmarks/
 DOCSTRING_SHARE = 0.2  # of all lines, at least
 
 

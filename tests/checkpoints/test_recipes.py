@@ -88,7 +88,7 @@ def test_a_new_schedule_of_this_project_is_restored(saved, monkeypatch):
 @pytest.mark.parametrize("schedule", [NewSchedule(), partial(torch.optim.lr_scheduler.StepLR, step_size=2)])
 def test_no_model_trains_with_another_schedule_than_its_own(saved, text_file, schedule):
     path = saved(schedule=schedule)
-    with pytest.warns(UserWarning, match="is not restored: this model cannot be trained"):
+    with pytest.warns(UserWarning, match="is not restored: give load_from_checkpoint the argument schedule"):
         loaded = LanguageModel.load_from_checkpoint(path, weights_only=True)
     data = TokenDataModule(path=str(text_file), tokenizer="char", context_length=16, global_batch_size=4)
     trainer = pl.Trainer(accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False)

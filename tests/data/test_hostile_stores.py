@@ -130,8 +130,8 @@ def test_an_edited_field_is_named(store, name):
     [
         (b"", "meta.json is not JSON that can be read"),
         (b"{", "meta.json is not JSON"),
-        (b"[]", "meta.json holds a list, expected an object"),
-        (b"null", "meta.json holds a NoneType, expected an object"),
+        (b"[]", "meta.json holds [], expected an object"),
+        (b"null", "meta.json holds None, expected an object"),
         (b"\xff", "meta.json is not UTF-8 text: byte 0"),
         (b"[" * 100_000, "meta.json is not JSON that can be read: it is nested too deeply"),
         (b'{"a": ' * 100_000, "nested too deeply"),

@@ -309,7 +309,7 @@ def test_what_is_no_model_is_said(tmp_path):
         read_folder(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"is not a model: it has no config\.json"):
         read_folder(tmp_path)
-    for content, says in (("{", "is not JSON that can be read"), ("[1]", "holds a list, expected an object")):
+    for content, says in (("{", "is not JSON that can be read"), ("[1]", r"holds \[1\], expected an object")):
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(ValueError, match=says):
             read_folder(tmp_path)

@@ -154,7 +154,7 @@ def test_code_from_elsewhere_is_listed_for_every_kind_of_part():
     kinds = ("attention", "mlp", "norm", "position", "block", "loss")
     config = ModelConfig(**{kind: {"class_path": f"my.{kind}", "init_args": {"a": [1, {"b": "c"}]}} for kind in kinds})
     assert sorted(config.foreign_code) == sorted(f"my.{kind}" for kind in kinds)
-    assert ModelConfig(mlp="lightning_llm.mlp.Other").foreign_code == []
+    assert ModelConfig(mlp="lightning_llm.model.experts.MixtureOfExperts").foreign_code == []
 
 
 def test_frozen_and_keyword_only():
