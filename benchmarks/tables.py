@@ -68,7 +68,7 @@ def rows_of(name: str) -> list[Row]:
 def _sides(report: dict[str, Any]) -> list[Row]:
     """A row for the baseline and for each variant, with its cost as ``step`` and its tuning as ``rates``."""
     steps, rates = report["cost"]["sides"], (report["tuning"] or {}).get("sides", {})
-    sides = {"baseline": report["baseline"], **report["variants"]}
+    sides = {"baseline": report["baseline"] | {"null_sd": report["aa"]["null_sd"]}, **report["variants"]}
     return [
         Row(variant=name, step=steps.get(name), rates=rates.get(name), **side, shape=None, dtype=None)
         for name, side in sides.items()
