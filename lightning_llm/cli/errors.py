@@ -227,6 +227,7 @@ def in_plain_words(message: str) -> str:
     for pattern, words in _REWORDED:
         text = re.sub(pattern, words, text)
     text = re.sub(r"(Expected an? )?<class '(?:\w+\.)*(\w+)'>", _type_in_words, text)
+    text = re.sub(r"(, got [^,]+)\1$", r"\1", text)  # by its class, and by the type of the option
     while (shorter := _ALTERNATIVES.sub(_alternatives_in_words, text)) != text:
         text = shorter
     return text

@@ -115,6 +115,16 @@ def check_parsed(options: Mapping[str, Any], words: Sequence[str], classes: Mapp
             raise ValueError(f"{section}.{CLASS_PATH} {path}: write it in a config, or --{section}.{CLASS_PATH} {path}")
 
 
+def check_architecture(given: object) -> None:
+    """Refuse a ``model.architecture`` that holds no options: the parser lets a number and a list pass.
+
+    Raises:
+        ValueError: It is one of these.
+    """
+    if isinstance(given, int | float | str | list):
+        raise ValueError(f"model.architecture must hold options by name, got {shown(given)}")
+
+
 # ---- making them
 
 

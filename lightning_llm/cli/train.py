@@ -171,6 +171,7 @@ class TrainingCLI(LightningCLI):
         config = self.config.clone()
         for section in self.classes:  # it has chosen the class, whose constructor does not take it
             config.pop(f"{self.subcommand}.{section}.{own_classes.CLASS_PATH}")
+        own_classes.check_architecture(config.get(f"{self.subcommand}.model.architecture"))
         with own_classes.blaming(*self.classes.values()):
             self.config_init = self.parser.instantiate_classes(config)
         self.datamodule, self.model = (self._get(self.config_init, name) for name in ("data", "model"))

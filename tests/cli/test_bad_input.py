@@ -188,6 +188,19 @@ def test_arguments_that_are_no_options_are_named(refused, tmp_path, part, says):
     assert f"error: {says} (" in refused("check", "--config", "tiny.yaml", tiny=False)
 
 
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ({"architecture": 5}, "model.architecture must hold options by name, got 5"),
+        ({"architecture": [5]}, "model.architecture must hold options by name, got [5]"),
+        ({"optimizer": 5}, "model.optimizer: expected an import path, got 5"),
+    ],
+)
+def test_numbers_in_place_of_options_are_named(refused, text_file, tmp_path, model, says):
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({"data": {"path": str(text_file)}, "model": model}))
+    assert f"error: {says} (" in refused("check", "--config", "tiny.yaml", tiny=False)
+
+
 def test_a_message_of_any_length_is_shortened_in_time():
     text = "Does not validate against any of the Union subtypes Subtypes: [ Errors: - Given value type: " * 5000
     assert len(in_plain_words(text)) < 5000

@@ -93,9 +93,10 @@ def _apply(tree: Any, keys: tuple[Any, ...], edit: Edit) -> None:
         del tree[last]
     elif edit.kind == "duplicate":
         if isinstance(tree, list):
-            tree.append(tree[last])
+            tree.append(copy.deepcopy(tree[last]))
         else:
-            tree[f"{last}_2" if edit.choice % 2 else last + 1 if isinstance(last, int) else last.upper()] = tree[last]
+            name = f"{last}_2" if edit.choice % 2 else last + 1 if isinstance(last, int) else last.upper()
+            tree[name] = copy.deepcopy(tree[last])
     elif edit.kind == "swap":  # with a value from elsewhere in the same branch
         others = list(tree if isinstance(tree, dict) else range(len(tree)))
         other = others[edit.choice % len(others)]

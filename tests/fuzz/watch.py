@@ -55,7 +55,9 @@ PYTHONS_WORDS = re.compile(
 )
 
 
-NOTE = re.compile(r"^lightning-llm \w+: \S+ imports ")  # before the parser imports what a config names
+NOTE = re.compile(  # what a command says before it can know of an error
+    r"^lightning-llm \w+: \S+ imports |^Preparing stores/| is counted as a LanguageModel: what it adds is left out$"
+)
 
 
 class Failure(AssertionError):
@@ -171,7 +173,8 @@ def run(words: Sequence[str], root: Path, work: Path, story: str) -> Result:
     result = Result(status, out.getvalue(), err.getvalue(), before, after)
     line = " ".join(map(repr, words))
     told = f"{story}\n$ lightning-llm {line}\n{result.err[-2000:]}\nafter {time.monotonic() - began:.1f} s"
-    if canaries and TRUST not in words and " imports canary_parts" not in result.err:
+    is_named = TRUST in words or "canary_parts" in " ".join(words)  # typed: that is trusted
+    if canaries and not is_named and " imports canary_parts" not in result.err:
         raise Failure("code run: the canary was imported", told)
     if WATCH.found:
         raise Failure(f"code run or outside: {WATCH.found[0]}", told)
