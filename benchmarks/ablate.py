@@ -29,15 +29,15 @@ from scipy import special
 
 from benchmarks import ablate_looks
 from benchmarks.ablate_experiments import ROOT, TEXT, Experiment, killed, workplace
-from lightning_llm.ablate.design import Design
 from lightning_llm.ablate.experiment import ALPHA, LOOKS
-from lightning_llm.ablate.pairing import MLP_VALUES, mismatch
 from lightning_llm.ablate.plan import PLAN
-from lightning_llm.ablate.statistics import Array, correlation
-from lightning_llm.ablate.verdict import BETTER, UNDECIDED, Sample, verdicts
 from lightning_llm.bench.harness import Columns, Request, Row, ratios
 from lightning_llm.bench.plots import Measure, bar_plot
 from lightning_llm.cli.train import cli_main
+from lightning_llm.statistics.design import Design
+from lightning_llm.statistics.estimates import Array, correlation
+from lightning_llm.statistics.pairing import MLP_VALUES, mismatch
+from lightning_llm.statistics.verdict import BETTER, UNDECIDED, Sample, verdicts
 
 DEVICES, DTYPES = ("cpu",), ("float32",)  # the precision is that of fit
 FILES = ("lightning_llm/ablate", "lightning_llm/cli/ablate.py", "lightning_llm/cli/ablate_setup.py")

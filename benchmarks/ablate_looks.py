@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from lightning_llm.ablate.sequential import RESERVE, RHO, PlannedLook, further_looks, spending
-from lightning_llm.ablate.statistics import Array
 from lightning_llm.bench.harness import Request, Row
+from lightning_llm.statistics.estimates import Array
+from lightning_llm.statistics.looks import RESERVE, RHO, PlannedLook, further_looks, spending
 
 PATHS, LONG_PATHS = 100_000, 200_000  # up to the last planned look; with added pairs
 ALPHA, MOST = 0.05, 16

@@ -35,7 +35,7 @@ from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.measure.gauges import high_water_bytes, in_fresh_processes, resident_bytes, restart_high_water
 from lightning_llm.measure.timer import PhaseClock, now
 from lightning_llm.training.callbacks.memory_profiler import GIB, MemoryProfiler
-from lightning_llm.training.execution import keep_freed_memory
+from lightning_llm.training.environment import keep_freed_memory
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
 

@@ -26,10 +26,10 @@ from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.groups import param_groups
-from lightning_llm.training.checkpointing import AtomicCheckpointIO
+from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 
 NAMES = ("millions of parameters",)
-FILES = ("lightning_llm/checkpoints", "lightning_llm/training/checkpointing.py")
+FILES = ("lightning_llm/checkpoints", "lightning_llm/training/checkpoint_io.py")
 DEFAULT_SHAPES = ["30"]
 DTYPES = ("float32",)
 VARIANTS = ("waiting", "in the background", "step alone", "step during the write")

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from benchmarks import mup
-from lightning_llm.ablate.statistics import correlation, paired, seeds_saved
 from lightning_llm.bench.harness import Columns, Request, Row
 from lightning_llm.bench.plots import LOWER, chart
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.weights import RESIDUAL_PROJECTIONS
 from lightning_llm.optim.adamw import AdamW
+from lightning_llm.statistics.estimates import correlation, paired, seeds_saved
 from lightning_llm.training.module import LanguageModel
 
 DEFAULT_SHAPES, NAMES = ["20x200"], ("seeds", "steps")

@@ -18,24 +18,17 @@ BENCHMARKS = PACKAGE.parent / "benchmarks"  # may import all of the package, whi
 
 # From the ground up. A module imports from layers below its own, and from its own layer only inside its folder. It
 # belongs to its longest entry: a folder's bare name stands for every file of the folder that has no entry of its own.
-STATISTICS = (
-    *("ablate.statistics", "ablate.robust", "ablate.sequential", "ablate.design", "ablate.power", "ablate.verdict"),
-    "ablate.pairing",
-    "ablate.windows",
-)
 LAYERS = (
     ("lazy", "io"),
-    (
-        *("model.config", "model.parts", "optim.schedules", "ops.sizes", "accounting.hardware", "measure"),
-        *STATISTICS,
-    ),
+    ("model.config", "model.parts", "optim.schedules", "ops.sizes", "accounting.hardware", "measure", "statistics"),
     ("io.console",),
     ("accounting", "ops", "data"),  # data: corpora, tokenizers, token_store, order
     ("data.prepare", "model"),  # model: norm, kv_cache, weights, position, context, build
-    ("model.attention", "model.mlp", "model.experts", "model.block", "model.objective", "checkpoints.pickles"),
+    ("model.attention", "model.mlp", "model.experts", "model.block", "model.loss", "checkpoints.pickles"),
     ("model.transformer", "optim", "checkpoints.archives"),
     ("generation", "interop", "data.datamodule"),
     ("checkpoints",),
+    ("runs",),
     ("training",),
     ("bench", "ablate"),
     ("cli",),
@@ -46,8 +39,10 @@ TORCH = ("torch", "torchmetrics", "transformers", "triton", *LIGHTNING)  # whoev
 # Neither themselves, wherever the import stands, nor by what they import when they are imported.
 NEVER = (
     *((room, LIGHTNING) for room in ("model", "ops", "optim", "generation", "interop", "accounting", "measure")),
-    *((room, TORCH) for room in ("model.config", "model.parts", "accounting", "optim.schedules", "ops.sizes")),
-    *((room, TORCH) for room in STATISTICS),
+    *(
+        (room, TORCH)
+        for room in ("model.config", "model.parts", "accounting", "optim.schedules", "ops.sizes", "statistics")
+    ),
 )
 LAZY_NAMES = "lightning_llm.lazy"  # which imports none of the modules that it names
 OUTSIDE = ("benchmarks", "tests")

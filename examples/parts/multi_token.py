@@ -6,8 +6,8 @@ lightning-llm fit … --model.architecture.loss multi_token.MultiToken
 from torch import Tensor, nn
 
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.loss import IGNORED, CrossEntropy
 from lightning_llm.model.norm import RMSNorm
-from lightning_llm.model.objective import IGNORED, CrossEntropy
 
 
 class MultiToken(CrossEntropy):

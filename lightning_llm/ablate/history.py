@@ -12,8 +12,8 @@ from typing import Any
 
 from lightning_llm.ablate.experiment import BASELINE
 from lightning_llm.ablate.plan import PLAN, REPORT, RUNS
-from lightning_llm.ablate.power import SPREADS
 from lightning_llm.io.untrusted import NUMBER, maybe, read_json, some, validate
+from lightning_llm.statistics.power import SPREADS
 
 MOST = 200  # experiments that are looked at
 _REPORT = some({}, {"aa": some({}, {"null_sd": maybe(NUMBER)})})

@@ -14,7 +14,6 @@ import numpy as np
 from lightning_llm.ablate.experiment import BASELINE
 from lightning_llm.ablate.ratios import ratio_in_words
 from lightning_llm.ablate.report import Curves
-from lightning_llm.ablate.statistics import student
 from lightning_llm.ablate.words import (
     MIB,
     bounds,
@@ -29,6 +28,7 @@ from lightning_llm.ablate.words import (
     verdict_lines,
 )
 from lightning_llm.io.untrusted import printable
+from lightning_llm.statistics.estimates import student
 
 INK, GRAY = "#010203", "#8c8c8c"  # the ink becomes the page's
 COLORS = ("#3b82c4", "#d5443a", "#5a9e3d", "#d08200", "#8e6fc1", "#2a9d8f", "#b84a9c", "#a0744b")  # seen on both pages

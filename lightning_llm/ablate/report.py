@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from lightning_llm.ablate.design import FEWEST, NOT_SHOWN
 from lightning_llm.ablate.experiment import BASELINE, DELTA, NULL
-from lightning_llm.ablate.power import further_pairs
 from lightning_llm.ablate.ratios import TIMED, is_unknown
 from lightning_llm.ablate.results import Loaded
 from lightning_llm.ablate.scheduler import Rules, Run
-from lightning_llm.ablate.sequential import RESERVE, RHO
-from lightning_llm.ablate.statistics import Array
 from lightning_llm.ablate.tuning import FIRST_SEED
-from lightning_llm.ablate.verdict import UNDECIDED, Verdict
-from lightning_llm.ablate.windows import window_error
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import NUMBER, maybe, some, validate
+from lightning_llm.statistics.design import FEWEST, NOT_SHOWN
+from lightning_llm.statistics.estimates import Array
+from lightning_llm.statistics.looks import RESERVE, RHO
+from lightning_llm.statistics.power import further_pairs
+from lightning_llm.statistics.verdict import UNDECIDED, Verdict
+from lightning_llm.statistics.windows import window_error
 
 UNITS = {"val_loss": "nats/token", "bits_per_byte": "bits/byte"}
 LOSS = "val_loss"

@@ -6,13 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.ablate.experiment import AGAIN, BASELINE, NULL
-from lightning_llm.ablate.pairing import BATCHES, INITIAL_VALUES, MLP_VALUES, VALIDATION_BATCHES, mismatch
 from lightning_llm.ablate.plan import INTERVAL, RUNS, Plan
 from lightning_llm.ablate.scheduler import Run, State, state_of
-from lightning_llm.ablate.windows import MOST_BLOCKS
-from lightning_llm.checkpoints.event_files import read_curves
-from lightning_llm.checkpoints.run_directory import DIVERGED, FINISHED, STATUS, WINDOWS, read_summary
-from lightning_llm.checkpoints.run_directory import state_of as run_state
 from lightning_llm.io.untrusted import (
     MIB,
     NUMBER,
@@ -26,6 +21,11 @@ from lightning_llm.io.untrusted import (
     validate,
     whole,
 )
+from lightning_llm.runs.directory import DIVERGED, FINISHED, STATUS, WINDOWS, read_summary
+from lightning_llm.runs.directory import state_of as run_state
+from lightning_llm.runs.event_files import read_curves
+from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, MLP_VALUES, VALIDATION_BATCHES, mismatch
+from lightning_llm.statistics.windows import MOST_BLOCKS
 
 COST = "cost.json"
 NUMBERS = ("val_loss", "bits_per_byte", "train_loss", "seconds", "peak_memory_gib", "steps", "tokens")

@@ -13,10 +13,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from lightning_llm.ablate.design import Design
 from lightning_llm.ablate.experiment import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.tuning import Tune, Tuned, tuning_of
-from lightning_llm.ablate.verdict import Sample, Verdict, verdicts
+from lightning_llm.statistics.design import Design
+from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 
 
 class Run(NamedTuple):

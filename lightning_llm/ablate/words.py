@@ -6,10 +6,10 @@ Every sentence says what was found, with its number, and nothing that the number
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lightning_llm.ablate.design import NOT_SHOWN
 from lightning_llm.ablate.experiment import BASELINE, CLOSE
 from lightning_llm.ablate.ratios import matched_lines, time_in_words
 from lightning_llm.accounting.hardware import shown_duration
+from lightning_llm.statistics.design import NOT_SHOWN
 
 MIB = 2**20
 MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "alone"

@@ -30,7 +30,7 @@ from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.groups import param_groups
-from lightning_llm.training.execution import keep_freed_memory
+from lightning_llm.training.environment import keep_freed_memory
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 # Half the distance of neighboring numbers, relative: 24, 11 and 8 significant bits.

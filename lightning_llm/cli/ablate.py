@@ -29,7 +29,6 @@ from lightning_llm.ablate.experiment import (
 )
 from lightning_llm.ablate.history import spread_in, spread_of
 from lightning_llm.ablate.plan import CODE, MAIN, Plan
-from lightning_llm.ablate.power import SPREADS
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.scheduler import Added, Rules, State
@@ -42,6 +41,7 @@ from lightning_llm.cli.process import interrupts
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.config_file import config_path, read_config
 from lightning_llm.io.console import Console
+from lightning_llm.statistics.power import SPREADS
 
 PROG = "lightning-llm ablate"
 AGAIN = "; the same command again continues"

@@ -6,10 +6,10 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
-from lightning_llm.ablate.design import FEWEST, Design
-from lightning_llm.ablate.power import Outlook, outlook
-from lightning_llm.ablate.verdict import EQUIVALENT, UNDECIDED
 from lightning_llm.io.console import Console
+from lightning_llm.statistics.design import FEWEST, Design
+from lightning_llm.statistics.power import Outlook, outlook
+from lightning_llm.statistics.verdict import EQUIVALENT, UNDECIDED
 
 TIMES_DELTA, TIMES_SPREAD = (0, 0.5, 1, 2, 4), (0, 0.5, 1, 2, 3)  # true differences in the table
 ENOUGH = 0.8

@@ -91,7 +91,7 @@ def _measure(options: argparse.Namespace, fit_options: Sequence[str], package: s
 
     from lightning_llm.bench import harness, plots
     from lightning_llm.io.console import Console
-    from lightning_llm.training.execution import keep_freed_memory
+    from lightning_llm.training.environment import keep_freed_memory
 
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device cuda: there is no CUDA device; measure on cpu")

@@ -15,14 +15,14 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, get_loader, set_loader, set_parsing_settings
 from jsonargparse.typing import Path as ParsersPath
 
-from lightning_llm.checkpoints.run_directory import CONFIG
 from lightning_llm.cli.errors import TRAINER_WORDS
-from lightning_llm.cli.runs import find_checkpoint, newest_run, run_of
 from lightning_llm.data.prepare import check_named_store
 from lightning_llm.io.config_file import check_yaml, config_path, parse_yaml, read_config
 from lightning_llm.io.imports import NAMED, definitions, is_foreign, is_import_path
 from lightning_llm.io.untrusted import check_regular, file_name, shown
 from lightning_llm.model.parts import BUILT_IN, name_of, normalized
+from lightning_llm.runs.directory import CONFIG
+from lightning_llm.runs.find import find_checkpoint, newest_run, run_of
 
 CONFIG_OPTIONS = ("--config", "-c")
 SECTIONS = ("model", "data", "trainer")

@@ -15,9 +15,7 @@ from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_llm.ablate.verdict import Verdict
-from lightning_llm.checkpoints.run_directory import read_summary, unfinished
-from lightning_llm.cli.comparison import (
+from lightning_llm.ablate.comparison import (
     BITS,
     METRICS,
     Effect,
@@ -31,9 +29,11 @@ from lightning_llm.cli.comparison import (
     with_threads,
 )
 from lightning_llm.cli.errors import OneLineParser, tool
-from lightning_llm.cli.run_names import THREADS, find_runs
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console, folded, room
+from lightning_llm.runs.directory import read_summary, unfinished
+from lightning_llm.runs.names import THREADS, find_runs
+from lightning_llm.statistics.verdict import Verdict
 
 THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."
 MOST_COLUMNS = 5  # of options; more are combined in one

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lightning_llm.checkpoints.run_directory import CONFIG, SUMMARY, read_summary
 from lightning_llm.cli.errors import OneLineParser, tool
-from lightning_llm.cli.run_config import size_option
-from lightning_llm.cli.runs import RUNS, add_trust, find_checkpoint, run_of, step_in
 from lightning_llm.io.atomic import write_text
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import file_name
+from lightning_llm.runs.directory import CONFIG, SUMMARY, read_summary
+from lightning_llm.runs.find import RUNS, add_trust, find_checkpoint, run_of, step_in
+from lightning_llm.training.run_config import size_option
 
 if TYPE_CHECKING:
     from lightning_llm.interop.reader import ModelFolder

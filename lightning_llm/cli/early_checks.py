@@ -18,13 +18,13 @@ from lightning_llm.cli.command_line import (
 )
 from lightning_llm.cli.errors import USER_ERROR, one_line, reports
 from lightning_llm.cli.process import is_first_process
-from lightning_llm.cli.runs import named_checkpoint
 from lightning_llm.data.corpora import STDIN, open_corpus
 from lightning_llm.data.prepare import given_tokenizer
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.imports import PACKAGE, is_foreign
 from lightning_llm.io.untrusted import shown
 from lightning_llm.model.parts import BUILT_IN, part_faults
+from lightning_llm.runs.find import named_checkpoint
 
 WHOLE_SECTIONS = ("--model", "--data", "--trainer", "--model.architecture")
 ABSENT = object()

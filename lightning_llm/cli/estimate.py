@@ -19,9 +19,9 @@ from lightning_llm.accounting.memory import (
 from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.accounting.step_time import matmul_dtype
 from lightning_llm.cli.errors import OneLineParser, tool
-from lightning_llm.cli.run_config import RunConfig, add_options, read_run, size_option
 from lightning_llm.io.atomic import write_json
 from lightning_llm.model.parts import BUILT_IN
+from lightning_llm.training.run_config import RunConfig, add_options, read_run, size_option
 
 ADAMW_FLOPS = 12  # per parameter: decay 1, first average 3, second average 4, root, sum, quotient and update 4
 ASSUMED_UTILIZATION = 0.4

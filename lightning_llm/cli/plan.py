@@ -19,9 +19,9 @@ from lightning_llm.accounting.plan_report import decisions, described, frontier_
 from lightning_llm.accounting.planner import Plan, Planner, Task, choose
 from lightning_llm.accounting.step_time import GENERIC, LINK_BANDWIDTH, MATMUL_SHARE, CostModel
 from lightning_llm.cli.errors import OneLineParser, tool
-from lightning_llm.cli.run_config import RunConfig, add_options, merged, read_run, size_option
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.config_file import Section
+from lightning_llm.training.run_config import RunConfig, add_options, merged, read_run, size_option
 
 PATIENCE = 1.0  # seconds before progress is shown
 VIEWS = {"gradient_as_bucket_view": True}

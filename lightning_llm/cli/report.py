@@ -15,13 +15,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_llm.checkpoints.reading import BEST
-from lightning_llm.checkpoints.run_directory import run_dir_of
 from lightning_llm.cli.own_classes import is_own, path_of
 from lightning_llm.data.datamodule import TokenDataModule, offered, tokenizer_of
 from lightning_llm.generation import generate
 from lightning_llm.io.console import Console
-from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
+from lightning_llm.runs.directory import run_dir_of
 from lightning_llm.training.callbacks.record import callback_of, write_summary
+from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.distributed import is_sharded
 from lightning_llm.training.preflight import Check, refuse

@@ -19,7 +19,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_llm.accounting.hardware import shown_duration, shown_size
-from lightning_llm.checkpoints.run_directory import (
+from lightning_llm.cli.errors import OneLineParser, tool
+from lightning_llm.io.atomic import remove_path, write_json
+from lightning_llm.io.console import Console, folded, room
+from lightning_llm.runs.directory import (
     CHECKPOINTS,
     CONFIG,
     FINISHED,
@@ -29,10 +32,7 @@ from lightning_llm.checkpoints.run_directory import (
     read_summary,
     state_of,
 )
-from lightning_llm.cli.errors import OneLineParser, tool
-from lightning_llm.cli.run_names import find_runs, option_columns, run_folders
-from lightning_llm.io.atomic import remove_path, write_json
-from lightning_llm.io.console import Console, folded, room
+from lightning_llm.runs.names import find_runs, option_columns, run_folders
 
 ROOT = "runs"
 CLEAN = "clean"

@@ -28,16 +28,16 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 
 from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint, read_outline
-from lightning_llm.checkpoints.run_directory import CONFIG
 from lightning_llm.checkpoints.schema import LIGHTNING
 from lightning_llm.cli import command_line, early_checks, jobs, own_classes
 from lightning_llm.cli.errors import FAILED, USER_ERROR, help_of, in_plain_words, one_line, reports, with_page
 from lightning_llm.cli.process import interrupts, is_first_process, quieten
 from lightning_llm.cli.report import RunReport, print_checks
-from lightning_llm.cli.runs import JOB, checkpoint_in, find_checkpoint, newest_run, run_of, step_in
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.measure.attribution import is_out_of_memory
+from lightning_llm.runs.directory import CONFIG
+from lightning_llm.runs.find import JOB, checkpoint_in, find_checkpoint, newest_run, run_of, step_in
 from lightning_llm.training.callbacks.consistency import RankConsistencyCheck, ResumeDiff
 from lightning_llm.training.callbacks.dashboard import RunLogger
 from lightning_llm.training.callbacks.non_finite import NonFinite
@@ -45,7 +45,7 @@ from lightning_llm.training.callbacks.progress import StatusFile
 from lightning_llm.training.callbacks.record import callback_of
 from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
 from lightning_llm.training.distributed import leave_groups
-from lightning_llm.training.execution import choose_precision, keep_freed_memory
+from lightning_llm.training.environment import choose_precision, keep_freed_memory
 from lightning_llm.training.initial_weights import check_trust
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.preflight import refuse

@@ -18,7 +18,7 @@ from lightning_llm.model.parts import window_of_layer
 from lightning_llm.ops import sizes
 from lightning_llm.ops.attention import causal_attention
 from lightning_llm.ops.conventions import matmul_dtype
-from lightning_llm.ops.scored_attention import Change, scored_attention
+from lightning_llm.ops.score_mod_attention import Change, scored_attention
 from lightning_llm.ops.span_attention import Spans, span_attention, with_flex_blocks
 
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

@@ -93,7 +93,7 @@ BUILT_IN: dict[str, dict[str, BuiltIn]] = {
         "post": BuiltIn("block.PostNormBlock"),
         "sandwich": BuiltIn("block.SandwichBlock"),
     },
-    "loss": {"cross_entropy": BuiltIn("objective.CrossEntropy", _LOSS)},
+    "loss": {"cross_entropy": BuiltIn("loss.CrossEntropy", _LOSS)},
 }
 
 # Our classes by their paths; another path into this package is no part

@@ -4,7 +4,7 @@
                            └─input_layernorm─self_attn─▶───┘  └─post_attention_layernorm─mlp─▶───┘
 
 The picture is that of the usual block; ``block.py`` has others. The head is not applied by ``forward``: the loss
-(``objective``) takes the hidden states and the head, so that the logits of all tokens need never exist at once
+(``loss``) takes the hidden states and the head, so that the logits of all tokens need never exist at once
 (``ops.linear_cross_entropy``). ``logits`` applies it.
 """
 

@@ -20,7 +20,7 @@ from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
-from lightning_llm.training.execution import uses_tf32
+from lightning_llm.training.environment import uses_tf32
 from lightning_llm.training.measured_parts import measure_parts
 
 

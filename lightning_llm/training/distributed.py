@@ -35,7 +35,7 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import local
 from lightning_llm.optim.muon import MuonAdamW
-from lightning_llm.training.checkpointing import AtomicCheckpointIO
+from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 
 NAME, DEFERRED = "fsdp2", "fsdp2_deferred"
 DEVICES = ("cpu", "cuda")

@@ -14,10 +14,10 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_llm.ablate.windows import MOST_BLOCKS, WINDOWS
 from lightning_llm.data.batches import IGNORED, EvalBatches, limited_batches
 from lightning_llm.data.datamodule import TokenDataModule, offered
 from lightning_llm.data.mixture import Source
+from lightning_llm.statistics.windows import MOST_BLOCKS, WINDOWS
 
 
 class LanguageModelMetrics(Metric):

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from lightning_llm.checkpoints.compatibility import architecture_differences, check_fits, free_fields
 from lightning_llm.checkpoints.reading import BEST, read_checkpoint, read_outline, step_files
-from lightning_llm.checkpoints.run_directory import CHECKPOINTS
 from lightning_llm.checkpoints.schema import FORMAT, WEIGHTS
 from lightning_llm.checkpoints.sharded import Rows, is_folder, local_rows
 from lightning_llm.data.datamodule import offered, tokenizer_of
 from lightning_llm.interop.reader import is_model_folder, read_folder
 from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.model.weights import only_finite, with_vocab_rows
+from lightning_llm.runs.directory import CHECKPOINTS
 
 PREFIX = "transformer."
 # Parts of a tokenizer.json that leave the ids of a text as they are: truncation, and what is put around it.

@@ -8,9 +8,9 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from lightning_llm.checkpoints.run_directory import RunDirectory
 from lightning_llm.io.atomic import json_text, open_to_append, write_text
 from lightning_llm.io.untrusted import MIB, maybe, number_in, parse_json, read_text, record, validate, whole
+from lightning_llm.runs.directory import RunDirectory
 
 METRICS = "metrics.jsonl"
 LARGEST = 1024 * MIB  # a million entries of a kilobyte

@@ -19,10 +19,10 @@ from lightning_llm.training.callbacks.inputs import InputHashes
 from lightning_llm.training.callbacks.progress import StatusFile
 from lightning_llm.training.callbacks.record import RunRecord
 from lightning_llm.training.callbacks.throughput import TrainingLog
-from lightning_llm.training.checkpointing import CheckpointedModule
+from lightning_llm.training.checkpoint_io import CheckpointedModule
 from lightning_llm.training.distributed import build_for, share_work
+from lightning_llm.training.environment import switch_tf32
 from lightning_llm.training.evaluation import Evaluation
-from lightning_llm.training.execution import switch_tf32
 from lightning_llm.training.initial_weights import start_from
 from lightning_llm.training.optimization import OptimizedModule, check_validated, follow_metrics
 from lightning_llm.training.preflight import check_setup

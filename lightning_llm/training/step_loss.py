@@ -19,10 +19,10 @@ from torch.optim import Optimizer
 
 from lightning_llm.checkpoints.loop_state import micro_batch_of_step
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.objective import IGNORED, CrossEntropy
+from lightning_llm.model.loss import IGNORED, CrossEntropy
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.clipping import clip_grad_norm_
-from lightning_llm.training.execution import seed_dropout
+from lightning_llm.training.environment import seed_dropout
 from lightning_llm.training.preflight import check_batch
 
 Batch = dict[str, Tensor]

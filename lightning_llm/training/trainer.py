@@ -15,19 +15,19 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 
 from lightning_llm.checkpoints.reading import read_checkpoint
-from lightning_llm.checkpoints.run_directory import CHECKPOINTS, RunDirectory
 from lightning_llm.checkpoints.schema import RESUME
-from lightning_llm.training.callbacks.checkpoints import RunCheckpoints, refuse_names_of_ours
+from lightning_llm.runs.directory import CHECKPOINTS, RunDirectory
 from lightning_llm.training.callbacks.dashboard import Dashboard, RunLogger
 from lightning_llm.training.callbacks.inputs import InputHashes
 from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
 from lightning_llm.training.callbacks.non_finite import StopOnNonFinite
 from lightning_llm.training.callbacks.progress import StepProgressBar
+from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints, refuse_names_of_ours
 from lightning_llm.training.callbacks.signals import StopOnSignal
 from lightning_llm.training.callbacks.throughput import TrainingLog
-from lightning_llm.training.checkpointing import AtomicCheckpointIO
+from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 from lightning_llm.training.distributed import strategy_for
-from lightning_llm.training.execution import choose_precision
+from lightning_llm.training.environment import choose_precision
 from lightning_llm.training.json_logger import JSONLinesLogger
 from lightning_llm.training.optimization import evaluated
 from lightning_llm.training.preflight import Check, check_nodes, check_options, check_run

@@ -8,7 +8,7 @@ from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import _BLOCKS, Result, _mismatch
 from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.worker import work
-from lightning_llm.checkpoints.run_directory import WINDOWS
+from lightning_llm.runs.directory import WINDOWS
 
 LONGER = {name: {"steps": 6 + (name == "a"), "tokenizer": "t"} for name in ("baseline", "null", "a")}
 A = {"effect": -0.5}

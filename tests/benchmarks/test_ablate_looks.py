@@ -23,11 +23,11 @@ from benchmarks.ablate_looks import (
     moderated,
     summary,
 )
-from lightning_llm.ablate.design import Design
 from lightning_llm.ablate.experiment import LOOKS
-from lightning_llm.ablate.sequential import RESERVE, RHO
-from lightning_llm.ablate.statistics import paired
 from lightning_llm.bench.harness import Request
+from lightning_llm.statistics.design import Design
+from lightning_llm.statistics.estimates import paired
+from lightning_llm.statistics.looks import RESERVE, RHO
 
 SMALL = {"PATHS": 4000, "LONG_PATHS": 4000, "LOOKS": ((4, 8), CHOSEN.looks), "RHOS": (1.0, CHOSEN.rho)}
 

@@ -23,9 +23,9 @@ steps = lambda trainer: max(0, trainer.global_step - (trainer.ckpt_path is not N
 TokenDataModule.position = property(lambda self: steps(self.trainer))
 """
 TAKES_THE_OLDEST = """
-from lightning_llm.cli import runs
-newest_first = runs._newest_first
-runs._newest_first = lambda run: newest_first(run)[-1:]
+from lightning_llm.runs import find
+newest_first = find._newest_first
+find._newest_first = lambda run: newest_first(run)[-1:]
 """
 STARTS_AFRESH = """
 from lightning_llm.cli.train import TrainingCLI

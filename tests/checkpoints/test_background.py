@@ -9,8 +9,8 @@ import torch
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.background import Background, HostCopy
 from lightning_llm.checkpoints.reading import read_checkpoint
-from lightning_llm.training import checkpointing
-from lightning_llm.training.checkpointing import AtomicCheckpointIO
+from lightning_llm.training import checkpoint_io
+from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 
 
 def test_work_is_done_in_order_and_not_behind_an_error():
@@ -53,7 +53,7 @@ def held(monkeypatch):
         assert gate.wait(60)
         write_atomically(content, path)
 
-    monkeypatch.setattr(checkpointing, "write_atomically", write)
+    monkeypatch.setattr(checkpoint_io, "write_atomically", write)
     return gate
 
 
@@ -78,7 +78,7 @@ def test_the_next_saving_waits_and_tells_what_went_wrong(tmp_path, monkeypatch, 
 
     linked = []
     with monkeypatch.context() as patch:
-        patch.setattr(checkpointing, "write_atomically", full)
+        patch.setattr(checkpoint_io, "write_atomically", full)
         files.save_checkpoint({}, tmp_path / "a.ckpt")
         files.then(lambda: linked.append(1))
         with pytest.raises(OSError, match="the disk is full"):

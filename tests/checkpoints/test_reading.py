@@ -16,7 +16,7 @@ from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.reading import is_whole, load_transformer, read_checkpoint
 from lightning_llm.optim import AdamW
 from lightning_llm.training import load_checkpoint, save_checkpoint
-from lightning_llm.training.checkpointing import AtomicCheckpointIO
+from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 
 
 def trained():

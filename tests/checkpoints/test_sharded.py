@@ -9,8 +9,8 @@ import torch
 
 from lightning_llm.checkpoints.reading import is_whole, read_checkpoint, read_outline
 from lightning_llm.checkpoints.sharded import MARK, Rows, write_folder
-from lightning_llm.cli.runs import find_checkpoint
 from lightning_llm.io.atomic import link_path, remove_path, replace_path
+from lightning_llm.runs.find import find_checkpoint
 
 ROWS = torch.arange(10.0).view(5, 2)
 

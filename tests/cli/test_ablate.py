@@ -20,13 +20,13 @@ import yaml
 
 from lightning_llm.__main__ import main
 from lightning_llm.ablate import cost
-from lightning_llm.ablate.design import Design
 from lightning_llm.ablate.plan import CONFIGS, PLAN
-from lightning_llm.ablate.power import outlook
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.scheduler import Added, Run
 from lightning_llm.cli.ablate_setup import Setup
 from lightning_llm.measure.timer import Timing
+from lightning_llm.statistics.design import Design
+from lightning_llm.statistics.power import outlook
 from tests.ablate.test_experiment import ROOT, SHIPPED
 
 CONFIG = {

@@ -20,9 +20,6 @@ from lightning_llm.ablate import scheduler as ablate_scheduler
 from lightning_llm.ablate.experiment import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
-from lightning_llm.ablate.statistics import paired, unpaired
-from lightning_llm.ablate.verdict import BETTER, UNDECIDED, WORSE
-from lightning_llm.checkpoints.run_directory import FAILED, FINISHED, INTERRUPTED, RUNNING, unfinished
 from lightning_llm.cli.compare import (
     ADJUSTED,
     NO_BITS,
@@ -35,8 +32,11 @@ from lightning_llm.cli.compare import (
     read_results,
 )
 from lightning_llm.cli.report import RunReport
-from lightning_llm.cli.run_names import Run, find_runs
 from lightning_llm.io.console import Console
+from lightning_llm.runs.directory import FAILED, FINISHED, INTERRUPTED, RUNNING, unfinished
+from lightning_llm.runs.names import Run, find_runs
+from lightning_llm.statistics.estimates import paired, unpaired
+from lightning_llm.statistics.verdict import BETTER, UNDECIDED, WORSE
 from lightning_llm.training.callbacks import StopOnSignal
 from tests.ablate import conftest as ablate_conftest
 

@@ -6,8 +6,9 @@ import pytest
 
 from lightning_llm.checkpoints import reading
 from lightning_llm.checkpoints.reading import read_checkpoint
-from lightning_llm.cli import inference, run_config
-from lightning_llm.cli.runs import find_checkpoint
+from lightning_llm.cli import inference
+from lightning_llm.runs.find import find_checkpoint
+from lightning_llm.training import run_config
 
 FOLDER = Path("runs/run/version_0/checkpoints")
 OURS = {"best.ckpt", "step-00000003.ckpt", "step-00000006.ckpt"}

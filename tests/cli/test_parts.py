@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lightning_llm.__main__ import main
 from lightning_llm.checkpoints.reading import read_checkpoint
-from lightning_llm.cli.run_config import read_config
+from lightning_llm.training.run_config import read_config
 
 EXAMPLES = str(Path(__file__).parents[2] / "examples" / "parts")
 EXPERTS = {"class_path": "mixture_of_experts", "init_args": {"num_experts": 4, "top_k": 2}}

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from lightning_llm.__main__ import main
-from lightning_llm.checkpoints import run_directory
-from lightning_llm.checkpoints.run_directory import FAILED, FINISHED, INTERRUPTED, LOCK, RUNNING, RunLock, write_status
 from lightning_llm.cli import run_list
 from lightning_llm.io.console import Console
+from lightning_llm.runs import directory
+from lightning_llm.runs.directory import FAILED, FINISHED, INTERRUPTED, LOCK, RUNNING, RunLock, write_status
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from lightning_llm.checkpoints.run_directory import RunLock
+from lightning_llm.runs.directory import RunLock
 RunLock(Path(sys.argv[1])).acquire()
 print("held", flush=True)
 time.sleep(600)
@@ -179,7 +179,7 @@ def test_a_held_lock_keeps_a_run(make, monkeypatch, error_line):
         assert main(["runs", "clean", "--yes"]) == 0
         assert run.is_dir()
         monkeypatch.setattr(run_list, "is_locked", lambda folder: False)  # it was locked after it was listed
-        monkeypatch.setattr(run_directory, "WAIT_S", 0.0)
+        monkeypatch.setattr(directory, "WAIT_S", 0.0)
         assert main(["runs", "clean", "--yes"]) == 2
         assert f"process {holder.pid} on {socket.gethostname()} trains in {run.resolve()}" in error_line()
         assert run.is_dir()
@@ -199,7 +199,7 @@ def test_a_lock_of_this_process_is_not_lost_by_looking(make):
     lock.release()
 
 
-IS_LOCKED = "from lightning_llm.checkpoints.run_directory import is_locked"
+IS_LOCKED = "from lightning_llm.runs.directory import is_locked"
 
 
 def test_a_run_that_was_resumed_meanwhile_is_kept(make, monkeypatch, error_line):

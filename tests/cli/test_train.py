@@ -20,7 +20,7 @@ from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.cli.command_line import resume_command
 from lightning_llm.cli.train import cli_main
 from lightning_llm.training.callbacks import StopOnSignal
-from lightning_llm.training.execution import choose_precision
+from lightning_llm.training.environment import choose_precision
 from lightning_llm.training.trainer import NoProfiler
 
 

@@ -9,8 +9,8 @@ import torch
 
 from lightning_llm.ablate.results import Result
 from lightning_llm.ablate.scheduler import Run
-from lightning_llm.ablate.windows import window_error
 from lightning_llm.data.batches import IGNORED, EvalBatches
+from lightning_llm.statistics.windows import window_error
 from lightning_llm.training import evaluation
 from lightning_llm.training.evaluation import WindowSums
 

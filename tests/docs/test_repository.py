@@ -1,7 +1,7 @@
 """What README and docs/ say of the repository is so: the file tree, the links, the configs, the comparison."""
 
 import re
-from pathlib import Path
+import runpy
 
 import pytest
 import yaml
@@ -15,16 +15,12 @@ CONFIGS = sorted(set((ROOT / "configs").glob("*.yaml")) - set(OVERLAYS))
 DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def test_the_file_tree_names_every_file_and_no_other():
-    tree = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Files")[1].split("```")[1]
-    named = re.findall(r"^((?:lightning_llm|benchmarks)/\S+\.py)  +\S", tree, re.M)
-    files = [*(ROOT / "lightning_llm").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
-    assert set(named) == {str(path.relative_to(ROOT)) for path in files if path.name != "__init__.py"}
-    folders = [str(Path(name).parent) for name in named]
-    assert len(named) == len(set(named))
-    for folder in set(folders):
-        within = [name for name, its in zip(named, folders, strict=True) if its == folder]
-        assert within == sorted(within)
+def test_the_list_of_source_files_is_current():
+    script = runpy.run_path(str(ROOT / "docs" / "source_files.py"), run_name="source_files")
+    page = script["page"]()
+    assert script["PAGE"].read_text(encoding="utf-8") == page, "write it again: python docs/source_files.py"
+    assert page.count("| `") > 150
+    assert all(re.fullmatch(r"\| `\w+\.py` \| .*\w.* \|", row) for row in page.splitlines() if row.startswith("| `"))
 
 
 def test_the_guide_to_changes_names_files_that_exist():

@@ -28,7 +28,7 @@ OWN = (
     "data/prepare.py",
     "data/tokenizers.py",
 )
-OWN += ("training/run_options.py", "interop/writer.py")  # text and a dictionary of the config, as code and table
+OWN += ("runs/options.py", "interop/writer.py")  # text and a dictionary of the config, as code and table
 
 
 def strictly(text):

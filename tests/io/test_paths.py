@@ -137,7 +137,7 @@ ALLOWED = {  # where, call: why
     ("data/token_store.py", "np.memmap"): "of an open file",
     ("data/token_store.py", "np.fromfile"): "checked when the store was opened",
     ("interop/weights.py", "safe_open"): "takes a path only; checked before",
-    ("training/execution.py", "path.read_bytes"): "this package",
+    ("training/environment.py", "path.read_bytes"): "this package",
     ("checkpoints/archives.py", "torch.load"): "takes a path only to map it; checked before",
     ("ablate/page.py", "figure.savefig"): "into memory",
     ("training/callbacks/memory_report.py", "figure.savefig"): "of an open file",

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from lightning_llm.lazy import lazy
 
 if TYPE_CHECKING:
-    from lightning_llm.training.callbacks.checkpoints import RunCheckpoints as RunCheckpoints
     from lightning_llm.training.callbacks.consistency import RankConsistencyCheck as RankConsistencyCheck
     from lightning_llm.training.callbacks.consistency import ResumeDiff as ResumeDiff
     from lightning_llm.training.callbacks.dashboard import Dashboard as Dashboard
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from lightning_llm.training.callbacks.non_finite import StopOnNonFinite as StopOnNonFinite
     from lightning_llm.training.callbacks.progress import StatusFile as StatusFile
     from lightning_llm.training.callbacks.progress import StepProgressBar as StepProgressBar
+    from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints as RunCheckpoints
     from lightning_llm.training.callbacks.samples import SampleText as SampleText
     from lightning_llm.training.callbacks.signals import Interrupted as Interrupted
     from lightning_llm.training.callbacks.signals import StopOnSignal as StopOnSignal
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
-        training__callbacks__checkpoints="RunCheckpoints",
+        training__callbacks__run_checkpoints="RunCheckpoints",
         training__callbacks__consistency="RankConsistencyCheck ResumeDiff HonestResume SameEverywhere",
         training__callbacks__dashboard="Dashboard",
         training__callbacks__inputs="InputHashes",

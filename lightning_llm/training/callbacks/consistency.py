@@ -23,9 +23,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_llm.checkpoints.reading import EXECUTION
 from lightning_llm.checkpoints.schema import FORMAT
+from lightning_llm.runs.options import flat
 from lightning_llm.training.distributed import host_group
-from lightning_llm.training.execution import changes_since, code_digest
-from lightning_llm.training.run_options import flat
+from lightning_llm.training.environment import changes_since, code_digest
 
 SHOWN = 3  # differences of a rank; one wrong config file makes dozens
 Facts = dict[str, Any]

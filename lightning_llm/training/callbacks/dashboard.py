@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.tensorboard.summary import hparams
 
-from lightning_llm.checkpoints.event_files import put_events_before
 from lightning_llm.checkpoints.loop_state import step_is_complete
-from lightning_llm.checkpoints.run_directory import RunDirectory, is_first_process
 from lightning_llm.optim.groups import local
+from lightning_llm.runs.directory import RunDirectory, is_first_process
+from lightning_llm.runs.event_files import put_events_before
+from lightning_llm.runs.options import MEMORY, PEAK, short_options, shown
 from lightning_llm.training.callbacks.consistency import ResumeDiff
-from lightning_llm.training.run_options import MEMORY, PEAK, short_options, shown
 
 TRAIN_LOSS = "train_loss"  # mean over the targets since the last entry, nats per token
 VAL_LOSS = "val_loss"

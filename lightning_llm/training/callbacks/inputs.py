@@ -27,9 +27,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lightning_llm.ablate.pairing import BATCHES, BATCHES_AT, INITIAL_VALUES, VALIDATION_BATCHES
 from lightning_llm.checkpoints.loop_state import micro_batch_of_step, step_is_complete
 from lightning_llm.data.batches import IGNORED
+from lightning_llm.statistics.pairing import BATCHES, BATCHES_AT, INITIAL_VALUES, VALIDATION_BATCHES
 
 MULTIPLES = 32  # a power of two: at most so many evenly spaced steps have a hash
 

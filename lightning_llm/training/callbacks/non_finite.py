@@ -18,9 +18,9 @@ import lightning_llm.training.callbacks.dashboard as names
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.loop_state import is_log_step, micro_batch_of_step, step_is_complete
 from lightning_llm.checkpoints.reading import step_files
-from lightning_llm.checkpoints.run_directory import run_dir_of
 from lightning_llm.optim.groups import local
-from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
+from lightning_llm.runs.directory import run_dir_of
+from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints
 
 KEPT = 8192  # values to look back on; a run with a NaN never recovers, so none is missed
 

@@ -12,15 +12,15 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from lightning_llm.checkpoints.run_directory import FINISHED, RUNNING, SUMMARY, WINDOWS, run_dir_of, write_status
 from lightning_llm.data.datamodule import TokenDataModule, offered
 from lightning_llm.io.atomic import remove_path, write_json
-from lightning_llm.training.callbacks.checkpoints import RunCheckpoints
+from lightning_llm.runs.directory import FINISHED, RUNNING, SUMMARY, WINDOWS, run_dir_of, write_status
 from lightning_llm.training.callbacks.consistency import ResumeDiff
 from lightning_llm.training.callbacks.inputs import InputHashes
 from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
 from lightning_llm.training.callbacks.progress import StatusFile
-from lightning_llm.training.execution import record
+from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints
+from lightning_llm.training.environment import record
 
 OF_TRAINER = ("max_steps", "max_epochs", "precision", "gradient_clip_val", "limit_train_batches", "limit_val_batches")
 

@@ -13,7 +13,7 @@ from lightning_llm.training.callbacks.consistency import (
     gather,
 )
 from lightning_llm.training.callbacks.dashboard import RunLogger
-from lightning_llm.training.execution import code_digest
+from lightning_llm.training.environment import code_digest
 
 
 def facts(**changes):
@@ -62,7 +62,7 @@ def test_facts_of_all_processes_in_their_order(two_processes):
 @pytest.mark.parametrize("change", ["text", "name"])
 def test_the_digest_knows_every_file(monkeypatch, tmp_path, change):
     (tmp_path / "a.py").write_text("1")
-    monkeypatch.setattr("lightning_llm.training.execution.PACKAGE", tmp_path)
+    monkeypatch.setattr("lightning_llm.training.environment.PACKAGE", tmp_path)
     before = code_digest()
     if change == "text":
         (tmp_path / "a.py").write_text("2")

@@ -22,9 +22,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG, turn_of
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.untrusted import read_text
+from lightning_llm.runs.directory import CHECKPOINTS, CONFIG, turn_of
 
 if TYPE_CHECKING:
     from lightning_llm.model.transformer import Transformer

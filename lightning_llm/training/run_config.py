@@ -26,11 +26,11 @@ from lightning_llm.accounting.hardware import (
 )
 from lightning_llm.accounting.memory import STRATEGIES
 from lightning_llm.accounting.planner import STATE_BYTES
-from lightning_llm.checkpoints.run_directory import CHECKPOINTS, CONFIG
 from lightning_llm.io.config_file import Section, config_path, read_config
 from lightning_llm.io.imports import is_foreign
 from lightning_llm.io.untrusted import file_in, read_json, shown
 from lightning_llm.model.config import ModelConfig, config_of_file
+from lightning_llm.runs.directory import CHECKPOINTS, CONFIG
 
 # Tensors of a parameter's size that an optimizer keeps for each parameter; MuonAdamW has its own formula below.
 STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop": 1, "Adagrad": 1, "Lion": 1}

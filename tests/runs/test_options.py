@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_llm.training.run_options import short_options, shown
+from lightning_llm.runs.options import short_options, shown
 
 
 def test_names_lose_what_says_nothing():

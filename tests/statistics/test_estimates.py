@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lightning_llm.ablate.statistics import (
+from lightning_llm.statistics.estimates import (
     Estimate,
     correlation,
     correlation_interval,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lightning_llm.ablate.robust import EXACT_PAIRS, outliers, robust, sign_flip, skewness
+from lightning_llm.statistics.robust import EXACT_PAIRS, outliers, robust, sign_flip, skewness
 
 
 def test_the_sign_flip_test_tries_all_signs():

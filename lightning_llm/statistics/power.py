@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_llm.ablate.design import BETTER, EQUIVALENT, FEWEST, UNDECIDED, WORSE, Design
-from lightning_llm.ablate.statistics import student
+from lightning_llm.statistics.design import BETTER, EQUIVALENT, FEWEST, UNDECIDED, WORSE, Design
+from lightning_llm.statistics.estimates import student
 
 PATHS, FUTURES = 20_000, 2_000
 POWER = 0.8

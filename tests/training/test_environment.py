@@ -15,8 +15,8 @@ import yaml
 from lightning_llm.__main__ import main
 from lightning_llm.accounting import hardware
 from lightning_llm.checkpoints.reading import digest, read_checkpoint, step_files
-from lightning_llm.training import execution, preflight
-from lightning_llm.training.execution import code_digest
+from lightning_llm.training import environment, preflight
+from lightning_llm.training.environment import code_digest
 
 NEEDS = "trainer.tf32 true needs an NVIDIA GPU of compute capability 8.0 or later"
 RUN = Path("runs/run/version_0")
@@ -100,12 +100,12 @@ def test_tf32_is_switched_in_each_process_and_recorded(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100-SXM2-32GB")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     for asked, expected in ((True, "high"), (None, "high"), (False, "highest"), (None, "highest")):
-        execution.switch_tf32(trainer(asked))
+        environment.switch_tf32(trainer(asked))
         assert torch.get_float32_matmul_precision() == expected
-        assert execution.record(trainer(asked))["tf32"] is (expected == "high")
+        assert environment.record(trainer(asked))["tf32"] is (expected == "high")
         errors = list(preflight._tf32_errors(trainer(asked)))
         assert errors == ([f"{NEEDS}, got Tesla V100-SXM2-32GB: leave it out"] if asked else [])
-    execution.switch_tf32(None)  # validate() without a trainer of ours
+    environment.switch_tf32(None)  # validate() without a trainer of ours
 
 
 def test_deterministic_true_trains_validates_and_samples(tiny, monkeypatch):
@@ -126,7 +126,7 @@ def test_tf32_on_a_gpu_rounds_the_factors():
     a, b = (torch.randn(512, 512, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     errors = {}
     for asked in (False, True):
-        execution.switch_tf32(SimpleNamespace(tf32=asked))
+        environment.switch_tf32(SimpleNamespace(tf32=asked))
         errors[asked] = float(((a.cuda() @ b.cuda()).cpu().double() - a.double() @ b.double()).norm())
     assert errors[True] > 10 * errors[False]
 

@@ -13,18 +13,18 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from lightning_llm.__main__ import main
-from lightning_llm.checkpoints import run_directory
-from lightning_llm.checkpoints.event_files import put_events_before, read_curves
-from lightning_llm.checkpoints.run_directory import CHECKPOINTS, take_turn, turn_of
 from lightning_llm.cli.report import RunReport
-from lightning_llm.cli.run_names import run_folders
-from lightning_llm.cli.runs import CONFIG, newest_run
 from lightning_llm.io.atomic import link_path
+from lightning_llm.runs import directory
+from lightning_llm.runs.directory import CHECKPOINTS, take_turn, turn_of
+from lightning_llm.runs.event_files import put_events_before, read_curves
+from lightning_llm.runs.find import CONFIG, newest_run
+from lightning_llm.runs.names import run_folders
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from lightning_llm.checkpoints.run_directory import RunLock
+from lightning_llm.runs.directory import RunLock
 RunLock(Path(sys.argv[1])).acquire()
 print("held", flush=True)
 time.sleep(600)
@@ -178,7 +178,7 @@ def test_a_second_writer_is_refused_before_it_changes_anything(tiny, monkeypatch
     try:
         assert holder.stdout.readline() == "held\n"
         before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-        monkeypatch.setattr(run_directory, "WAIT_S", 0.0)
+        monkeypatch.setattr(directory, "WAIT_S", 0.0)
         with pytest.raises(SystemExit) as leaving:
             tiny("fit", "--ckpt_path=last")
         assert leaving.value.code == 2

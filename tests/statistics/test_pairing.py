@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_llm.ablate.pairing import MLP_VALUES, mismatch
+from lightning_llm.statistics.pairing import MLP_VALUES, mismatch
 
 RUN = {
     "batches": "a1",

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.checkpoints.run_directory import CONFIG, SUMMARY, read_summary
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import LONGEST_NAME, file_name, number_in
-from lightning_llm.training.run_options import ABSENT, CALLBACKS, SEEDS, identity, labels, short_options
+from lightning_llm.runs.directory import CONFIG, SUMMARY, read_summary
+from lightning_llm.runs.options import ABSENT, CALLBACKS, SEEDS, identity, labels, short_options
 
 EVENTS = "events.out.tfevents*"
 THREADS = "threads"  # in the summary; older ones lack it

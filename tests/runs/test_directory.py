@@ -14,15 +14,15 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from lightning_llm import LanguageModel, TokenDataModule
-from lightning_llm.checkpoints import run_directory
 from lightning_llm.checkpoints.reading import read_checkpoint
-from lightning_llm.checkpoints.run_directory import LOCK, RunDirectory, RunLock, claim, is_locked, take_turn, turn_of
+from lightning_llm.runs import directory
+from lightning_llm.runs.directory import LOCK, RunDirectory, RunLock, claim, is_locked, take_turn, turn_of
 from lightning_llm.training.trainer import Trainer
 
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from lightning_llm.checkpoints.run_directory import RunLock
+from lightning_llm.runs.directory import RunLock
 RunLock(Path(sys.argv[1])).acquire()
 if os.fork() == 0:  # as workers that load data
     print(os.getpid(), flush=True)
@@ -99,7 +99,7 @@ def test_a_failed_run_gives_its_lock_back(train):
 
 
 def test_processes_that_see_the_same_next_number_get_a_folder_each(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_directory, "next_number", lambda parent: 0)  # all looked before any had made its folder
+    monkeypatch.setattr(directory, "next_number", lambda parent: 0)  # all looked before any had made its folder
     assert [claim(tmp_path / "a").name for _ in range(3)] == ["version_0", "version_1", "version_2"]
     assert claim(tmp_path / "a", "mine").name == "mine"
     assert claim(tmp_path / "a", "mine").name == "version_3"
@@ -133,7 +133,7 @@ def holder(tmp_path):
 
 def test_the_process_that_trains_there_is_named_and_a_kill_frees_the_folder(tmp_path, holder, monkeypatch):
     process, worker = holder
-    monkeypatch.setattr(run_directory, "WAIT_S", 0.0)
+    monkeypatch.setattr(directory, "WAIT_S", 0.0)
     lock = RunLock(tmp_path)
     with pytest.raises(
         ValueError, match=rf"process {process.pid} on \S+ trains in {tmp_path}: wait until it has ended"
@@ -148,7 +148,7 @@ def test_the_process_that_trains_there_is_named_and_a_kill_frees_the_folder(tmp_
 
 def test_a_process_that_is_ending_is_waited_for(tmp_path, holder, monkeypatch):
     process, _ = holder
-    monkeypatch.setattr(run_directory.time, "sleep", lambda seconds: (process.kill(), process.wait()))
+    monkeypatch.setattr(directory.time, "sleep", lambda seconds: (process.kill(), process.wait()))
     lock = RunLock(tmp_path)
     lock.acquire()
     assert (tmp_path / LOCK).read_text().startswith(f"{os.getpid()} ")

@@ -21,7 +21,7 @@ import dataclasses
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from lightning_llm.ablate.sequential import OneLook, PlannedLook, Rule, ShortLook, further_looks, spending
+from lightning_llm.statistics.looks import OneLook, PlannedLook, Rule, ShortLook, further_looks, spending
 
 BETTER, WORSE, EQUIVALENT, UNDECIDED = "better", "worse", "equivalent", "undecided"
 SMALLER, LARGER, NOT_SHOWN = "smaller", "larger", "not shown"

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from lightning_llm import LanguageModel
 from lightning_llm.model import ModelConfig
-from lightning_llm.model.objective import CrossEntropy
+from lightning_llm.model.loss import CrossEntropy
 
 CONFIG = ModelConfig(vocab_size=61, vocab_multiple_of=64, hidden_size=8)
 OPTIONS = {"z_loss": 0.1, "label_smoothing": 0.2}

@@ -6,10 +6,10 @@ import json
 import pytest
 import torch
 
-from lightning_llm.ablate.pairing import mismatch
 from lightning_llm.checkpoints.loop_state import step_is_complete
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.data.batches import IGNORED
+from lightning_llm.statistics.pairing import mismatch
 from lightning_llm.training.callbacks import InputHashes, StopOnSignal
 from lightning_llm.training.callbacks.inputs import is_kept, tensor_hash
 
@@ -175,7 +175,7 @@ def test_a_run_that_was_resumed_under_other_conditions_is_no_pair(summary, monke
         if field == "threads":
             patch.setattr(torch, "get_num_threads", lambda: 7)
         else:
-            patch.setattr("lightning_llm.training.execution._own_code", lambda: "7" * 16)
+            patch.setattr("lightning_llm.training.environment._own_code", lambda: "7" * 16)
         summary("a", **{"trainer.max_steps": 2})
     resumed = summary("a", "--ckpt_path=last")
     old = 7 if field == "threads" else "7" * 16

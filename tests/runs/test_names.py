@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_llm.cli.run_names import EVENTS, LONGEST_NAME, differences, find_runs, run_names
 from lightning_llm.io.untrusted import printable
+from lightning_llm.runs.names import EVENTS, LONGEST_NAME, differences, find_runs, run_names
 
 BASE = {
     "seed_everything": 1,

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from lightning_llm.ablate import statistics
-from lightning_llm.ablate.design import LARGER, NOT_SHOWN, SMALLER, Design
-from lightning_llm.ablate.sequential import RESERVE
-from lightning_llm.ablate.verdict import BETTER, EQUIVALENT, UNDECIDED, WORSE, Sample, verdicts
+from lightning_llm.statistics import estimates
+from lightning_llm.statistics.design import LARGER, NOT_SHOWN, SMALLER, Design
+from lightning_llm.statistics.looks import RESERVE
+from lightning_llm.statistics.verdict import BETTER, EQUIVALENT, UNDECIDED, WORSE, Sample, verdicts
 
 LOOKS = (4, 6, 8, 12, 16)
 BASELINE = [2.01, 1.97, 2.05, 2.00]
@@ -40,7 +40,7 @@ def test_equivalent_is_an_interval_inside_delta_whatever_its_sign():
     variant = shifted(-0.001, 0.002, 0.0, 0.001)
     found = one(variant, delta=0.005)
     assert (found.verdict, found.size, found.direction) == (EQUIVALENT, SMALLER, NOT_SHOWN)
-    half = statistics.student(0.05, 3) * found.sd / 2
+    half = estimates.student(0.05, 3) * found.sd / 2
     assert found.interval == pytest.approx((found.difference - half, found.difference + half))
     for delta in np.linspace(0.0005, 0.006, 40):
         assert (one(variant, delta=delta).verdict == EQUIVALENT) == (found.difference + half < delta)
@@ -136,7 +136,7 @@ def test_variants_that_are_not_compared_share_alpha_too():
     variant = shifted(-0.1, -0.11, -0.09, -0.1)
     alone, of_three = one(variant), verdicts({"a": Sample(BASELINE, variant)}, variants=3)["a"]
     assert (of_three.level, of_three.p_adjusted) == (pytest.approx(1 - 0.05 / 3), pytest.approx(3 * alone.p_adjusted))
-    assert of_three.critical == pytest.approx(statistics.student(0.05 / 3, 3))
+    assert of_three.critical == pytest.approx(estimates.student(0.05 / 3, 3))
 
 
 def test_a_diverged_run_of_the_baseline_takes_only_its_pair_out():
@@ -221,7 +221,7 @@ def test_further_looks_follow_the_planned_ones():
 def test_unpaired_runs_are_compared_by_welch():
     variant = [1.90, 1.93, 1.95, 1.92, 1.91]
     found = one(variant, is_paired=False)
-    truth = statistics.unpaired(BASELINE, variant)
+    truth = estimates.unpaired(BASELINE, variant)
     assert (found.p, found.difference, found.pairs) == (pytest.approx(truth.p), pytest.approx(truth.difference), 0)
     assert (found.rule, found.verdict) == ("one look", BETTER)
     assert found.correlation is found.noise is found.robust is None
@@ -234,7 +234,7 @@ def test_several_variants_share_alpha():
     for name, sample in samples.items():
         assert together[name].p_adjusted == pytest.approx(min(1, 3 * verdicts({name: sample})[name].p))
     half = (together["a"].interval[1] - together["a"].interval[0]) / 2
-    assert half == pytest.approx(statistics.student(0.05 / 3, 3) * together["a"].sd / 2)
+    assert half == pytest.approx(estimates.student(0.05 / 3, 3) * together["a"].sd / 2)
 
 
 def test_outliers_and_a_sign_flip_that_disagrees_are_warnings():

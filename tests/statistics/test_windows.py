@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lightning_llm.ablate.windows import FEWEST_BLOCKS, window_error
+from lightning_llm.statistics.windows import FEWEST_BLOCKS, window_error
 
 RNG = np.random.default_rng(0)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lightning_llm.ablate.design import (
+from lightning_llm.statistics.design import (
     BETTER,
     EQUIVALENT,
     FEWEST,
@@ -15,8 +15,8 @@ from lightning_llm.ablate.design import (
     Answer,
     Design,
 )
-from lightning_llm.ablate.power import further_pairs, outlook
-from lightning_llm.ablate.sequential import RESERVE, OneLook, PlannedLook, ShortLook, spending
+from lightning_llm.statistics.looks import RESERVE, OneLook, PlannedLook, ShortLook, spending
+from lightning_llm.statistics.power import further_pairs, outlook
 
 LOOKS = (8, 12, 16)
 

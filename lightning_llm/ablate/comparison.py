@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.ablate.experiment import BASELINE
-from lightning_llm.ablate.pairing import BATCHES, INITIAL_VALUES, VALIDATION_BATCHES, mismatch
 from lightning_llm.ablate.plan import PLAN, RUNS
 from lightning_llm.ablate.results import load_experiment
-from lightning_llm.ablate.verdict import Sample, Verdict, verdicts
-from lightning_llm.checkpoints.event_files import read_curves
-from lightning_llm.checkpoints.run_directory import read_summary
-from lightning_llm.cli.run_names import EVENTS, THREADS, Run, descriptions, made_different, option_columns
-from lightning_llm.training.run_options import MEMORY, PEAK, SEEDS, identity
+from lightning_llm.runs.directory import read_summary
+from lightning_llm.runs.event_files import read_curves
+from lightning_llm.runs.names import EVENTS, THREADS, Run, descriptions, made_different, option_columns
+from lightning_llm.runs.options import MEMORY, PEAK, SEEDS, identity
+from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, VALIDATION_BATCHES, mismatch
+from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 
 LOSS, BITS, PEAK_MEMORY = "val_loss", "bits_per_byte", "peak_memory_gib"
 METRICS = {  # key in summary.json: what it is, its unit, digits

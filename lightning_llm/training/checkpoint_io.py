@@ -22,7 +22,7 @@ from lightning_llm.data.datamodule import tokenizer_of
 from lightning_llm.io.atomic import remove_path
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.optim.groups import GroupRule
-from lightning_llm.training.execution import print_changes, record
+from lightning_llm.training.environment import print_changes, record
 
 
 class CheckpointedModule(LightningModule):

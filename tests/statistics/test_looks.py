@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lightning_llm.ablate.sequential import RHO, OneLook, PlannedLook, ShortLook, boundaries, further_looks, spending
-from lightning_llm.ablate.statistics import student
+from lightning_llm.statistics.estimates import student
+from lightning_llm.statistics.looks import RHO, OneLook, PlannedLook, ShortLook, boundaries, further_looks, spending
 
 LOOKS = (4, 6, 8, 12, 16)
 SPENT = spending(LOOKS, 1.0, reserve=0)

@@ -1,4 +1,4 @@
-"""A tiny model that the command line trains in about a second."""
+"""Fixtures: a tiny model that the command line trains in about a second. `conftest.py` loads them for all tests."""
 
 import json
 

@@ -25,7 +25,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lightning_llm.ablate.statistics import Array, student, two_sided
+from lightning_llm.statistics.estimates import Array, student, two_sided
 
 PATHS = 500_000  # of the simulation: boundaries are within 0.02 at alpha 0.05
 FEWEST = 50  # paths at a look that make a boundary

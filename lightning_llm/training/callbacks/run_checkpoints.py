@@ -18,10 +18,10 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from lightning_llm.checkpoints.loop_state import set_validation_due, step_is_complete, validation_follows
 from lightning_llm.checkpoints.reading import BEST, read_outline, step_files, step_name, step_of
-from lightning_llm.checkpoints.run_directory import CHECKPOINTS, run_dir_of, turn_of
 from lightning_llm.io.atomic import link_path, remove_path, replace_path
+from lightning_llm.runs.directory import CHECKPOINTS, run_dir_of, turn_of
 from lightning_llm.training.callbacks.signals import Interrupted
-from lightning_llm.training.checkpointing import AtomicCheckpointIO
+from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 
 _STATE = ("best_loss", "best_step", "validated_step")
 

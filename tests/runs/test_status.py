@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from lightning_llm.checkpoints.run_directory import (
+from lightning_llm.runs.directory import (
     FAILED,
     STATUS,
     SUMMARY,

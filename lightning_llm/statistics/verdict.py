@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lightning_llm.ablate import statistics
-from lightning_llm.ablate.design import (
+from lightning_llm.statistics import estimates
+from lightning_llm.statistics.design import (
     BETTER,
     EQUIVALENT,
     FEWEST,
@@ -31,9 +31,9 @@ from lightning_llm.ablate.design import (
     Design,
     checked_looks,
 )
-from lightning_llm.ablate.robust import Robust, robust
-from lightning_llm.ablate.sequential import OneLook, PlannedLook, Rule
-from lightning_llm.ablate.statistics import Estimate
+from lightning_llm.statistics.estimates import Estimate
+from lightning_llm.statistics.looks import OneLook, PlannedLook, Rule
+from lightning_llm.statistics.robust import Robust, robust
 
 __all__ = ["BETTER", "EQUIVALENT", "UNDECIDED", "WORSE", "Noise", "Sample", "Verdict", "verdicts"]
 
@@ -74,10 +74,10 @@ class Noise:
     @classmethod
     def of(cls, baseline: Sequence[float], variant: Sequence[float], sd: float, correlation: float | None) -> "Noise":
         """Of at least two pairs."""
-        saved, pairs = statistics.seeds_saved(baseline, variant), len(baseline)
+        saved, pairs = estimates.seeds_saved(baseline, variant), len(baseline)
         return cls(
-            statistics.sd_interval(sd, pairs),
-            None if correlation is None else statistics.correlation_interval(correlation, pairs),
+            estimates.sd_interval(sd, pairs),
+            None if correlation is None else estimates.correlation_interval(correlation, pairs),
             None if saved is None else saved[0],
             None if saved is None else saved[1:],
         )
@@ -208,7 +208,7 @@ class _Case:
         checked = noise = correlation = None
         if estimate is not None and sample.is_paired:
             baseline, variant = (side.tolist() for side in self.sides)
-            checked, correlation = robust(np.subtract(variant, baseline)), statistics.correlation(baseline, variant)
+            checked, correlation = robust(np.subtract(variant, baseline)), estimates.correlation(baseline, variant)
             noise = Noise.of(baseline, variant, estimate.sd, correlation)
         return Verdict(
             verdict=answer.word,
@@ -243,7 +243,7 @@ class _Case:
             difference = float(self.sides[1].mean() - self.sides[0].mean())
             if self.runs == 1:
                 return (difference if math.isfinite(difference) else None), None
-            estimate = (statistics.paired if self.sample.is_paired else statistics.unpaired)(*self.sides)  # type: ignore[arg-type]
+            estimate = (estimates.paired if self.sample.is_paired else estimates.unpaired)(*self.sides)  # type: ignore[arg-type]
         return (estimate.difference, estimate) if math.isfinite(estimate.error) else (None, None)
 
     def _rule(self, estimate: Estimate) -> Rule:
@@ -308,7 +308,7 @@ class _Counts:
 
     @property
     def p(self) -> float:
-        return statistics.failures(self.lost, self.runs, self.base_lost, self.base_runs)
+        return estimates.failures(self.lost, self.runs, self.base_lost, self.base_runs)
 
     @property
     def direction(self) -> str:

@@ -12,7 +12,7 @@ from lightning_llm.checkpoints import archives
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.background import Background
 from lightning_llm.checkpoints.reading import read_checkpoint
-from lightning_llm.training import checkpointing
+from lightning_llm.training import checkpoint_io
 from lightning_llm.training.callbacks import StopOnSignal
 
 FOLDER = Path("runs/run/version_0/checkpoints")
@@ -56,7 +56,7 @@ def test_a_write_that_fails_ends_the_run_with_one_line(tiny, monkeypatch, error_
             raise OSError(None, "cannot save the checkpoint: the disk is full", str(path))
         write_atomically(content, path)
 
-    monkeypatch.setattr(checkpointing, "write_atomically", full)
+    monkeypatch.setattr(checkpoint_io, "write_atomically", full)
     with pytest.raises(SystemExit) as leaving:
         tiny("fit", **saving(asynchronous=True))
     assert leaving.value.code == 2
@@ -70,7 +70,7 @@ def archives_in(folder):
 
 def test_a_signal_waits_for_the_last_one(tiny, monkeypatch):
     original, written, asked_for = StopOnSignal.on_train_batch_end, [], threading.Event()
-    wait, save, queued = Background.wait, checkpointing.AtomicCheckpointIO.save_checkpoint, []
+    wait, save, queued = Background.wait, checkpoint_io.AtomicCheckpointIO.save_checkpoint, []
 
     def sending(self, trainer, *args, **kwargs):
         if trainer.global_step == 4:
@@ -92,8 +92,8 @@ def test_a_signal_waits_for_the_last_one(tiny, monkeypatch):
             asked_for.set()
         wait(self)
 
-    monkeypatch.setattr(checkpointing, "write_atomically", slow)
-    monkeypatch.setattr(checkpointing.AtomicCheckpointIO, "save_checkpoint", saving_one)
+    monkeypatch.setattr(checkpoint_io, "write_atomically", slow)
+    monkeypatch.setattr(checkpoint_io.AtomicCheckpointIO, "save_checkpoint", saving_one)
     monkeypatch.setattr(Background, "wait", waiting)
     monkeypatch.setattr(StopOnSignal, "on_train_batch_end", sending)
     with pytest.raises(SystemExit) as leaving:

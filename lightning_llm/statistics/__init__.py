@@ -1,0 +1,1 @@
+"""Statistics of paired comparisons: estimates, looks, verdicts. numpy and scipy only."""
