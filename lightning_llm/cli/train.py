@@ -1,4 +1,4 @@
-"""The commands that train and evaluate (``fit``, ``check``, ``validate``, ``test``, ``predict``): LightningCLI around a model.
+"""The commands that train and evaluate (``fit``, ``check``, ``validate``, ``test``, ``predict``), by LightningCLI.
 
 Differences from a plain LightningCLI: a user's mistake is one line; ``--ckpt_path`` never overrides the command line
 and the configs (Lightning's would silently build the model from the checkpoint); ``last`` without a checkpoint is an
