@@ -5,21 +5,23 @@
     python -m benchmarks.tables --plots    draw the plots again
     python -m benchmarks.tables --stale    list the files of rows whose code has changed since they were measured
 
-A table stands between two comments. The first one says where its rows come from and what its columns are, each an
-f-string over the fields of a row:
+``docs/figures.yaml`` says where they come from, page by page; the pages are plain Markdown. A figure is found by the
+text around it, where each number is replaced by a file of rows, a variant, and an f-string over the fields of its row:
 
-    <!-- table: swiglu-float32-cpu swiglu-bfloat16-cpu
-    variant: {variant}
-    peak, MiB: {peak_bytes / MiB:,.0f} ({peak_bytes / first.peak_bytes:.2f})
-    -->
-    …
-    <!-- end of table -->
+    - level 1 takes «swiglu-float32-cpu, ours 1: {ratio:.2f}» times as long
+
+A table is found by the names of its columns, each with an f-string over the fields of a row; of several with the same
+columns, the first entry is the first table of the page:
+
+    - rows: swiglu-float32-cpu swiglu-bfloat16-cpu
+      columns:
+        variant: '{variant}'
+        peak, MiB: '{peak_bytes / MiB:,.0f} ({peak_bytes / first.peak_bytes:.2f})'
 
 An experiment of ``lightning-llm ablate`` has a row for each side; its fields are those of ``report.json``.
 
-``first`` is the first row of the same shape and dtype, ``of("ours")`` the row of that variant there. A line ``each:``
-with an expression makes one row for each of its values, a line ``if:`` leaves rows out. A figure in a sentence is
-followed by its comment: ``0.24<!-- swiglu-float32-cpu, ours 1: {ratio:.2f} -->``; the number before it is replaced.
+``first`` is the first row of the same shape and dtype, ``of("ours")`` the row of that variant there. ``each:`` with an
+expression makes one row for each of its values, ``if:`` leaves rows out.
 """
 
 import argparse
@@ -31,18 +33,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from benchmarks import plots
 from lightning_llm.bench.harness import MEASURED, Row, read_rows
 
 ROOT = Path(__file__).parents[1]
 ROWS, REPORTS = ROOT / "docs" / "benchmarks", ROOT / "docs" / "experiments"
-PAGES = ("README.md", "docs/*.md", "configs/*.yaml")
-TABLE = re.compile(
-    r"(?P<head><!-- table: (?P<files>[^\n]+)\n(?P<lines>.*?)\n-->\n).*?(?P<end><!-- end of table -->)", re.S
-)
-FIGURE = re.compile(
-    r"(?P<old>[\d.,]*\d)(?P<mark><!-- (?P<file>[\w-]+)(, (?P<variant>[^:>]+))?: (?P<cell>\{[^>]+\}) -->)"
-)
+SOURCES = ROOT / "docs" / "figures.yaml"
+CONFIGS = "configs/*.yaml"
+NUMBER = r"([\d.,]*\d)"
+SOURCE = re.compile(r"«(?P<file>[\w-]+)(, (?P<variant>[^:»]+))?: (?P<cell>\{[^»]+\})»")
 # in a comment of YAML: "1.70 nats [runs-cpu, shakespeare-char.yaml: {val_loss:.2f}]"
 YAML_FIGURE = re.compile(
     r"(?P<old>[\d.,]*\d)(?P<mark>[^\d\n\[]*\[(?P<file>[\w-]+)(, (?P<variant>[^:\]]+))?: (?P<cell>\{[^\]]+\})\])"
@@ -108,29 +109,29 @@ def _groups(rows: Sequence[Row]) -> dict[Any, list[Row]]:
     return found
 
 
-def table(files: str, lines: str) -> str:
+def table(source: dict[str, Any]) -> str:
     """A table in Markdown.
 
     Args:
-        files: Names of files of rows.
-        lines: A line for each column, as in the module's docstring.
+        source: Its entry in ``docs/figures.yaml``: ``rows`` and ``columns``, and perhaps ``each`` and ``if``.
     """
-    rows = [row for name in files.split() for row in rows_of(name)]
-    given = [line.partition(": ")[::2] for line in lines.splitlines()]
-    settings = {name: expression for name, expression in given if name in ("each", "if")}
-    columns = {heading: template for heading, template in given if heading not in settings}
-    if "if" in settings:
-        rows = [row for row in rows if _value(settings["if"], row, [row])]
+    rows = [row for name in source["rows"].split() for row in rows_of(name)]
+    if "if" in source:
+        rows = [row for row in rows if _value(source["if"], row, [row])]
     body: list[list[str]] = []
     seen: set[Any] = set()
     for group in _groups(rows).values():
         for row in group:
-            key = _value(settings["each"], row, group) if "each" in settings else len(seen)
+            key = _value(source["each"], row, group) if "each" in source else len(seen)
             if key not in seen:
-                body.append([cell(template, row, group) for template in columns.values()])
+                body.append([cell(template, row, group) for template in source["columns"].values()])
             seen.add(key)
-    written = [list(columns), ["---"] * len(columns), *body]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in written)
+    return _head(source) + "".join(f"| {' | '.join(cells)} |\n" for cells in body)
+
+
+def _head(source: dict[str, Any]) -> str:
+    columns = source["columns"]
+    return f"| {' | '.join(columns)} |\n| {' | '.join(['---'] * len(columns))} |\n"
 
 
 def figure(file: str, variant: str | None, template: str) -> str:
@@ -146,18 +147,61 @@ def figure(file: str, variant: str | None, template: str) -> str:
     raise ValueError(f"{file} has no row {variant}")
 
 
-def rewritten(text: str) -> str:
-    """A page with its tables and figures as the rows have them."""
-    text = TABLE.sub(lambda m: m["head"] + table(m["files"], m["lines"]) + m["end"], text)
-    for pattern in (FIGURE, YAML_FIGURE):
-        text = pattern.sub(lambda m: figure(m["file"], m["variant"], m["cell"]) + m["mark"], text)
+def _with_tables(text: str, sources: Sequence[dict[str, Any]]) -> str:
+    """A page with its tables as the rows have them.
+
+    Raises:
+        ValueError: The page has more or fewer tables with these columns than there are sources.
+    """
+    for head in dict.fromkeys(map(_head, sources)):
+        written = [table(source) for source in sources if _head(source) == head]
+        start, *rest = re.split(rf"^{re.escape(head)}(?:\|.*\n)*", text, flags=re.M)
+        if len(rest) != len(written):
+            columns = head.partition("\n")[0]
+            raise ValueError(f"{len(rest)} tables, but {len(written)} sources, with the columns {columns}")
+        text = start + "".join(new + text for new, text in zip(written, rest, strict=True))
     return text
 
 
-def pages() -> Iterator[Path]:
-    """The files that may have tables and figures."""
-    for pattern in PAGES:
-        yield from sorted(ROOT.glob(pattern))
+def _with_figures(text: str, source: str) -> str:
+    """A page with the figures of one sentence as the rows have them.
+
+    Raises:
+        ValueError: The page does not have that sentence, or has it several times.
+    """
+    sources = list(SOURCE.finditer(source))
+    pattern = "".join(
+        NUMBER if piece == "«»" else r"\s+" if piece.isspace() else re.escape(piece)
+        for piece in re.split(r"(«»|\s+)", SOURCE.sub("«»", source))
+    )
+    sentences = list(re.finditer(pattern, text))
+    if len(sentences) != 1:
+        raise ValueError(f"{len(sentences)} sentences, instead of one, read: {SOURCE.sub('…', source)}")
+    for group, m in reversed(list(enumerate(sources, 1))):
+        start, end = sentences[0].span(group)
+        text = text[:start] + figure(m["file"], m["variant"], m["cell"]) + text[end:]
+    return text
+
+
+def rewritten(text: str, source: dict[str, Any]) -> str:
+    """A page with its tables and figures as the rows have them.
+
+    Args:
+        text: The page.
+        source: Its entry in ``docs/figures.yaml``.
+    """
+    text = _with_tables(text, source.get("tables", ()))
+    for sentence in source.get("figures", ()):
+        text = _with_figures(text, sentence)
+    return YAML_FIGURE.sub(lambda m: figure(m["file"], m["variant"], m["cell"]) + m["mark"], text)
+
+
+def pages() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The files that have tables and figures, each with its entry in ``docs/figures.yaml``."""
+    for name, source in yaml.safe_load(SOURCES.read_text(encoding="utf-8")).items():
+        yield ROOT / name, source
+    for path in sorted(ROOT.glob(CONFIGS)):
+        yield path, {}
 
 
 def stale() -> Iterator[str]:
@@ -191,10 +235,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(line)
         return 0
     changed = []
-    for path in pages():
+    for path, source in pages():
         before = path.read_text(encoding="utf-8")
         try:
-            after = rewritten(before)
+            after = rewritten(before, source)
         except ValueError as error:
             print(f"{path.relative_to(ROOT)}: {error}", file=sys.stderr)
             return 2

@@ -13,16 +13,20 @@ ROWS = [
 ]
 PAGE = """Text.
 
-<!-- table: found
-variant: {variant}
-peak, MiB: {peak_bytes / MiB:.0f} ({peak_bytes / first.peak_bytes:.2f})
-ms: {total_s * 1e3:.0f}
--->
-| old |
-<!-- end of table -->
+| variant | peak, MiB | ms |
+| --- | --- | --- |
+| old | | |
 
-It takes 9.99<!-- found, ours: {peak_bytes / first.peak_bytes:.2f} --> of the memory.
+It takes 9.99 of the memory, and
+1,234 of the time.
 """
+COLUMNS = {
+    "variant": "{variant}",
+    "peak, MiB": "{peak_bytes / MiB:.0f} ({peak_bytes / first.peak_bytes:.2f})",
+    "ms": "{total_s * 1e3:.0f}",
+}
+SENTENCE = "takes «found, ours: {peak_bytes / first.peak_bytes:.2f}» of the memory, and «found: {total_s:.2f}» of"
+SOURCE = {"tables": [{"rows": "found", "columns": COLUMNS}], "figures": [SENTENCE]}
 
 
 @pytest.fixture
@@ -33,48 +37,78 @@ def rows(tmp_path, monkeypatch):
 
 
 def test_the_pages_have_the_numbers_of_the_rows():
-    for path in tables.pages():
+    for path, source in tables.pages():
         text = path.read_text(encoding="utf-8")
-        assert tables.rewritten(text) == text, f"python -m benchmarks.tables writes {path.name} again"
+        assert tables.rewritten(text, source) == text, f"python -m benchmarks.tables writes {path.name} again"
 
 
 @pytest.mark.usefixtures("rows")
-def test_a_table_and_a_figure_are_written_again():
-    text = tables.rewritten(PAGE)
+def test_a_table_and_the_figures_of_a_sentence_are_written_again():
+    text = tables.rewritten(PAGE, SOURCE)
     assert (
         "| variant | peak, MiB | ms |\n| --- | --- | --- |\n| plain | 4 (1.00) | 500 |\n| ours | 1 (0.25) | – |" in text
     )
-    assert "| plain | 2 (1.00) | 250 |\n<!-- end of table -->" in text
-    assert "It takes 0.25<!-- found, ours" in text
-    assert tables.rewritten(text) == text
+    assert "| plain | 2 (1.00) | 250 |\n\nIt takes 0.25 of the memory, and\n0.50 of the time.\n" in text
+    assert tables.rewritten(text, SOURCE) == text
+
+
+@pytest.mark.usefixtures("rows")
+def test_tables_with_the_same_columns_are_told_apart_by_their_order():
+    sources = [
+        {"rows": "found", "if": f"variant == {name!r}", "columns": {"v": "{variant}"}} for name in ("ours", "plain")
+    ]
+    text = tables.rewritten("| v |\n| --- |\n\nand\n\n| v |\n| --- |\n| old |\n", {"tables": sources})
+    assert text == "| v |\n| --- |\n| ours |\n\nand\n\n| v |\n| --- |\n| plain |\n| plain |\n"
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize(
+    ("page", "error"),
+    [
+        (PAGE.replace("ms |", "s |"), r"0 tables, but 1 sources, with the columns \| variant \| peak, MiB \| ms \|"),
+        (PAGE + PAGE.partition("It takes")[0], "2 tables, but 1 sources"),
+        (PAGE.replace("takes", "needs"), "0 sentences, instead of one, read: takes … of the memory, and … of"),
+        (PAGE + "It takes 1 of the memory, and 2 of it.", "2 sentences, instead of one, read: takes"),
+    ],
+)
+def test_a_source_that_is_not_on_the_page_is_an_error(page, error):
+    with pytest.raises(ValueError, match=error):
+        tables.rewritten(page, SOURCE)
 
 
 @pytest.mark.usefixtures("rows")
 def test_rows_can_be_left_out_and_put_together():
-    lines = 'each: dtype\nif: shape == "2x3"\ndtype: {dtype}\nours, MiB: {of("ours").peak_bytes / MiB:.0f}'
-    assert tables.table("found", lines).splitlines()[2:] == ["| float32 | 1 |", "| bfloat16 | – |"]
+    columns = {"dtype": "{dtype}", "ours, MiB": '{of("ours").peak_bytes / MiB:.0f}'}
+    source = {"rows": "found", "each": "dtype", "if": 'shape == "2x3"', "columns": columns}
+    assert tables.table(source).splitlines()[2:] == ["| float32 | 1 |", "| bfloat16 | – |"]
     with pytest.raises(ValueError, match="found has no row theirs"):
         tables.figure("found", "theirs", "{ratio}")
     with pytest.raises(ValueError, match=r"there is no lost\.json"):
-        tables.table("lost", "variant: {variant}")
+        tables.table({"rows": "lost", "columns": {"variant": "{variant}"}})
 
 
 @pytest.mark.usefixtures("rows")
 def test_a_comment_of_a_config_has_its_figure():
     text = "# validation loss 1.71 [found, plain: {total_s:.2f}]\n"
-    assert tables.rewritten(text) == "# validation loss 0.50 [found, plain: {total_s:.2f}]\n"
+    assert tables.rewritten(text, {}) == "# validation loss 0.50 [found, plain: {total_s:.2f}]\n"
 
 
 def test_the_sides_of_an_experiment_are_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "REPORTS", tmp_path)
     variant = {"mean": 1.5, "difference": -0.25, "tuned": {"difference": 0.125}}
     report = {"baseline": {"mean": 1.75}, "variants": {"relu": variant, "gelu": {**variant, "tuned": None}}}
+    report["aa"] = {"null_sd": 0.25}
     report |= {"cost": {"sides": {"baseline": {"step_s": 0.5}}}, "tuning": {"sides": {"relu": {"best": 0.01}}}}
     (tmp_path / "mlps.json").write_text(json.dumps(report))
-    lines = "side: {variant}\nloss: {mean:.2f}\ndifference: {difference:+.2f}\ntuned: {tuned['difference']:+.3f}"
-    assert tables.table("mlps", f"{lines}\ns: {{step['step_s']:.1f}}\nrate: {{rates['best']:.2f}}").splitlines()[
-        2:
-    ] == [
+    columns = {
+        "side": "{variant}",
+        "loss": "{mean:.2f}",
+        "difference": "{difference:+.2f}",
+        "tuned": "{tuned['difference']:+.3f}",
+        "s": "{step['step_s']:.1f}",
+        "rate": "{rates['best']:.2f}",
+    }
+    assert tables.table({"rows": "mlps", "columns": columns}).splitlines()[2:] == [
         "| baseline | 1.75 | – | – | 0.5 | – |",
         "| relu | 1.50 | -0.25 | +0.125 | – | 0.01 |",
         "| gelu | 1.50 | -0.25 | – | – | – |",
