@@ -10,6 +10,8 @@ PROGRAM = "python -m benchmarks"
 BENCHES = {
     "runs": "the shipped configs, trained as their users train them (options of fit may follow behind --)",
     "baselines": "whole training steps, compared with transformers, litgpt and plain torch",
+    "techniques": "the techniques of a fast training step, added one at a time",
+    "overhead": "time of a training step outside forward, backward, clipping and optimizer",
     "cost": "how time and memory of a step grow with each size, and the time to the first step of fit",
     "memory-scaling": "peak memory of the MLP against the number of tokens",
     "process-scaling": "tokens per second on 1 to N processes, and a prediction for 8 and 64",

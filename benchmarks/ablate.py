@@ -31,16 +31,15 @@ from benchmarks import ablate_looks
 from benchmarks.ablate_experiments import ROOT, TEXT, Experiment, killed, workplace
 from lightning_llm.ablate.experiment import ALPHA, LOOKS
 from lightning_llm.ablate.plan import PLAN
-from lightning_llm.bench.harness import Columns, Request, Row, ratios
+from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import Measure, bar_plot
+from lightning_llm.bench.rows import Columns, Row, ratios
 from lightning_llm.cli.train import cli_main
 from lightning_llm.statistics.design import Design
 from lightning_llm.statistics.estimates import Array, correlation
 from lightning_llm.statistics.pairing import MLP_VALUES, mismatch
 from lightning_llm.statistics.verdict import BETTER, UNDECIDED, Sample, verdicts
 
-DEVICES, DTYPES = ("cpu",), ("float32",)  # the precision is that of fit
-FILES = ("lightning_llm/ablate", "lightning_llm/cli/ablate.py", "lightning_llm/cli/ablate_setup.py")
 REDRAW = "--trainer.callbacks+=lightning_llm.ablate.null_variant.RedrawMLP"
 SEEDS, NULLS, PLANTED, PATHS = 64, 4000, 1000, 100_000  # of the pool, null, each effect of power, and a prediction
 EFFECTS = (0.5, 0.75, 1.0, 1.5, 2.0)  # in standard deviations of a difference
@@ -286,10 +285,9 @@ def _timed(folder: Path, words: Sequence[str]) -> dict[str, Any]:
 
 PARTS = {"null": _null, "power": _power, "tuning": _tuning, "kills": _kills, "workers": _workers, "speed": _speed}
 PARTS |= ablate_looks.PARTS
-DEFAULT_SHAPES = list(PARTS)
 
 
-def verdict(rows: Sequence[Row]) -> None:
+def check(rows: Sequence[Row]) -> None:
     """Fail if something is not as it should be."""
     if problems := [problem for row in rows for problem in row.problems or ()]:
         raise RuntimeError("; ".join(problems))
@@ -300,3 +298,16 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
     fields = {"found": "share of verdicts", "runs_s": "s of the runs", "runs": "runs"}
     field = next(field for field in fields if any(getattr(row, field) is not None for row in rows))
     bar_plot(Measure(field, 1, fields[field]), by=("shape",))(rows, path, title, **options)
+
+
+BENCH = Bench(
+    run=run,
+    shapes=list(PARTS),
+    parse=parse,
+    devices=("cpu",),
+    dtypes=("float32",),  # the precision is that of fit
+    columns=COLUMNS,
+    draw=draw,
+    files=("lightning_llm/ablate", "lightning_llm/cli/ablate.py", "lightning_llm/cli/ablate_setup.py"),
+    check=check,
+)

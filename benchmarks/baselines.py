@@ -29,27 +29,26 @@ from lightning.pytorch import Callback
 
 from benchmarks.matmuls import matmuls_alone
 from benchmarks.plain_gpt import PlainGPT
-from lightning_llm.bench.harness import Request, Row, Sizes, columns, llama, make_store, model_config, ratios
+from benchmarks.steps import plain_step
+from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
+from lightning_llm.bench.processes import in_fresh_processes
+from lightning_llm.bench.rows import Row, columns, ratios
+from lightning_llm.bench.workloads import Sizes, llama, make_store, model_config
 from lightning_llm.data.datamodule import TokenDataModule
-from lightning_llm.measure.gauges import high_water_bytes, in_fresh_processes, resident_bytes, restart_high_water
+from lightning_llm.measure.gauges import high_water_bytes, resident_bytes, restart_high_water
 from lightning_llm.measure.timer import PhaseClock, now
 from lightning_llm.training.callbacks.memory_profiler import GIB, MemoryProfiler
 from lightning_llm.training.environment import keep_freed_memory
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
 
-NAMES = ("layers", "heads", "hidden", "intermediate", "context", "rows", "vocab")
 SHAPES = {
     "shakespeare": ["6x6x384x1024x256x64x65"],
     "124m": ["12x12x768x2048x1024x8x50304"],
     "1.3b": ["24x16x2048x5504x2048x4x50304"],
 }
-FILES = ("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim")
 PACKAGES = {"transformers": ["transformers"], "litgpt": ["litgpt"], "liger": ["transformers", "liger_kernel"]}
-DEFAULT_SHAPES = ["shakespeare"]
-ALLOCATOR = "freed memory kept by ours"
-DTYPES = ("float32", "bfloat16")  # the second by autocast
 STEPS = {"cpu": 3, "cuda": 30}  # of each round, after the warm-up
 WARM_UP = 2  # steps
 PRECISIONS = {"float32": "32-true", "bfloat16": "bf16-mixed"}
@@ -304,11 +303,7 @@ def _plain_loop(
 
     def step() -> None:
         ids = torch.randint(sizes["vocab"], (sizes["rows"], sizes["context"]), device=device)
-        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
-            value = loss(run, ids, ids.roll(-1, 1))
-        value.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        plain_step(lambda: loss(run, ids, ids.roll(-1, 1)), model, optimizer, device=device, dtype=dtype)
         optimizer.zero_grad()
 
     timed = Steps(model, sizes, dtype, device)
@@ -341,3 +336,17 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     )
     shares = [one / step for one, step in zip(alone, seconds, strict=False)]
     return {"median_s": statistics.median(seconds), "peak_bytes": peak - before, "shares": shares}
+
+
+BENCH = Bench(
+    run=run,
+    shapes=["shakespeare"],
+    sizes=("layers", "heads", "hidden", "intermediate", "context", "rows", "vocab"),
+    named_shapes=SHAPES,
+    dtypes=("float32", "bfloat16"),  # the second by autocast
+    columns=COLUMNS,
+    notes=notes,
+    draw=draw,
+    allocator="freed memory kept by ours",
+    files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim"),
+)

@@ -18,8 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_llm.bench.harness import Columns, Request, Row, columns, model_config, ratios
+from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
+from lightning_llm.bench.rows import Columns, Row, columns, ratios
+from lightning_llm.bench.workloads import model_config
 from lightning_llm.measure.meter import tensors_in
 from lightning_llm.measure.timer import now, seconds_of
 from lightning_llm.model.transformer import Transformer
@@ -28,10 +30,6 @@ from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.groups import param_groups
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 
-NAMES = ("millions of parameters",)
-FILES = ("lightning_llm/checkpoints", "lightning_llm/training/checkpoint_io.py")
-DEFAULT_SHAPES = ["30"]
-DTYPES = ("float32",)
 VARIANTS = ("waiting", "in the background", "step alone", "step during the write")
 COLUMNS: Columns = {
     **columns("ms", "least", "most", "ratio", "saved MiB"),
@@ -104,3 +102,14 @@ def _training(millions: int, device: str) -> tuple[Step, Content]:
 
     step()
     return step, content
+
+
+BENCH = Bench(
+    run=run,
+    shapes=["30"],
+    sizes=("millions of parameters",),
+    dtypes=("float32",),
+    columns=COLUMNS,
+    draw=draw,
+    files=("lightning_llm/checkpoints", "lightning_llm/training/checkpoint_io.py"),
+)

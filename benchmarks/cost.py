@@ -21,20 +21,20 @@ import torch
 from torch import Tensor
 
 from benchmarks import start_up
-from lightning_llm.bench import harness
-from lightning_llm.bench.harness import HEAD_DIM, MIB, Columns, Request, Row, llama, model_config
+from benchmarks.steps import plain_step
+from lightning_llm.bench.harness import Bench, Request, step_peak_bytes, timed_rows
 from lightning_llm.bench.plots import LOWER, chart, legend, lines, panels
+from lightning_llm.bench.rows import MIB, Columns, Row
+from lightning_llm.bench.workloads import HEAD_DIM, llama, model_config
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.module import LanguageModel
 
 BASE = {"context": 256, "width": 256, "depth": 4, "vocab": 4096, "batch": 2}  # what is not doubled
 STARTUP, COMPILE = "startup", "compile"  # the start of the command, and the same with compiled blocks
-FILES = ("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim")
 DEFAULT_SHAPES = [
     *("context=256-2048", "width=128-1024", "depth=1-8", "vocab=1024-16384", "batch=1-16"),
     *(STARTUP, COMPILE),
 ]
-DTYPES = ("float32", "bfloat16")  # the second by autocast
 VARIANTS = ("ours", "transformers")
 
 
@@ -110,7 +110,7 @@ def _along(axis: str, values: list[int], variants: Sequence[str], asked: Request
     for value in values:
         sizes = {**BASE, axis: value}
         steps = {name: _Step(name, sizes, asked.device, asked.dtype) for name in variants}
-        for row in harness.timed_rows(steps, asked, warmup=2, tokens=sizes["batch"] * sizes["context"]):
+        for row in timed_rows(steps, asked, warmup=2, tokens=sizes["batch"] * sizes["context"]):
             row.axis, row.value, row.peak_bytes = axis, value, steps[row.variant].peak_bytes()
             rows.append(row)
         del steps
@@ -139,16 +139,13 @@ class _Step:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True)
 
     def __call__(self) -> None:
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.dtype == "bfloat16"):
-            loss = self.loss(self.ids, self.targets)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
+        loss = partial(self.loss, self.ids, self.targets)
+        plain_step(loss, self.model, self.optimizer, device=self.device, dtype=self.dtype)
         self.optimizer.zero_grad()
 
     def peak_bytes(self) -> int:
         """The most that a step holds beyond weights, optimizer state and batch."""
-        return harness.step_peak_bytes(self, self.model, self.optimizer, (self.ids, self.targets))
+        return step_peak_bytes(self, self.model, self.optimizer, (self.ids, self.targets))
 
 
 LossOf = Callable[[Tensor, Tensor], Any]
@@ -202,3 +199,15 @@ def _draw_starts(axis: Any, rows: Sequence[Row]) -> None:
     axis.invert_yaxis()
     axis.set_xlabel(f"seconds until the first step is done{LOWER}")
     axis.legend(fontsize=8)
+
+
+BENCH = Bench(
+    run=run,
+    shapes=DEFAULT_SHAPES,
+    parse=parse,
+    dtypes=("float32", "bfloat16"),  # the second by autocast
+    columns=COLUMNS,
+    notes=notes,
+    draw=draw,
+    files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim"),
+)

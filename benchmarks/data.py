@@ -15,15 +15,13 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.data_process import Measured, measured
-from lightning_llm.bench.harness import Columns, Request, Row, columns
+from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import HIGHER, Measure, bar_plot
+from lightning_llm.bench.processes import in_fresh_processes
+from lightning_llm.bench.rows import Columns, Row, columns
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.tokenizers import Tokenizer, cut_at_newlines
-from lightning_llm.measure.gauges import in_fresh_processes
 
-FILES = ("lightning_llm/data",)
-DEFAULT_SHAPES = ["256MiB"]
-DEVICES, DTYPES = ("cpu",), ("float32",)  # it prepares text
 VARIANTS = ("byte", "char", "bpe", "tokenizers", "batches")
 COLUMNS: Columns = {
     **columns("s", "resident MiB"),
@@ -84,3 +82,15 @@ def _make_text(file: Path, unit: bytes, size: int) -> None:
 
 def _in_process(variant: str, folder: Path, size: int) -> Measured:
     return in_fresh_processes(measured, [(variant, folder, size)], name=variant)[0]
+
+
+BENCH = Bench(
+    run=run,
+    shapes=["256MiB"],
+    parse=parse,
+    devices=("cpu",),
+    dtypes=("float32",),  # it prepares text
+    columns=COLUMNS,
+    draw=draw,
+    files=("lightning_llm/data",),
+)

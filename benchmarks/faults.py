@@ -17,13 +17,11 @@ from pathlib import Path
 from benchmarks.fault_process import Forker
 from benchmarks.fault_rounds import ROUNDS
 from benchmarks.fault_stage import Stage, Truth
-from lightning_llm.bench import harness
-from lightning_llm.bench.harness import Columns, Request, Row
+from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
+from lightning_llm.bench.rows import Columns, Row, print_table
 from lightning_llm.io.console import Console
 
-DEFAULT_SHAPES = [""]
-DEVICES, DTYPES = ("cpu",), ("float32",)  # a tiny model
 FIELDS = {  # the numbers of rounds, or the most steps of one
     "rounds": "rounds",
     "injected": "injected",
@@ -79,14 +77,14 @@ def run(asked: Request) -> Iterator[Row]:
         shutil.rmtree(base)
 
 
-def print_table(rows: Sequence[Row], console: Console) -> None:
+def show(rows: Sequence[Row], console: Console) -> None:
     """A line for each fault, and their total."""
     total = {name: (max if "steps" in name else sum)(getattr(row, name) for row in rows) for name in FIELDS}
-    harness.print_table([*rows, Row(variant="all", _group=rows[0]._group, **total)], console, COLUMNS)
+    print_table([*rows, Row(variant="all", _group=rows[0]._group, **total)], console, COLUMNS)
     console.print(f"seed {rows[0].seed}")
 
 
-def verdict(rows: Sequence[Row]) -> None:
+def check(rows: Sequence[Row]) -> None:
     """Fail if a round went wrong."""
     if rows[0]._failed:
         raise RuntimeError(rows[0]._failed)
@@ -127,3 +125,15 @@ def made_up_text() -> str:
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefghijklmnop", k=rng.randint(2, 6))) for _ in range(60)]
     return "".join(" ".join(rng.choices(words, k=_WORDS)) + "\n" for _ in range(400))
+
+
+BENCH = Bench(
+    run=run,
+    shapes=[""],
+    devices=("cpu",),
+    dtypes=("float32",),  # a tiny model
+    columns=COLUMNS,
+    show=show,
+    draw=draw,
+    check=check,
+)

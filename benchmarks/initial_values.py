@@ -17,17 +17,15 @@ from typing import Any
 import torch
 
 from benchmarks import mup
-from lightning_llm.bench.harness import Columns, Request, Row
+from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER, chart
+from lightning_llm.bench.rows import Columns, Row
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.weights import RESIDUAL_PROJECTIONS
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.statistics.estimates import correlation, paired, seeds_saved
 from lightning_llm.training.module import LanguageModel
 
-DEFAULT_SHAPES, NAMES = ["20x200"], ("seeds", "steps")
-DTYPES, DEVICES = ("float32",), ("cpu",)
-FILES = ("lightning_llm/model", "lightning_llm/optim")
 HIDDEN, WIDE, LR = 64, 192, 4e-3
 SIDES: dict[str, dict[str, Any]] = {
     "baseline": {"mlp": "swiglu", "intermediate_size": WIDE},
@@ -120,7 +118,20 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
         axes[0][0].set_ylabel(f"loss of the variant, nats/token{LOWER}")
 
 
-def verdict(rows: Sequence[Row]) -> None:
+def check(rows: Sequence[Row]) -> None:
     """Fail if initial values by name differ between two models."""
     if faults := [row.variant for row in rows if row.variant.endswith("by name") and row.equal < row.shared]:
         raise RuntimeError(f"{', '.join(faults)}: tensors that both models have start from other values")
+
+
+BENCH = Bench(
+    run=run,
+    shapes=["20x200"],
+    sizes=("seeds", "steps"),
+    devices=("cpu",),
+    dtypes=("float32",),
+    columns=COLUMNS,
+    draw=draw,
+    files=("lightning_llm/model", "lightning_llm/optim"),
+    check=check,
+)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_llm.bench.harness import Sizes
+from lightning_llm.bench.workloads import Sizes
 from lightning_llm.ops import sizes as cuts
 
 

@@ -10,13 +10,10 @@ from typing import Any
 import torch
 
 from lightning_llm.bench import swiglu
-from lightning_llm.bench.harness import MIB, Request, Row, measure_memory
+from lightning_llm.bench.harness import Bench, Request, measure_memory
 from lightning_llm.bench.plots import LOWER, chart, legend, lines, panels
+from lightning_llm.bench.rows import MIB, Row
 
-NAMES = swiglu.NAMES
-SHAPES = {"1k-64k": [f"{n}x1024x1024x4096x1" for n in (1, 2, 4, 8, 16, 32, 64)]}
-FILES = ("lightning_llm/ops/swiglu.py", "lightning_llm/ops/swiglu_tiles.py", "lightning_llm/ops/sizes.py")
-DEFAULT_SHAPES = ["1k-64k"]
 VARIANTS = ("standard", "checkpoint", "ours 0", "ours 1")
 
 
@@ -41,3 +38,13 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
             lines(axis, series, "tokens", f"peak memory, MiB{LOWER}" if axis is axes[0] else "")
             axis.set_title(dtype)
         legend(axes[0])
+
+
+BENCH = Bench(
+    run=run,
+    shapes=["1k-64k"],
+    sizes=swiglu.BENCH.sizes,
+    named_shapes={"1k-64k": [f"{n}x1024x1024x4096x1" for n in (1, 2, 4, 8, 16, 32, 64)]},
+    draw=draw,
+    files=("lightning_llm/ops/swiglu.py", "lightning_llm/ops/swiglu_tiles.py", "lightning_llm/ops/sizes.py"),
+)

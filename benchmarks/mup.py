@@ -25,8 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.cost import slope
-from lightning_llm.bench.harness import Columns, Request, Row
+from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER, chart
+from lightning_llm.bench.rows import Columns, Row
 from lightning_llm.data.batches import sample_batch
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.model.config import ModelConfig
@@ -34,9 +35,6 @@ from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.schedules import WarmupLinear
 from lightning_llm.training.module import LanguageModel
 
-DEFAULT_SHAPES = ["coordinates=64-512"]
-DTYPES, DEVICES = ("float32",), ("cpu",)
-FILES = ("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim")
 VARIANTS = ("standard", "mup")
 HEADS, LAYERS, CONTEXT, BATCH = 4, 2, 64, 8
 CHARACTERS = 1_000_000  # of the standard library's source, without --text
@@ -224,7 +222,7 @@ def _best(losses: Sequence[float]) -> int:
 # ---- findings
 
 
-def verdict(rows: Sequence[Row]) -> None:
+def check(rows: Sequence[Row]) -> None:
     """Fail if a learning rate does not carry over with ``mup``, or does without."""
     faults = [
         f"{row.variant}: slope {row.slope:+.3f}, expected at most {MOST_SLOPE} in absolute value"
@@ -264,3 +262,16 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
                 line[0].set_ylim(0.97 * best, 1.4 * best)
             for axis in line:
                 axis.set_xscale("log", base=2)
+
+
+BENCH = Bench(
+    run=run,
+    shapes=["coordinates=64-512"],
+    parse=parse,
+    devices=("cpu",),
+    dtypes=("float32",),
+    columns=COLUMNS,
+    draw=draw,
+    files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim"),
+    check=check,
+)

@@ -11,19 +11,16 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_llm.bench.harness import HEAD_DIM, Request, Row, columns, model_config, timed_rows
+from lightning_llm.bench.harness import Bench, Request, timed_rows
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
+from lightning_llm.bench.rows import Row, columns
+from lightning_llm.bench.workloads import HEAD_DIM, model_config
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.groups import HIDDEN_MATRICES, param_groups
 from lightning_llm.optim.muon import MuonAdamW
 
-NAMES = ("layers", "hidden", "vocab")
-SHAPES = {"124m": ["12x768x50304"]}
-FILES = ("lightning_llm/optim",)
-DEFAULT_SHAPES = ["4x128x65", "6x256x65", "6x384x65"]
-COLUMNS = columns("ms", "p20", "p80", "ratio")
 LR = 1e-3
 draw = bar_plot(Measure("total_s", 1e3, f"ms per optimizer step{LOWER}"), log=True)
 
@@ -70,3 +67,14 @@ def _ready(make: Callable[[nn.Module], Any], config: ModelConfig, dtype: torch.d
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
     return make(model)
+
+
+BENCH = Bench(
+    run=run,
+    shapes=["4x128x65", "6x256x65", "6x384x65"],
+    sizes=("layers", "hidden", "vocab"),
+    named_shapes={"124m": ["12x768x50304"]},
+    columns=columns("ms", "p20", "p80", "ratio"),
+    draw=draw,
+    files=("lightning_llm/optim",),
+)

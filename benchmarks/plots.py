@@ -9,10 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import baselines, cost, memory_scaling, mup
-from lightning_llm.bench import techniques
-from lightning_llm.bench.harness import read_rows
+from benchmarks import baselines, cost, memory_scaling, mup, techniques
 from lightning_llm.bench.plots import draw_points
+from lightning_llm.bench.rows import read_rows
 
 DOCS = Path(__file__).parents[1] / "docs"
 

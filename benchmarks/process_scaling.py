@@ -27,15 +27,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_llm.bench.harness import MIB, Columns, Request, Row, Sizes, columns, model_config, process_group
+from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import HIGHER, chart, legend, lines, panels
-from lightning_llm.measure.gauges import in_fresh_processes
+from lightning_llm.bench.processes import in_fresh_processes, process_group
+from lightning_llm.bench.rows import MIB, Columns, Row, columns
+from lightning_llm.bench.workloads import Sizes, model_config
 from lightning_llm.measure.timer import seconds_of
 from lightning_llm.training.module import LanguageModel
 
-NAMES = ("layers", "hidden", "context", "rows")  # of each process
-FILES = ("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim")
-DEFAULT_SHAPES = ["4x256x256x4"]
 PREDICTED = (8, 64)
 VOCAB = 4096
 WARM_UP, STEPS = 3, 5  # of each count and round
@@ -226,3 +225,13 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
             lines(axis, series, "processes", f"tokens/s{HIGHER}" if axis is axes[0] else "")
             axis.set_title(name)
         legend(axes[0])
+
+
+BENCH = Bench(
+    run=run,
+    shapes=["4x256x256x4"],
+    sizes=("layers", "hidden", "context", "rows"),  # of each process
+    columns=COLUMNS,
+    draw=draw,
+    files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim"),
+)

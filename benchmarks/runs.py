@@ -12,15 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.bench.harness import Request, Row, columns
+from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
+from lightning_llm.bench.rows import Row, columns
 
 ROOT = Path(__file__).parents[1]
-DEFAULT_SHAPES = ["quickstart"]
-ALLOCATOR = "allocator as fit sets it"
-DTYPES = ("float32",)  # each config has its own
-FILES = ("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim", "lightning_llm/data", "configs")
-COLUMNS = {**columns("s", "tokens/s"), "val_loss": ("val_loss", 1, ".4f"), "training s": ("training_s", 1, ".0f")}
 _CHAR = "shakespeare-char.yaml"
 # A run: its config, its seed (None: the config's own), and further options.
 RUNS: dict[str, list[tuple[str, int | None, list[str]]]] = {
@@ -80,3 +76,15 @@ def fit(words: Sequence[str], folder: str) -> tuple[dict[str, Any], float]:
         raise RuntimeError((done.stderr.strip().splitlines() or ["no output"])[-1])
     (found,) = Path(folder).glob("runs/*/*/summary.json")
     return json.loads(found.read_text(encoding="utf-8")), seconds
+
+
+BENCH = Bench(
+    run=run,
+    shapes=["quickstart"],
+    parse=parse,
+    dtypes=("float32",),  # each config has its own
+    columns={**columns("s", "tokens/s"), "val_loss": ("val_loss", 1, ".4f"), "training s": ("training_s", 1, ".0f")},
+    draw=draw,
+    allocator="allocator as fit sets it",
+    files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim", "lightning_llm/data", "configs"),
+)

@@ -36,7 +36,7 @@ from typing import Any
 import yaml
 
 from benchmarks import plots
-from lightning_llm.bench.harness import MEASURED, Row, read_rows
+from lightning_llm.bench.rows import MEASURED, Row, read_rows
 
 ROOT = Path(__file__).parents[1]
 ROWS, REPORTS = ROOT / "docs" / "benchmarks", ROOT / "docs" / "experiments"

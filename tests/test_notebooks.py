@@ -258,7 +258,7 @@ def test_runs_with_small_parameters(path, tmp_path):
     parameters_cell(notebook).source += "".join(f"\n{name} = {value!r}" for name, value in SMALL[path.stem].items())
     folder = tmp_path / "notebooks"
     folder.mkdir()
-    for name in ("configs", "docs"):
+    for name in ("configs", "docs", "benchmarks"):
         (tmp_path / name).symlink_to(ROOT / name)
     kernel = AsyncKernelManager(
         # no folder of kernels is looked into: what is left is the interpreter that runs this test

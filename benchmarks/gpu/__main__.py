@@ -44,13 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with patch.dict(os.environ, _environment()):
         import torch
 
-        from benchmarks.gpu.runner import Machine, run_part
+        from benchmarks.gpu.runner import Machine, Part, run_part
 
         if not (options.dry_run or torch.cuda.is_available()):
             return _mistake("there is no CUDA device: --dry-run runs all of it on the CPU, at toy sizes")
         machine = Machine(inputs=options.inputs, dry_run=options.dry_run)
         command = f"python -m benchmarks.gpu --part {options.part}{' --dry-run' if options.dry_run else ''}"
-        part = importlib.import_module(f"benchmarks.gpu.{PARTS[options.part]}")
+        part: Part = importlib.import_module(f"benchmarks.gpu.{PARTS[options.part]}").PART
         return run_part(part, machine, options.out, command=command, limit_s=options.limit_s)
 
 

@@ -10,17 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import checkpoint
-from benchmarks.gpu.runner import GIB, Machine, Task, installed, with_target
-from benchmarks.runs import FILES as FILES_OF_RUNS
+from benchmarks import checkpoint, runs
+from benchmarks.gpu.runner import GIB, Machine, Part, Task, installed, with_target
 from benchmarks.runs import ROOT, fit
 from lightning_llm.bench import generate
-from lightning_llm.bench.harness import Columns, Row, columns
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
+from lightning_llm.bench.rows import Columns, Row, columns
 from lightning_llm.checkpoints.reading import digest
 
-NAME = "fit"
-FILES = (*FILES_OF_RUNS, "lightning_llm/training", "lightning_llm/checkpoints", "lightning_llm/generation")
 CONFIG = "shakespeare-char-gpu.yaml"
 COMPILED = "--model.compile_mode=default"
 TARGETS = {"best_val_loss": 1.47, "training_s": 60.0}
@@ -119,13 +116,22 @@ def _callback(machine: Machine, steps: int, name: str, callback: str, **options:
 
 
 def _saving(machine: Machine) -> Iterator[Row]:
-    yield from checkpoint.run(machine.request(checkpoint, "1" if machine.dry_run else "124", "float32", rounds=5))
+    yield from checkpoint.run(machine.request(checkpoint.BENCH, "1" if machine.dry_run else "124", "float32", rounds=5))
 
 
 def _generation(machine: Machine) -> Iterator[Row]:
-    shape = "1x2x2x16x65x4x4" if machine.dry_run else generate.DEFAULT_SHAPES[1]
+    shape = "1x2x2x16x65x4x4" if machine.dry_run else generate.BENCH.shapes[1]
     dtype = "float32" if machine.dry_run else "bfloat16"
-    asked = machine.request(generate, shape, dtype, rounds=3, budget_s=40.0)
+    asked = machine.request(generate.BENCH, shape, dtype, rounds=3, budget_s=40.0)
     yield from generate.run(asked)
     if not installed("transformers"):
         yield asked.row("transformers", error="transformers is not installed")
+
+
+PART = Part(
+    name="fit",
+    tasks=tasks,
+    columns=COLUMNS,
+    draw=draw,
+    files=(*runs.BENCH.files, "lightning_llm/training", "lightning_llm/checkpoints", "lightning_llm/generation"),
+)

@@ -19,14 +19,14 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks import baselines
-from benchmarks.gpu.runner import GIB, Machine, Task, installed, with_target
+from benchmarks.gpu.runner import GIB, Machine, Part, Task, installed, with_target
 from lightning_llm.accounting.memory import step_memory
 from lightning_llm.bench import loss, swiglu
-from lightning_llm.bench.harness import Columns, Row, columns, measure, model_config
+from lightning_llm.bench.harness import measure
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
+from lightning_llm.bench.rows import Columns, Row, columns
+from lightning_llm.bench.workloads import model_config
 
-NAME = "operators"
-FILES = ("lightning_llm/ops", "lightning_llm/accounting", "lightning_llm/model")
 ROOT = Path(__file__).parents[2]
 MLPS = ("standard", "notebook 0", "notebook 1", "checkpoint", "ours 0", "ours 1", "norm + standard", "ours 2", "liger")
 LOSSES = ("plain", "ours", "torch", "liger")
@@ -90,8 +90,8 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> None:
 
 def tasks(machine: Machine) -> list[Task]:
     """The measurements, by priority."""
-    shapes = ["2x8x16x32x2"] if machine.dry_run else swiglu.SHAPES["notebook"][::-1]
-    vocabularies = ["16x8x40"] if machine.dry_run else [*loss.DEFAULT_SHAPES, *loss.SHAPES["llama-3-8b"]]
+    shapes = ["2x8x16x32x2"] if machine.dry_run else swiglu.BENCH.named_shapes["notebook"][::-1]
+    vocabularies = ["16x8x40"] if machine.dry_run else [*loss.BENCH.shapes, *loss.BENCH.named_shapes["llama-3-8b"]]
     losses = list(product(vocabularies, ("float32", "bfloat16")))
     return [
         Task("gpu tests", 60, partial(_gpu_tests, machine)),
@@ -132,7 +132,7 @@ def _has_liger(machine: Machine) -> bool:
 
 def _mlps(machine: Machine, shape: str, dtype: str) -> Iterator[Row]:
     chosen = [name for name in MLPS if name != "liger" or _has_liger(machine)]
-    asked = machine.request(swiglu, shape, dtype, variants=chosen, budget_s=12.0)
+    asked = machine.request(swiglu.BENCH, shape, dtype, variants=chosen, budget_s=12.0)
     batch, seq, hidden, intermediate, layers = asked.sizes.values()
     held = 3 * layers * hidden * intermediate + 2 * batch * seq * hidden  # parameters, input and its gradient's start
     for row in swiglu.run(asked):
@@ -150,7 +150,7 @@ def _losses(machine: Machine, shape: str, dtype: str) -> Iterator[Row]:
     if not hasattr(F, "linear_cross_entropy"):
         missing["torch"] = f"torch {torch.__version__} has none"
     asked = machine.request(
-        loss, shape, dtype, variants=[name for name in LOSSES if name not in missing], budget_s=12.0
+        loss.BENCH, shape, dtype, variants=[name for name in LOSSES if name not in missing], budget_s=12.0
     )
     tokens, hidden, vocab = asked.sizes.values()
     held = (tokens + vocab) * hidden * getattr(torch, dtype).itemsize + 8 * tokens
@@ -165,7 +165,7 @@ def _losses(machine: Machine, shape: str, dtype: str) -> Iterator[Row]:
 def _peak(machine: Machine, name: str) -> Iterator[Row]:
     """The peak of a training step by the allocator and as the accounting predicts it, and what the device holds."""
     shape, precision, fields = CONFIGS[name]
-    asked = machine.request(baselines, "2x2x32x64x16x2x65" if machine.dry_run else shape, precision)
+    asked = machine.request(baselines.BENCH, "2x2x32x64x16x2x65" if machine.dry_run else shape, precision)
     sizes, device = asked.sizes, asked.device
     fields = {**fields, **({"num_key_value_heads": 1} if machine.dry_run and "num_key_value_heads" in fields else {})}
     told: dict[str, Any] = {"rows": sizes["rows"], "context_length": sizes["context"]}
@@ -185,3 +185,12 @@ def _peak(machine: Machine, name: str) -> Iterator[Row]:
         free, total = torch.cuda.mem_get_info()
         row.device_bytes, row.device_total_bytes = total - free, total
     yield row
+
+
+PART = Part(
+    name="operators",
+    tasks=tasks,
+    columns=COLUMNS,
+    draw=draw,
+    files=("lightning_llm/ops", "lightning_llm/accounting", "lightning_llm/model"),
+)

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from lightning_llm.bench import harness
-from lightning_llm.bench.harness import Columns, Request, Row, read_rows, sizes_of, write_rows
+from lightning_llm.bench.harness import Bench, Request
+from lightning_llm.bench.rows import Columns, Row, print_table, read_rows, write_rows
 from lightning_llm.cli.errors import one_line
 from lightning_llm.io.console import Console
 
@@ -61,16 +61,36 @@ class Machine:
         """As harness and benches call it."""
         return "cpu" if self.dry_run else "cuda"
 
-    def request(self, bench: Any, shape: str, dtype: str, **options: Any) -> Request:
+    def request(self, bench: Bench, shape: str, dtype: str, **options: Any) -> Request:
         """A request to a bench, as its command makes it; few rounds in a dry run."""
         options |= {"rounds": 1} if self.dry_run else {}
-        sizes = sizes_of(shape, bench.NAMES, shape)
-        name = bench.__name__.rpartition(".")[2]
-        return Request(bench=name, shape=shape, sizes=sizes, dtype=dtype, device=self.device, **options)
+        sizes = bench.read_shapes([shape])[shape]
+        return Request(bench=bench.name, shape=shape, sizes=sizes, dtype=dtype, device=self.device, **options)
 
     def row(self, variant: str, samples: Sequence[float] = (), **fields: Any) -> Row:
         """A row that no bench makes."""
         return Request(bench="gpu", shape="", sizes={}, dtype="", device=self.device).row(variant, samples, **fields)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """One part of the measurements on a GPU.
+
+    Attributes:
+        name: Of its file.
+        tasks: Its measurements, by priority.
+        columns: Of its table.
+        draw: Draws its plot: of these rows, to this file, with this title.
+        files: The code that it measures, from the root of a clone.
+        complete: Adds to all rows what compares them.
+    """
+
+    name: str
+    tasks: Callable[[Machine], list[Task]]
+    columns: Columns
+    draw: Callable[[Sequence[Row], Path, str], None]
+    files: Sequence[str]
+    complete: Callable[[Sequence[Row]], None] = lambda rows: None
 
 
 def installed(module: str) -> bool:
@@ -84,11 +104,11 @@ def with_target(heading: str, field: str, factor: float, spec: str, sign: str = 
     return {heading: (field, factor, spec), target: (lambda row: (row.targets or {}).get(field), factor, spec)}
 
 
-def run_part(part: Any, machine: Machine, out: Path, *, command: str, limit_s: float) -> int:
+def run_part(part: Part, machine: Machine, out: Path, *, command: str, limit_s: float) -> int:
     """Measure what is not measured yet, in the time there is; returns the exit status.
 
     Args:
-        part: The module.
+        part: What to measure.
         machine: Where to measure.
         out: Folder of ``NAME-cuda.json`` and ``.png``.
         command: Written with the rows.
@@ -107,7 +127,7 @@ def run_part(part: Any, machine: Machine, out: Path, *, command: str, limit_s: f
             print(f"{task.name} … ", end="", flush=True)
             begun = time.monotonic()
             try:
-                worker = worker or Worker(part.__name__, machine, end - begun)
+                worker = worker or Worker(part.tasks.__module__, machine, end - begun)
                 rows = worker.rows_of(task.name, min(PATIENCE * task.seconds, end - time.monotonic()))
             except Lost as lost:
                 worker = None
@@ -132,7 +152,7 @@ class Record:
     """The rows of a part, written whole after each measurement and read at the start.
 
     Args:
-        part: The module.
+        part: What to measure.
         machine: Where to measure; its inputs may hold an earlier file.
         out: The folder.
         command: Written with the rows.
@@ -142,8 +162,8 @@ class Record:
         path: Of the file.
     """
 
-    def __init__(self, part: Any, machine: Machine, out: Path, command: str) -> None:
-        name = f"{part.NAME}-{'dry-run' if machine.dry_run else 'cuda'}.json"
+    def __init__(self, part: Part, machine: Machine, out: Path, command: str) -> None:
+        name = f"{part.name}-{'dry-run' if machine.dry_run else 'cuda'}.json"
         self.part, self.path, self.command = part, out / name, command
         commit = machine.inputs / "commit.txt"
         self.commit = commit.read_text(encoding="utf-8").strip() if commit.is_file() else None
@@ -159,12 +179,12 @@ class Record:
     def add(self, task: str, rows: Iterable[dict[str, Any]]) -> None:
         """Take the rows of a measurement, and write all."""
         self.rows[task] = [Row(**{**row, "task": task}) for row in rows]
-        write_rows(self.all(), self.path, self.command, self.part.FILES, self.commit)
+        write_rows(self.all(), self.path, self.command, self.part.files, self.commit)
 
     def all(self) -> list[Row]:
         """All rows, completed."""
         found = [row for rows in self.rows.values() for row in rows]
-        getattr(self.part, "derive", lambda rows: None)(found)
+        self.part.complete(found)
         return found
 
     def show(self, order: Sequence[str]) -> None:
@@ -173,10 +193,10 @@ class Record:
         rows, console = self.all(), Console(width=TABLE_WIDTH)
         for row in rows:
             row._group = f"{row.shape} {row.dtype}"
-        harness.print_table(rows, console, {**self.part.COLUMNS, "note": ("error", 1, "")})
+        print_table(rows, console, {**self.part.columns, "note": ("error", 1, "")})
         plot = self.path.with_suffix(".png")
         if measured := [row for row in rows if row.error is None and row.total_s]:
-            self.part.draw(measured, plot, f"{self.part.NAME}: {measured[0].machine}, torch {measured[0].torch}")
+            self.part.draw(measured, plot, f"{self.part.name}: {measured[0].machine}, torch {measured[0].torch}")
         console.print(f"written: {self.path}{f', {plot}' if plot.exists() else ''}")
 
 
@@ -244,7 +264,7 @@ def _work(pipe: Any, part: str, machine: Machine) -> None:
     with contextlib.suppress(AttributeError, OSError):  # Linux: nothing measures on after the command was killed
         ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # what it says of devices and its tips
-    tasks = {task.name: task for task in import_module(part).tasks(machine)}
+    tasks = {task.name: task for task in import_module(part).PART.tasks(machine)}
     pipe.send("ready")
     with contextlib.suppress(EOFError):
         while True:

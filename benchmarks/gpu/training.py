@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from benchmarks import baselines
-from benchmarks.gpu.runner import GIB, Machine, Task, with_target
+from benchmarks.gpu.runner import GIB, Machine, Part, Task, with_target
 from lightning_llm.accounting.counts import step_flops
 from lightning_llm.accounting.hardware import find_device
-from lightning_llm.bench.harness import Columns, Row, Sizes, columns, describe_machine, model_config
+from lightning_llm.bench.harness import describe_machine
 from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
+from lightning_llm.bench.rows import Columns, Row, columns
+from lightning_llm.bench.workloads import Sizes, model_config
 
-NAME = "training"
-FILES = baselines.FILES
 SHAPES = {"124 M": "12x12x768x2048x1024x32x50304", "1.3 B": "24x16x2048x5504x2048x4x50304"}
 TOY = "2x2x32x64x16x2x65"
 OURS, NANOGPT, LIGER = "ours (compiled)", "nanogpt (compiled)", "liger (compiled)"
@@ -86,7 +86,7 @@ def _step(
     dtype: str = "bfloat16",
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Row]:
-    asked = machine.request(baselines, TOY if machine.dry_run else SHAPES[model], dtype)
+    asked = machine.request(baselines.BENCH, TOY if machine.dry_run else SHAPES[model], dtype)
     asked.sizes["tied"] = model == "124 M"
     fields: dict[str, Any] = {
         "model": model,
@@ -116,7 +116,7 @@ def utilization(sizes: Sizes, tokens_per_s: float, device: str, dtype: str) -> f
 
 def _profile(machine: Machine, model: str) -> Iterator[Row]:
     """The kernels in which compiled steps of ours spend most of the device's time, warm-up steps included."""
-    asked = machine.request(baselines, TOY if machine.dry_run else SHAPES[model], "bfloat16")
+    asked = machine.request(baselines.BENCH, TOY if machine.dry_run else SHAPES[model], "bfloat16")
     asked.sizes["tied"] = model == "124 M"
     kinds = torch.profiler.ProfilerActivity
     with torch.profiler.profile(activities=[kinds.CPU if machine.dry_run else kinds.CUDA]) as profile:
@@ -130,3 +130,13 @@ def _profile(machine: Machine, model: str) -> Iterator[Row]:
         for event in events[:KERNELS]
     ]
     yield asked.row("profile", model=model, kernels=kernels)
+
+
+PART = Part(
+    name="training",
+    tasks=tasks,
+    columns=COLUMNS,
+    draw=draw,
+    files=baselines.BENCH.files,
+    complete=derive,
+)

@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_llm.bench.harness import Columns, Request, Row, columns, llama, model_config, timed_rows
+from lightning_llm.bench.harness import Bench, Request, timed_rows
 from lightning_llm.bench.plots import HIGHER, Measure, bar_plot
+from lightning_llm.bench.rows import Columns, Row, columns
+from lightning_llm.bench.workloads import llama, model_config
 from lightning_llm.generation.decoding import generate
 from lightning_llm.model.transformer import Transformer
 
-NAMES = ("layers", "heads", "kv_heads", "hidden", "vocab", "prompt", "new")
-FILES = ("lightning_llm/generation", "lightning_llm/model")
-DEFAULT_SHAPES = ["4x4x4x256x4096x32x256", "8x8x4x512x8192x32x256"]
 VARIANTS = ("recomputed", "transformers", "cached")
 COLUMNS: Columns = {
     **columns("tokens/s"),
@@ -68,3 +67,13 @@ def _transformers_model(model: Transformer) -> Any:
     theirs.load_state_dict(state)
     weight = model.embed_tokens.weight
     return theirs.to(weight.device, weight.dtype).eval()
+
+
+BENCH = Bench(
+    run=run,
+    shapes=["4x4x4x256x4096x32x256", "8x8x4x512x8192x32x256"],
+    sizes=("layers", "heads", "kv_heads", "hidden", "vocab", "prompt", "new"),
+    columns=COLUMNS,
+    draw=draw,
+    files=("lightning_llm/generation", "lightning_llm/model"),
+)

@@ -15,17 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_llm.bench import harness
-from lightning_llm.bench.harness import Case, Request, Row, Sizes, measure
-from lightning_llm.measure.gauges import high_water_bytes, in_fresh_processes, restart_high_water
+from lightning_llm.bench.harness import Bench, Case, Request, measure
+from lightning_llm.bench.processes import in_fresh_processes
+from lightning_llm.bench.rows import COLUMNS, Row, columns
+from lightning_llm.bench.workloads import Sizes
+from lightning_llm.measure.gauges import high_water_bytes, restart_high_water
 from lightning_llm.ops.losses import linear_cross_entropy
 
-NAMES = ("tokens", "hidden", "vocab")
-SHAPES = {"llama-3-8b": ["4096x4096x128256"]}
-FILES = ("lightning_llm/ops/losses.py", "lightning_llm/ops/loss_chunks.py")
-DEFAULT_SHAPES = ["4096x768x50257"]
 CHUNKS = (4, 64)
-COLUMNS = {**harness.COLUMNS, **harness.columns("resident MiB")}
 
 
 def run(asked: Request) -> Iterator[Row]:
@@ -74,3 +71,13 @@ def _resident(job: tuple[str, Sizes, torch.dtype]) -> int:
 
 def _plain(h: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(h, weight).float(), targets)
+
+
+BENCH = Bench(
+    run=run,
+    shapes=["4096x768x50257"],
+    sizes=("tokens", "hidden", "vocab"),
+    named_shapes={"llama-3-8b": ["4096x4096x128256"]},
+    columns={**COLUMNS, **columns("resident MiB")},
+    files=("lightning_llm/ops/losses.py", "lightning_llm/ops/loss_chunks.py"),
+)

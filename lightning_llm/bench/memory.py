@@ -19,7 +19,8 @@ from pathlib import Path
 
 from rich.table import Column, Table
 
-from lightning_llm.bench.harness import Request, Row, describe_machine
+from lightning_llm.bench.harness import Bench, Request, describe_machine
+from lightning_llm.bench.rows import Row
 from lightning_llm.io.console import Console
 from lightning_llm.io.untrusted import read_json
 from lightning_llm.measure.timeline import CATEGORIES
@@ -27,9 +28,6 @@ from lightning_llm.training.callbacks import memory_report
 from lightning_llm.training.callbacks.memory_report import NAMES as KIND_NAMES
 from lightning_llm.training.callbacks.memory_report import Report, mib
 
-DEFAULT_SHAPES = [""]
-ALLOCATOR = "allocator as fit sets it"
-DTYPES = ("float32",)  # each config has its own
 STEPS = 3  # the optimizer's state is there from the second on
 MOST_MODULES = 20
 MOMENTS = {"peak": "At the peak", "kept": "When the last backward begins: saved by forward"}
@@ -81,7 +79,7 @@ def measure(config: str, fit_options: Sequence[str]) -> Report:
     return report
 
 
-def print_table(rows: Sequence[Row], console: Console) -> None:
+def show(rows: Sequence[Row], console: Console) -> None:
     """The differences at each point in the step."""
     for moment in MOMENTS:
         console.print(difference({row.variant: row._report for row in rows}, moment))
@@ -129,3 +127,14 @@ def _cells(sizes: Sequence[int]) -> list[str]:
 
 def _spread(sizes: Sequence[int]) -> int:
     return max(sizes) - min(sizes)
+
+
+BENCH = Bench(
+    run=run,
+    shapes=[""],
+    dtypes=("float32",),  # each config has its own
+    show=show,
+    notes=notes,
+    draw=draw,
+    allocator="allocator as fit sets it",
+)

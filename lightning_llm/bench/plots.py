@@ -4,15 +4,12 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from lightning_llm.bench.rows import MIB, Row
 from lightning_llm.io.atomic import atomic_file
 from lightning_llm.io.untrusted import number_in
 
-if TYPE_CHECKING:  # it loads torch, which plan draws without
-    from lightning_llm.bench.harness import Row
-
-MIB = 2**20
 WIDTH, DPI = 8.3, 200  # inches; at 100 pixels per inch that of a README, twice as sharp
 INK, DARK_INK = "#24292f", "#e6edf3"  # lines and letters on a light and on a dark page
 # By the beginning of a variant's name; the longest that fits counts. All can be seen on both pages.
@@ -36,7 +33,7 @@ class Measure(NamedTuple):
     field: str
     factor: float
     label: str
-    note: Callable[["Row"], str] | None = None
+    note: Callable[[Row], str] | None = None
 
 
 def color(variant: str) -> str:
@@ -50,7 +47,7 @@ def shown(variant: str) -> str:
     return f"{name} with norm" if variant == "ours 2" else name
 
 
-def spread(row: "Row", field: str) -> tuple[float, float, float] | None:
+def spread(row: Row, field: str) -> tuple[float, float, float] | None:
     """A field's median, 20th and 80th percentile; ``None`` if it was not measured."""
     middle = getattr(row, field)
     if middle is None:
@@ -62,7 +59,7 @@ def spread(row: "Row", field: str) -> tuple[float, float, float] | None:
     return (middle, middle, middle) if None in ends else (middle, *ends)
 
 
-def panels(rows: Iterable["Row"], by: Sequence[str] = ("shape", "dtype")) -> dict[str, list["Row"]]:
+def panels(rows: Iterable[Row], by: Sequence[str] = ("shape", "dtype")) -> dict[str, list[Row]]:
     """Rows by their values of some fields; the titles have those in which the rows differ."""
     rows = list(rows)
     differ = [field for field in by if len({getattr(row, field) for row in rows}) > 1]
@@ -112,7 +109,7 @@ def chart(
             figure.savefig(file, format="png", metadata=metadata)
 
 
-def draw_points(rows: Sequence["Row"], path: Path, title: str, *, is_relative: bool = False, **options: Any) -> None:
+def draw_points(rows: Sequence[Row], path: Path, title: str, *, is_relative: bool = False, **options: Any) -> None:
     """Peak memory against time for each shape and dtype; both axes begin at zero.
 
     Args:
@@ -179,7 +176,7 @@ def bar_plot(*measures: Measure, by: Sequence[str] = ("shape", "dtype"), log: bo
     On a logarithmic axis, where the length of a bar would mean nothing, it draws points.
     """
 
-    def draw(rows: Sequence["Row"], path: Path, title: str, **options: Any) -> None:
+    def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
         groups = panels((row for row in rows if any(getattr(row, one.field) is not None for one in measures)), by)
         count = [len(group) for group in groups.values()]
         options |= {"sharex": "col", "sharey": "row", "gridspec_kw": {"height_ratios": [1 + n for n in count]}}
@@ -199,7 +196,7 @@ def bar_plot(*measures: Measure, by: Sequence[str] = ("shape", "dtype"), log: bo
     return draw
 
 
-def _bars(axis: Any, group: Sequence["Row"], measure: Measure, *, log: bool) -> None:
+def _bars(axis: Any, group: Sequence[Row], measure: Measure, *, log: bool) -> None:
     for place, row in enumerate(group):
         if (values := spread(row, measure.field)) is None:
             axis.annotate("not measured", (0, place), (4, 0), textcoords="offset points", va="center", fontsize=8)

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lightning_llm.bench.harness import Case, Request, Row, Sizes, measure
+from lightning_llm.bench.harness import Bench, Case, Request, measure
+from lightning_llm.bench.rows import Row
+from lightning_llm.bench.workloads import Sizes
 from lightning_llm.model.mlp import SwiGLU
 from lightning_llm.ops.swiglu import memory_optimized_swiglu
 
-NAMES = ("batch", "seq", "hidden", "intermediate", "layers")
 SHAPES = {
     "notebook": [
         "16x128x512x2048x2",
@@ -33,8 +34,6 @@ SHAPES = {
     ],
     "llama-3-8b": ["1x2048x4096x14336x1"],
 }
-FILES = ("lightning_llm/ops/swiglu.py", "lightning_llm/ops/swiglu_tiles.py", "lightning_llm/ops/sizes.py")
-DEFAULT_SHAPES = ["8x512x1024x4096x3"]
 CHUNKS = (1, 4, 16)
 
 
@@ -122,3 +121,12 @@ class _Notebook(torch.autograd.Function):
         dg = da * u * (sigmoid * (1 + g * (1 - sigmoid)))
         d_gate, d_up = (d.flatten(0, -2).T @ x.flatten(0, -2) for d in (dg, du))
         return dg @ gate + du @ up, d_gate, d_up, d_down, None
+
+
+BENCH = Bench(
+    run=run,
+    shapes=["8x512x1024x4096x3"],
+    sizes=("batch", "seq", "hidden", "intermediate", "layers"),
+    named_shapes=SHAPES,
+    files=("lightning_llm/ops/swiglu.py", "lightning_llm/ops/swiglu_tiles.py", "lightning_llm/ops/sizes.py"),
+)

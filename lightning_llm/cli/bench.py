@@ -5,7 +5,6 @@
 
 import argparse
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -21,23 +20,17 @@ BENCHES = {
     "loss": "memory and time of head and cross-entropy",
     "memory": "memory of two configs, compared (--config A --config B [-- options of fit])",
     "generate": "tokens per second of decoding, compared with recomputing the prefix and with transformers",
-    "overhead": "time of a training step outside forward, backward, clipping and optimizer",
-    "techniques": "the techniques of a fast training step, added one at a time",
 }
-RENAMED = {"ladder": "techniques"}  # for one version
-MOVED = {
-    **{name: name for name in ("cost", "checkpoint", "optimizer", "data", "faults")},
-    **{"peers": "baselines", "growth": "memory-scaling", "scaling": "process-scaling"},
-}
+MOVED = ("overhead", "techniques")  # to benchmarks/; named for one version
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def add_options(parser: OneLineParser, benches: Mapping[str, str] = BENCHES) -> None:
-    """The options.
+    """Add the options of a bench.
 
     Args:
-        parser: Gets them.
-        benches: A line about each.
+        parser: Gets the options.
+        benches: A line about each bench.
     """
     listed = "\n".join(f"  {name:<16} {text}" for name, text in benches.items())
     parser.description = f"Run one benchmark on this machine and print a table. BENCH is one of:\n\n{listed}"
@@ -64,19 +57,15 @@ def run_bench(
     """Run a bench; returns the exit status.
 
     Args:
-        argv: The words of the command line behind ``prog``.
-        prog: As it is typed.
+        argv: The words of the command line after ``prog``.
+        prog: The command.
         benches: A line about each.
         package: Of their modules.
     """
     words = list(argv)
-    name = words[0] if words and benches is BENCHES else ""
-    if name in RENAMED:
-        words[0] = RENAMED[name]
-        print(f"{prog} {name} is now {prog} {words[0]}; the old name will go soon", file=sys.stderr)
-    if name in MOVED:
-        command = shlex.join(["python", "-m", "benchmarks", MOVED[name], *words[1:]])
-        line = f"{prog}: error: {name} has moved; from the root of a clone, type: {command}"
+    if words and words[0] in MOVED and benches is BENCHES:
+        command = shlex.join(["python", "-m", "benchmarks", *words])
+        line = f"{prog}: error: {words[0]} has moved; from the root of a clone, run: {command}"
         return reports.mistake("bench", line)
     end = words.index("--") if "--" in words else len(words)
     act = partial(_measure, fit_options=words[end + 1 :], package=package, command=f"{prog} {shlex.join(words)}")
@@ -89,7 +78,8 @@ def _measure(options: argparse.Namespace, fit_options: Sequence[str], package: s
     # after the options are read: a typing mistake is answered without waiting for torch
     import torch
 
-    from lightning_llm.bench import harness, plots
+    from lightning_llm.bench.harness import Bench, Request
+    from lightning_llm.bench.rows import write_rows
     from lightning_llm.io.console import Console
     from lightning_llm.training.environment import keep_freed_memory
 
@@ -97,37 +87,32 @@ def _measure(options: argparse.Namespace, fit_options: Sequence[str], package: s
         raise ValueError("device cuda: there is no CUDA device; measure on cpu")
     if options.rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {options.rounds}")
-    bench = import_module(f"{package}.{options.bench.replace('-', '_')}")
-    for option, given, taken in (
-        ("--device", [options.device], getattr(bench, "DEVICES", ("cpu", "cuda"))),
-        ("--dtype", options.dtype, getattr(bench, "DTYPES", DTYPES)),
-    ):
-        if wrong := [name for name in given if name not in taken]:
-            raise ValueError(f"{option} {' '.join(wrong)}: {options.bench} takes only {', '.join(taken)}")
-    kept = options.keep_freed_memory and keep_freed_memory()
-    example, known = bench.DEFAULT_SHAPES[0], getattr(bench, "SHAPES", {})
-    read = partial(harness.sizes_of, names=getattr(bench, "NAMES", ()), example=example, known=known)
-    named = options.shapes or bench.DEFAULT_SHAPES
-    shapes = {shape: getattr(bench, "parse", read)(shape) for name in named for shape in known.get(name, [name])}
+    bench: Bench = import_module(f"{package}.{options.bench.replace('-', '_')}").BENCH
+    _check_choice(options.bench, "--device", [options.device], bench.devices)
+    _check_choice(options.bench, "--dtype", options.dtype, bench.dtypes)
+    keeps_freed_memory = options.keep_freed_memory and keep_freed_memory()
+    allocator = bench.allocator or ("freed memory kept" if keeps_freed_memory else "default allocator")
+    shapes = bench.read_shapes(options.shapes)
     options.fit_options = fit_options
-    asked = {name: getattr(options, name) for name in ("bench", "device", "variants", "rounds", "budget_s")}
-    asked |= {"options": options, "parts": len(shapes) * len(options.dtype)}
+    fields = {name: getattr(options, name) for name in ("bench", "device", "variants", "rounds", "budget_s")}
+    fields |= {"options": options, "parts": len(shapes) * len(options.dtype)}
     rows = []
     with Console(stderr=True).status("measuring …") as status:
         for (shape, sizes), dtype in product(shapes.items(), options.dtype):
-            for row in bench.run(harness.Request(shape=shape, sizes=sizes, dtype=dtype, status=status, **asked)):
+            for row in bench.run(Request(shape=shape, sizes=sizes, dtype=dtype, status=status, **fields)):
                 rows.append(row)
                 status.update(f"measuring … {len(rows)} rows, last {row.shape} {row.dtype} {row.variant}")
     console = Console()
-    table = partial(harness.print_table, shown=getattr(bench, "COLUMNS", harness.COLUMNS))
-    getattr(bench, "print_table", table)(rows, console)
-    for note in getattr(bench, "notes", lambda rows: ())(rows):
-        console.print(note, highlight=False)
-    allocator = getattr(bench, "ALLOCATOR", "freed memory kept" if kept else "default allocator")
+    bench.print_table(rows, console)
     console.print(f"{rows[0].machine}, torch {rows[0].torch}, {allocator}")
     if options.json is not None:
-        harness.write_rows(rows, options.json, command, getattr(bench, "FILES", ()))
+        write_rows(rows, options.json, command, bench.files)
         plot = options.json.with_suffix(".png")
-        getattr(bench, "draw", plots.draw_points)(rows, plot, f"{options.bench}: {rows[0].machine}, {allocator}")
+        bench.draw(rows, plot, f"{options.bench}: {rows[0].machine}, {allocator}")
         console.print(f"written: {options.json}, {plot}")
-    getattr(bench, "verdict", lambda rows: None)(rows)
+    bench.check(rows)
+
+
+def _check_choice(bench: str, option: str, chosen: Sequence[str], choices: Sequence[str]) -> None:
+    if wrong := [name for name in chosen if choices and name not in choices]:
+        raise ValueError(f"{option} {' '.join(wrong)}: {bench} takes only {', '.join(choices)}")

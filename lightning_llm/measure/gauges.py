@@ -14,18 +14,14 @@ import re
 import resource
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     import torch
 
 _PROC = Path("/proc/self")
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
-
-Job = TypeVar("Job")
-Found = TypeVar("Found")
 
 
 class ResidentSet:
@@ -143,38 +139,3 @@ class ResidentGauge(Gauge):
 def gauge_for(device: "torch.device") -> Gauge:
     """The gauge that fits a device; each reading of it begins a new interval."""
     return AllocatorGauge(device) if device.type == "cuda" else ResidentGauge()
-
-
-def in_fresh_processes(
-    function: Callable[[Job], Found],
-    jobs: Sequence[Job],
-    *,
-    name: str,
-    environment: Mapping[str, str] | None = None,
-) -> list[Found]:
-    """The results of a function, each job in a new process, all at once; what they print as errors is dropped.
-
-    Args:
-        function: At the top of a module. A module that it does not import does not count in its memory.
-        jobs: What it is called with.
-        name: Of what runs, for the error.
-        environment: Variables of the new processes, beside those of this one.
-
-    Raises:
-        RuntimeError: A job failed.
-    """
-    # only here: loading them would cost memory in a process that only reads its own
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-    from unittest.mock import patch
-
-    context = multiprocessing.get_context("spawn")
-    with patch.dict(os.environ, environment or {}), ProcessPoolExecutor(len(jobs), context, _without_errors) as pool:
-        try:
-            return list(pool.map(function, jobs))
-        except Exception as error:
-            raise RuntimeError(f"{name} failed: {type(error).__name__}: {error}") from error
-
-
-def _without_errors() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -10,12 +10,12 @@ from benchmarks.__main__ import main
 from benchmarks.baselines import ours, transformers
 from benchmarks.matmuls import matmuls_alone, matmuls_of
 from lightning_llm.accounting.counts import step_flops
-from lightning_llm.bench.harness import model_config, sizes_of
+from lightning_llm.bench.workloads import model_config, sizes_of
 from lightning_llm.measure.gauges import high_water_bytes
 from lightning_llm.model import Transformer
 
 TINY = "1x2x32x64x32x2x65"
-SIZES = sizes_of(TINY, baselines.NAMES, TINY)
+SIZES = sizes_of(TINY, baselines.BENCH.sizes, TINY)
 
 
 @pytest.mark.parametrize("side", [ours, transformers])
@@ -48,7 +48,7 @@ def test_matmuls_alone_are_those_of_a_step(dtype, monkeypatch):
 
 
 def test_the_head_is_cut_as_the_loss_cuts_it():
-    sizes = sizes_of("1x2x32x64x256x2x5000", baselines.NAMES, TINY)
+    sizes = sizes_of("1x2x32x64x256x2x5000", baselines.BENCH.sizes, TINY)
     head = torch.nn.Linear(32, 5000, bias=False)
     cut = matmuls_of(head, {**sizes, "layers": 0}, torch.float32, cuts_head=True)
     assert [each.columns for each in cut[::3]] == [2048, 2048, 904]

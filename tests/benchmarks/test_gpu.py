@@ -15,8 +15,9 @@ from benchmarks.gpu import end_to_end, operators, runner, training
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.runner import Machine, run_part
 from benchmarks.plain_gpt import PlainGPT
-from lightning_llm.bench import harness, swiglu
-from lightning_llm.bench.harness import Row, model_config, read_rows, sizes_of
+from lightning_llm.bench import rows, swiglu
+from lightning_llm.bench.rows import Row, read_rows
+from lightning_llm.bench.workloads import model_config, sizes_of
 from lightning_llm.model import Transformer
 from tests.docs.markdown import ROOT
 from tests.docs.shell import KILLED, PROCESS_ID
@@ -25,9 +26,7 @@ PART = """
 import os, time
 from functools import partial
 from pathlib import Path
-from benchmarks.gpu.runner import Task
-
-NAME, FILES, COLUMNS = "toy", ["benchmarks"], {"ms": ("total_s", 1e3, ".1f")}
+from benchmarks.gpu.runner import Part, Task
 
 def draw(rows, path, title):
     path.write_text(title)
@@ -50,6 +49,9 @@ def good():
 
 def bad():
     raise ValueError("out of luck")
+
+columns = {"ms": ("total_s", 1e3, ".1f")}
+PART = Part(name="toy", tasks=tasks, columns=columns, draw=draw, files=["benchmarks"])
 """
 
 
@@ -60,7 +62,7 @@ def part(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     import toy_part
 
-    return toy_part
+    return toy_part.PART
 
 
 @pytest.mark.slow  # processes that load everything
@@ -96,9 +98,9 @@ def test_rows_are_kept_and_only_what_is_missing_is_measured(part, tmp_path, caps
 
 
 def test_rows_of_a_copy_without_git_name_its_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr(harness.shutil, "which", lambda name: None)
+    monkeypatch.setattr(rows.shutil, "which", lambda name: None)
     for commit in (None, "c0ffee"):
-        harness.write_rows([], tmp_path / "rows.json", "x", commit=commit)
+        rows.write_rows([], tmp_path / "rows.json", "x", commit=commit)
         assert json.loads((tmp_path / "rows.json").read_text())["commit"] == commit
 
 
@@ -149,8 +151,8 @@ def test_the_parts_measure_what_they_should():
     for name in operators.CONFIGS:
         assert f"peak: {name}" in names[operators]
     assert names[operators].index("gpu tests") == 0
-    assert {f"MLP {shape} float32" for shape in swiglu.SHAPES["notebook"]} < set(names[operators])
-    assert operators.LARGEST in swiglu.SHAPES["notebook"]
+    assert {f"MLP {shape} float32" for shape in swiglu.BENCH.named_shapes["notebook"]} < set(names[operators])
+    assert operators.LARGEST in swiglu.BENCH.named_shapes["notebook"]
     assert {f"{model}, {side}, round 1" for model in training.SHAPES for side in training.SIDES} < set(names[training])
     for part in (*names, end_to_end):
         tasks = part.tasks(Machine(inputs=Path()))
@@ -172,7 +174,7 @@ def test_ours_is_compared_with_the_others_of_its_model():
 
 
 def test_utilization_counts_the_flops_of_the_model(monkeypatch):
-    sizes = sizes_of(training.SHAPES["124 M"], training.baselines.NAMES, "")
+    sizes = sizes_of(training.SHAPES["124 M"], training.baselines.BENCH.sizes, "")
     monkeypatch.setattr(training, "describe_machine", lambda device: "NVIDIA H100 80GB HBM3")
     matrices = 12 * (4 * 768**2 + 3 * 768 * 2048) + 768 * 50304
     flops = 6 * matrices + 12 * 12 * 768 * 1024  # all pairs of positions
@@ -205,7 +207,7 @@ def test_a_dry_run_measures_everything_and_goes_on_after_a_kill(letter, tmp_path
     words += ["--inputs", str(inputs), "--out", str(out)]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}  # other tests take the cores
     environment |= {**quick_processes.environment, PROCESS_ID: str(tmp_path / "process")}
-    path = out / f"{part.NAME}-dry-run.json"
+    path = out / f"{part.PART.name}-dry-run.json"
     with subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE) as process:
         while process.poll() is None and not path.exists():
             time.sleep(0.1)

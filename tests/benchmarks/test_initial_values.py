@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import initial_values, mup
 from benchmarks.__main__ import main
-from lightning_llm.bench.harness import Row
+from lightning_llm.bench.rows import Row
 
 
 def test_shared_tensors_start_equal_by_name_and_not_from_one_generator(tmp_path, monkeypatch, text_file):
@@ -35,6 +35,6 @@ def test_one_generator_draws_with_the_same_scales():
 
 def test_the_verdict_is_about_initial_values_by_name():
     rows = [Row(variant="close, one generator", shared=15, equal=10), Row(variant="far, by name", shared=15, equal=15)]
-    initial_values.verdict(rows)
+    initial_values.check(rows)
     with pytest.raises(RuntimeError, match=r"^close, by name: tensors that both"):
-        initial_values.verdict([*rows, Row(variant="close, by name", shared=15, equal=14)])
+        initial_values.check([*rows, Row(variant="close, by name", shared=15, equal=14)])

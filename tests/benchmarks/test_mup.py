@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import mup
 from benchmarks.__main__ import main
-from lightning_llm.bench.harness import Row
+from lightning_llm.bench.rows import Row
 
 
 @pytest.fixture
@@ -60,11 +60,11 @@ def test_without_a_text_it_is_the_source_of_python(monkeypatch):
 def test_the_verdict_is_that_of_the_limits():
     fine = [Row(variant="mup: norm", slope=-0.1), Row(variant="mup: 64", moved=0), Row(variant="mup: 256", moved=-1)]
     fine += [Row(variant="standard: norm", slope=3.0), Row(variant="standard: 64", moved=0)]
-    mup.verdict([*fine, Row(variant="standard: 256", moved=-2)])
+    mup.check([*fine, Row(variant="standard: 256", moved=-2)])
     wrong = [Row(variant="mup: 512", moved=2), Row(variant="standard: 256", moved=-1)]
     message = r"^mup: lm_head: slope \+0\.110, .*; mup: the best rate moves by 2 points, .*; standard: .* by 1 points"
     with pytest.raises(RuntimeError, match=message):
-        mup.verdict([*fine, Row(variant="mup: lm_head", slope=0.11), *wrong])
+        mup.check([*fine, Row(variant="mup: lm_head", slope=0.11), *wrong])
 
 
 @pytest.mark.parametrize("shape", ["transfer", "coordinates=64-100", "coordinates=60-120", "speed=64-128"])

@@ -8,10 +8,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from benchmarks import cost, optimizer, plots, process_scaling, start_up, tables
-from lightning_llm.bench import generate, overhead
-from lightning_llm.bench.harness import Row, read_rows
+from benchmarks import cost, optimizer, overhead, plots, process_scaling, start_up, tables
+from lightning_llm.bench import generate
 from lightning_llm.bench.plots import COLORS, color, draw_points, panels, shown, spread
+from lightning_llm.bench.rows import Row, read_rows
 from tests.docs.markdown import PAGES, ROOT
 
 DOCS = ROOT / "docs"
@@ -86,7 +86,7 @@ def test_labels_of_users_plots_do_not_overlap(bench, figures, tmp_path):
     source = DOCS / "benchmarks" / f"{bench.__name__.rpartition('.')[2].replace('_', '-')}-cpu.json"
     if not source.is_file():
         pytest.skip(f"no {source.name}")
-    bench.draw(read_rows(source), tmp_path / "x.png", "a title: some machine, 2 threads, default allocator")
+    bench.BENCH.draw(read_rows(source), tmp_path / "x.png", "a title: some machine, 2 threads, default allocator")
     assert overlaps(figures[0]) == []
 
 

@@ -120,7 +120,6 @@ ALLOWED = {  # where, call: why
             ("measure/gauges.py", "(_PROC / 'status').read_text"),
             ("measure/gauges.py", "(_PROC / 'clear_refs').write_text"),
             ("cli/process.py", "os.open"),
-            ("bench/overhead.py", "open"),
         ],
         "the system's, by a fixed name",
     ),

@@ -6,18 +6,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lightning_llm.__main__ import main
-from lightning_llm.bench import technique_process, techniques
-from lightning_llm.bench.harness import model_config, sizes_of
-from lightning_llm.bench.technique_process import Settings, distinct_rows
-from lightning_llm.bench.techniques import CHANGES, NAMES, lacking, tolerance
+from benchmarks import technique_process, techniques
+from benchmarks.__main__ import main
+from benchmarks.technique_process import Settings, distinct_rows
+from benchmarks.techniques import BENCH, CHANGES, lacking, tolerance
+from lightning_llm.bench.workloads import model_config, sizes_of
 
 SHAPE = "2x2x32x64x16x8x64"
 EAGER = [name for name, settings in techniques.techniques(lacking("cpu", 1)).items() if not settings.compiled]
 
 
 def config_of(shape):
-    return model_config(sizes_of(shape, NAMES, SHAPE))
+    return model_config(sizes_of(shape, BENCH.sizes, SHAPE))
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def in_this_process(monkeypatch):
 
 def run(tmp_path, *words):
     path = tmp_path / "rows.json"
-    status = main(["bench", "techniques", "--shapes", SHAPE, "--rounds", "1", "--json", str(path), *words])
+    status = main(["techniques", "--shapes", SHAPE, "--rounds", "1", "--json", str(path), *words])
     return status, {row["variant"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
 
 
@@ -144,14 +144,7 @@ def test_tolerance_grows_with_depth_and_with_what_rounding_does():
     ],
 )
 def test_mistakes_are_one_line(words, says, capsys):
-    assert main(["bench", "techniques", *words]) == 2
+    assert main(["techniques", *words]) == 2
     error = capsys.readouterr().err.strip()
     assert says in error
     assert len(error.splitlines()) == 1
-
-
-def test_the_old_name_of_techniques_still_runs(capsys):
-    assert main(["bench", "ladder", "--shapes", "few"]) == 2
-    renamed, error = capsys.readouterr().err.strip().splitlines()
-    assert renamed == "lightning-llm bench ladder is now lightning-llm bench techniques; the old name will go soon"
-    assert "shapes 'few' must be layers x heads x hidden" in error

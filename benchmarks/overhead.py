@@ -1,4 +1,4 @@
-"""``lightning-llm bench overhead``: what a training step costs outside forward, backward, clipping and the optimizer.
+"""``python -m benchmarks overhead``: what a training step costs outside forward, backward, clipping and the optimizer.
 
 A tiny model is trained by a plain loop (``raw``), by Lightning's Trainer in several set-ups, and by ours with all that
 `fit` does (``fit``). The time outside the four parts is measured within each run, since the difference of whole steps
@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from torch import Tensor
 
-from lightning_llm.bench.harness import Request, Row, columns, make_store, ratios
+from benchmarks.steps import plain_step
+from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
+from lightning_llm.bench.rows import Row, columns, ratios
+from lightning_llm.bench.workloads import make_store
 from lightning_llm.data.batches import sample_batch
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.token_store import TokenStore
@@ -31,10 +33,6 @@ from lightning_llm.training.callbacks.consistency import RankConsistencyCheck, R
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
 
-NAMES = ("steps",)
-FILES = ("lightning_llm/training", "lightning_llm/data/batches.py")
-DEFAULT_SHAPES = ["300"]
-DTYPES = ("float32",)
 _FEW = {"enable_model_summary": False, "enable_checkpointing": False}
 LIGHTNING: dict[str, dict[str, Any]] = {  # the options of its own Trainer
     "barebones": {"barebones": True},
@@ -43,7 +41,6 @@ LIGHTNING: dict[str, dict[str, Any]] = {  # the options of its own Trainer
 }
 VARIANTS = ("raw", *LIGHTNING, "fit")
 WARM_UP = 50  # steps
-COLUMNS = columns("ms", "least", "most")
 _CONTEXT, _ROWS = 32, 8
 _CONFIG = ModelConfig(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=2)
 draw = bar_plot(Measure("total_s", 1e3, f"ms per step outside forward, backward, clipping and optimizer{LOWER}"))
@@ -89,10 +86,8 @@ def _raw_overhead(store: str, steps: int, device: str) -> float:
             outside, started = 0.0, now(device)
         ids, targets = sample_batch(tokens, _ROWS, _CONTEXT, device)
         outside += now(device) - started
-        loss = model.loss({"input_ids": ids, "targets": targets})
-        torch.autograd.backward(loss)
-        clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        loss = partial(model.loss, {"input_ids": ids, "targets": targets})
+        plain_step(loss, model, optimizer, device=device, clip=clip_grad_norm_)
         started = now(device)
         optimizer.zero_grad()
     return (outside + now(device) - started) / steps
@@ -146,3 +141,15 @@ class _Timed(LanguageModel):
         result = function(*args, **kwargs)
         self.inside_s += sign * (now(self.device.type) - before)  # of a closure in the step: it counts on its own
         return result
+
+
+BENCH = Bench(
+    run=run,
+    shapes=["300"],
+    sizes=("steps",),
+    dtypes=("float32",),
+    columns=columns("ms", "least", "most"),
+    notes=notes,
+    draw=draw,
+    files=("lightning_llm/training", "lightning_llm/data/batches.py"),
+)

@@ -1,4 +1,4 @@
-"""One technique of ``bench techniques`` in a process of its own: trains some steps and returns what it measured.
+"""One technique of ``benchmarks techniques`` in a process of its own: trains some steps and returns what it measured.
 
 Its own process, because settings of an allocator cannot be taken back. With ``world`` above 1 it is one of so many,
 which find each other by the file ``meeting``. Attention by loops over heads, and by torch's own operators, takes the
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_llm.bench.harness import process_group, step_peak_bytes
+from lightning_llm.bench.harness import step_peak_bytes
+from lightning_llm.bench.processes import process_group
 from lightning_llm.measure.gauges import high_water_bytes, resident_bytes, restart_high_water
 from lightning_llm.measure.timer import seconds_of
 from lightning_llm.model.attention import CausalSelfAttention

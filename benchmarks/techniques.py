@@ -1,4 +1,4 @@
-"""``lightning-llm bench techniques``: the techniques of a fast training step, each measured against the previous one.
+"""``python -m benchmarks techniques``: the techniques of a fast training step, each measured against the previous one.
 
 A technique is added to all those before it. Every one trains the same model on the same batch, whole steps, in a
 process of its own; they are interleaved. The first is what a course notebook writes. In the first round the loss curve
@@ -18,20 +18,16 @@ from typing import Any
 
 import torch
 
+from benchmarks.technique_process import UNIT_ROUNDOFF, Settings, measure_alone, most_apart
 from lightning_llm.accounting.counts import step_flops
 from lightning_llm.accounting.hardware import find_device
-from lightning_llm.bench.harness import MIB, Columns, Request, Row, columns, describe_machine, groups, model_config
+from lightning_llm.bench.harness import Bench, Request, describe_machine
 from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
-from lightning_llm.bench.technique_process import UNIT_ROUNDOFF, Settings, measure_alone, most_apart
-from lightning_llm.measure.gauges import in_fresh_processes
+from lightning_llm.bench.processes import in_fresh_processes
+from lightning_llm.bench.rows import MIB, Columns, Row, columns, groups
+from lightning_llm.bench.workloads import model_config
 from lightning_llm.model.config import ModelConfig
 
-NAMES = ("layers", "heads", "hidden", "intermediate", "context", "rows", "vocab")
-SHAPES: dict[str, list[str]] = {"124m": ["12x12x768x2048x1024x8x50304"]}
-FILES = ("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim")
-DEFAULT_SHAPES = ["4x4x256x704x128x8x4096"]
-ALLOCATOR = "default allocator until the technique that sets it"
-DTYPES = ("float32",)  # the techniques go from there to bf16 by themselves
 STEPS = {"cpu": 5, "cuda": 30}  # timed, of each round
 COLUMNS: Columns = {
     "rows": ("rows", 1, "d"),
@@ -234,3 +230,17 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
         yield from group[0].notes
     yield "previous, first: tokens/s over those of the previous technique and of the first"
     yield "peak: tensors of a step without weights, optimizer state and batch; all: resident, libraries' buffers too"
+
+
+BENCH = Bench(
+    run=run,
+    shapes=["4x4x256x704x128x8x4096"],
+    sizes=("layers", "heads", "hidden", "intermediate", "context", "rows", "vocab"),
+    named_shapes={"124m": ["12x12x768x2048x1024x8x50304"]},
+    dtypes=("float32",),  # the techniques change to bf16 themselves
+    columns=COLUMNS,
+    notes=notes,
+    draw=draw,
+    allocator="default allocator until the technique that sets it",
+    files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim"),
+)

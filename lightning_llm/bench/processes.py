@@ -1,0 +1,68 @@
+"""Measurements in processes of their own: fresh ones, and groups that train together.
+
+Loads no torch: a fresh process imports this module first, and what it imports counts in the memory measured there.
+"""
+
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
+from typing import TypeVar
+
+Job = TypeVar("Job")
+Found = TypeVar("Found")
+
+
+def in_fresh_processes(
+    function: Callable[[Job], Found],
+    jobs: Sequence[Job],
+    *,
+    name: str,
+    environment: Mapping[str, str] | None = None,
+) -> list[Found]:
+    """The results of a function, each job in a new process, all at once; what they print as errors is dropped.
+
+    Args:
+        function: At the top of a module. A module that it does not import does not count in its memory.
+        jobs: What it is called with.
+        name: Of what runs, for the error.
+        environment: Variables of the new processes, beside those of this one.
+
+    Raises:
+        RuntimeError: A job failed.
+    """
+    # only here: a fresh process does not need it, and its memory would count
+    from unittest.mock import patch
+
+    context = multiprocessing.get_context("spawn")
+    with patch.dict(os.environ, environment or {}), ProcessPoolExecutor(len(jobs), context, _without_errors) as pool:
+        try:
+            return list(pool.map(function, jobs))
+        except Exception as error:
+            raise RuntimeError(f"{name} failed: {type(error).__name__}: {error}") from error
+
+
+def _without_errors() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+@contextlib.contextmanager
+def process_group(rank: int, world: int, device: str, meeting: str) -> Iterator[None]:
+    """One of ``world`` processes, with a GPU or a thread each, which find each other by the file ``meeting``."""
+    import torch
+    import torch.distributed as dist
+
+    from lightning_llm.training.distributed import leave_groups
+
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    else:
+        torch.set_num_threads(1)
+    store = dist.FileStore(meeting, world)  # type: ignore[attr-defined]
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(minutes=10))
+    yield
+    dist.barrier()
+    leave_groups()
