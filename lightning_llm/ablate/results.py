@@ -70,7 +70,7 @@ class Result:
         return self.loss is None
 
     def windows(self) -> Mapping[str, Any] | None:
-        """The sums of blocks of validation windows at the last step, as ``ablate.windows`` takes them.
+        """The sums of blocks of validation windows at the last step, as ``statistics.windows`` takes them.
 
         Returns:
             ``None``: the run has none, or they are of another end of it.

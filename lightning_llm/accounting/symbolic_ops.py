@@ -236,7 +236,7 @@ class Operators(Graph):
 
         return self.apply(out, [query, key, value], [query, key, value], backward)
 
-    # -- ops/swiglu.py: ops/swiglu_whole.py and ops/swiglu_tiles.py ----------------------------------------------------
+    # -- ops/swiglu.py: ops/swiglu_tiles.py ----------------------------------------------------------------------------
 
     def swiglu(self, x: Tensor, weights: Weights, shape: Shape, *, saves: bool) -> Tensor:
         """``saves``: level 0."""
@@ -341,7 +341,7 @@ class Operators(Graph):
             self.scratch(self._block_of_rows(rows, hidden))
         return h
 
-    # -- ops/loss_chunks.py, ops/softmax_rows.py ----------------------------------------------------------------------
+    # -- ops/loss_chunks.py -------------------------------------------------------------------------------------------
 
     def linear_cross_entropy(
         self, hidden: Tensor, head: Linear, tokens: Count, vocab: Count, num_chunks: int | None

@@ -1,7 +1,7 @@
 """``lightning-llm compare RUNS``: compare loss, time and peak memory across runs.
 
 Each text has its own table. Each group of runs is compared with the first one, or that of ``--baseline``, by the rule
-of ``ablate.verdict``; ``comparison`` says which runs are a group, and how two of them differ.
+of ``statistics.verdict``; ``comparison`` says which runs are a group, and how two of them differ.
 """
 
 import argparse

@@ -8,7 +8,7 @@ Named corpora:
     ``shakespeare``: "tiny Shakespeare", downloaded once and verified.
 
 Splits. A single document is cut by position: the first ``int(0.9 * characters)`` characters train, the rest validates
-(as in nanoGPT's ``data/shakespeare_char/prepare.py``). If there are several documents, each belongs to one split,
+(as in nanoGPT's ``shakespeare_char/prepare.py``). If there are several documents, each belongs to one split,
 chosen by a hash of its text. So the split depends neither on other documents nor on their order, and copies of a
 document belong to the same split.
 

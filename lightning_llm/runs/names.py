@@ -22,7 +22,7 @@ class Run:
 
     Attributes:
         path: Where it is.
-        options: Its options by short names (see ``training.run_options``); empty if nothing is known of them.
+        options: Its options by short names (see ``runs.options``); empty if nothing is known of them.
     """
 
     path: Path

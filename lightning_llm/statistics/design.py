@@ -14,7 +14,7 @@ size       ``smaller``  is inside ``±delta``
 =========  ===========  ===============================
 
 Fewer than ``FEWEST`` pairs show neither. Looks after the last planned one have a share of the level that was held back
-for them (``ablate.sequential``), so a comparison that is extended keeps its level.
+for them (``statistics.looks``), so a comparison that is extended keeps its level.
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
 ``summary.json`` says so, by hashes (``training.callbacks.inputs``) of the training and validation batches that the run
 used and of the initial value of each parameter, and by a record of what else decides its bits
-(``training.execution``). A pair shares the initial values of all parameters that both runs have, by name, shape and
+(``training.environment``). A pair shares the initial values of all parameters that both runs have, by name, shape and
 dtype; a parameter of another shape cannot be shared. Runs of different lengths share the batches of their common steps.
 """
 

@@ -2,7 +2,7 @@
 
 ``m`` variants share a level ``alpha``. Each has one interval of its difference at level ``1 - alpha / m`` (Bonferroni),
 valid at all looks, so all intervals of an experiment hold together with a probability of at least ``1 - alpha``. Two
-answers are read off it (``ablate.design``): the *direction*, and the *size* against ``delta``, the smallest difference
+answers are read off it (``design.py``): the *direction*, and the *size* against ``delta``, the smallest difference
 that matters. Every answer is right if the interval is, so all of them together are wrong with a probability of at most
 ``alpha``. A variant's answers depend on its own runs and on the number of variants, not on what the others found.
 

@@ -104,7 +104,7 @@ class Evaluation:
             self._windows.add(losses, counted, loader)
 
     def windows(self, trainer: Any) -> dict[str, list[Any]] | None:
-        """The sums of blocks of validation windows, see ``ablate.windows``; every process must ask.
+        """The sums of blocks of validation windows, see ``statistics.windows``; every process must ask.
 
         Returns:
             ``None`` for a test, and for data loaders whose rows have no known place in the text.

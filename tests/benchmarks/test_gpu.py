@@ -15,7 +15,7 @@ from benchmarks.gpu import end_to_end, operators, runner, training
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.runner import Machine, run_part
 from benchmarks.plain_gpt import PlainGPT
-from lightning_llm.bench import rows, swiglu
+from lightning_llm.bench import swiglu
 from lightning_llm.bench.rows import Row, read_rows
 from lightning_llm.bench.workloads import model_config, sizes_of
 from lightning_llm.model import Transformer
@@ -95,13 +95,6 @@ def test_rows_are_kept_and_only_what_is_missing_is_measured(part, tmp_path, caps
     assert {row.variant: row.error for row in rows if row.error} == {"hangs": "stopped after 1 s"}
     assert {row.task for row in rows} == {"first", "raises", "dies", "hangs"}
     assert "1 of 5 measurements" in capsys.readouterr().out
-
-
-def test_rows_of_a_copy_without_git_name_its_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr(rows.shutil, "which", lambda name: None)
-    for commit in (None, "c0ffee"):
-        rows.write_rows([], tmp_path / "rows.json", "x", commit=commit)
-        assert json.loads((tmp_path / "rows.json").read_text())["commit"] == commit
 
 
 @pytest.mark.parametrize(

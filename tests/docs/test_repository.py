@@ -1,7 +1,10 @@
 """What README and docs/ say of the repository is so: the file tree, the links, the configs, the comparison."""
 
+import ast
+import io
 import re
 import runpy
+import tokenize
 
 import pytest
 import yaml
@@ -132,3 +135,67 @@ def test_the_readme_answers_the_questions_of_the_comparison():
     rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
     assert len(rows) == len(comparison())
     assert "docs/comparison.md" in table
+
+
+PACKAGE = ROOT / "lightning_llm"
+ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
+# A file with its folder, and a name in backticks that begins with a room of the package: in a docstring or a comment.
+FILE = re.compile(r"(?<![\w/.-])((?:\w+/)+\w+\.(?:py|md|yaml))\b")
+DOTTED = re.compile(rf"`~?((?:lightning_llm\.)?(?:{'|'.join(ROOMS)})(?:\.\w+)+)")
+OPTIONS = {"model": "training/module.py", "data": "data/datamodule.py"}  # whose parameters are the keys of a config
+OTHER_FILES = {"model.safetensors"}
+
+
+def explanations(path):
+    """Line and text of each docstring and comment."""
+    source = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            yield node.body[0].lineno, ast.get_docstring(node, clean=False)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def is_there(name):
+    """Whether a dotted name is a module, something at the top of one, a public name of a room, or an option."""
+    room, first, *rest = name.removeprefix("lightning_llm.").split(".")
+    module = PACKAGE / room / f"{first}.py"
+    while rest and module.with_suffix("").is_dir():
+        module = module.with_suffix("") / f"{rest.pop(0)}.py"
+    if module.is_file():
+        return not rest or bool(re.search(rf"^(?:def |class )?{rest[0]}\b", module.read_text("utf-8"), re.M))
+    if module.with_suffix("").is_dir() or name in OTHER_FILES:
+        return True
+    public = (module.parent / "__init__.py").read_text("utf-8")
+    options = (PACKAGE / OPTIONS[room]).read_text("utf-8") if room in OPTIONS else ""
+    return bool(re.search(rf"\b{module.stem}\b", public) or re.search(rf"^        {first}:", options, re.M))
+
+
+def lost_names(path, text):
+    """Files and names in a text that do not exist; folders of other projects do not count."""
+    for name in FILE.findall(text):
+        folders = [folder for folder in (ROOT, PACKAGE, path.parent) if (folder / name.split("/")[0]).is_dir()]
+        if folders and not any((folder / name).is_file() for folder in folders):
+            yield name
+    yield from (name for name in DOTTED.findall(text) if not is_there(name))
+
+
+@pytest.mark.parametrize("folder", ["lightning_llm", "benchmarks", "tests"])
+def test_docstrings_and_comments_name_what_exists(folder):
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line, text in explanations(path)
+        for name in lost_names(path, text)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_a_lost_name_is_found():
+    there = "ops/swiglu.py, torch/lost.py, swiglu_tiles.py, `ops.swiglu`, ``ops.linear_cross_entropy``, ``data.store``,"
+    there += " :mod:`lightning_llm.data.order`, `training.callbacks`, ``training.callbacks.run_checkpoints``"
+    lost = "ops/lost.py, ``ops.lost``, ``ops.swiglu.lost``, ``data.lost``, `training.callbacks.lost`"
+    path = PACKAGE / "ops" / "swiglu.py"
+    assert list(lost_names(path, there)) == []
+    assert list(lost_names(path, lost)) == re.findall(r"[\w./]*lost[\w.]*", lost)

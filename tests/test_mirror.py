@@ -1,0 +1,113 @@
+"""``tests/`` mirrors the package: ``tests/optim/test_muon.py`` tests ``lightning_llm/optim/muon.py``."""
+
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "lightning_llm"
+# Modules whose tests stand elsewhere. The list may only shrink: a test fails as well once a name in it is not needed.
+WITHOUT = frozenset(
+    {
+        "__main__.py",
+        "ablate/comparison.py",
+        "ablate/history.py",
+        "ablate/local.py",
+        "ablate/null_variant.py",
+        "ablate/page.py",
+        "ablate/words.py",
+        "accounting/plan_report.py",
+        "accounting/symbolic.py",
+        "accounting/symbolic_model.py",
+        "accounting/symbolic_ops.py",
+        "checkpoints/archives.py",
+        "checkpoints/compatibility.py",
+        "checkpoints/loop_state.py",
+        "cli/ablate_outlook.py",
+        "cli/ablate_report.py",
+        "cli/ablate_setup.py",
+        "cli/convert.py",
+        "cli/early_checks.py",
+        "cli/errors.py",
+        "cli/inference.py",
+        "cli/process.py",
+        "cli/report.py",
+        "data/token_store_writer.py",
+        "generation/decoding.py",
+        "generation/packed_step.py",
+        "generation/sampling.py",
+        "generation/scoring.py",
+        "generation/text.py",
+        "interop/config_json.py",
+        "interop/hf_mapping.py",
+        "interop/reader.py",
+        "interop/weights.py",
+        "interop/writer.py",
+        "io/config_file.py",
+        "io/console.py",
+        "io/imports.py",
+        "lazy.py",
+        "measure/timeline.py",
+        "model/block.py",
+        "model/build.py",
+        "model/context.py",
+        "model/experts.py",
+        "model/mlp.py",
+        "model/norm.py",
+        "model/position.py",
+        "ops/attention.py",
+        "ops/loss_chunks.py",
+        "ops/norm.py",
+        "ops/score_mod_attention.py",
+        "ops/swiglu_tiles.py",
+        "runs/event_files.py",
+        "statistics/power.py",
+        "training/callbacks/memory_report.py",
+        "training/callbacks/progress.py",
+        "training/callbacks/run_checkpoints.py",
+        "training/initial_weights.py",
+        "training/preflight.py",
+        "training/run_config.py",
+        "training/trainer.py",
+    }
+)
+
+
+def mirror_faults(package: Path, tests: Path, without: frozenset[str]) -> list[str]:
+    faults, unused = [], set(without)
+    for path in sorted(package.rglob("*.py")):
+        place = path.relative_to(package)
+        test = tests / place.parent / f"test_{place.stem.strip('_')}.py"
+        if place.name == "__init__.py":
+            continue
+        if not test.is_file() and place.as_posix() not in without:
+            faults.append(f"{place} has no tests/{test.relative_to(tests)}")
+        if not test.is_file():
+            unused.discard(place.as_posix())
+    return faults + [f"{name} in WITHOUT has its test, or is gone: take it from the list" for name in sorted(unused)]
+
+
+def test_each_module_has_a_test_of_its_name():
+    assert len(list(PACKAGE.rglob("*.py"))) > 100  # the path is right
+    faults = mirror_faults(PACKAGE, Path(__file__).parent, WITHOUT)
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("without", "faults"),
+    [
+        ([], ["optim/muon.py has no tests/optim/test_muon.py"]),
+        (["optim/muon.py"], []),
+        (["optim/muon.py", "optim/adamw.py"], ["optim/adamw.py in WITHOUT has its test, or is gone: take it"]),
+        (["optim/muon.py", "gone.py"], ["gone.py in WITHOUT has its test, or is gone: take it"]),
+    ],
+)
+def test_a_module_without_a_test_is_found(tmp_path, without, faults):
+    for name in ("house/__init__.py", "house/__main__.py", "house/optim/adamw.py", "house/optim/muon.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for name in ("tests/test_main.py", "tests/optim/test_adamw.py", "tests/optim/test_more.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = mirror_faults(tmp_path / "house", tmp_path / "tests", frozenset(without))
+    assert len(found) == len(faults)
+    assert all(fault.startswith(start) for fault, start in zip(found, faults, strict=True))
