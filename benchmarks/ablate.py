@@ -69,9 +69,9 @@ def parse(text: str) -> Callable[[Request], Iterator[Row]]:
     return PARTS[text]
 
 
-def run(asked: Request) -> Iterator[Row]:
+def run(request: Request) -> Iterator[Row]:
     """The rows of a part. ``problems`` are what should not be."""
-    yield from asked.sizes(asked)
+    yield from request.sizes(request)
 
 
 # ---- verdicts
@@ -85,7 +85,7 @@ class Way(NamedTuple):
 
     @property
     def design(self) -> Design:
-        """Of the product."""
+        """The product's design with these looks."""
         return Design(ALPHA, self.looks)
 
 
@@ -168,7 +168,7 @@ def drawn(losses: Array, count: int, effect: float) -> Iterator[tuple[list[float
         yield list(losses[chosen, 0]), list(variant)
 
 
-def _shares(asked: Request, effect: float, count: int, tolerance: float) -> Iterator[Row]:
+def _shares(request: Request, effect: float, count: int, tolerance: float) -> Iterator[Row]:
     losses = pool()
     facts: dict[str, Any] = {"sd": float(np.std(losses[:, 1] - losses[:, 0], ddof=1)), "seeds": len(losses)}
     facts["correlation"] = correlation(list(losses[:, 0]), list(losses[:, 1])) or 0.0
@@ -181,22 +181,22 @@ def _shares(asked: Request, effect: float, count: int, tolerance: float) -> Iter
         is_off = abs(share - goal) > tolerance and name != PEEKING
         found["problems"] = [f"{label}: {share:.1%} found, {goal:.1%} expected"] if is_off else []
         pairs = sum(pairs for _, pairs in ended) / count
-        yield asked.row(label, **found, pairs=pairs, effect=effect, comparisons=count, **facts)
+        yield request.row(label, **found, pairs=pairs, effect=effect, comparisons=count, **facts)
 
 
-def _null(asked: Request) -> Iterator[Row]:
-    yield from _shares(asked, 0.0, NULLS, NULL_TOLERANCE)
+def _null(request: Request) -> Iterator[Row]:
+    yield from _shares(request, 0.0, NULLS, NULL_TOLERANCE)
 
 
-def _power(asked: Request) -> Iterator[Row]:
+def _power(request: Request) -> Iterator[Row]:
     for effect in EFFECTS:
-        yield from _shares(asked, effect, PLANTED, POWER_TOLERANCE)
+        yield from _shares(request, effect, PLANTED, POWER_TOLERANCE)
 
 
 # ---- whole experiments
 
 
-def _tuning(asked: Request) -> Iterator[Row]:
+def _tuning(request: Request) -> Iterator[Row]:
     """The baseline's learning rate is too low. The variant has four times that rate, and a quarter of the MLP's width.
 
     A smaller MLP is no improvement: whatever makes the variant better is the rate.
@@ -214,11 +214,11 @@ def _tuning(asked: Request) -> Iterator[Row]:
         known = {field: row[field] for field in ("verdict", "difference", "interval", "p_adjusted", "pairs")}
         rates = ", ".join(f"{sides[side][rate]:g}" for side in ("baseline", "variant"))
         problems = [] if is_right else [f"{name}: {row['verdict']}"]
-        yield asked.row(name, **known, rates=rates, runs=report["cost"]["runs"], problems=problems)
+        yield request.row(name, **known, rates=rates, runs=report["cost"]["runs"], problems=problems)
 
 
-def _kills(asked: Request) -> Iterator[Row]:
-    rng, done, resumed, runs, number, compared = random.Random(asked.options.seed), 0, 0, 0, 0, 0
+def _kills(request: Request) -> Iterator[Row]:
+    rng, done, resumed, runs, number, compared = random.Random(request.options.seed), 0, 0, 0, 0, 0
     with workplace() as folder:
         whole = Experiment(folder, "mlps", {"variants": MLPS, "options": SAVING, "looks": [PAIRS]})
         truth = whole.report(whole.start())
@@ -228,7 +228,7 @@ def _kills(asked: Request) -> Iterator[Row]:
             compared += one.check(one.report(process), truth)
             done, runs = done + kills, runs + truth["cost"]["runs"]
             resumed += sum(one.count("resuming").values())
-        yield asked.row("killed", kills=done, runs=runs, resumed=resumed, experiments=number, compared=compared)
+        yield request.row("killed", kills=done, runs=runs, resumed=resumed, experiments=number, compared=compared)
         both = [Experiment(folder, "mlps", out="same"), Experiment(folder, "norm", {"variants": NORM, "looks": [2]})]
         reports = [one.report(process) for one, process in [(one, one.start()) for one in both]]
         compared = both[0].check(reports[0], truth)
@@ -237,10 +237,10 @@ def _kills(asked: Request) -> Iterator[Row]:
         status, line = other.start().wait(), other.last_line()
         if each_runs != [truth["cost"]["runs"], 7] or status != 2 or "has a plan with another" not in line:
             raise RuntimeError(f"{each_runs} runs, then status {status}, {line}: see {folder}")
-        yield asked.row("two experiments at once", kills=0, runs=sum(each_runs), experiments=2, compared=compared)
+        yield request.row("two experiments at once", kills=0, runs=sum(each_runs), experiments=2, compared=compared)
 
 
-def _workers(asked: Request) -> Iterator[Row]:
+def _workers(request: Request) -> Iterator[Row]:
     with workplace() as folder:
         one = Experiment(folder, "mlps", {"variants": MLPS, "looks": [PAIRS]})
         first = one.start("--workers", "2")
@@ -251,16 +251,16 @@ def _workers(asked: Request) -> Iterator[Row]:
         started, resumed = one.count("starting"), one.count("resuming")
         if ends != [0, 0] or resumed or len(started) != runs or set(started.values()) != {1}:
             raise RuntimeError(f"{started}, resumed {resumed}, {runs} runs, status {ends}: see {folder}")
-        yield asked.row("four workers", runs=runs, workers=sum(one.taken()), experiments=1)
+        yield request.row("four workers", runs=runs, workers=sum(one.taken()), experiments=1)
 
 
-def _speed(asked: Request) -> Iterator[Row]:
+def _speed(request: Request) -> Iterator[Row]:
     base, options = ROOT / "configs" / "shakespeare-char.yaml", {"data.path": TEXT, STEPS: 100, INTERVAL: 100}
     content = {"baseline": str(base), "options": options, "variants": {"relu": MLPS["relu"]}, "looks": [3]}
     with workplace() as folder:
         Experiment(folder, "speed", content)
         words = {"chosen": (), "one worker": ("--workers", "1")}
-        found = asked.interleaved({name: functools.partial(_timed, folder, own) for name, own in words.items()})
+        found = request.interleaved({name: functools.partial(_timed, folder, own) for name, own in words.items()})
     one = [each["command_s"] for each in found["one worker"]]
     for name, rounds in found.items():
         seconds, known = [each["command_s"] for each in rounds], {key: rounds[0][key] for key in ("threads", "workers")}
@@ -272,7 +272,7 @@ def _speed(asked: Request) -> Iterator[Row]:
         if name == "chosen" and compared["ratio"] > MOST_RATIO:
             problems.append(f"{label} take {compared['ratio']:.2f} of the time of one worker")
         runs_s = float(np.median([each["runs_s"] for each in rounds]))
-        yield asked.row(label, seconds, **compared, **known, runs_s=runs_s, problems=problems)
+        yield request.row(label, seconds, **compared, **known, runs_s=runs_s, problems=problems)
 
 
 def _timed(folder: Path, words: Sequence[str]) -> dict[str, Any]:

@@ -196,14 +196,14 @@ def _four_digits(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def _looks(asked: Request) -> Iterator[Row]:
+def _looks(request: Request) -> Iterator[Row]:
     """A row for each candidate, at the middle number of variants; ``shapes`` has its chances with other noise."""
     variants = VARIANTS[len(VARIANTS) // 2]
     for candidate in itertools.starmap(Candidate, itertools.product(LOOKS, RHOS, HELD)):
         found = summary(candidate, variants, "normal")
         found["is_chosen"] = candidate == CHOSEN
         found["shapes"] = {name: _chances(candidate, variants, name) for name in NOISES[1:]}
-        yield _row(asked, candidate.label, found)
+        yield _row(request, candidate.label, found)
 
 
 def _chances(candidate: Candidate, variants: int, noise: str) -> dict[str, Any]:
@@ -213,20 +213,20 @@ def _chances(candidate: Candidate, variants: int, noise: str) -> dict[str, Any]:
     return {**known, **{name: found[name][at] for name in ("wrong", "direction", "coverage")}}
 
 
-def _default(asked: Request) -> Iterator[Row]:
+def _default(request: Request) -> Iterator[Row]:
     for variants, noise in itertools.product(VARIANTS, NOISES):
-        yield _row(asked, f"{noise}, {_many(variants)}", summary(CHOSEN, variants, noise))
+        yield _row(request, f"{noise}, {_many(variants)}", summary(CHOSEN, variants, noise))
 
 
-def _row(asked: Request, name: str, found: dict[str, Any]) -> Row:
+def _row(request: Request, name: str, found: dict[str, Any]) -> Row:
     at = EFFECTS.index(1.0)
-    return asked.row(name, **found, found=found["direction"][at], pairs=found["mean_pairs"][at], paths=PATHS)
+    return request.row(name, **found, found=found["direction"][at], pairs=found["mean_pairs"][at], paths=PATHS)
 
 
 # ---- two rules that are not used
 
 
-def _equivalence(asked: Request) -> Iterator[Row]:
+def _equivalence(request: Request) -> Iterator[Row]:
     """``equivalent`` by the interval of the verdict, and by two one-sided tests that spend twice as much."""
     paths = paths_of("normal", CHOSEN.looks, PATHS)
     for variants, delta in itertools.product(VARIANTS, DELTAS):
@@ -238,7 +238,7 @@ def _equivalence(asked: Request) -> Iterator[Row]:
             for where, effect in (("equal", 0.0), ("delta", delta))
         }
         row = _rounded({**known, "variants": variants, "delta": delta, "found": known["one_equal"]})
-        yield asked.row(f"{_many(variants)}, delta {delta:g} sd", **row, paths=PATHS)
+        yield request.row(f"{_many(variants)}, delta {delta:g} sd", **row, paths=PATHS)
 
 
 RATIOS = (1.0, 2.0, 0.5)  # of the standard deviation of one variant to the others'
@@ -246,7 +246,7 @@ POOLED_EFFECT = 1.5
 TESTED = 3  # variants, and the null variant, whose variance is pooled with theirs
 
 
-def _pooled(asked: Request) -> Iterator[Row]:
+def _pooled(request: Request) -> Iterator[Row]:
     """False directions at a first look by each variant's own variance, a pooled one, and one by empirical Bayes.
 
     The level is what the chosen looks would spend there. ``shared`` says whether the differences share their baseline,
@@ -271,7 +271,7 @@ def _pooled(asked: Request) -> Iterator[Row]:
             known[f"{name}_odd"], known[f"{name}_any"] = _share(rejected[:, 0]), _share(rejected.any(1))
             known[f"{name}_power"] = _share((means + POOLED_EFFECT >= critical)[:, 1])
         label = f"{pairs} pairs, sd {ratio:g}, {'one baseline' if is_shared else 'independent'}"
-        yield asked.row(label, **_rounded(known), found=known["moderated_any"], paths=PATHS)
+        yield request.row(label, **_rounded(known), found=known["moderated_any"], paths=PATHS)
 
 
 def moderated(variances: Array, freedom: float) -> tuple[Array, Array]:
@@ -304,7 +304,7 @@ UNTIL, MOST_ADDED = (36, 81, 200), 200  # pairs
 ADDED_EFFECT = 0.5
 
 
-def _added(asked: Request) -> Iterator[Row]:
+def _added(request: Request) -> Iterator[Row]:
     """Directions where whoever finds nothing at the planned looks continues with the further ones."""
     for case, variants in itertools.product(EXTENDED, VARIANTS):
         further = [pairs for pairs in further_looks(case.looks[-1]) if pairs <= MOST_ADDED]
@@ -319,7 +319,7 @@ def _added(asked: Request) -> Iterator[Row]:
                 field = f"{name}_{'planned' if until == case.looks[-1] else until}"
                 known[field] = rate if effect else family(rate, variants)
         label = f"{case.label}; {_many(variants)}"
-        yield asked.row(label, **_rounded(known), found=known[f"false_{UNTIL[-1]}"], paths=LONG_PATHS)
+        yield request.row(label, **_rounded(known), found=known[f"false_{UNTIL[-1]}"], paths=LONG_PATHS)
 
 
 @functools.lru_cache(maxsize=1)
@@ -342,7 +342,7 @@ def long_paths(at: tuple[int, ...], paths: int) -> Paths:
 CORRELATIONS, TUNED_VARIANTS = (0.0, 0.8), (1, 2, 4)  # of a variant's two differences, tuned and untuned
 
 
-def _tuned(asked: Request) -> Iterator[Row]:
+def _tuned(request: Request) -> Iterator[Row]:
     """Any false direction where the tuned and the untuned differences have an alpha each."""
     first, other = (draws("normal", PATHS, seed=seed) for seed in (0, 1))
     for correlation in CORRELATIONS:
@@ -355,7 +355,7 @@ def _tuned(asked: Request) -> Iterator[Row]:
             found = {name: family(_share(which), variants) for name, which in rates.items()}
             known: dict[str, Any] = {"correlation": correlation, "held": held, "variants": variants, "paths": PATHS}
             label = f"{_many(variants)}, correlation {correlation:g}; {held:.0%} held back"
-            yield asked.row(label, **known, **_rounded(found))
+            yield request.row(label, **known, **_rounded(found))
 
 
 PARTS = {

@@ -103,20 +103,20 @@ VARIANTS = {
 }
 
 
-def run(asked: Request) -> Iterator[Row]:
+def run(request: Request) -> Iterator[Row]:
     """A row for each side; ``ratio`` is its time over ours."""
-    here = [name for name in VARIANTS if not lacking(name, asked.device)]
-    for name in asked.variants or ():
+    here = [name for name in VARIANTS if not lacking(name, request.device)]
+    for name in request.variants or ():
         if name in VARIANTS and name not in here:
-            raise ValueError(f"variants {name!r}: {lacking(name, asked.device)}, or leave it out")
-    found = asked.interleaved({name: partial(run_side, name, asked) for name in asked.chosen(here)})
+            raise ValueError(f"variants {name!r}: {lacking(name, request.device)}, or leave it out")
+    found = request.interleaved({name: partial(run_side, name, request) for name in request.chosen(here)})
     seconds = {name: [one["median_s"] for one in results] for name, results in found.items()}
     for name, results in found.items():
-        yield asked.row(
+        yield request.row(
             name,
             seconds[name],
             peak_bytes=int(max(one["peak_bytes"] for one in results)),
-            tokens_per_s=asked.sizes["rows"] * asked.sizes["context"] / statistics.median(seconds[name]),
+            tokens_per_s=request.sizes["rows"] * request.sizes["context"] / statistics.median(seconds[name]),
             **(ratios(seconds[name], seconds["ours"]) if "ours" in seconds else {}),
             **_shares([share for one in results for share in one["shares"]]),
         )
@@ -138,9 +138,9 @@ def lacking(name: str, device: str) -> str:
     return "its kernels need CUDA; measure it with --device cuda" if (side, device) == ("liger", "cpu") else ""
 
 
-def run_side(name: str, asked: Request, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+def run_side(name: str, request: Request, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """One variant in a process of its own, as :func:`measure` finds it."""
-    job = {"sizes": asked.sizes, "dtype": asked.dtype, "device": asked.device, "steps": STEPS[asked.device]}
+    job = {"sizes": request.sizes, "dtype": request.dtype, "device": request.device, "steps": STEPS[request.device]}
     jobs = [{**job, **VARIANTS[name]._asdict()}]
     return in_fresh_processes(measure, jobs, name=name, environment=environment)[0]
 

@@ -161,14 +161,14 @@ def two(folder: Path, options: argparse.Namespace, console: Console) -> list[Row
         with ThreadPoolExecutor(2) as pool:
             return alone, max(pool.map(lambda side: fit(folder, f"both-{name}-{side}", *words, **environment), "ab"))
 
-    asked, rows = Request(bench="two", shape="", sizes=None, rounds=options.rounds), []
-    for way, pairs in asked.interleaved({way: partial(seconds, own) for way, own in WAYS.items()}).items():
+    request, rows = Request(bench="two", shape="", sizes=None, rounds=options.rounds), []
+    for way, pairs in request.interleaved({way: partial(seconds, own) for way, own in WAYS.items()}).items():
         alone, at_once = (list(times) for times in zip(*pairs, strict=True))
         found: dict[str, Any] = ratios(at_once, alone)
         medians = f"one alone {statistics.median(alone):.1f} s, two at once {statistics.median(at_once):.1f} s"
         console.print(f"{way}: {medians}, {found['ratio']:.2f} times as long")
         found |= {"alone_s": alone, "at_once_s": at_once, "steps": options.steps, "precision": options.precision}
-        rows.append(asked.row(way, dtype="", **found))
+        rows.append(request.row(way, dtype="", **found))
     return rows
 
 

@@ -42,21 +42,21 @@ Content = Callable[[], dict[str, Any]]
 draw = bar_plot(Measure("total_s", 1e3, f"ms that training is held up, and ms per step{LOWER}"))
 
 
-def run(asked: Request) -> Iterator[Row]:
+def run(request: Request) -> Iterator[Row]:
     """A row for each way: medians of interleaved rounds."""
-    variants, (millions,) = asked.chosen(VARIANTS), asked.sizes.values()
-    step, content = _training(millions, asked.device)
+    variants, (millions,) = request.chosen(VARIANTS), request.sizes.values()
+    step, content = _training(millions, request.device)
     size = sum(tensor.nbytes for tensor in tensors_in(content()))
     taken, written = Taken(list), Taken(list)
     ways = {name: AtomicCheckpointIO(asynchronous=name != VARIANTS[0]) for name in VARIANTS[:2]}
     with tempfile.TemporaryDirectory(prefix="bench-checkpoint-") as folder:
         save = partial(_round, step, content, ways, Path(folder) / "x.ckpt")
         save(Taken(list), Taken(list))  # the first one pays for fresh memory and a fresh file
-        asked.interleaved({"": partial(save, taken, written)})
+        request.interleaved({"": partial(save, taken, written)})
     for name in (name for name in variants if name in taken):
         first = statistics.median(taken[VARIANTS[0] if name in written else VARIANTS[2]])
         found = ratios(taken[name], [first] * len(taken[name]))  # a round has more steps than saves
-        row = asked.row(name, taken[name], shape=f"{millions} M parameters", **found)
+        row = request.row(name, taken[name], shape=f"{millions} M parameters", **found)
         if name in written:
             row.saved_bytes, row.bytes_per_s = size, size / statistics.median(written[name])
         yield row

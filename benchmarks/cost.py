@@ -55,20 +55,20 @@ COLUMNS: Columns = {
 }
 
 
-def run(asked: Request) -> Iterator[Row]:
+def run(request: Request) -> Iterator[Row]:
     """A row for each value and variant of an axis; of ``startup`` one without and one with a token store.
 
     ``axis`` is the size that is varied, ``value`` the size, ``time_slope`` the exponent of time per token along the
     axis, ``memory_slope`` likewise of peak bytes per token. ``parts_s`` are the seconds of the parts of a start.
     """
-    variants = asked.chosen(name for name in VARIANTS if name == "ours" or importlib.util.find_spec(name))
-    if asked.sizes is not None:
-        axis, values = asked.sizes
-        yield from _along(axis, values, variants, asked)
-    elif asked.dtype == asked.options.dtype[0]:  # a start has the dtype of its config
-        for variant, parts in start_up.measure(asked, compiled=asked.shape == COMPILE):
+    variants = request.chosen(name for name in VARIANTS if name == "ours" or importlib.util.find_spec(name))
+    if request.sizes is not None:
+        axis, values = request.sizes
+        yield from _along(axis, values, variants, request)
+    elif request.dtype == request.options.dtype[0]:  # a start has the dtype of its config
+        for variant, parts in start_up.measure(request, compiled=request.shape == COMPILE):
             total = sum(parts.values())
-            yield asked.row(variant, dtype="as configured", total_s=total, axis=asked.shape, parts_s=parts)
+            yield request.row(variant, dtype="as configured", total_s=total, axis=request.shape, parts_s=parts)
 
 
 def parse(text: str) -> tuple[str, list[int]] | None:
@@ -105,12 +105,12 @@ def memory_per_token(row: Row) -> Any:
     return row.peak_bytes / (row.tokens_per_s * row.total_s) if row.peak_bytes and row.tokens_per_s else None
 
 
-def _along(axis: str, values: list[int], variants: Sequence[str], asked: Request) -> Iterator[Row]:
+def _along(axis: str, values: list[int], variants: Sequence[str], request: Request) -> Iterator[Row]:
     rows: list[Row] = []
     for value in values:
         sizes = {**BASE, axis: value}
-        steps = {name: _Step(name, sizes, asked.device, asked.dtype) for name in variants}
-        for row in timed_rows(steps, asked, warmup=2, tokens=sizes["batch"] * sizes["context"]):
+        steps = {name: _Step(name, sizes, request.device, request.dtype) for name in variants}
+        for row in timed_rows(steps, request, warmup=2, tokens=sizes["batch"] * sizes["context"]):
             row.axis, row.value, row.peak_bytes = axis, value, steps[row.variant].peak_bytes()
             rows.append(row)
         del steps

@@ -36,9 +36,9 @@ _BPE_PART = 8
 _MOST_ROUNDS = 3  # a round takes seconds to minutes
 
 
-def run(asked: Request) -> Iterator[Row]:
+def run(request: Request) -> Iterator[Row]:
     """A row for each variant; at most three rounds, interleaved, medians."""
-    variants, size = asked.chosen(VARIANTS), asked.sizes
+    variants, size = request.chosen(VARIANTS), request.sizes
     with tempfile.TemporaryDirectory(prefix="bench-data-") as name:
         folder = Path(name)
         unit = "".join(file.text() for file in open_corpus(["stdlib"]).files).encode()
@@ -49,12 +49,12 @@ def run(asked: Request) -> Iterator[Row]:
         for length in set(sizes.values()):
             _make_text(folder / f"{length}.txt", unit, length)
         runs = {variant: partial(_in_process, variant, folder, sizes[variant]) for variant in variants}
-        taken = asked.interleaved(runs, min(asked.rounds, _MOST_ROUNDS))
+        taken = request.interleaved(runs, min(request.rounds, _MOST_ROUNDS))
     seconds = {variant: statistics.median(each.seconds for each in runs) for variant, runs in taken.items()}
     for variant, found in taken.items():
-        yield asked.row(
+        yield request.row(
             variant,
-            shape=asked.shape if sizes[variant] == size else f"{asked.shape}/{_BPE_PART}",
+            shape=request.shape if sizes[variant] == size else f"{request.shape}/{_BPE_PART}",
             dtype="uint16",
             total_s=seconds[variant],
             ratio=seconds["tokenizers"] / seconds["bpe"] if variant == "bpe" and "tokenizers" in seconds else None,

@@ -36,7 +36,7 @@ _WORDS = 20  # of made-up text in a line
 draw = bar_plot(Measure("repeated_steps", 1, f"steps repeated, at most{LOWER}"))
 
 
-def run(asked: Request) -> Iterator[Row]:
+def run(request: Request) -> Iterator[Row]:
     """A row for each fault; all rounds are interleaved, and round N has the seed of the first + N.
 
     ``injected`` are the rounds whose fault came before the run had ended, ``resumed`` those that resumed from a
@@ -44,10 +44,10 @@ def run(asked: Request) -> Iterator[Row]:
     ``repeated_steps`` and ``lost_steps`` (before the last checkpoint) are those of the worst round; ``wrong`` counts
     the rounds that lost something, and whose folders stay.
     """
-    names, seed = asked.chosen(ROUNDS), asked.options.seed
+    names, seed = request.chosen(ROUNDS), request.options.seed
     logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it reports each purge, which is what is looked for
     base = Path(tempfile.mkdtemp(prefix="bench-faults-"))
-    drawn = [(names[number % len(names)], seed + number) for number in range(asked.rounds)]
+    drawn = [(names[number % len(names)], seed + number) for number in range(request.rounds)]
     rounds: dict[str, list[Stage]] = {name: [] for name, _ in drawn}
     wrong: list[str] = []
     for done, (name, number, stage) in enumerate(_stages(base, drawn), start=1):
@@ -56,11 +56,11 @@ def run(asked: Request) -> Iterator[Row]:
             wrong.append(f"{name} {number}")
             lines = [f"seed {number}, {name}:{stage.what}", *(f"  {problem}" for problem in stage.problems)]
             for line in (*lines, f"  its folder: {stage.folder}"):
-                asked.status.console.print(line, highlight=False)
-        asked.status.update(f"round {done} of {asked.rounds}: {name}, {len(wrong)} went wrong")
-    failed = f"{len(wrong)} of {asked.rounds} rounds went wrong (fault and seed: {', '.join(wrong[:20])}); see {base}"
+                request.status.console.print(line, highlight=False)
+        request.status.update(f"round {done} of {request.rounds}: {name}, {len(wrong)} went wrong")
+    failed = f"{len(wrong)} of {request.rounds} rounds went wrong (fault and seed: {', '.join(wrong[:20])}); see {base}"
     for name, group in rounds.items():
-        yield asked.row(
+        yield request.row(
             name,
             rounds=len(group),
             injected=sum(stage.injected for stage in group),

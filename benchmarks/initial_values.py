@@ -43,31 +43,31 @@ COLUMNS: Columns = {
 }
 
 
-def run(asked: Request) -> Iterator[Row]:
+def run(request: Request) -> Iterator[Row]:
     """A row for each way to draw and each variant, with the validation losses of all seeds in nats per token.
 
     ``sd`` is the standard deviation of the paired difference, ``seeds_saved`` the number of seeds that an unpaired
     comparison would need in addition for the same standard error.
     """
-    tokens = mup.read_tokens(asked.options.text)
+    tokens = mup.read_tokens(request.options.text)
     cut, vocab = int(0.9 * len(tokens)), int(tokens.max()) + 1
     train, validation = tokens[:cut], list(mup.draw_batches(tokens[cut:], mup.VALIDATION, seed=0))
-    for draw in asked.chosen(DRAWS):
+    for draw in request.chosen(DRAWS):
         losses: dict[str, list[float]] = {side: [] for side in SIDES}
-        for seed in range(asked.sizes["seeds"]):
+        for seed in range(request.sizes["seeds"]):
             for side, own in losses.items():
                 model = build(side, draw, vocab, seed)
-                mup.train(model, mup.draw_batches(train, asked.sizes["steps"], seed + 1), asked.sizes["steps"])
+                mup.train(model, mup.draw_batches(train, request.sizes["steps"], seed + 1), request.sizes["steps"])
                 own.append(mup.mean_loss(model, validation))
-                if asked.status:
-                    asked.status.update(f"{draw}, seed {seed}, {side}: {own[-1]:.4f}")
+                if request.status:
+                    request.status.update(f"{draw}, seed {seed}, {side}: {own[-1]:.4f}")
         baseline = losses.pop("baseline")
         for side, own in losses.items():
             names = ("baseline", side)
             first, other = (build(name, draw, vocab, seed=0).transformer.state_dict() for name in names)
             shared = [name for name in first.keys() & other.keys() if first[name].shape == other[name].shape]
             estimate, saved = paired(baseline, own), seeds_saved(baseline, own)
-            yield asked.row(
+            yield request.row(
                 f"{side}, {draw}",
                 shared=len(shared),
                 equal=sum(torch.equal(first[name], other[name]) for name in shared),

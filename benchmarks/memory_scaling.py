@@ -17,13 +17,13 @@ from lightning_llm.bench.rows import MIB, Row
 VARIANTS = ("standard", "checkpoint", "ours 0", "ours 1")
 
 
-def run(asked: Request) -> Iterator[Row]:
+def run(request: Request) -> Iterator[Row]:
     """A row for each variant. Nothing is timed."""
-    cases = swiglu.cases(asked.sizes, getattr(torch, asked.dtype), asked.device)
-    for variant in asked.chosen(cases) if asked.variants else VARIANTS:
-        saved, peak = measure_memory(cases[variant], asked.device)
+    cases = swiglu.cases(request.sizes, getattr(torch, request.dtype), request.device)
+    for variant in request.chosen(cases) if request.variants else VARIANTS:
+        saved, peak = measure_memory(cases[variant], request.device)
         cases[variant].clear()
-        yield asked.row(variant, peak_bytes=peak, saved_bytes=saved)
+        yield request.row(variant, peak_bytes=peak, saved_bytes=saved)
 
 
 def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:

@@ -70,15 +70,15 @@ def parse(text: str) -> tuple[str, list[int]]:
     return found[1], [narrow * 2**power for power in range((wide // narrow).bit_length())]
 
 
-def run(asked: Request) -> Iterator[Row]:
+def run(request: Request) -> Iterator[Row]:
     """A row for each variant and part, or for each variant and width.
 
     ``widths``, ``changes`` and ``slope`` of a part; of a width ``rates``, ``losses`` in nats per token, the best of
     both, and ``moved``: by how many points of the grid its best rate is above that of the narrowest width.
     """
-    kind, widths = asked.sizes
-    tokens = read_tokens(asked.options.text)
-    yield from (_coordinates if kind == "coordinates" else _transfer)(asked, widths, tokens)
+    kind, widths = request.sizes
+    tokens = read_tokens(request.options.text)
+    yield from (_coordinates if kind == "coordinates" else _transfer)(request, widths, tokens)
 
 
 def read_tokens(path: Path | None) -> Tensor:
@@ -133,10 +133,10 @@ def train(model: LanguageModel, batches: Iterator[Batch], steps: int) -> None:
 # ---- the coordinate check
 
 
-def _coordinates(asked: Request, widths: list[int], tokens: Tensor) -> Iterator[Row]:
+def _coordinates(request: Request, widths: list[int], tokens: Tensor) -> Iterator[Row]:
     vocab = int(tokens.max()) + 1
     (shown,) = draw_batches(tokens, 1, seed=0)
-    for variant in asked.chosen(VARIANTS):
+    for variant in request.chosen(VARIANTS):
         changes: dict[str, list[float]] = {}
         for width in widths:
             found: dict[str, float] = {}
@@ -150,7 +150,7 @@ def _coordinates(asked: Request, widths: list[int], tokens: Tensor) -> Iterator[
             for part, change in found.items():
                 changes.setdefault(part, []).append(change)
         for part, own in changes.items():
-            yield asked.row(f"{variant}: {part}", widths=widths, changes=own, slope=slope(widths, own))
+            yield request.row(f"{variant}: {part}", widths=widths, changes=own, slope=slope(widths, own))
 
 
 @torch.no_grad()
@@ -181,11 +181,11 @@ def _watched(transformer: nn.Module, found: dict[str, Tensor]) -> Iterator[None]
 # ---- transfer
 
 
-def _transfer(asked: Request, widths: list[int], tokens: Tensor) -> Iterator[Row]:
+def _transfer(request: Request, widths: list[int], tokens: Tensor) -> Iterator[Row]:
     vocab, cut = int(tokens.max()) + 1, int(0.9 * len(tokens))
     text, validation = tokens[:cut], list(draw_batches(tokens[cut:], VALIDATION, seed=0))
     curves: dict[tuple[str, int], list[float]] = {}
-    for variant in asked.chosen(VARIANTS):
+    for variant in request.chosen(VARIANTS):
         for width in widths:
             known = next((own for (_, other), own in curves.items() if other == width == widths[0]), None)
             curves[variant, width] = known or []  # at the base width both are one model
@@ -197,7 +197,7 @@ def _transfer(asked: Request, widths: list[int], tokens: Tensor) -> Iterator[Row
                     losses.append(mean_loss(model, validation))
                 curves[variant, width].append(sum(losses) / len(losses))
             places = [_best(curves[variant, each]) for each in (widths[0], width)]
-            yield asked.row(
+            yield request.row(
                 f"{variant}: {width}",
                 width=width,
                 rates=RATES,

@@ -51,13 +51,13 @@ VARIANTS: dict[str, Callable[[nn.Module], Optimizer | _TorchMuonAdamW]] = {
 }
 
 
-def run(asked: Request) -> Iterator[Row]:
+def run(request: Request) -> Iterator[Row]:
     """A row for each variant; the dtype is that of the parameters, ``ratio`` is to the first variant."""
-    if asked.sizes["hidden"] % HEAD_DIM:
-        raise ValueError(f"shapes {asked.shape!r}: hidden must be a multiple of {HEAD_DIM}, the width of a head")
-    config, dtype = model_config(asked.sizes), getattr(torch, asked.dtype)
-    steps = {name: _ready(VARIANTS[name], config, dtype, asked.device).step for name in asked.chosen(VARIANTS)}
-    yield from timed_rows(steps, asked, warmup=2)
+    if request.sizes["hidden"] % HEAD_DIM:
+        raise ValueError(f"shapes {request.shape!r}: hidden must be a multiple of {HEAD_DIM}, the width of a head")
+    config, dtype = model_config(request.sizes), getattr(torch, request.dtype)
+    steps = {name: _ready(VARIANTS[name], config, dtype, request.device).step for name in request.chosen(VARIANTS)}
+    yield from timed_rows(steps, request, warmup=2)
 
 
 def _ready(make: Callable[[nn.Module], Any], config: ModelConfig, dtype: torch.dtype, device: str) -> Any:

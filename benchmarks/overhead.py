@@ -46,16 +46,16 @@ _CONFIG = ModelConfig(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_a
 draw = bar_plot(Measure("total_s", 1e3, f"ms per step outside forward, backward, clipping and optimizer{LOWER}"))
 
 
-def run(asked: Request) -> Iterator[Row]:
+def run(request: Request) -> Iterator[Row]:
     """A row for each set-up: medians over interleaved runs."""
-    steps, variants = asked.sizes["steps"], asked.chosen(VARIANTS)
-    taken = asked.interleaved({name: partial(_overhead, name, steps, asked.device) for name in variants})
+    steps, variants = request.sizes["steps"], request.chosen(VARIANTS)
+    taken = request.interleaved({name: partial(_overhead, name, steps, request.device) for name in variants})
     for name, seconds in taken.items():
-        yield asked.row(name, seconds, shape=f"{steps} steps", **ratios(seconds, next(iter(taken.values()))))
+        yield request.row(name, seconds, shape=f"{steps} steps", **ratios(seconds, next(iter(taken.values()))))
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """What is measured."""
+    """What a row measures."""
     return ["time of a step outside forward, backward, clipping and optimizer"]
 
 

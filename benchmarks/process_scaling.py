@@ -49,11 +49,11 @@ COLUMNS: Columns = {
 Found = dict[str, Any]
 
 
-def run(asked: Request) -> Iterator[Row]:
+def run(request: Request) -> Iterator[Row]:
     """A row for each number of processes; ``variants`` are those numbers, by default powers of two."""
-    most = torch.cuda.device_count() if asked.device == "cuda" else (os.cpu_count() or 1)
-    counts = _counts(asked.variants, most)
-    yield from _rows(_launch(asked.sizes, counts, asked), counts, asked)
+    most = torch.cuda.device_count() if request.device == "cuda" else (os.cpu_count() or 1)
+    counts = _counts(request.variants, most)
+    yield from _rows(_launch(request.sizes, counts, request), counts, request)
 
 
 def _counts(variants: Sequence[str] | None, most: int) -> list[int]:
@@ -64,12 +64,12 @@ def _counts(variants: Sequence[str] | None, most: int) -> list[int]:
     return sorted({1, *map(int, variants)})
 
 
-def _launch(sizes: Sizes, counts: list[int], asked: Request) -> Found:
+def _launch(sizes: Sizes, counts: list[int], request: Request) -> Found:
     """What process 0 of all found."""
     with tempfile.TemporaryDirectory(prefix="bench-scaling-") as folder:
-        how = (asked.device, asked.dtype, asked.rounds, str(Path(folder, "meeting")))
+        how = (request.device, request.dtype, request.rounds, str(Path(folder, "meeting")))
         jobs = [(rank, sizes, counts, *how) for rank in range(counts[-1])]
-        return in_fresh_processes(_take_part, jobs, name=asked.bench)[0]
+        return in_fresh_processes(_take_part, jobs, name=request.bench)[0]
 
 
 def _take_part(job: tuple[int, Sizes, list[int], str, str, int, str]) -> Found:
@@ -184,12 +184,12 @@ def link_of(processes: int, small_s: float, large_s: float) -> tuple[float, floa
     return latency, 2 * (processes - 1) / processes * (LARGE - SMALL) / max(large_s - small_s, 1e-9)
 
 
-def _rows(found: Found, counts: list[int], asked: Request) -> Iterator[Row]:
+def _rows(found: Found, counts: list[int], request: Request) -> Iterator[Row]:
     medians = {count: statistics.median(found["taken"][count]) for count in [*counts, APART]}
-    tokens = asked.sizes["rows"] * asked.sizes["context"]
+    tokens = request.sizes["rows"] * request.sizes["context"]
 
     def row(count: int, seconds: float, variant: str, wire: float | None) -> Row:
-        made = asked.row(
+        made = request.row(
             variant,
             total_s=seconds,
             tokens_per_s=count * tokens / seconds,
@@ -201,7 +201,7 @@ def _rows(found: Found, counts: list[int], asked: Request) -> Iterator[Row]:
 
     for count in counts:
         yield row(
-            count, medians[count], f"{count}", found["wire"][count] if asked.device == "cpu" and count > 1 else None
+            count, medians[count], f"{count}", found["wire"][count] if request.device == "cpu" and count > 1 else None
         )
     if len(counts) == 1:
         return

@@ -40,14 +40,14 @@ def parse(shape: str) -> list[tuple[str, int | None, list[str]]]:
     return RUNS[shape]
 
 
-def run(asked: Request) -> Iterator[Row]:
+def run(request: Request) -> Iterator[Row]:
     """A row for each run."""
-    for config, seed, words in asked.sizes:
+    for config, seed, words in request.sizes:
         seeds = [] if seed is None else [f"--seed_everything={seed}", f"--data.seed={seed}"]
-        given = [f"--config={ROOT / 'configs' / config}", *words, *seeds, *asked.options.fit_options]
+        given = [f"--config={ROOT / 'configs' / config}", *words, *seeds, *request.options.fit_options]
         with tempfile.TemporaryDirectory(prefix="bench-runs-") as folder:
             summary, seconds = fit(given, folder)
-        yield asked.row(
+        yield request.row(
             config,
             [seconds],
             seed=seed,

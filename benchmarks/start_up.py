@@ -37,11 +37,11 @@ TEXT_BYTES = 1_115_394  # as many as Tiny Shakespeare has
 LETTERS = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # its 65 characters
 
 
-def measure(asked: "Request", *, compiled: bool = False) -> Iterator[tuple[str, dict[str, float]]]:
+def measure(request: "Request", *, compiled: bool = False) -> Iterator[tuple[str, dict[str, float]]]:
     """Seconds of each part, the median over rounds: with the token store still to be made, and with it there.
 
     Args:
-        asked: Device and rounds.
+        request: Device and rounds.
         compiled: With compiled blocks. The first start then finds nothing in the compiler's cache, the second all.
     """
     with tempfile.TemporaryDirectory(prefix="bench-startup-") as folder:
@@ -51,12 +51,12 @@ def measure(asked: "Request", *, compiled: bool = False) -> Iterator[tuple[str, 
         def start(rounds: Iterator[int]) -> dict[str, float]:
             place = str(Path(folder, f"{next(rounds)}"))  # the same of both starts of a round
             words = {"data.path": text, "data.store": f"{place}-store", "trainer.default_root_dir": folder}
-            words |= {"trainer.accelerator": asked.device}
+            words |= {"trainer.accelerator": request.device}
             words |= {"model.compile_mode": "default"} if compiled else {}
             return _start([f"--{name}={value}" for name, value in words.items()], f"{place}-cache")
 
         names = ("compiled for the first time", "compiled before") if compiled else ("store to be made", "store there")
-        found = asked.interleaved({name: partial(start, itertools.count()) for name in names})
+        found = request.interleaved({name: partial(start, itertools.count()) for name in names})
         for name, starts in found.items():
             yield name, {part: statistics.median(one[part] for one in starts) for part in PARTS}
 

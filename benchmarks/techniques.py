@@ -100,25 +100,25 @@ def tolerance(layers: int, loss: float, shaken: float) -> float:
     return 3 * math.sqrt(2 * roundings) * max(shaken, UNIT_ROUNDOFF["float32"] * abs(loss))
 
 
-def run(asked: Request) -> Iterator[Row]:
+def run(request: Request) -> Iterator[Row]:
     """A row for each technique, in order.
 
     ``ratio`` is of tokens per second over those of the previous one, ``ratio_to_first`` over those of the first.
     ``mfu`` is the share of the device's dense peak for these matmuls that the model's FLOPs take, if that is known.
     ``loss_difference`` is the largest from the first with all matmuls in float32, in nats.
     """
-    count = torch.cuda.device_count() if asked.device == "cuda" else min(os.cpu_count() or 1, torch.get_num_threads())
-    left_out = lacking(asked.device, count)
+    count = torch.cuda.device_count() if request.device == "cuda" else min(os.cpu_count() or 1, torch.get_num_threads())
+    left_out = lacking(request.device, count)
     known = techniques(left_out)
-    names = asked.chosen(known)
-    why = [f"{name}: left out, {why}" for name, why in left_out.items() if asked.variants is None]
-    config = model_config(asked.sizes)  # the MLP is set by the technique
-    yield from _Comparison(asked, config, count).rows({name: known[name] for name in known if name in names}, why)
+    names = request.chosen(known)
+    why = [f"{name}: left out, {why}" for name, why in left_out.items() if request.variants is None]
+    config = model_config(request.sizes)  # the MLP is set by the technique
+    yield from _Comparison(request, config, count).rows({name: known[name] for name in known if name in names}, why)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Comparison:
-    asked: Request
+    request: Request
     config: ModelConfig
     count: int
 
@@ -131,20 +131,20 @@ class _Comparison:
         def train(name: str) -> Found:
             is_new = name not in checked
             job = {"rows": batches[name], "check": is_new, "shake": shake if name == first else []}
-            found = self._run(name, chosen[name], {**job, "steps": STEPS[self.asked.device]})
+            found = self._run(name, chosen[name], {**job, "steps": STEPS[self.request.device]})
             if is_new:
                 checked[name] = found
                 self._check(name, chosen[name], found, first, checked[first])
             return found
 
-        results = self.asked.interleaved({name: partial(train, name) for name in chosen})
-        context, speeds = self.asked.sizes["context"], dict[str, list[float]]()  # tokens per second of each round
+        results = self.request.interleaved({name: partial(train, name) for name in chosen})
+        context, speeds = self.request.sizes["context"], dict[str, list[float]]()  # tokens per second of each round
         losses, previous = checked[first]["exact_losses"], first
         for name, settings in chosen.items():
             tokens = batches[name] * context * self._devices(settings)
             speeds[name] = [tokens / one["median_s"] for one in results[name]]
             speed = statistics.median(speeds[name])
-            yield self.asked.row(
+            yield self.request.row(
                 name,
                 [one["median_s"] for one in results[name]],
                 dtype=settings.precision,
@@ -164,7 +164,7 @@ class _Comparison:
 
     def _batches(self, chosen: Mapping[str, Settings]) -> tuple[dict[str, int], list[str]]:
         """Rows of each batch; without the technique of the larger batch, and why, if there is no room for one."""
-        more = rows = self.asked.sizes["rows"]
+        more = rows = self.request.sizes["rows"]
         if lean := next((name for name, settings in chosen.items() if settings.more_rows), None):
             single = dataclasses.replace(chosen[lean], allocator=False, all_devices=False)
             more = int(self._run(lean, single, {"rows": rows, "look_for_rows": True})["rows"])
@@ -175,7 +175,7 @@ class _Comparison:
 
     def _run(self, name: str, settings: Settings, job: Found) -> Found:
         """What one technique finds, in a process of its own, or in one for each device."""
-        world, sizes, device = self._devices(settings), self.asked.sizes, self.asked.device
+        world, sizes, device = self._devices(settings), self.request.sizes, self.request.device
         environment = _GROWING_SEGMENTS if device == "cuda" and settings.allocator else {}
         with tempfile.TemporaryDirectory(prefix="bench-techniques-") as folder:
             job = {**job, "config": self.config, "settings": settings, "device": device, "world": world}
@@ -194,23 +194,23 @@ class _Comparison:
                 allowed = self._tolerance(other, lowest, precision)
                 if not abs(loss - other) <= allowed:
                     raise RuntimeError(
-                        f"{self.asked.shape}: the loss of {name!r} at step {step} with matmuls in {precision} is "
+                        f"{self.request.shape}: the loss of {name!r} at step {step} with matmuls in {precision} is "
                         f"{loss:.7g}, that of {first!r} {other:.7g}: {abs(loss - other):.2g} apart, rounding explains "
                         f"{allowed:.2g}; its maths is not the same"
                     )
 
     def _tolerance(self, loss: float, lowest: Found, precision: str) -> float:
-        return tolerance(self.asked.sizes["layers"], loss, lowest["shaken"][precision])
+        return tolerance(self.request.sizes["layers"], loss, lowest["shaken"][precision])
 
     def _devices(self, settings: Settings) -> int:
         return self.count if settings.all_devices else 1
 
     def _utilization(self, settings: Settings, tokens_per_s: float) -> float | None:
         try:
-            peak = find_device(describe_machine(self.asked.device)).flops.get(settings.precision)
+            peak = find_device(describe_machine(self.request.device)).flops.get(settings.precision)
         except ValueError:  # no peak is known of it, a CPU for one
             return None
-        flops = step_flops(self.config, tokens=1, context_length=self.asked.sizes["context"]).model
+        flops = step_flops(self.config, tokens=1, context_length=self.request.sizes["context"]).model
         return None if peak is None else flops * tokens_per_s / (peak * self._devices(settings))
 
 

@@ -48,8 +48,12 @@ LAZY_NAMES = "lightning_llm.lazy"  # which imports none of the modules that it n
 OUTSIDE = ("benchmarks", "tests")
 GRAB_BAGS = ("utils", "common", "helpers")
 LINE_CAP = 400
-# What the package may grow to. A new concept replaces one, or raises these with a reason in the commit.
-CODE_LINES, FILES, ALL_LINES = 22_200, 190, 39_800  # lines with code, files, and all lines with those of benchmarks/
+# What the package may hold: lines with code, files, and all lines. These fall with each change and never rise to what
+# was reached: a new concept replaces one, or raises them with a reason in the commit.
+CODE_LINES = 21_742
+FILES = 188
+ALL_LINES = 34_214
+BENCHMARK_LINES = 6_000  # of benchmarks/, which is not installed
 DOCSTRING_SHARE = 0.2  # of all lines, at least
 
 
@@ -454,12 +458,13 @@ def lines_of(path: Path) -> tuple[int, int, int]:
 
 
 def test_the_house_stays_small():
-    own, others = ([lines_of(path) for path in folder.rglob("*.py")] for folder in (PACKAGE, BENCHMARKS))
-    code, documented, lines = (sum(column) for column in zip(*own, strict=True))
+    counts = [lines_of(path) for path in PACKAGE.rglob("*.py")]
+    code, documented, lines = (sum(column) for column in zip(*counts, strict=True))
     assert code <= CODE_LINES
-    assert len(own) <= FILES
-    assert lines + sum(each[2] for each in others) <= ALL_LINES
+    assert len(counts) <= FILES
+    assert lines <= ALL_LINES
     assert documented >= DOCSTRING_SHARE * lines
+    assert sum(lines_of(path)[2] for path in BENCHMARKS.rglob("*.py")) <= BENCHMARK_LINES
 
 
 def test_lines_of_code_are_counted(tmp_path):

@@ -122,10 +122,10 @@ def _saving(machine: Machine) -> Iterator[Row]:
 def _generation(machine: Machine) -> Iterator[Row]:
     shape = "1x2x2x16x65x4x4" if machine.dry_run else generate.BENCH.shapes[1]
     dtype = "float32" if machine.dry_run else "bfloat16"
-    asked = machine.request(generate.BENCH, shape, dtype, rounds=3, budget_s=40.0)
-    yield from generate.run(asked)
+    request = machine.request(generate.BENCH, shape, dtype, rounds=3, budget_s=40.0)
+    yield from generate.run(request)
     if not installed("transformers"):
-        yield asked.row("transformers", error="transformers is not installed")
+        yield request.row("transformers", error="transformers is not installed")
 
 
 PART = Part(

@@ -132,41 +132,41 @@ def _has_liger(machine: Machine) -> bool:
 
 def _mlps(machine: Machine, shape: str, dtype: str) -> Iterator[Row]:
     chosen = [name for name in MLPS if name != "liger" or _has_liger(machine)]
-    asked = machine.request(swiglu.BENCH, shape, dtype, variants=chosen, budget_s=12.0)
-    batch, seq, hidden, intermediate, layers = asked.sizes.values()
+    request = machine.request(swiglu.BENCH, shape, dtype, variants=chosen, budget_s=12.0)
+    batch, seq, hidden, intermediate, layers = request.sizes.values()
     held = 3 * layers * hidden * intermediate + 2 * batch * seq * hidden  # parameters, input and its gradient's start
-    for row in swiglu.run(asked):
+    for row in swiglu.run(request):
         row.whole_peak_bytes = row.peak_bytes + held * getattr(torch, dtype).itemsize
         if (shape, dtype) == (LARGEST, "float32") and row.variant in COURSE:
             row.targets = TARGETS[row.variant]
             row.course_peak_gb, row.course_s = COURSE[row.variant]
         yield row
     if "liger" not in chosen:
-        yield asked.row("liger", error=NO_LIGER)
+        yield request.row("liger", error=NO_LIGER)
 
 
 def _losses(machine: Machine, shape: str, dtype: str) -> Iterator[Row]:
     missing = {} if _has_liger(machine) else {"liger": NO_LIGER}
     if not hasattr(F, "linear_cross_entropy"):
         missing["torch"] = f"torch {torch.__version__} has none"
-    asked = machine.request(
+    request = machine.request(
         loss.BENCH, shape, dtype, variants=[name for name in LOSSES if name not in missing], budget_s=12.0
     )
-    tokens, hidden, vocab = asked.sizes.values()
+    tokens, hidden, vocab = request.sizes.values()
     held = (tokens + vocab) * hidden * getattr(torch, dtype).itemsize + 8 * tokens
-    for row in measure(loss.cases(asked.sizes, getattr(torch, dtype), asked.device), asked, tokens=tokens):
+    for row in measure(loss.cases(request.sizes, getattr(torch, dtype), request.device), request, tokens=tokens):
         row.whole_peak_bytes = row.peak_bytes + held
         row.targets = LOSS_TARGETS if row.variant == "ours" else None
         yield row
     for name, reason in missing.items():
-        yield asked.row(name, error=reason)
+        yield request.row(name, error=reason)
 
 
 def _peak(machine: Machine, name: str) -> Iterator[Row]:
     """The peak of a training step by the allocator and as the accounting predicts it, and what the device holds."""
     shape, precision, fields = CONFIGS[name]
-    asked = machine.request(baselines.BENCH, "2x2x32x64x16x2x65" if machine.dry_run else shape, precision)
-    sizes, device = asked.sizes, asked.device
+    request = machine.request(baselines.BENCH, "2x2x32x64x16x2x65" if machine.dry_run else shape, precision)
+    sizes, device = request.sizes, request.device
     fields = {**fields, **({"num_key_value_heads": 1} if machine.dry_run and "num_key_value_heads" in fields else {})}
     told: dict[str, Any] = {"rows": sizes["rows"], "context_length": sizes["context"]}
     predicted = step_memory(model_config(sizes, **fields), precision=precision, device=device, **told).peak
@@ -178,7 +178,7 @@ def _peak(machine: Machine, name: str) -> Iterator[Row]:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
     seconds, _, peak = baselines.ours(sizes, precision, device, 1, **fields)
-    row = asked.row(name, seconds, predicted_bytes=predicted, targets={"prediction_error": 0.05})
+    row = request.row(name, seconds, predicted_bytes=predicted, targets={"prediction_error": 0.05})
     if device == "cuda":
         row.peak_bytes, row.reserved_bytes = peak - before, torch.cuda.max_memory_reserved()
         row.prediction_error = abs(predicted / row.peak_bytes - 1)

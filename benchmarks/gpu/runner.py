@@ -182,7 +182,7 @@ class Record:
         write_rows(self.all(), self.path, self.command, self.part.files, self.commit)
 
     def all(self) -> list[Row]:
-        """All rows, completed."""
+        """All rows, with what compares them."""
         found = [row for rows in self.rows.values() for row in rows]
         self.part.complete(found)
         return found

@@ -86,23 +86,23 @@ def _step(
     dtype: str = "bfloat16",
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Row]:
-    asked = machine.request(baselines.BENCH, TOY if machine.dry_run else SHAPES[model], dtype)
-    asked.sizes["tied"] = model == "124 M"
+    request = machine.request(baselines.BENCH, TOY if machine.dry_run else SHAPES[model], dtype)
+    request.sizes["tied"] = model == "124 M"
     fields: dict[str, Any] = {
         "model": model,
         "round": number,
         **({"tf32": bool(environment)} if dtype == "float32" else {}),
     }
     variant = f"{side}, TF32" if environment else side
-    if why := baselines.lacking(side, asked.device):
-        yield asked.row(variant, error=why, **fields)
+    if why := baselines.lacking(side, request.device):
+        yield request.row(variant, error=why, **fields)
         return
-    found = baselines.run_side(side, asked, environment)
-    tokens = asked.sizes["rows"] * asked.sizes["context"]
+    found = baselines.run_side(side, request, environment)
+    tokens = request.sizes["rows"] * request.sizes["context"]
     speed = tokens / found["median_s"]
-    share = utilization(asked.sizes, speed, machine.device, "tf32" if environment else dtype)
+    share = utilization(request.sizes, speed, machine.device, "tf32" if environment else dtype)
     peak = int(found["peak_bytes"])
-    yield asked.row(variant, [found["median_s"]], tokens_per_s=speed, mfu=share, peak_bytes=peak, **fields)
+    yield request.row(variant, [found["median_s"]], tokens_per_s=speed, mfu=share, peak_bytes=peak, **fields)
 
 
 def utilization(sizes: Sizes, tokens_per_s: float, device: str, dtype: str) -> float | None:
@@ -116,11 +116,11 @@ def utilization(sizes: Sizes, tokens_per_s: float, device: str, dtype: str) -> f
 
 def _profile(machine: Machine, model: str) -> Iterator[Row]:
     """The kernels in which compiled steps of ours spend most of the device's time, warm-up steps included."""
-    asked = machine.request(baselines.BENCH, TOY if machine.dry_run else SHAPES[model], "bfloat16")
-    asked.sizes["tied"] = model == "124 M"
+    request = machine.request(baselines.BENCH, TOY if machine.dry_run else SHAPES[model], "bfloat16")
+    request.sizes["tied"] = model == "124 M"
     kinds = torch.profiler.ProfilerActivity
     with torch.profiler.profile(activities=[kinds.CPU if machine.dry_run else kinds.CUDA]) as profile:
-        baselines.ours(asked.sizes, asked.dtype, asked.device, PROFILED_STEPS, compiled=not machine.dry_run)
+        baselines.ours(request.sizes, request.dtype, request.device, PROFILED_STEPS, compiled=not machine.dry_run)
     field = "self_cpu_time_total" if machine.dry_run else "self_device_time_total"
     events = sorted(profile.key_averages(), key=lambda event: -getattr(event, field))
     total = sum(getattr(event, field) for event in events) or 1
@@ -129,7 +129,7 @@ def _profile(machine: Machine, model: str) -> Iterator[Row]:
         {"name": event.key, "us_per_step": getattr(event, field) / steps, "share": getattr(event, field) / total}
         for event in events[:KERNELS]
     ]
-    yield asked.row("profile", model=model, kernels=kernels)
+    yield request.row("profile", model=model, kernels=kernels)
 
 
 PART = Part(

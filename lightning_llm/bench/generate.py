@@ -32,14 +32,14 @@ COLUMNS: Columns = {
 draw = bar_plot(Measure("tokens_per_s", 1, f"tokens/s, one sequence{HIGHER}"))
 
 
-def run(asked: Request) -> Iterator[Row]:
+def run(request: Request) -> Iterator[Row]:
     """A row for each variant; ``ratio`` is its time over that of the first."""
-    variants = asked.chosen(name for name in VARIANTS if name != "transformers" or find_spec(name))
-    sizes, new = asked.sizes, asked.sizes["new"]
+    variants = request.chosen(name for name in VARIANTS if name != "transformers" or find_spec(name))
+    sizes, new = request.sizes, request.sizes["new"]
     torch.manual_seed(0)
     model = Transformer(model_config({**sizes, "context": sizes["prompt"] + new}))
-    model.to(asked.device, getattr(torch, asked.dtype)).eval()
-    prompt = torch.randint(sizes["vocab"], (1, sizes["prompt"]), device=asked.device)
+    model.to(request.device, getattr(torch, request.dtype)).eval()
+    prompt = torch.randint(sizes["vocab"], (1, sizes["prompt"]), device=request.device)
     runs: dict[str, Callable[[], Any]] = {
         "recomputed": lambda: _recompute(model, prompt, new),
         "cached": lambda: generate(model, prompt, max_new_tokens=new),
@@ -47,7 +47,7 @@ def run(asked: Request) -> Iterator[Row]:
     if "transformers" in variants:
         theirs, options = _transformers_model(model), {"do_sample": True, "top_k": 0, "pad_token_id": 0}
         runs["transformers"] = lambda: theirs.generate(prompt, max_new_tokens=new, min_new_tokens=new, **options)
-    yield from timed_rows({name: runs[name] for name in variants}, asked, warmup=1, tokens=new)
+    yield from timed_rows({name: runs[name] for name in variants}, request, warmup=1, tokens=new)
 
 
 @torch.no_grad()

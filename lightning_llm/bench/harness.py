@@ -28,7 +28,7 @@ from lightning_llm.io.console import Console
 from lightning_llm.measure.meter import MemoryMeter, tensors_in
 from lightning_llm.measure.timer import Timing, interleave
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,14 +72,14 @@ class Bench:
         """As the command line calls it."""
         return self.run.__module__.rpartition(".")[2].replace("_", "-")
 
-    def read_shapes(self, asked: Sequence[str] | None) -> dict[str, Any]:
-        """The shapes that are asked for, by default all of its own, and what it reads from each.
+    def read_shapes(self, names: Sequence[str] | None) -> dict[str, Any]:
+        """What it reads from the shapes of these names, by default its own; a name may stand for a set of shapes.
 
         Raises:
             ValueError: It is no shape of this bench.
         """
-        shapes = [shape for name in asked or self.shapes for shape in self.named_shapes.get(name, [name])]
-        read = self.parse or partial(sizes_of, names=self.sizes, example=self.shapes[0], known=self.named_shapes)
+        shapes = [shape for name in names or self.shapes for shape in self.named_shapes.get(name, [name])]
+        read = self.parse or partial(sizes_of, names=self.sizes, example=self.shapes[0], set_names=self.named_shapes)
         return {shape: read(shape) for shape in shapes}
 
     def print_table(self, rows: Sequence[Row], console: Console) -> None:
@@ -114,7 +114,7 @@ class Case:
         torch.autograd.backward(self.forward(), self.gradient)
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Forget the gradients of all that is held."""
         for item in self.held:
             for tensor in item.parameters() if isinstance(item, nn.Module) else [item]:
                 tensor.grad = None
@@ -150,16 +150,16 @@ class Request:
     options: Any = None
     status: Any = None
 
-    def chosen(self, known: Iterable[str]) -> list[str]:
+    def chosen(self, names: Iterable[str]) -> list[str]:
         """The names that are asked for, in the order asked; by default all.
 
         Raises:
             ValueError: There is no such variant.
         """
-        known = list(known)
-        if unknown := [name for name in self.variants or () if name not in known]:
-            raise ValueError(f"variants {', '.join(map(repr, unknown))}: there are {', '.join(known)}")
-        return list(known if self.variants is None else self.variants)
+        names = list(names)
+        if unknown := [name for name in self.variants or () if name not in names]:
+            raise ValueError(f"variants {', '.join(map(repr, unknown))}: there are {', '.join(names)}")
+        return list(names if self.variants is None else self.variants)
 
     def row(self, variant: str, samples: Timing | Sequence[float] = (), **fields: Any) -> Row:
         """A row of this shape; with the median of times in seconds, and their quantiles (a timing) or extremes."""
@@ -173,35 +173,39 @@ class Request:
         own |= {"machine": describe_machine(self.device), "_group": f"{self.shape} {self.dtype}"}
         return Row(**{**own, **fields})
 
-    def interleaved(self, functions: Mapping[str, Callable[[], Found]], rounds: int = 0) -> dict[str, list[Found]]:
+    def interleaved(self, functions: Mapping[str, Callable[[], Result]], rounds: int = 0) -> dict[str, list[Result]]:
         """What each function returns in each round, until the rounds (those asked for) or the budget are spent."""
-        found: dict[str, list[Found]] = {name: [] for name in functions}
+        results: dict[str, list[Result]] = {name: [] for name in functions}
         start = time.perf_counter()
         for _ in range(rounds or self.rounds):
             for name, function in functions.items():
-                found[name].append(function())
+                results[name].append(function())
             if self.budget_s is not None and time.perf_counter() - start > self.budget_s:
                 break
-        return found
+        return results
 
 
-def measure(cases: Mapping[str, Case], asked: Request, *, tokens: int) -> Iterator[Row]:
+def measure(cases: Mapping[str, Case], request: Request, *, tokens: int) -> Iterator[Row]:
     """Time and memory of the chosen cases, interleaved; the first is what the ratios compare with.
 
     All shapes and dtypes share a budget evenly.
     """
-    cases = {name: cases[name] for name in asked.chosen(cases)}
-    memory = {name: measure_memory(case, asked.device) for name, case in cases.items()}
+    cases = {name: cases[name] for name in request.chosen(cases)}
+    memory = {name: measure_memory(case, request.device) for name, case in cases.items()}
     for case in cases.values():
         case.clear()
     # a whole step right after its forward: what disturbs the one disturbs the other
-    runs = {f"{part} {name}": run for name, c in cases.items() for part, run in (("fwd", c.forward), ("both", c.step))}
-    share = None if asked.budget_s is None else asked.budget_s / asked.parts
-    timings = interleave(runs, rounds=asked.rounds, warmup=1, device=asked.device, budget_s=share)
+    runs: dict[str, Callable[[], object]] = {}
+    for name, case in cases.items():
+        runs |= {f"fwd {name}": case.forward, f"both {name}": case.step}
+    share = None if request.budget_s is None else request.budget_s / request.parts
+    timings = interleave(runs, rounds=request.rounds, warmup=1, device=request.device, budget_s=share)
     first = next(iter(cases))
     for name, (saved, peak) in memory.items():
-        forward, total, first_peak = timings[f"fwd {name}"].median, timings[f"both {name}"], memory[first][1]
-        yield asked.row(
+        forward = timings[f"fwd {name}"].median
+        total = timings[f"both {name}"]
+        first_peak = memory[first][1]
+        yield request.row(
             name,
             total,
             forward_s=forward,
@@ -216,13 +220,17 @@ def measure(cases: Mapping[str, Case], asked: Request, *, tokens: int) -> Iterat
 
 
 def timed_rows(
-    functions: Mapping[str, Callable[[], object]], asked: Request, *, warmup: int, tokens: int | None = None
+    functions: Mapping[str, Callable[[], object]], request: Request, *, warmup: int, tokens: int | None = None
 ) -> list[Row]:
     """Time whole calls, interleaved; the first is what ``ratio`` compares with, ``tokens`` are those of a call."""
-    timings = interleave(functions, rounds=asked.rounds, warmup=warmup, device=asked.device, budget_s=asked.budget_s)
+    timings = interleave(
+        functions, rounds=request.rounds, warmup=warmup, device=request.device, budget_s=request.budget_s
+    )
     first = next(iter(timings.values()))
     return [
-        asked.row(name, timing, **ratios(timing.samples, first.samples), tokens_per_s=tokens and tokens / timing.median)
+        request.row(
+            name, timing, **ratios(timing.samples, first.samples), tokens_per_s=tokens and tokens / timing.median
+        )
         for name, timing in timings.items()
     ]
 
@@ -247,7 +255,7 @@ def step_peak_bytes(step: Callable[[], object], model: nn.Module, optimizer: Any
 
 
 def _memory_of(
-    first: Callable[[], Found], then: Callable[[Found], object], held: Sequence[Tensor | nn.Module], device: str
+    first: Callable[[], Result], then: Callable[[Result], object], held: Sequence[Tensor | nn.Module], device: str
 ) -> tuple[int, int]:
     """Bytes alive between two calls, and the most alive in both, beyond what is held."""
     if device == "cuda":

@@ -25,12 +25,12 @@ from lightning_llm.ops.losses import linear_cross_entropy
 CHUNKS = (4, 64)
 
 
-def run(asked: Request) -> Iterator[Row]:
+def run(request: Request) -> Iterator[Row]:
     """A row for each variant."""
-    dtype = getattr(torch, asked.dtype)
-    for row in measure(cases(asked.sizes, dtype, asked.device), asked, tokens=asked.sizes["tokens"]):
-        if asked.device == "cpu":
-            row.resident_bytes = resident_bytes(row.variant, asked.sizes, dtype)
+    dtype = getattr(torch, request.dtype)
+    for row in measure(cases(request.sizes, dtype, request.device), request, tokens=request.sizes["tokens"]):
+        if request.device == "cpu":
+            row.resident_bytes = resident_bytes(row.variant, request.sizes, dtype)
         yield row
 
 

@@ -33,23 +33,23 @@ MOST_MODULES = 20
 MOMENTS = {"peak": "At the peak", "kept": "When the last backward begins: saved by forward"}
 
 
-def run(asked: Request) -> Iterator[Row]:
+def run(request: Request) -> Iterator[Row]:
     """A row for each config; the first is what the others are compared with.
 
     Raises:
         ValueError: Fewer than two configs, or one twice.
         RuntimeError: A run failed, with the last line that it wrote.
     """
-    configs = asked.options.config
+    configs = request.options.config
     if len(configs) < 2 or len(set(configs)) < len(configs):
         raise ValueError("bench memory compares runs: give --config at least two different files")
     for name in configs:
-        asked.status.update(f"training {STEPS} steps of {name} …")
-        report = measure(name, asked.options.fit_options)
+        request.status.update(f"training {STEPS} steps of {name} …")
+        report = measure(name, request.options.fit_options)
         moments = {moment: report[moment] for moment in MOMENTS}
         peak, saved = report["peak"]["bytes"], report["kept"]["by_kind"]["activations"]
         fields = {"device": report["device"], "machine": describe_machine(report["device"].partition(":")[0])}
-        yield asked.row(name, **fields, dtype="", peak_bytes=peak, saved_bytes=saved, **moments, _report=report)
+        yield request.row(name, **fields, dtype="", peak_bytes=peak, saved_bytes=saved, **moments, _report=report)
 
 
 def measure(config: str, fit_options: Sequence[str]) -> Report:
@@ -57,7 +57,7 @@ def measure(config: str, fit_options: Sequence[str]) -> Report:
     name = "lightning_llm.training.callbacks.MemoryProfiler"
     profiler = json.dumps({"class_path": name, "init_args": {"every_n_steps": STEPS}}, allow_nan=False)
     with tempfile.TemporaryDirectory(prefix="bench-memory-") as folder:
-        words = [
+        options = [
             *("fit", "--config", config, *fit_options),
             f"--trainer.max_steps={STEPS}",
             f"--trainer.val_check_interval={STEPS}",
@@ -67,13 +67,13 @@ def measure(config: str, fit_options: Sequence[str]) -> Report:
         ]
         # as the script that pip installs: python -m would look for every module in the current folder first
         safe = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-m", "lightning_llm", *words]
+        command = [sys.executable, "-m", "lightning_llm", *options]
         done = subprocess.run(command, env={**os.environ, **safe}, capture_output=True, text=True)
-        found = sorted(Path(folder).rglob(f"memory/step-{STEPS}.json"))
-        if done.returncode or not found:
+        reports = sorted(Path(folder).rglob(f"memory/step-{STEPS}.json"))
+        if done.returncode or not reports:
             lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
             raise RuntimeError(f"fit --config {config} failed: {lines[-1]}")
-        report: Report = read_json(found[0], 1 << 30)
+        report: Report = read_json(reports[0], 1 << 30)
     if report["compiled"]:
         raise ValueError(f"--config {config}: the meter does not see compiled code; leave compiling out")
     return report
@@ -102,10 +102,10 @@ def difference(reports: Mapping[str, Report], moment: str) -> Table:
     for name in (*names, *(f"{name} - {names[0]}" for name in names[1:])):
         table.add_column(name, justify="right")
     moments = [report[moment] for report in reports.values()]
-    for kind in CATEGORIES:
-        sizes = [m["by_kind"][kind] for m in moments]
+    for category in CATEGORIES:
+        sizes = [m["by_kind"][category] for m in moments]
         if any(sizes):
-            table.add_row(KIND_NAMES.get(kind, kind), *_cells(sizes))
+            table.add_row(KIND_NAMES.get(category, category), *_cells(sizes))
     table.add_section()
     modules = dict.fromkeys(name for m in moments for name in m["by_module"])
     sizes_of = {name: [m["by_module"].get(name, 0) for m in moments] for name in modules}

@@ -55,7 +55,7 @@ def spread(row: Row, field: str) -> tuple[float, float, float] | None:
     if field == "tokens_per_s":
         times = spread(row, "total_s") or (1, 1, 1)
         return middle, middle * times[0] / times[2], middle * times[0] / times[1]
-    ends = [getattr(row, SPREADS[field].format(part)) for part in (20, 80)] if field in SPREADS else [None]
+    ends = [getattr(row, SPREADS[field].format(percent)) for percent in (20, 80)] if field in SPREADS else [None]
     return (middle, middle, middle) if None in ends else (middle, *ends)
 
 
@@ -63,10 +63,10 @@ def panels(rows: Iterable[Row], by: Sequence[str] = ("shape", "dtype")) -> dict[
     """Rows by their values of some fields; the titles have those in which the rows differ."""
     rows = list(rows)
     differ = [field for field in by if len({getattr(row, field) for row in rows}) > 1]
-    found: dict[str, list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(", ".join(str(getattr(row, field)) for field in differ), []).append(row)
-    return found
+        groups.setdefault(", ".join(str(getattr(row, field)) for field in differ), []).append(row)
+    return groups
 
 
 @contextlib.contextmanager

@@ -12,16 +12,16 @@ from datetime import timedelta
 from typing import TypeVar
 
 Job = TypeVar("Job")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 def in_fresh_processes(
-    function: Callable[[Job], Found],
+    function: Callable[[Job], Result],
     jobs: Sequence[Job],
     *,
     name: str,
     environment: Mapping[str, str] | None = None,
-) -> list[Found]:
+) -> list[Result]:
     """The results of a function, each job in a new process, all at once; what they print as errors is dropped.
 
     Args:

@@ -55,8 +55,8 @@ class Row(SimpleNamespace):
 
 def ratios(samples: Sequence[float], first: Sequence[float]) -> dict[str, float]:
     """Median, 20th and 80th percentile of the ratios within each round, as fields of a row."""
-    found = np.quantile(np.divide(samples, first), (0.5, 0.2, 0.8))
-    return dict(zip(("ratio", "ratio_p20", "ratio_p80"), map(float, found), strict=True))
+    quantiles = np.quantile(np.divide(samples, first), (0.5, 0.2, 0.8))
+    return dict(zip(("ratio", "ratio_p20", "ratio_p80"), map(float, quantiles), strict=True))
 
 
 def write_rows(
@@ -87,10 +87,10 @@ def read_rows(path: Path) -> list[Row]:
 
 def groups(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """The rows of each shape and dtype that were asked for."""
-    found: dict[str, list[Row]] = {}
+    by_group: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(row._group, []).append(row)
-    return found
+        by_group.setdefault(row._group, []).append(row)
+    return by_group
 
 
 def print_table(rows: Iterable[Row], console: Console, shown: Columns) -> None:
@@ -98,11 +98,11 @@ def print_table(rows: Iterable[Row], console: Console, shown: Columns) -> None:
     for title, group in groups(rows).items():
         table = Table(Column("variant", no_wrap=True), title=title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
         cells = {heading: [_cell(row, *column) for row in group] for heading, column in shown.items()}
-        filled = {heading: found for heading, found in cells.items() if set(found) != {"–"}}
+        filled = {heading: texts for heading, texts in cells.items() if set(texts) != {"–"}}
         for heading in filled:
             table.add_column(heading, justify="right")
-        for row, found in zip(group, zip(*filled.values(), strict=True), strict=True):
-            table.add_row(row.variant, *found)
+        for row, texts in zip(group, zip(*filled.values(), strict=True), strict=True):
+            table.add_row(row.variant, *texts)
         console.print(table)
 
 

@@ -37,10 +37,10 @@ SHAPES = {
 CHUNKS = (1, 4, 16)
 
 
-def run(asked: Request) -> Iterator[Row]:
+def run(request: Request) -> Iterator[Row]:
     """A row for each variant."""
-    batch, seq, *_ = asked.sizes.values()
-    yield from measure(cases(asked.sizes, getattr(torch, asked.dtype), asked.device), asked, tokens=batch * seq)
+    batch, seq, *_ = request.sizes.values()
+    yield from measure(cases(request.sizes, getattr(torch, request.dtype), request.device), request, tokens=batch * seq)
 
 
 def cases(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, Case]:
@@ -62,7 +62,7 @@ def cases(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, Case]:
 
         return Case(forward=forward, held=[modules, norms, x] if residual else [modules, x], gradient=gradient)
 
-    found = {
+    variants = {
         "standard": stack(lambda mlp, _, y: mlp(y)),
         **{f"notebook {level}": stack(partial(_notebook, level)) for level in (0, 1)},
         "checkpoint": stack(lambda mlp, _, y: checkpoint(mlp, y, use_reentrant=False)),
@@ -76,8 +76,8 @@ def cases(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, Case]:
         from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
         act = LigerSiLUMulFunction.apply
-        found["liger"] = stack(lambda mlp, _, y: mlp.down_proj(act(mlp.gate_proj(y), mlp.up_proj(y))))
-    return found
+        variants["liger"] = stack(lambda mlp, _, y: mlp.down_proj(act(mlp.gate_proj(y), mlp.up_proj(y))))
+    return variants
 
 
 def _compiled(mlp: SwiGLU, _: Any, y: Tensor) -> Any:

@@ -22,21 +22,21 @@ FIELDS = {
 Sizes = dict[str, int]
 
 
-def sizes_of(text: str, names: Sequence[str], example: str, known: Iterable[str] = ()) -> Sizes:
+def sizes_of(text: str, names: Sequence[str], example: str, set_names: Iterable[str] = ()) -> Sizes:
     """The sizes of a shape, numbers with an x between them.
 
     Args:
         text: Such as ``4096x768x50257``.
         names: Of the sizes.
         example: A shape, for the error.
-        known: Names of sets of shapes, for the error.
+        set_names: Names of sets of shapes, for the error.
 
     Raises:
         ValueError: It is no such shape.
     """
     parts = text.split("x") if text else []
     if len(parts) != len(names) or not all(map(number_in, parts)):
-        named = "".join(f", or {name}" for name in known)
+        named = "".join(f", or {name}" for name in set_names)
         wanted = f"must be {' x '.join(names)}, such as {example}{named}" if names else "are not options of this bench"
         raise ValueError(f"shapes {text!r} {wanted}")
     return dict(zip(names, map(int, parts), strict=True))
@@ -61,6 +61,6 @@ def make_store(path: Path, *, vocab: int, tokens: int) -> str:
     ids = np.random.default_rng(0).integers(0, vocab, tokens).astype(dtype_for(vocab))
     tokenizer, source = Tokenizer.train_byte().to_str(), {"fingerprint": "random"}
     with TokenStoreWriter(path, vocab_size=vocab, tokenizer=tokenizer, source=source) as writer:
-        for split, part in (("train", ids), ("val", ids[: tokens // 4])):
-            writer.write(split, part, text_bytes=len(part), documents=1)
+        for split, tokens_of_split in (("train", ids), ("val", ids[: tokens // 4])):
+            writer.write(split, tokens_of_split, text_bytes=len(tokens_of_split), documents=1)
     return str(path)
