@@ -114,24 +114,24 @@ def pool() -> Array:
     return np.array(losses)
 
 
-def _fit(out: Path, seed: int, *words: str) -> dict[str, Any]:
+def _fit(out: Path, seed: int, *options: str) -> dict[str, Any]:
     """The summary of a run, in this process."""
     data = [f"--data.path={out.parent / TEXT}", f"--data.store={out.parent / 'store'}", "--trainer.logger=false"]
     seeds = [f"--seed_everything={seed}", f"--data.seed={seed}", f"--trainer.run_dir={out}"]
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-        cli_main(["fit", f"--config={out.parent / 'base.yaml'}", *data, *seeds, *words])
-    found: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    return found
+        cli_main(["fit", f"--config={out.parent / 'base.yaml'}", *data, *seeds, *options])
+    summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    return summary
 
 
 def judged(way: Way, baseline: Sequence[float], variant: Sequence[float]) -> tuple[str, int]:
     """The product's verdict, and the number of pairs that it took."""
     for pairs in way.at:
         sample = Sample(baseline[:pairs], variant[:pairs])
-        found = verdicts({"": sample}, alpha=ALPHA, looks=way.looks)[""].verdict
-        if found != UNDECIDED:
+        verdict_of_pairs = verdicts({"": sample}, alpha=ALPHA, looks=way.looks)[""].verdict
+        if verdict_of_pairs != UNDECIDED:
             break
-    return found, pairs
+    return verdict_of_pairs, pairs
 
 
 def predicted(way: Way, effect: float) -> float:
@@ -148,14 +148,14 @@ def predicted(way: Way, effect: float) -> float:
         return float(upper if effect else upper + lower)
     paths = np.random.default_rng(0).normal(effect, 1, (PATHS, way.at[-1]))
     means, squares = (np.cumsum(each, 1) / np.arange(1, way.at[-1] + 1) for each in (paths, paths**2))
-    is_open, found = np.ones(PATHS, dtype=bool), 0
+    is_open, rejections = np.ones(PATHS, dtype=bool), 0
     for pairs in way.at:
         mean = means[:, pairs - 1]
         t = mean / np.sqrt((squares[:, pairs - 1] - mean**2) / (pairs - 1))
         rejected = is_open & (np.abs(t) >= critical[pairs])
-        found += int(np.sum(rejected & (t > 0) if effect else rejected))
+        rejections += int(np.sum(rejected & (t > 0) if effect else rejected))
         is_open &= ~rejected
-    return found / PATHS
+    return rejections / PATHS
 
 
 def drawn(losses: Array, count: int, effect: float) -> Iterator[tuple[list[float], list[float]]]:
@@ -176,12 +176,12 @@ def _shares(request: Request, effect: float, count: int, tolerance: float) -> It
         way, label = WAYS[name], f"{name}, {effect:g} sd" if effect else name
         ended = [judged(way, *both) for both in drawn(losses, count, effect)]
         share = sum(word == BETTER if effect else word != UNDECIDED for word, _ in ended) / count
-        found: dict[str, Any] = {"found": share, "predicted": predicted(way, effect)}
-        goal = found["predicted"] if effect or way.looks else ALPHA
+        shares: dict[str, Any] = {"found": share, "predicted": predicted(way, effect)}
+        goal = shares["predicted"] if effect or way.looks else ALPHA
         is_off = abs(share - goal) > tolerance and name != PEEKING
-        found["problems"] = [f"{label}: {share:.1%} found, {goal:.1%} expected"] if is_off else []
+        shares["problems"] = [f"{label}: {share:.1%} found, {goal:.1%} expected"] if is_off else []
         pairs = sum(pairs for _, pairs in ended) / count
-        yield request.row(label, **found, pairs=pairs, effect=effect, comparisons=count, **facts)
+        yield request.row(label, **shares, pairs=pairs, effect=effect, comparisons=count, **facts)
 
 
 def _null(request: Request) -> Iterator[Row]:
@@ -211,10 +211,10 @@ def _tuning(request: Request) -> Iterator[Row]:
         ("untuned", untuned, "untuned", untuned["verdict"] == BETTER),
         ("tuned", untuned["tuned"], "best", untuned["tuned"]["verdict"] != BETTER),
     ):
-        known = {field: row[field] for field in ("verdict", "difference", "interval", "p_adjusted", "pairs")}
+        facts = {field: row[field] for field in ("verdict", "difference", "interval", "p_adjusted", "pairs")}
         rates = ", ".join(f"{sides[side][rate]:g}" for side in ("baseline", "variant"))
         problems = [] if is_right else [f"{name}: {row['verdict']}"]
-        yield request.row(name, **known, rates=rates, runs=report["cost"]["runs"], problems=problems)
+        yield request.row(name, **facts, rates=rates, runs=report["cost"]["runs"], problems=problems)
 
 
 def _kills(request: Request) -> Iterator[Row]:
@@ -259,10 +259,10 @@ def _speed(request: Request) -> Iterator[Row]:
     content = {"baseline": str(base), "options": options, "variants": {"relu": MLPS["relu"]}, "looks": [3]}
     with workplace() as folder:
         Experiment(folder, "speed", content)
-        words = {"chosen": (), "one worker": ("--workers", "1")}
-        found = request.interleaved({name: functools.partial(_timed, folder, own) for name, own in words.items()})
-    one = [each["command_s"] for each in found["one worker"]]
-    for name, rounds in found.items():
+        workers: dict[str, tuple[str, ...]] = {"chosen": (), "one worker": ("--workers", "1")}
+        timings = request.interleaved({name: functools.partial(_timed, folder, own) for name, own in workers.items()})
+    one = [each["command_s"] for each in timings["one worker"]]
+    for name, rounds in timings.items():
         seconds, known = [each["command_s"] for each in rounds], {key: rounds[0][key] for key in ("threads", "workers")}
         compared: dict[str, Any] = dict(ratios(seconds, one))
         label = f"{known['workers']} workers × {known['threads']} threads"
@@ -275,10 +275,10 @@ def _speed(request: Request) -> Iterator[Row]:
         yield request.row(label, seconds, **compared, **known, runs_s=runs_s, problems=problems)
 
 
-def _timed(folder: Path, words: Sequence[str]) -> dict[str, Any]:
+def _timed(folder: Path, options: Sequence[str]) -> dict[str, Any]:
     """Seconds of the whole command, and from the frozen plan to the end of the last run."""
     one = Experiment(folder, "speed", out=f"speed-{len(list(folder.glob('runs/*')))}")
-    seconds = one.seconds(*words)
+    seconds = one.seconds(*options)
     plan = json.loads((one.out / PLAN).read_text(encoding="utf-8"))
     return {**seconds, "threads": plan["threads"], "workers": len(one.taken())}
 

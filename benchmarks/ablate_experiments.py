@@ -68,12 +68,12 @@ class Experiment:
             whole = {"name": name, "baseline": str(folder / "base.yaml"), **content}
             self._file.write_text(yaml.safe_dump(whole), encoding="utf-8")
 
-    def start(self, *words: str, log: str = "run.txt") -> "subprocess.Popen[bytes]":
+    def start(self, *options: str, log: str = "run.txt") -> "subprocess.Popen[bytes]":
         """``ablate run`` of it with these options, or ``ablate work``."""
-        given = words if words[:1] == ("work",) else ("run", str(self._file), "--out", str(self.out), *words)
+        arguments = options if options[:1] == ("work",) else ("run", str(self._file), "--out", str(self.out), *options)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         with (self.folder / f"{self.out.name}-{log}").open("ab") as output:
-            command = [sys.executable, "-m", "lightning_llm", "ablate", *given]
+            command = [sys.executable, "-m", "lightning_llm", "ablate", *arguments]
             return subprocess.Popen(command, cwd=self.folder, env=environment, stdout=output, stderr=output)
 
     def report(self, process: "subprocess.Popen[bytes]") -> dict[str, Any]:
@@ -84,8 +84,8 @@ class Experiment:
         """
         if process.wait():
             raise RuntimeError(f"{self.last_line()}; see {self.folder}")
-        found: dict[str, Any] = json.loads((self.out / "report.json").read_text(encoding="utf-8"))
-        return found
+        report: dict[str, Any] = json.loads((self.out / "report.json").read_text(encoding="utf-8"))
+        return report
 
     def last_line(self) -> str:
         """The last one of its command."""
@@ -102,10 +102,10 @@ class Experiment:
             raise RuntimeError(f"{self.out.name}: {', '.join(names)} differ; see {self.folder}")
         return sum(value != "measured" for _, value in _flat(truth))
 
-    def seconds(self, *words: str) -> dict[str, float]:
+    def seconds(self, *options: str) -> dict[str, float]:
         """Run it: seconds of the whole command, and from the frozen plan to the end of its last run."""
         begun = time.perf_counter()
-        self.report(self.start(*words))
+        self.report(self.start(*options))
         whole, start = time.perf_counter() - begun, (self.out / PLAN).stat().st_mtime
         ends = [path.stat().st_mtime for path in (self.out / RUNS).glob("*/summary.json")]
         return {"command_s": whole, "runs_s": max(ends) - start}
@@ -167,13 +167,13 @@ def killed(one: Experiment, most: int, rng: random.Random) -> "tuple[subprocess.
         while process.poll() is None and not processes(one.out, KINDS[kind]):
             time.sleep(0.05)
         time.sleep(later)
-        if process.poll() is not None or not (found := processes(one.out, KINDS[kind])):
+        if process.poll() is not None or not (running := processes(one.out, KINDS[kind])):
             continue
         kills += 1
         if kind == "all":
             kill_all(one.out)
         else:
-            _kill(rng.choice(found))
+            _kill(rng.choice(running))
         if kind in ("all", "the command"):
             process.wait()
             process = one.start()
@@ -182,8 +182,8 @@ def killed(one: Experiment, most: int, rng: random.Random) -> "tuple[subprocess.
 
 def kill_all(folder: Path) -> None:
     """Kill all processes of the experiments in a folder."""
-    while found := processes(folder):
-        for process in found:
+    while running := processes(folder):
+        for process in running:
             _kill(process)
 
 

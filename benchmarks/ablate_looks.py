@@ -64,12 +64,12 @@ def draws(noise: str, paths: int, pairs: int = MOST, seed: int = 0) -> Array:
         return np.asarray(rng.standard_t(3, shape) / math.sqrt(3))
     if noise == "exponential":
         return np.asarray(rng.exponential(1, shape) - 1)
-    found = rng.normal(0, 1, shape)
+    normal = rng.normal(0, 1, shape)
     if noise == "spikes":  # one in ten is 5 standard deviations higher
-        return np.asarray((found + 5 * (rng.random(shape) < 0.1) - 0.5) / math.sqrt(1 + 25 * 0.09))
+        return np.asarray((normal + 5 * (rng.random(shape) < 0.1) - 0.5) / math.sqrt(1 + 25 * 0.09))
     if noise == "unstable":  # one in ten is 15 higher, and the unit is the standard deviation of the others
-        return np.asarray(found + 15 * (rng.random(shape) < 0.1) - 1.5)
-    return np.asarray(found)
+        return np.asarray(normal + 15 * (rng.random(shape) < 0.1) - 1.5)
+    return np.asarray(normal)
 
 
 NOISES = ("normal", "t3", "exponential", "spikes", "unstable")
@@ -123,14 +123,14 @@ def judged(
         size: Critical values of another interval that decides whether a path is equivalent.
     """
     estimates, half = paths.means + effect, critical[:, None] * paths.errors
-    words = np.where(np.abs(estimates) > half, np.sign(estimates), UNDECIDED)
+    verdicts = np.where(np.abs(estimates) > half, np.sign(estimates), UNDECIDED)
     if delta is not None:
         other = half if size is None else size[:, None] * paths.errors
-        words[np.abs(estimates) + other < delta] = EQUIVALENT
-    ended = words != UNDECIDED
+        verdicts[np.abs(estimates) + other < delta] = EQUIVALENT
+    ended = verdicts != UNDECIDED
     look = np.where(ended.any(0), ended.argmax(0), len(critical) - 1)
     at = (look, np.arange(len(look)))
-    return Stops(words[at], look, estimates[at], half[at])
+    return Stops(verdicts[at], look, estimates[at], half[at])
 
 
 def family(rate: float, variants: int) -> float:
@@ -147,15 +147,15 @@ def summary(candidate: Candidate, variants: int, noise: str) -> dict[str, Any]:
     direction. ``coverage`` is the share of intervals that hold the truth where their path ended.
     """
     paths, critical = paths_of(noise, candidate.looks, PATHS), candidate.critical(ALPHA / variants)
-    found: dict[str, Any] = {"variants": variants, "noise": noise, "effects": EFFECTS, "deltas": DELTAS}
-    found |= {"critical": critical.tolist(), "looks": candidate.looks, "rho": candidate.rho, "held": candidate.held}
+    facts: dict[str, Any] = {"variants": variants, "noise": noise, "effects": EFFECTS, "deltas": DELTAS}
+    facts |= {"critical": critical.tolist(), "looks": candidate.looks, "rho": candidate.rho, "held": candidate.held}
     rows = [_at(judged(paths, critical, effect), effect, candidate.looks) for effect in EFFECTS]
-    found |= {name: [row[name] for row in rows] for name in rows[0]}
-    found["family"] = family(found["direction"][0], variants)
+    facts |= {name: [row[name] for row in rows] for name in rows[0]}
+    facts["family"] = family(facts["direction"][0], variants)
     for name, true in (("equivalent", [0.0] * len(DELTAS)), ("falsely_equivalent", DELTAS)):
         cases = [judged(paths, critical, effect, delta) for effect, delta in zip(true, DELTAS, strict=True)]
-        found[name] = [_share(case.word == EQUIVALENT) for case in cases]
-    return _rounded(found)
+        facts[name] = [_share(case.word == EQUIVALENT) for case in cases]
+    return _rounded(facts)
 
 
 def _at(stops: Stops, effect: float, looks: Sequence[int]) -> dict[str, Any]:
@@ -186,8 +186,8 @@ def _many(variants: int) -> str:
     return f"{variants} variant{'s' if variants > 1 else ''}"
 
 
-def _rounded(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: _four_digits(value) for name, value in found.items()}
+def _rounded(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: _four_digits(value) for name, value in facts.items()}
 
 
 def _four_digits(value: Any) -> Any:
@@ -200,17 +200,17 @@ def _looks(request: Request) -> Iterator[Row]:
     """A row for each candidate, at the middle number of variants; ``shapes`` has its chances with other noise."""
     variants = VARIANTS[len(VARIANTS) // 2]
     for candidate in itertools.starmap(Candidate, itertools.product(LOOKS, RHOS, HELD)):
-        found = summary(candidate, variants, "normal")
-        found["is_chosen"] = candidate == CHOSEN
-        found["shapes"] = {name: _chances(candidate, variants, name) for name in NOISES[1:]}
-        yield _row(request, candidate.label, found)
+        facts = summary(candidate, variants, "normal")
+        facts["is_chosen"] = candidate == CHOSEN
+        facts["shapes"] = {name: _chances(candidate, variants, name) for name in NOISES[1:]}
+        yield _row(request, candidate.label, facts)
 
 
 def _chances(candidate: Candidate, variants: int, noise: str) -> dict[str, Any]:
     """Of a false direction, in any variant too; the rest at a difference of 1, or of the unstable variant."""
-    found, at = summary(candidate, variants, noise), EFFECTS.index(UNSTABLE_EFFECT if noise == "unstable" else 1.0)
-    known = {"false": found["direction"][0], "family": found["family"]}
-    return {**known, **{name: found[name][at] for name in ("wrong", "direction", "coverage")}}
+    facts, at = summary(candidate, variants, noise), EFFECTS.index(UNSTABLE_EFFECT if noise == "unstable" else 1.0)
+    shares = {"false": facts["direction"][0], "family": facts["family"]}
+    return {**shares, **{name: facts[name][at] for name in ("wrong", "direction", "coverage")}}
 
 
 def _default(request: Request) -> Iterator[Row]:
@@ -232,12 +232,12 @@ def _equivalence(request: Request) -> Iterator[Row]:
     for variants, delta in itertools.product(VARIANTS, DELTAS):
         critical, size = (CHOSEN.critical(times * ALPHA / variants) for times in (1, 2))
         both = {"one": None, "two": size}
-        known = {
+        shares = {
             f"{name}_{where}": _share(judged(paths, critical, effect, delta, other).word == EQUIVALENT)
             for name, other in both.items()
             for where, effect in (("equal", 0.0), ("delta", delta))
         }
-        row = _rounded({**known, "variants": variants, "delta": delta, "found": known["one_equal"]})
+        row = _rounded({**shares, "variants": variants, "delta": delta, "found": shares["one_equal"]})
         yield request.row(f"{_many(variants)}, delta {delta:g} sd", **row, paths=PATHS)
 
 
@@ -286,11 +286,11 @@ def moderated(variances: Array, freedom: float) -> tuple[Array, Array]:
     excess = logs.var(1, ddof=1, keepdims=True) - special.polygamma(1, half)
     is_finite = excess > 1e-6
     target = np.where(is_finite, excess, 1.0)
-    found = 0.5 + 1 / target
+    halves = 0.5 + 1 / target
     for _ in range(10):  # Newton's steps for the inverse of the trigamma function
-        value = special.polygamma(1, found)
-        found = found + value * (1 - value / target) / special.polygamma(2, found)
-    prior = np.where(is_finite, 2 * found, 1e12)
+        value = special.polygamma(1, halves)
+        halves = halves + value * (1 - value / target) / special.polygamma(2, halves)
+    prior = np.where(is_finite, 2 * halves, 1e12)
     offset = np.where(is_finite, special.digamma(prior / 2) - np.log(prior / 2), 0.0)
     common = np.exp(logs.mean(1, keepdims=True) + offset)
     return (prior * common + freedom * variances) / (prior + freedom), np.minimum(prior + freedom, many * freedom)
@@ -331,9 +331,9 @@ def long_paths(at: tuple[int, ...], paths: int) -> Paths:
     rng, total, squares = np.random.default_rng(2), np.zeros(paths), np.zeros(paths)
     means, errors = np.empty((2, len(at), paths))
     for row, added in enumerate(np.diff(at, prepend=0)):
-        part = rng.normal(0, math.sqrt(added), paths)
-        squares += part**2 / added + (rng.chisquare(added - 1, paths) if added > 1 else 0.0)
-        total += part
+        step = rng.normal(0, math.sqrt(added), paths)
+        squares += step**2 / added + (rng.chisquare(added - 1, paths) if added > 1 else 0.0)
+        total += step
         means[row] = total / at[row]
         errors[row] = np.sqrt((squares / at[row] - means[row] ** 2) / (at[row] - 1))
     return Paths(means, errors)
@@ -352,10 +352,10 @@ def _tuned(request: Request) -> Iterator[Row]:
             critical = CHOSEN._replace(held=held).critical(ALPHA / variants)
             untuned, tuned = (judged(paths, critical).word != UNDECIDED for paths in both)
             rates = {"untuned": untuned, "tuned": tuned, "found": untuned | tuned}
-            found = {name: family(_share(which), variants) for name, which in rates.items()}
+            rates_of_error = {name: family(_share(which), variants) for name, which in rates.items()}
             known: dict[str, Any] = {"correlation": correlation, "held": held, "variants": variants, "paths": PATHS}
             label = f"{_many(variants)}, correlation {correlation:g}; {held:.0%} held back"
-            yield request.row(label, **known, **_rounded(found))
+            yield request.row(label, **known, **_rounded(rates_of_error))
 
 
 PARTS = {

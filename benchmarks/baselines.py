@@ -109,9 +109,9 @@ def run(request: Request) -> Iterator[Row]:
     for name in request.variants or ():
         if name in VARIANTS and name not in here:
             raise ValueError(f"variants {name!r}: {lacking(name, request.device)}, or leave it out")
-    found = request.interleaved({name: partial(run_side, name, request) for name in request.chosen(here)})
-    seconds = {name: [one["median_s"] for one in results] for name, results in found.items()}
-    for name, results in found.items():
+    results_of = request.interleaved({name: partial(run_side, name, request) for name in request.chosen(here)})
+    seconds = {name: [one["median_s"] for one in results] for name, results in results_of.items()}
+    for name, results in results_of.items():
         yield request.row(
             name,
             seconds[name],
@@ -122,10 +122,12 @@ def run(request: Request) -> Iterator[Row]:
         )
 
 
-def _shares(found: Sequence[float]) -> dict[str, float]:
+def _shares(shares: Sequence[float]) -> dict[str, float]:
     """Median, 20th and 80th percentile over all steps of all rounds, as fields of a row."""
     return (
-        {f"matmul_share{name[5:]}": value for name, value in ratios(found, [1] * len(found)).items()} if found else {}
+        {f"matmul_share{name[5:]}": value for name, value in ratios(shares, [1] * len(shares)).items()}
+        if shares
+        else {}
     )
 
 
@@ -166,8 +168,8 @@ class Steps:
     """
 
     def __init__(self, model: Any, sizes: Sizes, dtype: str, device: str, *, cuts_head: bool = False) -> None:
-        kind = torch.bfloat16 if dtype.startswith("bf") else torch.float32
-        self._make_alone = partial(matmuls_alone, model, sizes, kind, cuts_head=cuts_head)
+        matmul_dtype = torch.bfloat16 if dtype.startswith("bf") else torch.float32
+        self._make_alone = partial(matmuls_alone, model, sizes, matmul_dtype, cuts_head=cuts_head)
         self._alone: Callable[[], None] | None = None
         self._clock, self._device, self._done = PhaseClock(device), device, 0
         self._high_water = 0

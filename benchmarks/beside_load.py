@@ -48,25 +48,25 @@ EVERY_STEP = (
 )
 
 
-def start(folder: Path, name: str, *words: str, **environment: str) -> subprocess.Popen[bytes]:
+def start(folder: Path, name: str, *options: str, **environment: str) -> subprocess.Popen[bytes]:
     """A run in ``folder/name``, as a user starts it."""
     clean = {key: value for key, value in os.environ.items() if key not in NOT_DEFAULT}
     clean |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **environment}
     command = [sys.executable, "-m", "lightning_llm", "fit", "--config", str(CONFIG)]
     command += ["--data.path", str(folder / "text.txt"), "--data.store", str(folder / "store")]
-    command += ["--trainer.default_root_dir", str(folder / name), "--trainer.enable_progress_bar", "false", *words]
+    command += ["--trainer.default_root_dir", str(folder / name), "--trainer.enable_progress_bar", "false", *options]
     with (folder / f"{name}.txt").open("ab") as out:
         return subprocess.Popen(command, cwd=folder, env=clean, stdout=out, stderr=out)
 
 
-def fit(folder: Path, name: str, *words: str, **environment: str) -> float:
+def fit(folder: Path, name: str, *options: str, **environment: str) -> float:
     """Seconds of a whole run.
 
     Raises:
         RuntimeError: It failed.
     """
     begun = time.perf_counter()
-    if status := start(folder, name, *words, **environment).wait():
+    if status := start(folder, name, *options, **environment).wait():
         raise RuntimeError(f"{name} ended with {status}: {(folder / f'{name}.txt').read_text()[-2000:]}")
     return time.perf_counter() - begun
 
@@ -86,10 +86,10 @@ def checkpoints(folder: Path, name: str) -> list[Path]:
 
 def killed(folder: Path, name: str, kills: int, seed: int) -> int:
     """Kill a run at random moments and resume it until it ends; returns how often it was killed."""
-    rng, done, words = random.Random(seed), 0, tuple[str, ...]()
+    rng, done, options = random.Random(seed), 0, tuple[str, ...]()
     while done < kills:
         before = checkpoints(folder, name)[-1:]
-        process = start(folder, name, *steps(KILLED_STEPS), *EVERY_STEP, *words)
+        process = start(folder, name, *steps(KILLED_STEPS), *EVERY_STEP, *options)
         at_start = rng.choice((True, False, False, False))
         until = time.monotonic() + rng.uniform(0, 12)
         while process.poll() is None:
@@ -103,10 +103,10 @@ def killed(folder: Path, name: str, kills: int, seed: int) -> int:
         if status != -signal.SIGKILL:
             raise RuntimeError(f"{name} ended with {status}: {(folder / f'{name}.txt').read_text()[-2000:]}")
         done += 1
-        words = ("--ckpt_path", "last") if checkpoints(folder, name) else ()
-        if not words:
+        options = ("--ckpt_path", "last") if checkpoints(folder, name) else ()
+        if not options:
             shutil.rmtree(folder / name, ignore_errors=True)
-    fit(folder, name, *steps(KILLED_STEPS), *EVERY_STEP, *words)
+    fit(folder, name, *steps(KILLED_STEPS), *EVERY_STEP, *options)
     return done
 
 
@@ -151,24 +151,26 @@ def bits(folder: Path, options: argparse.Namespace, console: Console) -> list[Ro
 
 def two(folder: Path, options: argparse.Namespace, console: Console) -> list[Row]:
     """Seconds of one run alone and of two at once, interleaved."""
-    words = (*steps(options.steps), "--trainer.precision", options.precision)
+    fit_options = (*steps(options.steps), "--trainer.precision", options.precision)
     fit(folder, "prepares", *steps(1))
     numbers = itertools.count()
 
     def seconds(environment: dict[str, str]) -> tuple[float, float]:
         name = f"{next(numbers)}"
-        alone = fit(folder, f"alone-{name}", *words, **environment)
+        alone = fit(folder, f"alone-{name}", *fit_options, **environment)
         with ThreadPoolExecutor(2) as pool:
-            return alone, max(pool.map(lambda side: fit(folder, f"both-{name}-{side}", *words, **environment), "ab"))
+            return alone, max(
+                pool.map(lambda side: fit(folder, f"both-{name}-{side}", *fit_options, **environment), "ab")
+            )
 
     request, rows = Request(bench="two", shape="", sizes=None, rounds=options.rounds), []
     for way, pairs in request.interleaved({way: partial(seconds, own) for way, own in WAYS.items()}).items():
         alone, at_once = (list(times) for times in zip(*pairs, strict=True))
-        found: dict[str, Any] = ratios(at_once, alone)
+        times: dict[str, Any] = ratios(at_once, alone)
         medians = f"one alone {statistics.median(alone):.1f} s, two at once {statistics.median(at_once):.1f} s"
-        console.print(f"{way}: {medians}, {found['ratio']:.2f} times as long")
-        found |= {"alone_s": alone, "at_once_s": at_once, "steps": options.steps, "precision": options.precision}
-        rows.append(request.row(way, dtype="", **found))
+        console.print(f"{way}: {medians}, {times['ratio']:.2f} times as long")
+        times |= {"alone_s": alone, "at_once_s": at_once, "steps": options.steps, "precision": options.precision}
+        rows.append(request.row(way, dtype="", **times))
     return rows
 
 

@@ -55,8 +55,8 @@ def run(request: Request) -> Iterator[Row]:
         request.interleaved({"": partial(save, taken, written)})
     for name in (name for name in variants if name in taken):
         first = statistics.median(taken[VARIANTS[0] if name in written else VARIANTS[2]])
-        found = ratios(taken[name], [first] * len(taken[name]))  # a round has more steps than saves
-        row = request.row(name, taken[name], shape=f"{millions} M parameters", **found)
+        compared = ratios(taken[name], [first] * len(taken[name]))  # a round has more steps than saves
+        row = request.row(name, taken[name], shape=f"{millions} M parameters", **compared)
         if name in written:
             row.saved_bytes, row.bytes_per_s = size, size / statistics.median(written[name])
         yield row

@@ -79,14 +79,14 @@ def parse(text: str) -> tuple[str, list[int]] | None:
     """
     if text in (STARTUP, COMPILE):
         return None
-    found = re.fullmatch(r"(\w+)=([1-9]\d*)-([1-9]\d*)", text)
+    match = re.fullmatch(r"(\w+)=([1-9]\d*)-([1-9]\d*)", text)
     wanted = f"one of {', '.join(BASE)} with two sizes, the second at least twice the first, such as context=256-2048"
-    if found is None or found[1] not in BASE or int(found[3]) < 2 * int(found[2]):
+    if match is None or match[1] not in BASE or int(match[3]) < 2 * int(match[2]):
         raise ValueError(f"shapes {text!r} must be {wanted}; or {STARTUP}, or {COMPILE}")
-    first, last = int(found[2]), int(found[3])
-    if found[1] == "width" and first % HEAD_DIM:
+    first, last = int(match[2]), int(match[3])
+    if match[1] == "width" and first % HEAD_DIM:
         raise ValueError(f"shapes {text!r}: a width must be a multiple of {HEAD_DIM}, the width of a head")
-    return found[1], [first * 2**power for power in range((last // first).bit_length())]
+    return match[1], [first * 2**power for power in range((last // first).bit_length())]
 
 
 def slope(values: Sequence[float], costs: Sequence[float]) -> float:

@@ -51,25 +51,25 @@ def run(request: Request) -> Iterator[Row]:
         runs = {variant: partial(_in_process, variant, folder, sizes[variant]) for variant in variants}
         taken = request.interleaved(runs, min(request.rounds, _MOST_ROUNDS))
     seconds = {variant: statistics.median(each.seconds for each in runs) for variant, runs in taken.items()}
-    for variant, found in taken.items():
+    for variant, results in taken.items():
         yield request.row(
             variant,
             shape=request.shape if sizes[variant] == size else f"{request.shape}/{_BPE_PART}",
             dtype="uint16",
             total_s=seconds[variant],
             ratio=seconds["tokenizers"] / seconds["bpe"] if variant == "bpe" and "tokenizers" in seconds else None,
-            resident_bytes=max(each.resident_bytes for each in found),
-            tokens_per_s=found[0].tokens / seconds[variant],
+            resident_bytes=max(each.resident_bytes for each in results),
+            tokens_per_s=results[0].tokens / seconds[variant],
             bytes_per_s=None if variant == "batches" else sizes[variant] / seconds[variant],
         )
 
 
 def parse(text: str) -> int:
     """``256MiB`` or ``4GiB``: bytes of text."""
-    found = re.fullmatch(r"([1-9][0-9]*)(MiB|GiB)", text)
-    if found is None:
+    match = re.fullmatch(r"([1-9][0-9]*)(MiB|GiB)", text)
+    if match is None:
         raise ValueError(f"shapes {text!r} is no size of text, such as 256MiB or 4GiB")
-    return int(found[1]) * _UNITS[found[2]]
+    return int(match[1]) * _UNITS[match[2]]
 
 
 def _make_text(file: Path, unit: bytes, size: int) -> None:

@@ -231,10 +231,10 @@ def inject(effects: Mapping[str, Any], note: Callable[[str], object]) -> None:
     def noted_replace(source: Any, target: Any, **options: Any) -> None:
         reach("rename")
         replace(source, target, **options)
-        if found := _STEP_FILE.fullmatch(Path(target).name):
+        if match := _STEP_FILE.fullmatch(Path(target).name):
             if clock:
                 os.utime(target, (time.time(), time.time()))  # the system's own clock stays as it is
-            note(f"saved {int(found[1])}")
+            note(f"saved {int(match[1])}")
 
     def noted_save(*args: Any, **options: Any) -> None:
         reach("save")

@@ -103,8 +103,8 @@ class Stage:
     @property
     def newest_run(self) -> Path:
         """The run directory that was made last, by its number."""
-        found = sorted(self.folder.glob("runs/tiny/version_*"), key=lambda path: int(path.name.partition("_")[2]))
-        return found[-1] if found else self.folder / "runs/tiny/version_0"
+        versions = sorted(self.folder.glob("runs/tiny/version_*"), key=lambda path: int(path.name.partition("_")[2]))
+        return versions[-1] if versions else self.folder / "runs/tiny/version_0"
 
     def fit(self, *words: str, afresh: bool = False, kill: dict[str, Any] | None = None, **effects: Any) -> Ran:
         """Train, resuming from the last checkpoint if there is one.
@@ -118,21 +118,21 @@ class Stage:
         if afresh:
             self.begun = self.saved = 0
         resume, self.runs = (["--ckpt_path", "last"] if self.saved else []), self.runs + 1
-        port, given = str(_free_port()), ["fit", "--config", "tiny.yaml", *words, *resume]
+        port, arguments = str(_free_port()), ["fit", "--config", "tiny.yaml", *words, *resume]
         threads = torch.get_num_threads() if self.processes == 1 else 1  # as fit, and as torchrun has it
         children: list[dict[str, Any]] = []
         for rank in range(self.processes):
             killed = kill if kill and kill.get("rank", 0) == rank else None
             environment = {"COLUMNS": "200", **(_as_torchrun(rank, port) if self.processes > 1 else {})}
-            child = {"folder": str(self.folder), "words": given, "threads": threads, "environment": environment}
+            child = {"folder": str(self.folder), "words": arguments, "threads": threads, "environment": environment}
             told = {"effects": {**effects, MOMENT: killed}, "kill_after_s": killed and killed["after_s"]}
             children.append({**child, **told})
         ended = self._forker.run(children, TIME_LIMIT_S)
         for rank, each in enumerate(ended):
-            written = f"{' '.join(given)}\n{each.out}\n{each.error}\nstatus {each.status}\n"
+            written = f"{' '.join(arguments)}\n{each.out}\n{each.error}\nstatus {each.status}\n"
             (self.folder / f"run-{self.runs}-{rank}.txt").write_text(written, encoding="utf-8")
-        found = _RESUMED.search(ended[0].out)
-        ran = Ran(ended, int(found[1]) if found else None, found[2] if found else "")
+        resumed = _RESUMED.search(ended[0].out)
+        ran = Ran(ended, int(resumed[1]) if resumed else None, resumed[2] if resumed else "")
         self._look(ran)
         return ran
 

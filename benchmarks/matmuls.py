@@ -34,19 +34,19 @@ def matmuls_of(model: nn.Module, sizes: Sizes, dtype: torch.dtype, *, cuts_head:
         dtype: Of the matmuls.
         cuts_head: Whether the logits are made a chunk at a time, as ours are.
     """
-    tokens, vocab, found = sizes["rows"] * sizes["context"], sizes["vocab"], []
+    tokens, vocab, matmuls = sizes["rows"] * sizes["context"], sizes["vocab"], []
     for layer in (module for module in model.modules() if isinstance(module, nn.Linear)):
         is_cut = cuts_head and layer.out_features == vocab
         inner = layer.in_features
         for rows, out in _head(tokens, vocab, dtype.itemsize) if is_cut else [(tokens, layer.out_features)]:
-            found += [Matmul(1, rows, inner, out, "right"), Matmul(1, rows, out, inner)]
-            found += [Matmul(1, out, rows, inner, "left")]
+            matmuls += [Matmul(1, rows, inner, out, "right"), Matmul(1, rows, out, inner)]
+            matmuls += [Matmul(1, out, rows, inner, "left")]
     batch, seq, half = sizes["rows"] * sizes["heads"], sizes["context"], max(1, sizes["context"] // 2)
     head_dim = sizes["hidden"] // sizes["heads"]
     scores = Matmul(batch, seq, head_dim, half, "right")  # Q Kᵀ and dP
     weighted = Matmul(batch, seq, half, head_dim)  # P V and dQ
     summed = Matmul(batch, half, seq, head_dim, "left")  # dV and dK
-    return found + [scores, weighted, scores, summed, weighted, summed] * sizes["layers"]
+    return matmuls + [scores, weighted, scores, summed, weighted, summed] * sizes["layers"]
 
 
 def _head(tokens: int, vocab: int, itemsize: int) -> Iterator[tuple[int, int]]:

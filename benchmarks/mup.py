@@ -60,14 +60,14 @@ def parse(text: str) -> tuple[str, list[int]]:
     Raises:
         ValueError: It is no such shape.
     """
-    found = re.fullmatch(r"(coordinates|transfer)=([1-9]\d*)-([1-9]\d*)", text)
-    if found is None or int(found[3]) < 2 * int(found[2]) or int(found[2]) % (2 * HEADS):
+    match = re.fullmatch(r"(coordinates|transfer)=([1-9]\d*)-([1-9]\d*)", text)
+    if match is None or int(match[3]) < 2 * int(match[2]) or int(match[2]) % (2 * HEADS):
         wanted = (
             f"coordinates or transfer with two widths, multiples of {2 * HEADS}, the second twice the first or more"
         )
         raise ValueError(f"shapes {text!r} must be {wanted}, such as coordinates=64-512 or transfer=64-256")
-    narrow, wide = int(found[2]), int(found[3])
-    return found[1], [narrow * 2**power for power in range((wide // narrow).bit_length())]
+    narrow, wide = int(match[2]), int(match[3])
+    return match[1], [narrow * 2**power for power in range((wide // narrow).bit_length())]
 
 
 def run(request: Request) -> Iterator[Row]:
@@ -76,9 +76,9 @@ def run(request: Request) -> Iterator[Row]:
     ``widths``, ``changes`` and ``slope`` of a part; of a width ``rates``, ``losses`` in nats per token, the best of
     both, and ``moved``: by how many points of the grid its best rate is above that of the narrowest width.
     """
-    kind, widths = request.sizes
+    experiment, widths = request.sizes
     tokens = read_tokens(request.options.text)
-    yield from (_coordinates if kind == "coordinates" else _transfer)(request, widths, tokens)
+    yield from (_coordinates if experiment == "coordinates" else _transfer)(request, widths, tokens)
 
 
 def read_tokens(path: Path | None) -> Tensor:
@@ -139,15 +139,15 @@ def _coordinates(request: Request, widths: list[int], tokens: Tensor) -> Iterato
     for variant in request.chosen(VARIANTS):
         changes: dict[str, list[float]] = {}
         for width in widths:
-            found: dict[str, float] = {}
+            mean_changes: dict[str, float] = {}
             for seed in CHECK_SEEDS:
                 model = _model(width, variant, vocab, widths[0], CHECK_LR, seed)
                 before = _activations(model, shown)
                 train(model, draw_batches(tokens, CHECK_STEPS, seed + 1), CHECK_STEPS)
                 for part, after in _activations(model, shown).items():
                     change = float((after - before[part]).abs().mean())
-                    found[part] = found.get(part, 0.0) + change / len(CHECK_SEEDS)
-            for part, change in found.items():
+                    mean_changes[part] = mean_changes.get(part, 0.0) + change / len(CHECK_SEEDS)
+            for part, change in mean_changes.items():
                 changes.setdefault(part, []).append(change)
         for part, own in changes.items():
             yield request.row(f"{variant}: {part}", widths=widths, changes=own, slope=slope(widths, own))
@@ -156,18 +156,18 @@ def _coordinates(request: Request, widths: list[int], tokens: Tensor) -> Iterato
 @torch.no_grad()
 def _activations(model: LanguageModel, batch: Batch) -> dict[str, Tensor]:
     """What each part of the transformer returns, and the logits."""
-    found: dict[str, Tensor] = {}
-    with _watched(model.transformer, found):
+    activations: dict[str, Tensor] = {}
+    with _watched(model.transformer, activations):
         model(batch["input_ids"])
-    return found
+    return activations
 
 
 @contextmanager
-def _watched(transformer: nn.Module, found: dict[str, Tensor]) -> Iterator[None]:
+def _watched(transformer: nn.Module, activations: dict[str, Tensor]) -> Iterator[None]:
     names = re.compile(r"embed_tokens|layers\.\d+(\.self_attn|\.mlp)?|norm|lm_head")
 
     def note(name: str) -> Any:
-        return lambda module, args, out: found.update({name: out})
+        return lambda module, args, out: activations.update({name: out})
 
     watched = [(name, part) for name, part in transformer.named_modules() if names.fullmatch(name)]
     handles = [part.register_forward_hook(note(name)) for name, part in watched]

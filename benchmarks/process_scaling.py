@@ -184,8 +184,8 @@ def link_of(processes: int, small_s: float, large_s: float) -> tuple[float, floa
     return latency, 2 * (processes - 1) / processes * (LARGE - SMALL) / max(large_s - small_s, 1e-9)
 
 
-def _rows(found: Found, counts: list[int], request: Request) -> Iterator[Row]:
-    medians = {count: statistics.median(found["taken"][count]) for count in [*counts, APART]}
+def _rows(results: Found, counts: list[int], request: Request) -> Iterator[Row]:
+    medians = {count: statistics.median(results["taken"][count]) for count in [*counts, APART]}
     tokens = request.sizes["rows"] * request.sizes["context"]
 
     def row(count: int, seconds: float, variant: str, wire: float | None) -> Row:
@@ -201,16 +201,16 @@ def _rows(found: Found, counts: list[int], request: Request) -> Iterator[Row]:
 
     for count in counts:
         yield row(
-            count, medians[count], f"{count}", found["wire"][count] if request.device == "cpu" and count > 1 else None
+            count, medians[count], f"{count}", results["wire"][count] if request.device == "cpu" and count > 1 else None
         )
     if len(counts) == 1:
         return
-    most, size, alone = counts[-1], found["gradient_bytes"], medians[APART]
-    latency, bandwidth = link_of(most, *found["links"][most])
+    most, size, alone = counts[-1], results["gradient_bytes"], medians[APART]
+    latency, bandwidth = link_of(most, *results["links"][most])
     shown = max(0.0, medians[most] - alone)
-    hidden = max(0.0, ring_seconds(most, size, latency, bandwidth) - shown) / found["backward"]
+    hidden = max(0.0, ring_seconds(most, size, latency, bandwidth) - shown) / results["backward"]
     for count in (count for count in PREDICTED if count > most):
-        open_s = max(0.0, ring_seconds(count, size, latency, bandwidth) - min(1.0, hidden) * found["backward"])
+        open_s = max(0.0, ring_seconds(count, size, latency, bandwidth) - min(1.0, hidden) * results["backward"])
         sent = 2 * (count - 1) * size  # by all processes together
         yield row(count, alone + open_s, f"{count} (predicted)", sent)
 

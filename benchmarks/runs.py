@@ -44,9 +44,9 @@ def run(request: Request) -> Iterator[Row]:
     """A row for each run."""
     for config, seed, words in request.sizes:
         seeds = [] if seed is None else [f"--seed_everything={seed}", f"--data.seed={seed}"]
-        given = [f"--config={ROOT / 'configs' / config}", *words, *seeds, *request.options.fit_options]
+        options = [f"--config={ROOT / 'configs' / config}", *words, *seeds, *request.options.fit_options]
         with tempfile.TemporaryDirectory(prefix="bench-runs-") as folder:
-            summary, seconds = fit(given, folder)
+            summary, seconds = fit(options, folder)
         yield request.row(
             config,
             [seconds],
@@ -74,8 +74,8 @@ def fit(words: Sequence[str], folder: str) -> tuple[dict[str, Any], float]:
     seconds = time.perf_counter() - begun
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["no output"])[-1])
-    (found,) = Path(folder).glob("runs/*/*/summary.json")
-    return json.loads(found.read_text(encoding="utf-8")), seconds
+    (summary,) = Path(folder).glob("runs/*/*/summary.json")
+    return json.loads(summary.read_text(encoding="utf-8")), seconds
 
 
 BENCH = Bench(

@@ -50,26 +50,26 @@ def measure(request: "Request", *, compiled: bool = False) -> Iterator[tuple[str
 
         def start(rounds: Iterator[int]) -> dict[str, float]:
             place = str(Path(folder, f"{next(rounds)}"))  # the same of both starts of a round
-            words = {"data.path": text, "data.store": f"{place}-store", "trainer.default_root_dir": folder}
-            words |= {"trainer.accelerator": request.device}
-            words |= {"model.compile_mode": "default"} if compiled else {}
-            return _start([f"--{name}={value}" for name, value in words.items()], f"{place}-cache")
+            options = {"data.path": text, "data.store": f"{place}-store", "trainer.default_root_dir": folder}
+            options |= {"trainer.accelerator": request.device}
+            options |= {"model.compile_mode": "default"} if compiled else {}
+            return _start([f"--{name}={value}" for name, value in options.items()], f"{place}-cache")
 
         names = ("compiled for the first time", "compiled before") if compiled else ("store to be made", "store there")
-        found = request.interleaved({name: partial(start, itertools.count()) for name in names})
-        for name, starts in found.items():
+        starts_of = request.interleaved({name: partial(start, itertools.count()) for name in names})
+        for name, starts in starts_of.items():
             yield name, {part: statistics.median(one[part] for one in starts) for part in PARTS}
 
 
-def _start(words: list[str], cache: str) -> dict[str, float]:
-    command = [sys.executable, "-m", __name__, repr(time.time()), "fit", "--config", str(CONFIG), *words]
+def _start(arguments: list[str], cache: str) -> dict[str, float]:
+    command = [sys.executable, "-m", __name__, repr(time.time()), "fit", "--config", str(CONFIG), *arguments]
     environment = {"TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
     last = (done.stdout.strip().splitlines() or [""])[-1]
     if done.returncode or not last.startswith("{"):
         raise RuntimeError(f"fit did not start: {(done.stderr.strip().splitlines() or [last or 'no output'])[-1]}")
-    found: dict[str, float] = json.loads(last)
-    return found
+    seconds: dict[str, float] = json.loads(last)
+    return seconds
 
 
 def main(begun: float, words: list[str]) -> None:

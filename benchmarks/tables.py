@@ -103,10 +103,10 @@ def cell(template: str, row: Row, group: Sequence[Row]) -> str:
 
 
 def _groups(rows: Sequence[Row]) -> dict[Any, list[Row]]:
-    found: dict[Any, list[Row]] = {}
+    groups: dict[Any, list[Row]] = {}
     for row in rows:
-        found.setdefault((row.shape, row.dtype), []).append(row)
-    return found
+        groups.setdefault((row.shape, row.dtype), []).append(row)
+    return groups
 
 
 def table(source: dict[str, Any]) -> str:

@@ -284,20 +284,20 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         return {"rows": most_rows(config, settings, **sizes)}
     before = resident_bytes()
     training = Training(config, settings, **sizes)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     if job["check"]:
-        exact = found["exact_losses"] = training.curve("float32")
-        found["losses"] = training.curve() if settings.precision != "float32" else exact
+        exact = result["exact_losses"] = training.curve("float32")
+        result["losses"] = training.curve() if settings.precision != "float32" else exact
         shaken = {name: training.curve("float32", UNIT_ROUNDOFF[name]) for name in job["shake"]}
-        found["shaken"] = {name: most_apart(exact, losses) for name, losses in shaken.items()}
+        result["shaken"] = {name: most_apart(exact, losses) for name, losses in shaken.items()}
     training.reset()
     for _ in range(WARM_UP):
         training.step()
     restart_high_water()
     seconds = [seconds_of(training.step, device) for _ in range(job["steps"])]
     resident = torch.cuda.max_memory_reserved() if device == "cuda" else high_water_bytes() - before
-    found |= {"median_s": statistics.median(seconds), "resident_bytes": resident}
-    return {**found, "peak_bytes": training.peak_bytes()}
+    result |= {"median_s": statistics.median(seconds), "resident_bytes": resident}
+    return {**result, "peak_bytes": training.peak_bytes()}
 
 
 def most_apart(these: Sequence[float], those: Sequence[float]) -> float:

@@ -69,19 +69,19 @@ Found = dict[str, Any]
 
 def lacking(device: str, count: int) -> dict[str, str]:
     """The techniques that ``count`` devices of this kind do not have, and why."""
-    found = {} if device == "cuda" else dict.fromkeys(NEEDS_CUDA, "it needs CUDA")
+    reasons = {} if device == "cuda" else dict.fromkeys(NEEDS_CUDA, "it needs CUDA")
     if count < 2:
-        found["all devices"] = f"there is one {'GPU' if device == 'cuda' else 'core'}"
-    return found
+        reasons["all devices"] = f"there is one {'GPU' if device == 'cuda' else 'core'}"
+    return reasons
 
 
 def techniques(left_out: Mapping[str, str]) -> dict[str, Settings]:
     """The settings of each remaining technique, in order."""
-    settings, found = Settings(), {}
+    settings, by_name = Settings(), {}
     for name, change in CHANGES.items():
         if name not in left_out:
-            settings = found[name] = dataclasses.replace(settings, **change)
-    return found
+            settings = by_name[name] = dataclasses.replace(settings, **change)
+    return by_name
 
 
 def tolerance(layers: int, loss: float, shaken: float) -> float:
@@ -109,11 +109,13 @@ def run(request: Request) -> Iterator[Row]:
     """
     count = torch.cuda.device_count() if request.device == "cuda" else min(os.cpu_count() or 1, torch.get_num_threads())
     left_out = lacking(request.device, count)
-    known = techniques(left_out)
-    names = request.chosen(known)
+    settings = techniques(left_out)
+    names = request.chosen(settings)
     why = [f"{name}: left out, {why}" for name, why in left_out.items() if request.variants is None]
     config = model_config(request.sizes)  # the MLP is set by the technique
-    yield from _Comparison(request, config, count).rows({name: known[name] for name in known if name in names}, why)
+    yield from _Comparison(request, config, count).rows(
+        {name: settings[name] for name in settings if name in names}, why
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,11 +133,11 @@ class _Comparison:
         def train(name: str) -> Found:
             is_new = name not in checked
             job = {"rows": batches[name], "check": is_new, "shake": shake if name == first else []}
-            found = self._run(name, chosen[name], {**job, "steps": STEPS[self.request.device]})
+            result = self._run(name, chosen[name], {**job, "steps": STEPS[self.request.device]})
             if is_new:
-                checked[name] = found
-                self._check(name, chosen[name], found, first, checked[first])
-            return found
+                checked[name] = result
+                self._check(name, chosen[name], result, first, checked[first])
+            return result
 
         results = self.request.interleaved({name: partial(train, name) for name in chosen})
         context, speeds = self.request.sizes["context"], dict[str, list[float]]()  # tokens per second of each round
@@ -183,14 +185,14 @@ class _Comparison:
             jobs = [{**job, "rank": rank} for rank in range(world)]
             return in_fresh_processes(measure_alone, jobs, name=name, environment=environment)[0]
 
-    def _check(self, name: str, settings: Settings, found: Found, first: str, lowest: Found) -> None:
+    def _check(self, name: str, settings: Settings, result: Found, first: str, lowest: Found) -> None:
         """Compare the losses with those of the first technique.
 
         Raises:
             RuntimeError: They differ by more than rounding explains.
         """
         for which, precision in (("exact_losses", "float32"), ("losses", settings.precision)):
-            for step, (loss, other) in enumerate(zip(found[which], lowest["exact_losses"], strict=True), start=1):
+            for step, (loss, other) in enumerate(zip(result[which], lowest["exact_losses"], strict=True), start=1):
                 allowed = self._tolerance(other, lowest, precision)
                 if not abs(loss - other) <= allowed:
                     raise RuntimeError(

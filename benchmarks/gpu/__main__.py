@@ -81,8 +81,8 @@ def _install(packages: Iterable[str], wheels: Path) -> list[str]:
     """Install packages from a folder, one by one, since one that is not there ends a whole pip; returns the rest."""
     if wheels.is_dir():
         for package in packages:
-            words = ["install", "--quiet", "--no-index", "--find-links", str(wheels), package]
-            subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True)
+            arguments = ["install", "--quiet", "--no-index", "--find-links", str(wheels), package]
+            subprocess.run([sys.executable, "-m", "pip", *arguments], capture_output=True)
     return _missing({**REQUIRED, **OPTIONAL})
 
 
@@ -93,9 +93,9 @@ def _environment() -> dict[str, str]:
     """
     compiled = Path(tempfile.gettempdir(), "lightning-llm-gpu")
     folders = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "MPLCONFIGDIR": "matplotlib"}
-    found = {name: os.environ.get(name, str(compiled / folder)) for name, folder in folders.items()}
+    caches = {name: os.environ.get(name, str(compiled / folder)) for name, folder in folders.items()}
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**found, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    return {**caches, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
 
 
 if __name__ == "__main__":

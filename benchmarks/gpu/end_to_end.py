@@ -62,21 +62,21 @@ def _words(machine: Machine, words: Sequence[str]) -> list[str]:
     text = machine.inputs / "tinyshakespeare.txt"
     if not text.is_file():
         raise FileNotFoundError(f"{text} is not there: it is the text to train on")
-    given = [f"--config={ROOT / 'configs' / CONFIG}", f"--data.path={text.absolute()}", "--seed_everything=1", *words]
+    options = [f"--config={ROOT / 'configs' / CONFIG}", f"--data.path={text.absolute()}", "--seed_everything=1", *words]
     if not machine.dry_run:
-        return [*given, "--trainer.accelerator=gpu"]
+        return [*options, "--trainer.accelerator=gpu"]
     sizes = [f"--model.architecture.{size}" for size in TOY]
     few = ["--data.context_length=16", "--data.global_batch_size=4", "--trainer.val_check_interval=2"]
     few.append("--trainer.limit_val_batches=2")
-    given = [word for word in given if word != COMPILED]
-    return [*given, *sizes, *few, "--trainer.max_steps=4", "--trainer.accelerator=cpu"]
+    options = [word for word in options if word != COMPILED]
+    return [*options, *sizes, *few, "--trainer.max_steps=4", "--trainer.accelerator=cpu"]
 
 
 def _row(machine: Machine, name: str, summary: dict[str, Any], seconds: float, **fields: Any) -> Row:
-    known = {"best_val_loss": summary["best_val_loss"], "val_loss": summary["val_loss"], "steps": summary["steps"]}
-    known |= {"training_s": summary["seconds"], "peak_gib": summary["peak_memory_gib"], "dtype": summary["precision"]}
+    facts = {"best_val_loss": summary["best_val_loss"], "val_loss": summary["val_loss"], "steps": summary["steps"]}
+    facts |= {"training_s": summary["seconds"], "peak_gib": summary["peak_memory_gib"], "dtype": summary["precision"]}
     speed = summary["tokens"] / summary["seconds"]
-    return machine.row(name, [seconds], shape=CONFIG, tokens_per_s=speed, **known, **fields)
+    return machine.row(name, [seconds], shape=CONFIG, tokens_per_s=speed, **facts, **fields)
 
 
 def _train(machine: Machine, name: str, words: Sequence[str], targets: dict[str, float] | None = None) -> Iterator[Row]:
@@ -87,12 +87,12 @@ def _train(machine: Machine, name: str, words: Sequence[str], targets: dict[str,
 def _resume(machine: Machine, name: str, steps: int, words: Sequence[str]) -> Iterator[Row]:
     """Whether a run that resumes from half of its steps ends with the bits of the whole run."""
     half = steps // 2
-    given = _words(machine, [*words, f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={half}"])
+    options = _words(machine, [*words, f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={half}"])
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
-        whole, _ = fit(given, folder)
+        whole, _ = fit(options, folder)
         (saved,) = Path(folder).glob("runs/*/*/checkpoints")
         bits = digest(saved / f"step-{steps:08}.ckpt")
-        resumed, seconds = fit([*given, f"--ckpt_path={saved / f'step-{half:08}.ckpt'}"], folder)
+        resumed, seconds = fit([*options, f"--ckpt_path={saved / f'step-{half:08}.ckpt'}"], folder)
         same = bits == digest(saved / f"step-{steps:08}.ckpt")
         apart = abs(whole["val_loss"] - resumed["val_loss"])
         yield _row(machine, name, resumed, seconds, same_bits=same, val_loss_difference=apart)

@@ -111,10 +111,10 @@ def _gpu_tests(machine: Machine) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
         report = Path(folder, "report.xml")
         options = ["-q", "-m", "gpu", "-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider"]
-        words = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}"]
-        words += map(str, files[-1:] if machine.dry_run else files)
+        arguments = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}"]
+        arguments += map(str, files[-1:] if machine.dry_run else files)
         plain = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # a machine may have any plugins
-        done = subprocess.run(words, cwd=ROOT, env=plain, capture_output=True, text=True)
+        done = subprocess.run(arguments, cwd=ROOT, env=plain, capture_output=True, text=True)
         if not report.is_file():
             raise RuntimeError((done.stderr.strip().splitlines() or done.stdout.splitlines() or ["no output"])[-1])
         for case in ElementTree.parse(report).iter("testcase"):

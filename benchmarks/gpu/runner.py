@@ -183,9 +183,9 @@ class Record:
 
     def all(self) -> list[Row]:
         """All rows, with what compares them."""
-        found = [row for rows in self.rows.values() for row in rows]
-        self.part.complete(found)
-        return found
+        rows = [row for of_task in self.rows.values() for row in of_task]
+        self.part.complete(rows)
+        return rows
 
     def show(self, order: Sequence[str]) -> None:
         """Print the table, and draw the plot beside the file."""
@@ -235,8 +235,8 @@ class Worker:
         """
         with contextlib.suppress(OSError):  # then there is no answer
             self._pipe.send(task)
-        found: list[dict[str, Any]] = self._answer(seconds)
-        return found
+        answer: list[dict[str, Any]] = self._answer(seconds)
+        return answer
 
     def _answer(self, seconds: float) -> Any:
         try:

@@ -97,12 +97,12 @@ def _step(
     if why := baselines.lacking(side, request.device):
         yield request.row(variant, error=why, **fields)
         return
-    found = baselines.run_side(side, request, environment)
+    result = baselines.run_side(side, request, environment)
     tokens = request.sizes["rows"] * request.sizes["context"]
-    speed = tokens / found["median_s"]
+    speed = tokens / result["median_s"]
     share = utilization(request.sizes, speed, machine.device, "tf32" if environment else dtype)
-    peak = int(found["peak_bytes"])
-    yield request.row(variant, [found["median_s"]], tokens_per_s=speed, mfu=share, peak_bytes=peak, **fields)
+    peak = int(result["peak_bytes"])
+    yield request.row(variant, [result["median_s"]], tokens_per_s=speed, mfu=share, peak_bytes=peak, **fields)
 
 
 def utilization(sizes: Sizes, tokens_per_s: float, device: str, dtype: str) -> float | None:
