@@ -62,7 +62,7 @@ def test_a_step_counts_neither_weights_nor_state():
         optimizer.zero_grad()
 
     step()
-    assert 2**10 <= step_peak_bytes(step, model, optimizer, batch) < 3 * 2**10  # the gradient, not the momentum
+    assert 2**10 <= step_peak_bytes(step, model, optimizer, batch) < 1.1 * 2**10  # the gradient alone
 
 
 def run(asked):
