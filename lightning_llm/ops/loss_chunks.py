@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lightning_llm.ops import sizes
-from lightning_llm.ops.conventions import kernels_for, matmul_into
+from lightning_llm.ops.dispatch import kernels_for, matmul_into
 
 
 class LossOptions(NamedTuple):

@@ -6,7 +6,6 @@ The public names are loaded when first used (PEP 562): the schedules cost no tor
 from typing import TYPE_CHECKING
 
 from lightning_llm.lazy import lazy
-from lightning_llm.optim.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from lightning_llm.optim.adamw import AdamW as AdamW
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
     from lightning_llm.optim.muon import MuonAdamW as MuonAdamW
     from lightning_llm.optim.schedules import *  # noqa: F403
 else:
-    __getattr__, __dir__, __all__ = lazy(
+    __getattr__, __dir__, _ = lazy(
         __name__,
         optim__adamw="AdamW",
         optim__clipping="clip_grad_norm_",
         optim__groups="GroupRule check_coverage own_rates param_groups",
         optim__muon="MuonAdamW",
-        optim__schedules=" ".join(["Schedule constant_lr cosine_lr linear_lr wsd_lr", *SCHEDULES]),
+        optim__schedules="*SCHEDULES Schedule constant_lr cosine_lr linear_lr wsd_lr",
     )
