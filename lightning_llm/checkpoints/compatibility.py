@@ -24,7 +24,8 @@ from lightning_llm.io.untrusted import refuse, shown
 from lightning_llm.model.config import SWIGLUS, ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import lr_factors
-from lightning_llm.optim.groups import GroupRule, param_groups, saved_state_faults
+from lightning_llm.optim.base import saved_state_faults
+from lightning_llm.optim.groups import GroupRule, param_groups
 from lightning_llm.optim.schedules import SCHEDULES, Schedule
 
 Recipe = dict[str, Any]

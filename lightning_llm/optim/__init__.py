@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lightning_llm.optim.adamw import AdamW as AdamW
     from lightning_llm.optim.clipping import clip_grad_norm_ as clip_grad_norm_
     from lightning_llm.optim.groups import GroupRule as GroupRule
+    from lightning_llm.optim.groups import apply_group_factors as apply_group_factors
     from lightning_llm.optim.groups import check_coverage as check_coverage
     from lightning_llm.optim.groups import own_rates as own_rates
     from lightning_llm.optim.groups import param_groups as param_groups
@@ -21,7 +22,7 @@ else:
         __name__,
         optim__adamw="AdamW",
         optim__clipping="clip_grad_norm_",
-        optim__groups="GroupRule check_coverage own_rates param_groups",
+        optim__groups="GroupRule apply_group_factors check_coverage own_rates param_groups",
         optim__muon="MuonAdamW",
         optim__schedules="*SCHEDULES Schedule constant_lr cosine_lr linear_lr wsd_lr",
     )
