@@ -18,7 +18,8 @@ from benchmarks.data_process import Measured, measured
 from lightning_llm.bench.harness import Columns, Request, Row, columns
 from lightning_llm.bench.plots import HIGHER, Measure, bar_plot
 from lightning_llm.data.corpora import open_corpus
-from lightning_llm.data.tokenizers import Tokenizer, cut_at_newlines
+from lightning_llm.data.cuts import cut_at_newlines
+from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.measure.gauges import in_fresh_processes
 
 FILES = ("lightning_llm/data",)

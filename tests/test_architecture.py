@@ -24,9 +24,9 @@ LAYERS = (
         *("model.config", "model.parts", "model.mup", "model.rope_scaling"),
         *("optim.schedules", "accounting.hardware", "measure", "statistics"),
     ),
-    ("io.console",),
+    ("io.console", "io.progress"),
     ("accounting", "ops", "data"),  # data: corpora, tokenizers, token_store, order
-    ("data.prepare", "model"),  # model: norm, kv_cache, weights, position, context, build
+    ("data.prepare", "data.find_store", "model"),  # model: norm, kv_cache, weights, position, context, build
     ("model.attention", "model.mlp", "model.experts", "model.block", "model.loss", "checkpoints.pickles"),
     ("model.transformer", "optim", "checkpoints.archives"),
     ("generation", "interop", "data.datamodule"),
