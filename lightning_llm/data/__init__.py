@@ -14,13 +14,4 @@ if TYPE_CHECKING:
     from lightning_llm.data.token_store import TokenStore as TokenStore
     from lightning_llm.data.tokenizers import Tokenizer as Tokenizer
 else:
-    __getattr__, __dir__, __all__ = lazy(
-        __name__,
-        data__datamodule="TokenDataModule",
-        data__order="WindowOrder window_starts",
-        data__find_store="find_or_prepare",
-        data__prepare="prepare_store",
-        data__batches="sample_batch",
-        data__token_store="TokenStore",
-        data__tokenizers="Tokenizer",
-    )
+    __getattr__, __dir__, __all__ = lazy(__name__, __file__)

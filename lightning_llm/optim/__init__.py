@@ -18,11 +18,4 @@ if TYPE_CHECKING:
     from lightning_llm.optim.muon import MuonAdamW as MuonAdamW
     from lightning_llm.optim.schedules import *  # noqa: F403
 else:
-    __getattr__, __dir__, _ = lazy(
-        __name__,
-        optim__adamw="AdamW",
-        optim__clipping="clip_grad_norm_",
-        optim__groups="GroupRule apply_group_factors check_coverage own_rates param_groups",
-        optim__muon="MuonAdamW",
-        optim__schedules="*SCHEDULES Schedule constant_lr cosine_lr linear_lr wsd_lr",
-    )
+    __getattr__, __dir__, _ = lazy(__name__, __file__)
