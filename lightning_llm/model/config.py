@@ -8,9 +8,10 @@ accounting and the command line read a config without paying for it.
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
 from lightning_llm.io.imports import is_foreign
+from lightning_llm.io.options import number, option, option_problems
 from lightning_llm.io.untrusted import is_number, shown
 from lightning_llm.model.mup import mup_problems
 from lightning_llm.model.parts import (
@@ -36,7 +37,7 @@ MOST_LAYERS = 2000  # twice the deepest that were trained (Wang et al. 2022, "De
 MOST_EXPERTS = 2**17  # in all layers; the most that were trained are 30,720 (Switch-C, arXiv:2101.03961)
 MOST_SIZE = 2**40  # beyond it torch overflows
 MOST_PARAMETERS = 10**13  # several times the largest that were trained
-# What a field of a type accepts. A field of type float has its range beside it.
+# What a field of a type accepts. Fields of type float say themselves what they accept.
 KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     int: (lambda value: type(value) is int, "a whole number"),
     int | None: (lambda value: value is None or type(value) is int, "a whole number"),
@@ -47,14 +48,8 @@ KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def _number(default: float, expected: str, fits: Callable[[float], bool]) -> Any:
-    """A field of type float and its range, which is checked with the other options."""
-    range_of_field = (lambda value: is_number(value) and fits(value), expected)
-    return dataclasses.field(default=default, metadata={"range": range_of_field})
-
-
 def _positive(default: float) -> Any:
-    return _number(default, "above 0 and finite", is_positive)
+    return option(default, "above 0 and finite", is_positive)
 
 
 def _at_most(default: int, most: int) -> Any:
@@ -138,13 +133,13 @@ class ModelConfig:
     rms_norm_eps: float = _positive(1e-5)
     position: Part = "rope"
     rope_theta: float = _positive(10000.0)
-    partial_rotary_factor: float = _number(1.0, "above 0 and at most 1", lambda value: 0 < value <= 1)
+    partial_rotary_factor: float = number(1.0, "above 0 and at most 1", lambda value: 0 < value <= 1)
     rope_scaling: dict[str, Any] | None = None
     mlp: Part = "memory_optimized_swiglu"
     checkpoint_level: int | list[int] = 0
     recompute: Recompute = "none"
     qk_norm: bool = False
-    dropout: float = _number(0.0, "at least 0 and below 1", lambda value: 0 <= value < 1)
+    dropout: float = number(0.0, "at least 0 and below 1", lambda value: 0 <= value < 1)
     attention_bias: bool = False
     mlp_bias: bool = False
     lm_head_bias: bool = False
@@ -274,10 +269,6 @@ class ModelConfig:
             )
 
     def _option_faults(self) -> Iterator[str]:
-        for field in dataclasses.fields(self):
-            value, accepted = getattr(self, field.name), get_args(field.type)
-            if get_origin(field.type) is Literal and value not in accepted:
-                yield f"{field.name} {value!r} is unknown: choose one of {', '.join(accepted)}"
         faults = {kind: list(part_faults(kind, getattr(self, kind))) for kind in BUILT_IN}
         yield from (fault for of_kind in faults.values() for fault in of_kind)
         experts, chosen = (option_of("mlp", self.mlp, name) for name in ("num_experts", "top_k"))
@@ -293,10 +284,7 @@ class ModelConfig:
             yield from mup_problems(self.mup, names, ties_embeddings=self.tie_word_embeddings)
         if self.mlp_bias and self.mlp == "memory_optimized_swiglu":
             yield "mlp_bias is not supported by mlp 'memory_optimized_swiglu': use 'swiglu'"
-        for field in dataclasses.fields(self):
-            fits, expected = field.metadata.get("range", (None, ""))
-            if fits and not fits(value := getattr(self, field.name)):
-                yield f"{field.name} must be {expected}, got {shown(value)}"
+        yield from option_problems(self)
 
     def _level_faults(self) -> Iterator[str]:
         given = self.checkpoint_level

@@ -93,66 +93,60 @@ def swiglu_backward(
     size = rows * columns
     first_size = max(size, rows * hidden) if dh_dtype != dtype else size  # holds a, then dh of one chunk
     buffers = [x.new_empty(n, dtype=dtype) for n in (first_size, *[size] * (2 if saved else 4))]
-    sums = _Sums(flat_dx, d_weights, d_norm, dh_dtype if need_x or need_norm else None)
+    work = _Work(flat_dx, d_weights, d_norm, dh_dtype if need_x or need_norm else None, columns, buffers)
     for block in sizes.slices(tokens, rows):
-        _add_block(block, columns, x, dy, weights, saved, options, sums, buffers)
+        _add_block(block, x, dy, weights, saved, options, work)
     pairs = zip((*d_weights, d_norm), weights, strict=True)
     return [dx, *(None if d is None or weight is None else d.to(weight.dtype) for d, weight in pairs)]
 
 
-class _Sums(NamedTuple):
-    """The gradients that tiles add to, ``None`` where not needed.
+class _Work(NamedTuple):
+    """What the tiles write: the gradients, ``None`` where not needed, and buffers.
 
     Attributes:
         dx: (tokens, hidden); each block of tokens writes its rows.
         d_weights: Of gate, up and down.
         d_norm: (hidden,).
         dh_dtype: Of the gradient of the normalized input, which is a sum over chunks.
+        columns: Of a chunk of the intermediate width.
+        buffers: Of one tile each: a, da, dg, and g and u where they are recomputed.
     """
 
     dx: Tensor | None
     d_weights: list[Tensor | None]
     d_norm: Tensor | None
     dh_dtype: torch.dtype | None
+    columns: int
+    buffers: list[Tensor]
 
 
 def _add_block(
-    block: slice,
-    columns: int,
-    x: Tensor,
-    dy: Tensor,
-    weights: Weights,
-    saved: list[Tensor],
-    options: Options,
-    sums: _Sums,
-    buffers: list[Tensor],
+    block: slice, x: Tensor, dy: Tensor, weights: Weights, saved: list[Tensor], options: Options, work: _Work
 ) -> None:
     """Add one block of tokens to the gradients, a chunk of the intermediate width at a time.
 
     Args:
         block: Its tokens.
-        columns: Of a chunk.
         x: (tokens, hidden), the input.
         dy: (tokens, hidden), the gradient of the output.
         weights: The parameters.
         saved: g and u, or nothing.
         options: As in forward.
-        sums: The gradients.
-        buffers: Of one tile each: a, da, dg, and g and u where they are recomputed.
+        work: The gradients and buffers.
     """
     dtype, norm = options.dtype, weights.norm
-    need_gating = sums.dh_dtype is not None or sums.d_weights[0] is not None or sums.d_weights[1] is not None
+    need_gating = work.dh_dtype is not None or work.d_weights[0] is not None or work.d_weights[1] is not None
     x, dy = x[block], dy[block].contiguous()
-    dx = None if sums.dx is None else sums.dx[block]
+    dx = None if work.dx is None else work.dx[block]
     h = normalized(x, norm, options)
     dh = None
-    if sums.dh_dtype is not None:  # it is dx itself where that is no further sum and has its dtype
-        is_dx = dx is not None and norm is None and dx.dtype == sums.dh_dtype
-        dh = dx if is_dx else x.new_empty(x.shape, dtype=sums.dh_dtype)
-    for chunk in sizes.slices(weights.gate.shape[0], columns):
+    if work.dh_dtype is not None:  # it is dx itself where that is no further sum and has its dtype
+        is_dx = dx is not None and norm is None and dx.dtype == work.dh_dtype
+        dh = dx if is_dx else x.new_empty(x.shape, dtype=work.dh_dtype)
+    for chunk in sizes.slices(weights.gate.shape[0], work.columns):
         gate, up = (weight[chunk].to(dtype) for weight in weights[:2])
         shape = x.shape[0], chunk.stop - chunk.start
-        a, da, dg, *gu = (buffer[: shape[0] * shape[1]].view(shape) for buffer in buffers)
+        a, da, dg, *gu = (buffer[: shape[0] * shape[1]].view(shape) for buffer in work.buffers)
         if saved:
             g, u = (tensor[block, chunk] for tensor in saved)
         else:
@@ -164,14 +158,14 @@ def _add_block(
             gate_forward(g, u, a)
         du = da  # in the same buffer
         pairs = ((dg.t(), h), (du.t(), h), (dy.t(), a))
-        for d_weight, (left, right), by_columns in zip(sums.d_weights, pairs, (False, False, True), strict=True):
+        for d_weight, (left, right), by_columns in zip(work.d_weights, pairs, (False, False, True), strict=True):
             if d_weight is not None:
                 part = d_weight[:, chunk] if by_columns else d_weight[chunk]
                 matmul_into(part, left, right, accumulate=block.start > 0)
         if dh is not None:
-            _add_chunk(dh, dg, du, gate, up, buffers[0], accumulate=chunk.start > 0)  # a is not needed anymore
+            _add_chunk(dh, dg, du, gate, up, work.buffers[0], accumulate=chunk.start > 0)  # a is not needed anymore
     if dh is not None and norm is not None:
-        normalize_backward(dh, x, norm, inverse_rms(x, options.norm_eps), dx, sums.d_norm)
+        normalize_backward(dh, x, norm, inverse_rms(x, options.norm_eps), dx, work.d_norm)
     elif dh is not None and dx is not None and dh is not dx:
         dx.copy_(dh)
 

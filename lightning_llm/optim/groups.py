@@ -25,6 +25,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 from torch.optim import Optimizer
 
+from lightning_llm.io.options import check_options, option
 from lightning_llm.optim.base import Group, group_by, is_not_negative
 
 HIDDEN_MATRICES, MATRICES, EMBEDDINGS, VECTORS = "hidden_matrices", "matrices", "embeddings", "vectors"
@@ -45,19 +46,16 @@ class GroupRule:
             ``None``: as without the rule.
     """
 
-    pattern: str
-    lr_factor: float = 1.0
-    weight_decay_factor: float | None = None
+    pattern: str = option(
+        dataclasses.MISSING, "a name, with * for any characters", lambda value: isinstance(value, str) and value != ""
+    )
+    lr_factor: float = option(1.0, "a number of at least 0", is_not_negative)
+    weight_decay_factor: float | None = option(
+        None, "a number of at least 0", lambda value: value is None or is_not_negative(value)
+    )
 
     def __post_init__(self) -> None:
-        problems = []
-        if not isinstance(self.pattern, str) or not self.pattern:
-            problems.append(f"pattern must be a name, with * for any characters, got {self.pattern!r}")
-        for name in ("lr_factor", "weight_decay_factor"):
-            if not is_not_negative(value := getattr(self, name)) and (value is not None or name == "lr_factor"):
-                problems.append(f"{name} must be a number of at least 0, got {value!r}")
-        if problems:
-            raise ValueError("; ".join(problems))
+        check_options(self)
 
 
 def param_groups(
@@ -121,11 +119,11 @@ def apply_group_factors(optimizer: Optimizer) -> Optimizer:
         ValueError: The optimizer has no such option.
     """
     for group in optimizer.param_groups:
-        for option in ("lr", "weight_decay"):
-            if (factor := group.get(f"{option}_factor", 1.0)) != 1.0:
-                if option not in optimizer.defaults:
-                    raise ValueError(f"{type(optimizer).__name__} has no {option} that a group could multiply")
-                group[option] = group[option] * factor
+        for name in ("lr", "weight_decay"):
+            if (factor := group.get(f"{name}_factor", 1.0)) != 1.0:
+                if name not in optimizer.defaults:
+                    raise ValueError(f"{type(optimizer).__name__} has no {name} that a group could multiply")
+                group[name] = group[name] * factor
     return optimizer
 
 

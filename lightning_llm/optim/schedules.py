@@ -11,8 +11,10 @@ To add a schedule, write its class and add it to :data:`SCHEDULES`. One that dec
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
+
+from lightning_llm.io.options import check_options, number, option
 
 DecayShape = Literal["linear", "sqrt"]
 
@@ -116,19 +118,18 @@ class Schedule(abc.ABC):
         """
 
 
+def _fraction(default: float) -> Any:
+    return number(default, "between 0 and 1", lambda value: 0 <= value <= 1)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Warmup(Schedule):
     """The option of all schedules, and how options are checked."""
 
-    warmup_steps: int = 0
+    warmup_steps: int = option(0, "a whole number of at least 0", lambda value: type(value) is int and value >= 0)
 
     def __post_init__(self) -> None:
-        if problems := list(self._problems()):
-            raise ValueError("; ".join(problems))
-
-    def _problems(self) -> Iterator[str]:
-        if not _is_whole(self.warmup_steps) or self.warmup_steps < 0:
-            yield f"warmup_steps must be a whole number of at least 0, got {self.warmup_steps!r}"
+        check_options(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,8 +149,17 @@ class Constant(_Warmup):
 class _WarmupDecay(_Warmup):
     """The options of all schedules that decay to a fraction of the learning rate."""
 
-    decay_steps: int | None = None
-    min_lr_ratio: float = 0.0
+    min_lr_ratio: float = _fraction(0.0)
+    decay_steps: int | None = option(
+        None,
+        "a whole number of at least 1 or null",
+        lambda value: value is None or (type(value) is int and value >= 1),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.decay_steps is not None and self.decay_steps < self.warmup_steps:
+            raise ValueError(f"decay_steps {self.decay_steps} must not be before warmup_steps {self.warmup_steps}")
 
     @abc.abstractmethod
     def left(self, progress: float) -> float:
@@ -169,16 +179,6 @@ class _WarmupDecay(_Warmup):
             )
         return _decayed_lr(step, self.left, (self.min_lr_ratio, 1.0), self.warmup_steps, (self.decay_start(end), end))
 
-    def _problems(self) -> Iterator[str]:
-        yield from super()._problems()
-        yield from _fraction_problems("min_lr_ratio", self.min_lr_ratio)
-        if self.decay_steps is None:
-            return
-        if not _is_whole(self.decay_steps) or self.decay_steps < 1:
-            yield f"decay_steps must be a whole number of at least 1 or null, got {self.decay_steps!r}"
-        elif _is_whole(self.warmup_steps) and self.decay_steps < self.warmup_steps:
-            yield f"decay_steps {self.decay_steps} must not be before warmup_steps {self.warmup_steps}"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WarmupCosine(_WarmupDecay):
@@ -186,11 +186,11 @@ class WarmupCosine(_WarmupDecay):
 
     Attributes:
         warmup_steps: Steps of the warm-up. A run that ends before is all warm-up.
-        decay_steps: The step at which the decay ends. ``None``: the end of the run.
         min_lr_ratio: The final learning rate, as a fraction of the optimizer's.
+        decay_steps: The step at which the decay ends. ``None``: the end of the run.
     """
 
-    min_lr_ratio: float = 0.1
+    min_lr_ratio: float = _fraction(0.1)
     left = staticmethod(_cosine_left)
 
 
@@ -200,8 +200,8 @@ class WarmupLinear(_WarmupDecay):
 
     Attributes:
         warmup_steps: Steps of the warm-up. A run that ends before is all warm-up.
-        decay_steps: The step at which the decay ends. ``None``: the end of the run.
         min_lr_ratio: The final learning rate, as a fraction of the optimizer's.
+        decay_steps: The step at which the decay ends. ``None``: the end of the run.
     """
 
     left = staticmethod(_linear_left)
@@ -213,13 +213,13 @@ class WarmupStableDecay(_WarmupDecay):
 
     Attributes:
         warmup_steps: Steps of the warm-up. A run that ends before is all warm-up.
-        decay_steps: The step at which the decay ends. ``None``: the end of the run.
         min_lr_ratio: The final learning rate, as a fraction of the optimizer's.
+        decay_steps: The step at which the decay ends. ``None``: the end of the run.
         decay_fraction: The part of ``decay_steps`` over which it decays, between 0 and 1.
         shape: Of the decay: ``sqrt`` (1 - √progress) or ``linear``.
     """
 
-    decay_fraction: float = 0.2
+    decay_fraction: float = _fraction(0.2)
     shape: DecayShape = "sqrt"
 
     def left(self, progress: float) -> float:
@@ -230,12 +230,6 @@ class WarmupStableDecay(_WarmupDecay):
         """After the warm-up and the stable phase."""
         return max(self.warmup_steps, end - round(self.decay_fraction * end))
 
-    def _problems(self) -> Iterator[str]:
-        yield from super()._problems()
-        yield from _fraction_problems("decay_fraction", self.decay_fraction)
-        if self.shape not in list(_DECAYS):
-            yield f"shape {self.shape!r} is unknown: choose one of {', '.join(_DECAYS)}"
-
 
 # Every schedule by its name: what checkpoints restore, docs/config.md lists and this package exports.
 SCHEDULES: dict[str, type[Schedule]] = {
@@ -244,12 +238,3 @@ SCHEDULES: dict[str, type[Schedule]] = {
     "WarmupStableDecay": WarmupStableDecay,
     "Constant": Constant,
 }
-
-
-def _fraction_problems(name: str, value: object) -> Iterator[str]:
-    if not isinstance(value, int | float) or not 0 <= value <= 1:
-        yield f"{name} must be between 0 and 1, got {value!r}"
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
