@@ -18,7 +18,7 @@ from lightning_llm.model.parts import window_of_layer
 from lightning_llm.ops import sizes
 from lightning_llm.ops.attention import causal_attention
 from lightning_llm.ops.dispatch import matmul_dtype
-from lightning_llm.ops.score_mod_attention import Change, scored_attention
+from lightning_llm.ops.score_mod_attention import Change, score_mod_attention
 from lightning_llm.ops.span_attention import Spans, span_attention, with_flex_blocks
 
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -147,7 +147,7 @@ def attend(
         change = _change(context, query.shape[1], keys - key.shape[-2], keys, softcap)
         seen = mask if context.cache is not None and isinstance(mask, Tensor) else None
         start = None if context.spans is None else context.spans.start
-        return scored_attention(query, key, value, change, window=window, start=start, seen=seen, dropout=dropout)
+        return score_mod_attention(query, key, value, change, window=window, start=start, seen=seen, dropout=dropout)
     if window is not None:
         mask = context.shared.get(f"window {window}") or spans_of_window(context, window, len(query), seq)
     if isinstance(mask, Spans):

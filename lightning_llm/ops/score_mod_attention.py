@@ -17,7 +17,7 @@ from lightning_llm.ops import sizes
 Change = Callable[[Tensor, slice, slice], Tensor]
 
 
-def scored_attention(
+def score_mod_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -26,7 +26,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lightning_llm.io.options import check_options, option
-from lightning_llm.optim.base import Group, group_by, is_not_negative
+from lightning_llm.optim.base import Group as Group
+from lightning_llm.optim.base import group_by, is_not_negative
 
 HIDDEN_MATRICES, MATRICES, EMBEDDINGS, VECTORS = "hidden_matrices", "matrices", "embeddings", "vectors"
 HEADS = ("lm_head",)
