@@ -20,7 +20,8 @@ from lightning_llm.bench.plots import HIGHER, Measure, bar_plot
 from lightning_llm.bench.processes import in_fresh_processes
 from lightning_llm.bench.rows import Columns, Row, columns
 from lightning_llm.data.corpora import open_corpus
-from lightning_llm.data.tokenizers import Tokenizer, cut_at_newlines
+from lightning_llm.data.cuts import cut_at_newlines
+from lightning_llm.data.tokenizers import Tokenizer
 
 VARIANTS = ("byte", "char", "bpe", "tokenizers", "batches")
 COLUMNS: Columns = {

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import tokenizers
 
+from lightning_llm.data.cuts import PIECE_CHARACTERS, cut_at_newlines
 from lightning_llm.data.prepare import prepare_store
-from lightning_llm.data.tokenizers import PIECE_CHARACTERS, Tokenizer, cut_at_newlines
+from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.measure.gauges import high_water_bytes
 
 _ROWS, _CONTEXT, _NUM_BATCHES = 32, 1024, 5000

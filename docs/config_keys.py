@@ -20,6 +20,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_llm import TokenDataModule, optim
 from lightning_llm.cli.train import TrainingCLI
+from lightning_llm.optim.schedules import SCHEDULES
 from lightning_llm.training import LanguageModel, callbacks
 from lightning_llm.training.json_logger import JSONLinesLogger
 from lightning_llm.training.trainer import Trainer
@@ -36,7 +37,7 @@ SECTIONS = {  # a key belongs to the first section whose prefix it has
 }
 CLASSES: dict[str, list[type]] = {
     "Optimizers: `model.optimizer`": [optim.AdamW, optim.MuonAdamW],
-    "Schedules: `model.schedule`": [optim.WarmupCosine, optim.WarmupLinear, optim.WarmupStableDecay, optim.Constant],
+    "Schedules: `model.schedule`": list(SCHEDULES.values()),
     "Callbacks: `trainer.callbacks`": [
         callbacks.RunCheckpoints,
         callbacks.MemoryProfiler,

@@ -18,12 +18,4 @@ if TYPE_CHECKING:
     from lightning_llm.training.module import LanguageModel as LanguageModel
     from lightning_llm.training.trainer import Trainer as Trainer
 else:
-    __getattr__, __dir__, __all__ = lazy(
-        __name__,
-        data__datamodule="TokenDataModule",
-        model__config="ModelConfig",
-        model__mlp="MemoryOptimizedSwiGLU SwiGLU",
-        model__transformer="Transformer",
-        training__module="LanguageModel",
-        training__trainer="Trainer",
-    )
+    __getattr__, __dir__, __all__ = lazy(__name__, __file__)

@@ -1,25 +1,50 @@
 """Names of a package that are loaded when first used (PEP 562), so that importing the package costs no torch."""
 
+import re
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+_IMPORT = re.compile(r"^    from (lightning_llm[\w.]*) import (\w+|\*)(?: as (\w+))?", re.MULTILINE)
 
-def lazy(package: str, **modules: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+
+def lazy(
+    package: str, file: str = "", **modules: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """What a package's ``__init__`` assigns to ``__getattr__, __dir__, __all__``. Its modules are attributes too.
 
     Args:
         package: Its ``__name__``.
-        modules: Names to export, by module: its path below ``lightning_llm``, with ``__`` for each dot.
+        file: Its ``__file__``: the names are those that its block for type checkers imports. With an import of ``*``,
+            they include all public functions and classes that the module defines, and ``__all__`` is not assigned.
+        modules: Without a file: names to export, by module: its path below ``lightning_llm``, with ``__`` for each dot.
     """
-    home = {name: module.replace("__", ".") for module, names in modules.items() for name in names.split()}
+    imports = _IMPORT.findall(Path(file).read_text(encoding="utf-8")) if file else []
+    home = {alias: (module, name) for module, name, alias in imports if alias}
+    for path, names in modules.items():
+        home |= {name: (f"lightning_llm.{path.replace('__', '.')}", name) for name in names.split()}
+    whole = [module for module, name, _ in imports if name == "*"]
+
+    def defined() -> dict[str, Any]:
+        members = {name: value for module in whole for name, value in vars(import_module(module)).items()}
+        return {name: value for name, value in members.items() if getattr(value, "__module__", "") in whole}
 
     def find(name: str) -> Any:
         if name in home:
-            return getattr(import_module(f"lightning_llm.{home[name]}"), name)
-        if not name.startswith("_") and find_spec(f"{package}.{name}"):
-            return import_module(f"{package}.{name}")
+            module, own_name = home[name]
+            return getattr(import_module(module), own_name)
+        if name == "__all__":
+            return exported()
+        if not name.startswith("_"):
+            if name in (members := defined()):
+                return members[name]
+            if find_spec(f"{package}.{name}"):
+                return import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return find, lambda: sorted(home), sorted(home)
+    def exported() -> list[str]:
+        return sorted([*home, *(name for name in defined() if not name.startswith("_"))])
+
+    return find, exported, sorted(home)

@@ -19,11 +19,14 @@ BENCHMARKS = PACKAGE.parent / "benchmarks"  # may import all of the package, whi
 # From the ground up. A module imports from layers below its own, and from its own layer only inside its folder. It
 # belongs to its longest entry: a folder's bare name stands for every file of the folder that has no entry of its own.
 LAYERS = (
-    ("lazy", "io"),
-    ("model.config", "model.parts", "optim.schedules", "ops.sizes", "accounting.hardware", "measure", "statistics"),
-    ("io.console",),
+    ("lazy", "io", "ops.sizes"),
+    (
+        *("model.config", "model.parts", "model.mup", "model.rope_scaling"),
+        *("optim.schedules", "accounting.hardware", "measure", "statistics"),
+    ),
+    ("io.console", "io.progress"),
     ("accounting", "ops", "data"),  # data: corpora, tokenizers, token_store, order
-    ("data.prepare", "model"),  # model: norm, kv_cache, weights, position, context, build
+    ("data.prepare", "data.find_store", "model"),  # model: norm, kv_cache, weights, position, context, build
     ("model.attention", "model.mlp", "model.experts", "model.block", "model.loss", "checkpoints.pickles"),
     ("model.transformer", "optim", "checkpoints.archives"),
     ("generation", "interop", "data.datamodule"),
@@ -41,7 +44,10 @@ NEVER = (
     *((room, LIGHTNING) for room in ("model", "ops", "optim", "generation", "interop", "accounting", "measure")),
     *(
         (room, TORCH)
-        for room in ("model.config", "model.parts", "accounting", "optim.schedules", "ops.sizes", "statistics")
+        for room in (
+            *("model.config", "model.parts", "model.mup", "model.rope_scaling", "optim.schedules", "ops.sizes"),
+            *("accounting", "statistics"),
+        )
     ),
 )
 LAZY_NAMES = "lightning_llm.lazy"  # which imports none of the modules that it names

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from lightning_llm.model.config import GATED_MLPS, ModelConfig
+from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import BUILT_IN, name_of, option_of
 
 LETTERS = {  # of each size: its field in the config, and how it is written
@@ -36,7 +36,10 @@ NORMS_OF_A_BLOCK = {"pre": 2, "post": 2, "sandwich": 4}
 # The parts whose parameters the formulas know. All others are measured, built in or not.
 KNOWN = {
     "attention": ("full", "sliding_window"),
-    "mlp": (*GATED_MLPS, "gelu", "gelu_tanh", "relu", "relu2"),
+    "mlp": (
+        *("swiglu", "memory_optimized_swiglu", "geglu", "mixture_of_experts"),
+        *("gelu", "gelu_tanh", "relu", "relu2"),
+    ),
     "norm": ("rmsnorm", "layernorm"),
     "position": ("rope", "learned", "none"),
     "block": tuple(NORMS_OF_A_BLOCK),

@@ -151,7 +151,7 @@ class Operators(Graph):
         self.apply(logs, [logits], [logs])
         return self.apply(self.new(1, FLOAT32), [logs], [logs])
 
-    # -- ops/conventions.py -------------------------------------------------------------------------------------------
+    # -- ops/dispatch.py ----------------------------------------------------------------------------------------------
 
     def _scratch_of_sum(self, elements: int, *, accumulates: bool) -> None:
         """``matmul_into`` a wider dtype: on CUDA the product is wide, and needs no buffer unless it is added."""
@@ -242,8 +242,8 @@ class Operators(Graph):
         """``saves``: level 0."""
         itemsizes = self.matmul_size, weights[0].itemsize
         has_norm = weights[3] is not None
-        are_few = sizes.are_few(*shape, *itemsizes, self.device, keep=saves, has_norm=has_norm)
-        run = self._swiglu_whole if are_few else self._swiglu_tiles
+        is_whole = sizes.prefers_whole(*shape, *itemsizes, self.device, keep=saves, has_norm=has_norm)
+        run = self._swiglu_whole if is_whole else self._swiglu_tiles
         return run(x, weights, shape, saves)
 
     def _swiglu_whole(self, x: Tensor, weights: Weights, shape: Shape, saves: bool) -> Tensor:

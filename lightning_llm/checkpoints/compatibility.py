@@ -24,9 +24,9 @@ from lightning_llm.io.untrusted import refuse, shown
 from lightning_llm.model.config import SWIGLUS, ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import lr_factors
-from lightning_llm.optim import schedules
-from lightning_llm.optim.groups import GroupRule, param_groups, saved_state_faults
-from lightning_llm.optim.schedules import Schedule
+from lightning_llm.optim.base import saved_state_faults
+from lightning_llm.optim.groups import GroupRule, param_groups
+from lightning_llm.optim.schedules import SCHEDULES, Schedule
 
 Recipe = dict[str, Any]
 
@@ -180,7 +180,9 @@ def schedule_recipe(schedule: Any) -> Recipe | None:
     """The class of a schedule, and its fields if it is one of this project's. ``None`` stays ``None``."""
     if schedule is None:
         return None
-    return _recipe(schedule, _known_schedules(), vars(schedule).copy() if dataclasses.is_dataclass(schedule) else None)
+    return _recipe(
+        schedule, _by_path(SCHEDULES.values()), vars(schedule).copy() if dataclasses.is_dataclass(schedule) else None
+    )
 
 
 def _recipe(made: object, known: Mapping[str, Any], arguments: dict[str, Any] | None) -> Recipe:
@@ -239,17 +241,11 @@ class LostSchedule(Schedule):
         raise _not_restored("schedule", self.class_path)
 
 
-def _known_schedules() -> dict[str, Any]:
-    """All that ``optim.schedules`` defines: none is left out because a list lacks it."""
-    kinds: list[Any] = [kind for kind in vars(schedules).values() if dataclasses.is_dataclass(kind)]
-    return _by_path(kind for kind in kinds if issubclass(kind, Schedule) and not inspect.isabstract(kind))
-
-
 def restored_schedule(given: Any) -> Any:
     """The schedule of a recipe; after a warning a ``LostSchedule`` if it cannot be restored."""
     if not isinstance(given, dict):
         return given
-    kind = _known_schedules().get(given["class_path"])
+    kind = _by_path(SCHEDULES.values()).get(given["class_path"])
     if kind is None or "init_args" not in given:
         _warn_not_restored("schedule", given)
         return LostSchedule(given["class_path"])

@@ -24,7 +24,7 @@ from lightning_llm.io.untrusted import refuse
 from lightning_llm.model.config import config_of_file
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import only_finite
-from lightning_llm.optim.groups import saved_state_faults
+from lightning_llm.optim.base import saved_state_faults
 
 EXECUTION = "execution"  # in the part under FORMAT: see training.execution
 RENAMED_CALLBACKS = {"HonestResume": "ResumeDiff"}  # keys of their states in checkpoints of earlier versions

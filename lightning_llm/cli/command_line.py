@@ -16,7 +16,7 @@ from jsonargparse import ArgumentError, ArgumentParser, get_loader, set_loader, 
 from jsonargparse.typing import Path as ParsersPath
 
 from lightning_llm.cli.errors import TRAINER_WORDS
-from lightning_llm.data.prepare import check_named_store
+from lightning_llm.data.find_store import check_named_store
 from lightning_llm.io.config_file import check_yaml, config_path, parse_yaml, read_config
 from lightning_llm.io.imports import NAMED, definitions, is_foreign, is_import_path
 from lightning_llm.io.untrusted import check_regular, file_name, shown

@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.cli.errors import OneLineParser, tool
-from lightning_llm.data.corpora import MOST_SHARES, Share, open_corpus
-from lightning_llm.data.formats import progress_bar
+from lightning_llm.data.corpora import open_corpus
+from lightning_llm.data.find_store import default_store
 from lightning_llm.data.prepare import (
     DEFAULT_VOCAB_SIZE,
     bytes_and_tokens,
-    default_store,
     prepare_store,
     train_tokenizer,
 )
+from lightning_llm.data.splits import MOST_SHARDS, Shard
 from lightning_llm.data.token_store import DTYPES, TokenStore, by_powers_of_two, document_lengths
 from lightning_llm.data.token_store_writer import merge_shards
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.atomic import write_text
+from lightning_llm.io.progress import progress_bar
 
 _BAR = 40  # characters of the longest bar
 
@@ -63,7 +64,7 @@ def run_prepare(options: argparse.Namespace) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> TokenStore:
-    inputs, tokenizer, out, share = options.inputs, options.tokenizer, options.out, None
+    inputs, tokenizer, out, shard = options.inputs, options.tokenizer, options.out, None
     vocab_size = DEFAULT_VOCAB_SIZE if options.vocab_size is None else options.vocab_size
     if not inputs:
         raise ValueError("no INPUT: give a file, a folder, a glob, - or a corpus; see lightning-llm prepare --help")
@@ -73,16 +74,16 @@ def _prepare(options: argparse.Namespace) -> TokenStore:
         )
     if options.shard is not None:
         found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", options.shard)
-        if found is None or not 1 <= int(found[1]) <= int(found[2]) <= MOST_SHARES:
-            raise ValueError(f"--shard {options.shard!r} is not I/N with 1 ≤ I ≤ N ≤ {MOST_SHARES}, such as 1/16")
+        if found is None or not 1 <= int(found[1]) <= int(found[2]) <= MOST_SHARDS:
+            raise ValueError(f"--shard {options.shard!r} is not I/N with 1 ≤ I ≤ N ≤ {MOST_SHARDS}, such as 1/16")
         if out is None:
             raise ValueError(f"--shard {options.shard} needs --out DIR, the same for all shards")
-        share = Share(int(found[1]), int(found[2]))
+        shard = Shard(int(found[1]), int(found[2]))
     if "-" in inputs and out is None:
         raise ValueError("the standard input has no name: give the store one with --out DIR")
     out = out or default_store(inputs, tokenizer, vocab_size)
     settings: dict[str, Any] = {name: getattr(options, name) for name in ("tokenizer", "test_fraction", "text_key")}
-    return prepare_store(inputs, out, vocab_size=vocab_size, progress=True, share=share, **settings)
+    return prepare_store(inputs, out, vocab_size=vocab_size, progress=True, shard=shard, **settings)
 
 
 def _tokenizer_options(parser: OneLineParser) -> None:

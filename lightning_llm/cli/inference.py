@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from lightning_llm.cli.errors import OneLineParser, one_line, tool
 from lightning_llm.cli.process import interrupts, print_data
 from lightning_llm.data.corpora import open_corpus
-from lightning_llm.data.formats import Document, progress_bar
+from lightning_llm.data.formats import Document
 from lightning_llm.data.prepare import encode_document
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.atomic import write_json
+from lightning_llm.io.progress import progress_bar
 from lightning_llm.io.untrusted import read_text
 from lightning_llm.runs.find import RUNS, add_model_options, named_checkpoint, open_model
 

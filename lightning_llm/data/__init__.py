@@ -7,19 +7,11 @@ from lightning_llm.lazy import lazy
 if TYPE_CHECKING:
     from lightning_llm.data.batches import sample_batch as sample_batch
     from lightning_llm.data.datamodule import TokenDataModule as TokenDataModule
+    from lightning_llm.data.find_store import find_or_prepare as find_or_prepare
     from lightning_llm.data.order import WindowOrder as WindowOrder
     from lightning_llm.data.order import window_starts as window_starts
-    from lightning_llm.data.prepare import find_or_prepare as find_or_prepare
     from lightning_llm.data.prepare import prepare_store as prepare_store
     from lightning_llm.data.token_store import TokenStore as TokenStore
     from lightning_llm.data.tokenizers import Tokenizer as Tokenizer
 else:
-    __getattr__, __dir__, __all__ = lazy(
-        __name__,
-        data__datamodule="TokenDataModule",
-        data__order="WindowOrder window_starts",
-        data__prepare="find_or_prepare prepare_store",
-        data__batches="sample_batch",
-        data__token_store="TokenStore",
-        data__tokenizers="Tokenizer",
-    )
+    __getattr__, __dir__, __all__ = lazy(__name__, __file__)

@@ -21,8 +21,9 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_llm.data import batches
 from lightning_llm.data.batches import EvalBatches, TrainBatches, WindowReader, limited_batches
-from lightning_llm.data.mixture import Source, fingerprint, open_mixture, train_order, train_reader
-from lightning_llm.data.prepare import DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE, find_or_prepare
+from lightning_llm.data.find_store import find_or_prepare
+from lightning_llm.data.mixture import MixtureSource, fingerprint, open_mixture, train_order, train_reader
+from lightning_llm.data.prepare import DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.tokenizers import LARGEST_VOCABULARY, Tokenizer
 
@@ -118,7 +119,7 @@ class TokenDataModule(LightningDataModule):
     # ---- stores and their properties
 
     @functools.cached_property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[MixtureSource]:
         """The token stores, opened (and prepared, if needed) on first use. Errors as in ``setup``."""
         if self.mixture is not None:
             return open_mixture(self.mixture)
@@ -128,7 +129,7 @@ class TokenDataModule(LightningDataModule):
         else:
             prepare = getattr(self.trainer, "local_rank", 0) == 0  # the first process of each machine, before others
             store = find_or_prepare(**self._text, prepare=prepare, progress=True, say=self._say)
-        return [Source(store.path.name, store)]
+        return [MixtureSource(store.path.name, store)]
 
     @rank_zero_only
     def _say(self, line: str) -> None:
@@ -312,7 +313,7 @@ class TokenDataModule(LightningDataModule):
         share = self._share()
         return batches.prompt_batches(self.tokenizer, self.predict_prompts[share["rank"] :: share["world_size"]])
 
-    def _reader(self, source: Source, split: str) -> WindowReader:
+    def _reader(self, source: MixtureSource, split: str) -> WindowReader:
         return WindowReader(source.store, split, self.context_length, self._document_start())
 
     def _eval_batch_size(self) -> int:

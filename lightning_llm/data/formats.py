@@ -13,7 +13,7 @@ any in ``.zst``, ``.zstd``    as without                                        
 Text is UTF-8, read byte for byte: no newline is translated, no byte order mark removed. Memory does not grow with the
 file: text comes in pieces. Only a line of JSON (at most 64 MiB and 4 million values) and a batch of parquet rows are in
 memory as a whole.
-Reading reports its progress in bytes, which :func:`progress_bar` shows.
+Reading reports its progress in bytes.
 """
 
 import codecs
@@ -31,6 +31,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any
 
+from lightning_llm.io.progress import Advance, ignore_progress
 from lightning_llm.io.untrusted import MOST_VALUES, open_regular
 
 PIECE_BYTES = 1 << 20
@@ -44,36 +45,6 @@ _ROWS = 64  # of parquet, in memory at once: each may have the whole size of its
 _ROWS_BYTES = 1 << 29
 _SMALL = 1 << 26  # decompressed bytes that are always allowed
 _MOST_GROWTH = 200  # how much larger than the file more bytes may be: text shrinks to a tenth, logs to a hundredth
-
-Advance = Callable[[int], object]  # called with bytes read from disk
-Phase = Callable[[str], Advance]  # starts a phase of the work, which reads the input once
-
-
-def ignore_progress(size: int) -> None:
-    """An ``Advance`` that shows nothing."""
-
-
-@contextlib.contextmanager
-def progress_bar(total: int, show: bool) -> Iterator[Phase]:
-    """A progress bar of ``total`` bytes with the remaining time, if ``show`` is set and there is a terminal."""
-    if show:  # importing rich takes time
-        from rich import progress
-
-        from lightning_llm.io.console import Console
-
-        console = Console(stderr=True)
-        if console.is_terminal:  # elsewhere some versions of rich print an empty line
-            columns = (progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
-            texts = (progress.TextColumn("{task.description}"), progress.TimeRemainingColumn())
-            with progress.Progress(texts[0], *columns, texts[1], console=console, transient=True) as bar:
-
-                def phase(description: str) -> Advance:
-                    task = bar.add_task(description, total=total)
-                    return lambda size: bar.advance(task, size)
-
-                yield phase
-                return
-    yield lambda description: ignore_progress
 
 
 @dataclasses.dataclass(frozen=True)

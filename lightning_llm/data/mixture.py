@@ -31,7 +31,7 @@ _STEP = 0x9E3779B97F4A7C15  # the golden ratio's fraction times 2^64
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class MixtureSource:
     """A token store and its share.
 
     Attributes:
@@ -49,7 +49,7 @@ class Source:
         return (self.store.splits["train"].tokens - 1) // context_length
 
 
-def open_mixture(mixture: Mapping[str, float]) -> list[Source]:
+def open_mixture(mixture: Mapping[str, float]) -> list[MixtureSource]:
     """The sources of ``data.mixture``, weights by folders, in its order. Two folders of one name get a number each.
 
     Raises:
@@ -69,17 +69,17 @@ def open_mixture(mixture: Mapping[str, float]) -> list[Source]:
             )
     names = [store.path.name or str(store.path) for store in stores]
     names = [name if names.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(names, start=1)]
-    return [Source(*given) for given in zip(names, stores, mixture.values(), strict=True)]
+    return [MixtureSource(*given) for given in zip(names, stores, mixture.values(), strict=True)]
 
 
-def fingerprint(sources: Sequence[Source]) -> str:
+def fingerprint(sources: Sequence[MixtureSource]) -> str:
     """16 hex digits that identify all tokens; for a single store, its own fingerprint."""
     if len(sources) == 1:
         return sources[0].store.fingerprint
     return sha256("+".join(source.store.fingerprint for source in sources).encode())[:16]
 
 
-def train_order(sources: Sequence[Source], context_length: int, seed: int) -> "WindowOrder | MixtureOrder":
+def train_order(sources: Sequence[MixtureSource], context_length: int, seed: int) -> "WindowOrder | MixtureOrder":
     """The order of the run. The first source's own order is that of a run with it alone."""
     sizes = _train_sizes(sources)
     orders = [
@@ -90,14 +90,14 @@ def train_order(sources: Sequence[Source], context_length: int, seed: int) -> "W
 
 
 def train_reader(
-    sources: Sequence[Source], context_length: int, document_start: int | None
+    sources: Sequence[MixtureSource], context_length: int, document_start: int | None
 ) -> Callable[[Starts], Batch]:
     """Reads the windows of :func:`train_order`."""
     readers = [WindowReader(source.store, "train", context_length, document_start) for source in sources]
     return readers[0] if len(readers) == 1 else MixtureReader(readers, _train_sizes(sources))
 
 
-def _train_sizes(sources: Sequence[Source]) -> list[int]:
+def _train_sizes(sources: Sequence[MixtureSource]) -> list[int]:
     return [source.store.splits["train"].tokens for source in sources]
 
 

@@ -28,11 +28,11 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from lightning_llm.data import token_store as stores
-from lightning_llm.data.formats import progress_bar
 from lightning_llm.data.token_store import DTYPES, FORMATS, META, SHARD, TOKENIZER, TokenStore, shards_of
 from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER
 from lightning_llm.io import untrusted
 from lightning_llm.io.atomic import atomic_file, open_to_append, replace_path, write_text
+from lightning_llm.io.progress import progress_bar
 from lightning_llm.io.untrusted import file_in
 
 _JOURNAL = "journal.json"

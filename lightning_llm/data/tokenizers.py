@@ -12,10 +12,7 @@ kind       ids                                                                  
 ``transformers.PreTrainedTokenizerFast(tokenizer_file=…)`` encodes and decodes the same from the file alone.
 Reading a file recognizes the first three kinds, which have a faster path here than through the library.
 
-Long text is encoded, and learned from, in pieces. Encoding takes time that grows with the text alone, however long its
-words are (0.2 µs per character in words of 16,384 letters, 0.6 in words of a million), so :func:`cut_at_newlines` cuts
-words only if it finds no other place. Learning byte pairs takes time that grows with the square of a word's length:
-there :func:`cut_long_words` cuts them.
+Long text is encoded, and learned from, in pieces, which ``cuts.py`` makes.
 """
 
 import codecs
@@ -31,6 +28,8 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from lightning_llm.data import tokenizer_json
+from lightning_llm.data.cuts import LONGEST_PIECE, PIECE_CHARACTERS, cut_at_newlines, cut_long_words
+from lightning_llm.data.token_store import DTYPES, dtype_for
 from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER, byte_alphabet
 from lightning_llm.io.untrusted import read_text
 
@@ -40,14 +39,6 @@ END_OF_TEXT = "<|endoftext|>"
 # A tokenizer.json does not say which token ends a text. These are the names in GPT-2, Llama 3, Llama 2 and Gemma.
 END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 LARGEST_VOCABULARY = tokenizer_json.MOST_IDS
-
-PIECE_CHARACTERS = 1 << 17  # the library takes a fifth less time than for 1 << 15; a batch has 16 of them
-LONGEST_PIECE = 1 << 20
-LONGEST_WORD = 1 << 10  # learning from 50,000 letters takes 0.19 s, as in words of 64; 0.26 s in words of 4,096
-
-# GPT-2's classes of characters: white space, letters and digits, other signs. Python counts four separators
-# (U+001C to U+001F) as white space, the library does not.
-_CLASSES = [re.compile(pattern) for pattern in (r"[^\S\x1c-\x1f]", r"[^\W_]", r"[^\w\s]|[_\x1c-\x1f]")]
 
 
 class Tokenizer:
@@ -129,7 +120,7 @@ class Tokenizer:
         """Byte-level byte-pair encoding; the same text gives the same tokenizer.
 
         Args:
-            texts: Documents, or pieces of documents from :func:`cut_at_newlines`.
+            texts: Documents, or pieces of documents from ``cut_at_newlines``.
             vocab_size: Total number of ids. There are fewer if the text has nothing left to merge.
             special_tokens: In addition to the end of text. Each is always one id, and nothing is learned from it.
 
@@ -151,8 +142,8 @@ class Tokenizer:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Little-endian uint16 if it can represent every id, else uint32."""
-        return np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
+        """The smallest little-endian type that can represent every id."""
+        return DTYPES[dtype_for(self.vocab_size)]
 
     def to_str(self) -> str:
         """The content of the ``tokenizer.json``."""
@@ -328,55 +319,3 @@ def _utf8(text: str) -> bytes:
     except UnicodeEncodeError as error:
         character = text[error.start]
         raise ValueError(f"character {character!r} at position {error.start} is half of a surrogate pair") from error
-
-
-# ---- where text is cut
-
-
-def cut_at_newlines(texts: Iterable[str], size: int, longest: int = LONGEST_PIECE) -> Iterator[str]:
-    """Cuts the pieces of one text again, into about ``size`` characters, where kind ``bpe`` would cut anyway.
-
-    GPT-2's pattern makes a newline between two characters that are not white space a word of its own, and begins a word
-    with a single space. So the ids of these pieces, concatenated, are the ids of the whole. Only if ``longest``
-    characters contain neither, they are cut anywhere. Where the cuts are does not depend on the pieces.
-    """
-    rest = ""
-    for text in texts:
-        rest += text
-        start = 0
-        while (end := _end_of_cut(rest, start, size, longest)) is not None:
-            yield rest[start:end]
-            start = end
-        rest = rest[start:]
-    if rest:
-        yield rest
-
-
-def _end_of_cut(text: str, start: int, size: int, longest: int) -> int | None:
-    first, last = start + max(size, 1), start + longest
-    if newline := _lone("\n", text, first, last):
-        return newline + 1
-    return None if len(text) <= last else _lone(" ", text, first, last) or last
-
-
-def _lone(sign: str, text: str, start: int, stop: int) -> int | None:
-    """The first place of the sign between two characters that are not white space."""
-    place = text.find(sign, start, stop)
-    while 0 <= place < len(text) - 1:
-        if not text[place - 1].isspace() and not text[place + 1].isspace():
-            return place
-        place = text.find(sign, place + 1, stop)
-    return None
-
-
-def cut_long_words(text: str, splitter: Any) -> Iterator[str]:
-    """Cuts a text inside words of more than ``LONGEST_WORD`` characters. ``ByteLevel``, the splitter, finds words."""
-    start, half = 0, LONGEST_WORD // 2
-    # every longer word contains an aligned half of the longest word, with characters of one class
-    halves = range(0, len(text) - half + 1, half)
-    if any(sum(found.search(text, at, at + half) is not None for found in _CLASSES) == 1 for at in halves):
-        for _, (first, end) in splitter.pre_tokenize_str(text):
-            for place in range(first + LONGEST_WORD, end, LONGEST_WORD):
-                yield text[start:place]
-                start = place
-    yield text[start:]

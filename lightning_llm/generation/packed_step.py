@@ -21,9 +21,9 @@ from lightning_llm.model.block import Block
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.mlp import MLP, MemoryOptimizedSwiGLU, SwiGLU
 from lightning_llm.model.norm import RMSNorm
+from lightning_llm.model.plain import is_hooked, is_plain
 from lightning_llm.model.position import LearnedPositions, Position, RotaryPositions, rotation
 from lightning_llm.model.transformer import Transformer
-from lightning_llm.model.weights import is_hooked, is_plain
 
 FEWEST_STEPS = 8  # fewer are not worth the copies
 DTYPES = (torch.float32, torch.float64)  # torch's matmul of a bfloat16 matrix and a row needs the usual layout

@@ -23,7 +23,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeGuard
 
 MIB = 1 << 20
 MOST_VALUES = 1 << 22  # in a JSON file: each takes up to 70 bytes of memory
@@ -313,6 +313,11 @@ def record(required: Mapping[str, Kind], optional: Mapping[str, Kind] | None = N
 
 
 some = partial(record, others=True)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether it is an integer or a float, and no boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def number_in(text: str) -> int | None:

@@ -12,10 +12,4 @@ if TYPE_CHECKING:
     from lightning_llm.model.mlp import SwiGLU as SwiGLU
     from lightning_llm.model.transformer import Transformer as Transformer
 else:
-    __getattr__, __dir__, __all__ = lazy(
-        __name__,
-        model__config="ModelConfig",
-        model__kv_cache="KVCache",
-        model__mlp="MLP MemoryOptimizedSwiGLU SwiGLU",
-        model__transformer="Transformer",
-    )
+    __getattr__, __dir__, __all__ = lazy(__name__, __file__)

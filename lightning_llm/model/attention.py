@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.context import Context
+from lightning_llm.model.context import Context, Mask
 from lightning_llm.model.norm import build_head_norm
 from lightning_llm.model.parts import window_of_layer
 from lightning_llm.ops import sizes
 from lightning_llm.ops.attention import causal_attention
-from lightning_llm.ops.conventions import matmul_dtype
-from lightning_llm.ops.score_mod_attention import Change, scored_attention
+from lightning_llm.ops.dispatch import matmul_dtype
+from lightning_llm.ops.score_mod_attention import Change, score_mod_attention
 from lightning_llm.ops.span_attention import Spans, span_attention, with_flex_blocks
 
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -118,6 +118,15 @@ def attend(
 ) -> Tensor:
     """Causal attention, within documents and with the bias of the positions where there are any.
 
+    After a cache, :func:`_after_cache` says first which keys the new positions see. Then the first line applies:
+
+    =============================================================  ==================================
+    softcap, or a bias of the positions, or a window with dropout  ``ops/score_mod_attention.py``
+    documents, or a window                                         ``ops/span_attention.py``
+    one new position after a cache, without dropout                :func:`_attend_once`
+    anything else                                                  :func:`_attend`
+    =============================================================  ==================================
+
     Args:
         query: (batch, heads, seq, head_dim), rotated.
         key: (batch, kv_heads, keys, head_dim), rotated: with a cache all of its positions, the new ones last.
@@ -130,21 +139,17 @@ def attend(
     Returns:
         (batch, heads, seq, head_dim).
     """
-    seq, keys = query.shape[-2], key.shape[-2]
+    seq, keys, mask = query.shape[-2], key.shape[-2], context.mask
     window = None if window is None or window >= keys else window
-    mask, has_bias = context.mask, context.position.has_score_bias
-    if context.cache is not None and keys > seq and mask is None and seq == 1 and window is not None:
-        key, value, window = key[:, :, -window:], value[:, :, -window:], None
-    elif context.cache is not None and keys > seq and (window is not None or seq > 1):
-        mask, window = _seen(context, seq, keys, window), None
-    if softcap is not None or has_bias or (window is not None and dropout):
+    if context.cache is not None and keys > seq:
+        key, value, mask, window = _after_cache(key, value, context, seq, window)
+    if softcap is not None or context.position.has_score_bias or (window is not None and dropout):
         change = _change(context, query.shape[1], keys - key.shape[-2], keys, softcap)
         seen = mask if context.cache is not None and isinstance(mask, Tensor) else None
-        first = None if context.spans is None else context.spans.first
-        return scored_attention(query, key, value, change, window=window, first=first, seen=seen, dropout=dropout)
+        start = None if context.spans is None else context.spans.start
+        return score_mod_attention(query, key, value, change, window=window, start=start, seen=seen, dropout=dropout)
     if window is not None:
-        found = context.shared.get(f"window {window}")
-        mask = spans_of_window(context, window, len(query), seq) if found is None else found
+        mask = context.shared.get(f"window {window}") or spans_of_window(context, window, len(query), seq)
     if isinstance(mask, Spans):
         return span_attention(query, key, value, mask)
     if seq == 1 and context.cache is not None and not dropout:
@@ -152,15 +157,36 @@ def attend(
     return _attend(query, key, value, mask, dropout, causal=seq > 1 and mask is None)
 
 
+def _after_cache(
+    key: Tensor, value: Tensor, context: Context, new: int, window: int | None
+) -> tuple[Tensor, Tensor, Mask | None, int | None]:
+    """Keys, values, mask and window where earlier positions are in a cache.
+
+    ====================  ==============  =================================
+    new positions         window          which keys are seen
+    ====================  ==============  =================================
+    one, rows even        yes             the last ones: no others are left
+    one, rows uneven      yes             a mask with the window
+    several               yes or no       a mask, with the window if any
+    one                   no              the cache's own mask, if any
+    ====================  ==============  =================================
+    """
+    if new == 1 and window is None:
+        return key, value, context.mask, None
+    if new == 1 and window is not None and context.mask is None:
+        return key[:, :, -window:], value[:, :, -window:], None, None
+    return key, value, _seen(context, new, key.shape[-2], window), None
+
+
 def spans_of_window(context: Context, window: int, batch: int, seq: int) -> Spans:
     """The spans of a sliding window, within documents where there are any."""
-    first = (torch.arange(seq, device=context.positions.device) - (window - 1)).clamp(min=0)
-    return Spans(first.expand(batch, seq) if context.spans is None else torch.maximum(first, context.spans.first))
+    start = (torch.arange(seq, device=context.positions.device) - (window - 1)).clamp(min=0)
+    return Spans(start.expand(batch, seq) if context.spans is None else torch.maximum(start, context.spans.start))
 
 
 def with_blocks(spans: Spans, dtype: torch.dtype, head_dim: int) -> Spans:
     """The spans, with the blocks of FlexAttention where that computes the attention."""
-    device, seq = spans.first.device.type, spans.first.shape[1]
+    device, seq = spans.start.device.type, spans.start.shape[1]
     form = sizes.attention_form(device, dtype.itemsize, head_dim, seq, mask="spans", dropout=0.0)
     return with_flex_blocks(spans) if form == "flex" else spans
 

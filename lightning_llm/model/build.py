@@ -6,13 +6,12 @@ has parameters of these names; a norm with its size and ``eps``.
 
 import inspect
 from collections.abc import Callable
-from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
 from torch import nn
 
-from lightning_llm.io.imports import PACKAGE, imported, is_foreign
+from lightning_llm.io.imports import PACKAGE, imported
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import BUILT_IN, arguments_of, name_of
 from lightning_llm.model.weights import drawing
@@ -42,7 +41,7 @@ def build(
     Args:
         kind: ``attention``, ``mlp``, ``norm``, ``position``, ``block`` or ``loss``.
         config: Of the model.
-        seed: Of the initial values: what a foreign constructor draws is a function of seed and path.
+        seed: Of the initial values: what a constructor draws is a function of seed and path.
         path: The part's name inside ``Transformer``.
         layer: Index of the block.
         size: Of a norm.
@@ -62,7 +61,7 @@ def build(
     accepted = inspect.signature(make).parameters
     options |= {each: value for each, value in (("layer", layer), ("seed", seed)) if each in accepted}
     _check_call(kind, name, make, CONSTRUCTORS[kind], given, options)
-    with drawing(seed, path) if is_foreign(name) and built_in is None else nullcontext():
+    with drawing(seed, path):
         try:
             made = make(*given, **options)
         except RecursionError:

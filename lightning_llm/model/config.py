@@ -8,17 +8,18 @@ accounting and the command line read a config without paying for it.
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
 from lightning_llm.io.imports import is_foreign
-from lightning_llm.io.untrusted import shown
+from lightning_llm.io.options import number, option, option_problems
+from lightning_llm.io.untrusted import is_number, shown
+from lightning_llm.model.mup import mup_problems
 from lightning_llm.model.parts import (
     BUILT_IN,
     CLASS_PATH,
     SHORT_NAMES,
     Part,
     form_faults,
-    is_number,
     is_positive,
     name_of,
     normalized,
@@ -26,27 +27,17 @@ from lightning_llm.model.parts import (
     part_faults,
     window_of_layer,
 )
+from lightning_llm.model.rope_scaling import scaling_problems
+from lightning_llm.ops.sizes import CHECKPOINT_LEVELS
 
 Recompute = Literal["none", "mlp", "attention", "block"]
 
 SWIGLUS = ("swiglu", "memory_optimized_swiglu")
-GATED_MLPS = (*SWIGLUS, "geglu", "mixture_of_experts")  # with three matrices
-CHECKPOINT_LEVELS = (0, 1, 2)
 MOST_LAYERS = 2000  # twice the deepest that were trained (Wang et al. 2022, "DeepNet", arXiv:2203.00555)
 MOST_EXPERTS = 2**17  # in all layers; the most that were trained are 30,720 (Switch-C, arXiv:2101.03961)
 MOST_SIZE = 2**40  # beyond it torch overflows
-MUP, MOST_BASE = ("base_width", "base_head_dim"), 2**16  # the options of mup
 MOST_PARAMETERS = 10**13  # several times the largest that were trained
-# The options of each way to stretch the rotation, by Hugging Face's names: those that it needs, those that it may have.
-ROPE_SCALINGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "linear": (("factor",), ()),
-    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
-    "yarn": (
-        ("factor", "original_max_position_embeddings"),
-        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
-    ),
-}
-# What a field of a type accepts. Those of type float are checked with their range.
+# What a field of a type accepts. Fields of type float say themselves what they accept.
 KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     int: (lambda value: type(value) is int, "a whole number"),
     int | None: (lambda value: value is None or type(value) is int, "a whole number"),
@@ -55,6 +46,14 @@ KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     dict[str, Any] | None: (lambda value: isinstance(value, dict | None), "options by name"),
     int | list[int]: (lambda value: {*map(type, _as_list(value))} <= {int}, "a whole number, or one for each layer"),
 }
+
+
+def _positive(default: float) -> Any:
+    return option(default, "above 0 and finite", is_positive)
+
+
+def _at_most(default: int, most: int) -> Any:
+    return dataclasses.field(default=default, metadata={"most": most})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,7 +121,7 @@ class ModelConfig:
     vocab_multiple_of: int = 1
     hidden_size: int = 256
     intermediate_size: int | None = None
-    num_hidden_layers: int = 4
+    num_hidden_layers: int = _at_most(4, MOST_LAYERS)
     num_attention_heads: int = 4
     num_key_value_heads: int | None = None
     head_dim: int | None = None
@@ -131,21 +130,21 @@ class ModelConfig:
     block: Part = "pre"
     loss: Part = "cross_entropy"
     norm: Part = "rmsnorm"
-    rms_norm_eps: float = 1e-5
+    rms_norm_eps: float = _positive(1e-5)
     position: Part = "rope"
-    rope_theta: float = 10000.0
-    partial_rotary_factor: float = 1.0
+    rope_theta: float = _positive(10000.0)
+    partial_rotary_factor: float = number(1.0, "above 0 and at most 1", lambda value: 0 < value <= 1)
     rope_scaling: dict[str, Any] | None = None
     mlp: Part = "memory_optimized_swiglu"
     checkpoint_level: int | list[int] = 0
     recompute: Recompute = "none"
     qk_norm: bool = False
-    dropout: float = 0.0
+    dropout: float = number(0.0, "at least 0 and below 1", lambda value: 0 <= value < 1)
     attention_bias: bool = False
     mlp_bias: bool = False
     lm_head_bias: bool = False
     tie_word_embeddings: bool = False
-    initializer_range: float = 0.02
+    initializer_range: float = _positive(0.02)
     mup: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -163,7 +162,8 @@ class ModelConfig:
     @property
     def is_gated(self) -> bool:
         """Whether the MLP is one of the built-in gated ones (three matrices)."""
-        return name_of(self.mlp) in GATED_MLPS
+        built_in = BUILT_IN["mlp"].get(name_of(self.mlp))
+        return built_in is not None and built_in.is_gated
 
     @property
     def rotary_dim(self) -> int:
@@ -224,7 +224,7 @@ class ModelConfig:
     def _size_faults(self) -> Iterator[str]:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            most = MOST_LAYERS if field.name == "num_hidden_layers" else MOST_SIZE
+            most = field.metadata.get("most", MOST_SIZE)
             if field.type in (int, int | None) and value is not None:
                 if value < 1:
                     yield f"{field.name} must be at least 1, got {value}"
@@ -259,75 +259,32 @@ class ModelConfig:
             yield f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
         if self.position == "rope" and self.head_dim is not None and self.head_dim % 2:
             yield f"head_dim {self.head_dim} must be even with position 'rope': the rotation works on pairs"
-        if not is_number(self.partial_rotary_factor) or not 0 < self.partial_rotary_factor <= 1:
-            yield f"partial_rotary_factor must be above 0 and at most 1, got {shown(self.partial_rotary_factor)}"
-        elif self.partial_rotary_factor < 1 and self.position != "rope":
+        is_partial = is_number(self.partial_rotary_factor) and 0 < self.partial_rotary_factor < 1
+        if is_partial and self.position != "rope":
             yield f"partial_rotary_factor needs position 'rope', got {name_of(self.position)!r}"
-        elif self.partial_rotary_factor < 1 and self.head_dim and (self.rotary_dim % 2 or not self.rotary_dim):
+        elif is_partial and self.head_dim and (self.rotary_dim % 2 or not self.rotary_dim):
             yield (
                 f"partial_rotary_factor {self.partial_rotary_factor} rotates {self.rotary_dim} of {self.head_dim} "
                 "dimensions of a head: it must be an even number of them, at least 2"
             )
 
     def _option_faults(self) -> Iterator[str]:
-        for field in dataclasses.fields(self):
-            value, accepted = getattr(self, field.name), get_args(field.type)
-            if get_origin(field.type) is Literal and value not in accepted:
-                yield f"{field.name} {value!r} is unknown: choose one of {', '.join(accepted)}"
         faults = {kind: list(part_faults(kind, getattr(self, kind))) for kind in BUILT_IN}
         yield from (fault for of_kind in faults.values() for fault in of_kind)
         experts, chosen = (option_of("mlp", self.mlp, name) for name in ("num_experts", "top_k"))
         if experts is not None and not faults["mlp"] and chosen > experts:
             yield f"mlp.top_k {chosen} must be at most mlp.num_experts {experts}"
         yield from self._level_faults()
-        yield from self._scaling_faults()
-        yield from self._mup_faults()
+        if self.rope_scaling is not None:
+            yield from scaling_problems(self.rope_scaling)
+            if self.position != "rope":
+                yield f"rope_scaling needs position 'rope', got {name_of(self.position)!r}"
+        if self.mup is not None:
+            names = {kind: name_of(getattr(self, kind)) for kind in BUILT_IN}
+            yield from mup_problems(self.mup, names, ties_embeddings=self.tie_word_embeddings)
         if self.mlp_bias and self.mlp == "memory_optimized_swiglu":
             yield "mlp_bias is not supported by mlp 'memory_optimized_swiglu': use 'swiglu'"
-        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
-            yield f"dropout must be at least 0 and below 1, got {shown(self.dropout)}"
-        for name in ("rms_norm_eps", "rope_theta", "initializer_range"):
-            if not is_positive(getattr(self, name)):
-                yield f"{name} must be above 0 and finite, got {shown(getattr(self, name))}"
-
-    def _scaling_faults(self) -> Iterator[str]:
-        scaling = self.rope_scaling
-        if scaling is None:
-            return
-        kind = scaling.get("rope_type")
-        if not isinstance(kind, str) or kind not in ROPE_SCALINGS:
-            known = f"choose one of {', '.join(ROPE_SCALINGS)}, or leave rope_scaling out"
-            yield f"rope_scaling.rope_type {shown(kind)} is not supported: {known}"
-            return
-        (needed, optional), given = ROPE_SCALINGS[kind], set(scaling) - {"rope_type"}
-        faults = [f"rope_scaling of type {kind} lacks {name}" for name in needed if name not in given]
-        unknown = sorted(shown(str(name))[1:-1] for name in given - {*needed, *optional})
-        faults += [f"rope_scaling.{name} is unknown to type {kind}" for name in unknown]
-        numbers = sorted(given & {*needed, *optional} - {"truncate"})
-        wrong = [name for name in numbers if not is_positive(scaling[name])]
-        faults += [f"rope_scaling.{name} must be a number above 0, got {shown(scaling[name])}" for name in wrong]
-        if not isinstance(truncate := scaling.get("truncate", True), bool):
-            faults.append(f"rope_scaling.truncate must be true or false, got {shown(truncate)}")
-        low, high = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow", "beta_fast")}.get(
-            kind, ("", "")
-        )
-        if not faults and {low, high} <= given and not scaling[low] < scaling[high]:
-            faults.append(f"rope_scaling.{low} {scaling[low]} must be below {high} {scaling[high]}")
-        yield from faults
-        if self.position != "rope":
-            yield f"rope_scaling needs position 'rope', got {name_of(self.position)!r}"
-
-    def _mup_faults(self) -> Iterator[str]:
-        if self.mup is None:
-            return
-        sizes = [value for value in self.mup.values() if type(value) is int and 1 <= value <= MOST_BASE]
-        if set(self.mup) != set(MUP) or len(sizes) != len(MUP):
-            yield f"mup must have {' and '.join(MUP)}, whole numbers from 1 to {MOST_BASE}, got {shown(self.mup)}"
-        if self.tie_word_embeddings:
-            yield "mup needs tie_word_embeddings false: embedding and head get different learning rates"
-        for kind, known in BUILT_IN.items():
-            if (name := name_of(getattr(self, kind))) not in known or name == "mixture_of_experts":
-                yield f"mup does not know the scales of {kind} {name!r}: use another {kind}, or no mup"
+        yield from option_problems(self)
 
     def _level_faults(self) -> Iterator[str]:
         given = self.checkpoint_level

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.norm import RMSNorm
 from lightning_llm.model.parts import name_of
-from lightning_llm.model.weights import is_plain
+from lightning_llm.model.plain import is_plain
 from lightning_llm.ops.swiglu import memory_optimized_swiglu
 
 

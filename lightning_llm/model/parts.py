@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from lightning_llm.io.imports import PACKAGE, is_foreign
-from lightning_llm.io.untrusted import field_name, shown
+from lightning_llm.io.untrusted import field_name, is_number, shown
 
 Part = str | dict[str, Any]
 
@@ -40,10 +40,14 @@ class BuiltIn(NamedTuple):
     Attributes:
         path: Of what makes it, inside ``lightning_llm.model``.
         options: Its own, by name.
+        is_gated: Of an MLP: whether it has three matrices, and so a smaller ``intermediate_size`` by default.
+        has_mup: Whether the table of ``mup`` (``model/mup.py``) says how its weights scale with the width.
     """
 
     path: str
     options: Mapping[str, Option] = MappingProxyType({})
+    is_gated: bool = False
+    has_mup: bool = False
 
 
 def _whole(default: Any, least: int, most: int = 2**40) -> Option:
@@ -69,31 +73,35 @@ _EXPERTS = {
     "load_balancing": _number(0.01),
     "z_loss": _number(0.001),
 }
+_WINDOW = {"window": _whole(REQUIRED, 1), "every": _or_null(_whole(None, 2)), **_SOFTCAP}
+# Every built-in part. A new one is its class and a line here.
 BUILT_IN: dict[str, dict[str, BuiltIn]] = {
     "attention": {
-        "full": BuiltIn("attention.CausalSelfAttention", _SOFTCAP),
-        "sliding_window": BuiltIn(
-            "attention.SlidingWindowAttention",
-            {"window": _whole(REQUIRED, 1), "every": _or_null(_whole(None, 2)), **_SOFTCAP},
-        ),
+        "full": BuiltIn("attention.CausalSelfAttention", _SOFTCAP, has_mup=True),
+        "sliding_window": BuiltIn("attention.SlidingWindowAttention", _WINDOW, has_mup=True),
     },
     "mlp": {
-        **{name: BuiltIn(f"mlp.build_{name}") for name in ("swiglu", "memory_optimized_swiglu", "geglu")},
-        **dict.fromkeys(("gelu", "gelu_tanh", "relu", "relu2"), BuiltIn("mlp.build_plain")),
-        "mixture_of_experts": BuiltIn("experts.MixtureOfExperts", _EXPERTS),
+        "swiglu": BuiltIn("mlp.build_swiglu", is_gated=True, has_mup=True),
+        "memory_optimized_swiglu": BuiltIn("mlp.build_memory_optimized_swiglu", is_gated=True, has_mup=True),
+        "geglu": BuiltIn("mlp.build_geglu", is_gated=True, has_mup=True),
+        **dict.fromkeys(("gelu", "gelu_tanh", "relu", "relu2"), BuiltIn("mlp.build_plain", has_mup=True)),
+        "mixture_of_experts": BuiltIn("experts.MixtureOfExperts", _EXPERTS, is_gated=True),
     },
-    "norm": {"rmsnorm": BuiltIn("norm.RMSNorm"), "layernorm": BuiltIn("norm.LayerNorm")},
+    "norm": {
+        "rmsnorm": BuiltIn("norm.RMSNorm", has_mup=True),
+        "layernorm": BuiltIn("norm.LayerNorm", has_mup=True),
+    },
     "position": {
-        "rope": BuiltIn("position.RotaryPositions"),
-        "learned": BuiltIn("position.LearnedPositions"),
-        "none": BuiltIn("position.Position"),
+        "rope": BuiltIn("position.RotaryPositions", has_mup=True),
+        "learned": BuiltIn("position.LearnedPositions", has_mup=True),
+        "none": BuiltIn("position.Position", has_mup=True),
     },
     "block": {
-        "pre": BuiltIn("block.Block"),
-        "post": BuiltIn("block.PostNormBlock"),
-        "sandwich": BuiltIn("block.SandwichBlock"),
+        "pre": BuiltIn("block.Block", has_mup=True),
+        "post": BuiltIn("block.PostNormBlock", has_mup=True),
+        "sandwich": BuiltIn("block.SandwichBlock", has_mup=True),
     },
-    "loss": {"cross_entropy": BuiltIn("loss.CrossEntropy", _LOSS)},
+    "loss": {"cross_entropy": BuiltIn("loss.CrossEntropy", _LOSS, has_mup=True)},
 }
 
 # Our classes by their paths; another path into this package is no part
@@ -185,11 +193,6 @@ def _size(value: Any, depth: int) -> float:
         return math.inf
     inner = value.values() if isinstance(value, dict) else value
     return 1 + sum(_size(each, depth - 1) for each in inner)
-
-
-def is_number(value: object) -> bool:
-    """Whether it is an integer or a float, and no boolean."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_positive(value: Any, most: float = 1e30) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.rope_scaling import attention_factor
 from lightning_llm.ops.rotation import rotate_halves
 
 Rotation = tuple[Tensor, Tensor]
@@ -116,7 +117,7 @@ def rotation(
     if angles.dim() == 3:
         angles = angles.unsqueeze(1)  # one rotation for all heads
     cos, sin = angles.cos(), angles.sin()
-    if scaling is not None and (factor := _attention_factor(scaling)) != 1:
+    if scaling is not None and (factor := attention_factor(scaling)) != 1:
         cos, sin = cos * factor, sin * factor
     return cos.to(dtype), sin.to(dtype)
 
@@ -163,18 +164,3 @@ def _stretched(periods: Tensor, theta: float, scaling: dict[str, Any]) -> Tensor
         index = torch.arange(pairs, dtype=torch.float32, device=periods.device)
         kept = 1 - ((index - begin) / (end - begin if end != begin else 0.001)).clamp(0, 1)
     return periods / ((1 - kept) / factor + kept)
-
-
-def _attention_factor(scaling: dict[str, Any]) -> float:
-    """What ``yarn`` multiplies cosines and sines by, and so the scores by its square (section 3.4; 1 for others)."""
-
-    def mscale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
-
-    if scaling["rope_type"] != "yarn":
-        return 1.0
-    factor = float(scaling["factor"])
-    if (given := scaling.get("attention_factor")) is not None:
-        return float(given)
-    above, below = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    return mscale(above) / mscale(below) if above and below else mscale(1)

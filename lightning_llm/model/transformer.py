@@ -22,7 +22,7 @@ from lightning_llm.model.context import Context, Mask, Shared, checked
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.position import Position
 from lightning_llm.model.weights import drawing, initialize
-from lightning_llm.ops.conventions import matmul_dtype
+from lightning_llm.ops.dispatch import matmul_dtype
 from lightning_llm.ops.span_attention import Spans, dense_mask, spans_of_documents
 
 
@@ -128,7 +128,7 @@ class Transformer(Compilable):
                     f"got {tuple(documents.shape)}{'' if cache is None else ' and a cache'}"
                 )
             spans = spans_of_documents(documents)
-            positions = torch.arange(seq, device=input_ids.device) - spans.first if positions is None else positions
+            positions = torch.arange(seq, device=input_ids.device) - spans.start if positions is None else positions
         if positions is None:
             positions = torch.arange(seq, device=input_ids.device) if cache is None else cache.positions(seq)
         x, position = self.embed_tokens(input_ids), self.embed_positions

@@ -1,4 +1,4 @@
-"""The weights of a model: their initial values, a check for NaN, and when to read one instead of calling its module.
+"""The weights of a model: their initial values, rows for no token, and a check for NaN.
 
 Initial values are a function of the seed, the parameter's name inside ``Transformer``, and its shape. Two models that
 differ in one part start from equal values everywhere else, in whatever order and on however many processes they are
@@ -18,28 +18,9 @@ biases                                     0
 weights of norms                           1
 =========================================  ==========================================================================
 
-``mup`` multiplies these scales and the learning rates by powers of m = ``hidden_size / base_width`` and of
-q = ``sqrt(base_head_dim / head_dim)``, which are 1 at the base width (Yang et al. 2022, "Tensor Programs V",
-arXiv:2203.03466, tables 3 and 8, for Adam):
-
-===================================  =======================  ======================
-parameter                            initial value times      learning rate times
-===================================  =======================  ======================
-q_proj.weight, with ``qk_norm`` not  q / sqrt(m)              q / m
-q_proj.bias, with ``qk_norm``        q                        q
-q_norm.weight
-lm_head.weight                       1 / m                    1 / m
-other projections                    1 / sqrt(m)              1 / m
-embeddings, norms, biases            1                        1
-===================================  =======================  ======================
-
-In table 8, attention is scaled by 1 / head_dim instead of 1 / sqrt(head_dim), and logits by 1 / m. Adam's steps do not
-depend on the scale of a gradient. So a factor before a weight is the same as a factor of its initial value and learning
-rate, as which the first is in the query here, and the second in the head. The model computes what it does without
-``mup``, in training, generation and exports.
-
 A module from elsewhere (a user's MLP) keeps the values of its own constructor, which draws from a generator seeded by
-the seed and its name, except for linear layers, embeddings and norms, to which the table applies.
+the seed and its name, except for linear layers, embeddings and norms, to which the table applies. ``mup.py`` has the
+factors by which ``mup`` multiplies these scales.
 """
 
 import hashlib
@@ -47,24 +28,15 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.mup import width_factors
 
 RESIDUAL_PROJECTIONS = ("o_proj", "down_proj")
 VOCAB_TABLES = ("embed_tokens", "lm_head")  # with a row for each token
-# Classes whose hooks change nothing, by name: this file imports none of them. A subclass counts as its base.
-WATCHERS = frozenset(
-    {
-        ("lightning_llm.measure.attribution", "AttributedMeter"),
-        ("torch.utils.module_tracker", "ModuleTracker"),  # of FlopCounterMode
-        ("lightning.pytorch.profilers.pytorch", "RegisterRecordFunction"),  # of trainer.profiler "pytorch"
-    }
-)
 
 
 def seed_of(seed: int, name: str, shape: Iterable[int] = ()) -> int:
@@ -94,9 +66,10 @@ def initialize(part: nn.Module, config: ModelConfig, seed: int, name: str = "") 
         seed: Of the model.
         name: The part's name inside the transformer.
     """
+    scales = {pattern: scale for pattern, (scale, _) in _width_factors(config).items()}
     residual_std = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
     for path, module in part.named_modules(prefix=name):
-        factor = _width_factor(config, f"{path}.weight")
+        factor = next((scale for pattern, scale in scales.items() if fnmatchcase(f"{path}.weight", pattern)), 1.0)
         if isinstance(module, nn.Linear | nn.Embedding):
             is_residual = path.rpartition(".")[2] in RESIDUAL_PROJECTIONS
             rows = config.vocab_size if path in VOCAB_TABLES else len(module.weight)  # the rest is for no token
@@ -139,21 +112,9 @@ def lr_factors(config: ModelConfig) -> dict[str, float]:
     return {pattern: rate for pattern, (_, rate) in _width_factors(config).items()}
 
 
-def _width_factor(config: ModelConfig, name: str) -> float:
-    """What ``mup`` multiplies the initial values of a parameter by."""
-    return next((scale for pattern, (scale, _) in _width_factors(config).items() if fnmatchcase(name, pattern)), 1.0)
-
-
 def _width_factors(config: ModelConfig) -> dict[str, tuple[float, float]]:
-    """The table of ``mup``: factors of initial values and of learning rates, by pattern; the first applies."""
-    if config.mup is None:
-        return {}
     assert config.head_dim is not None
-    m, q = config.hidden_size / config.mup["base_width"], math.sqrt(config.mup["base_head_dim"] / config.head_dim)
-    query = {"*.q_proj.weight": (q / math.sqrt(m), q / m), "*.q_proj.bias": (q, q)}
-    if config.qk_norm:  # it makes the scale of the projection irrelevant
-        query = {"*.q_norm.weight": (q, q)}
-    return {**query, "lm_head.weight": (1 / m, 1 / m), "*_proj.weight": (1 / math.sqrt(m), 1 / m)}
+    return width_factors(config.mup, config.hidden_size, config.head_dim, qk_norm=config.qk_norm)
 
 
 def only_finite(tensors: Iterable[tuple[str, Tensor]], source: object) -> Iterator[tuple[str, Tensor]]:
@@ -170,40 +131,3 @@ def only_finite(tensors: Iterable[tuple[str, Tensor]], source: object) -> Iterat
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{source}: the weights are NaN or infinite, such as {name}: use an earlier checkpoint")
         yield name, tensor
-
-
-def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Whether a call of ``module`` computes the formula of its class from its parameters, and nothing else happens.
-
-    An operator that takes ``projection.weight`` skips everything else that happens in a call of the projection: a LoRA
-    adapter, a quantized matmul, a hook. Hooks that only watch do not count, so that the memory profiler does not
-    change the run. A parametrization (``torch.nn.utils.parametrize``) is plain: ``module.weight`` computes it.
-
-    Args:
-        module: With a ``weight``.
-        kinds: The classes whose formula the caller knows; a subclass is none of them.
-
-    Returns:
-        False for another class, for hooks that may change something, for a ``forward`` set on the object, and for a
-        weight that is a tensor subclass with tensors inside (quantized, or a ``DTensor``).
-    """
-    kind = type(module)
-    if kind not in kinds and not (parametrize.is_parametrized(module) and kind.__bases__[0] in kinds):
-        return False
-    weight = getattr(module, "weight", None)
-    return "forward" not in module.__dict__ and not hasattr(weight, "__tensor_flatten__") and not is_hooked(module)
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Whether a hook of the module itself, or one for all modules, may change what a call of it computes."""
-    of_all: Any = nn.modules.module
-    hooks: list[Any] = [module._forward_pre_hooks, module._forward_hooks]
-    hooks += [module._backward_pre_hooks, module._backward_hooks]
-    hooks += [of_all._global_forward_pre_hooks, of_all._global_forward_hooks]
-    hooks += [of_all._global_backward_pre_hooks, of_all._global_backward_hooks]
-    return any(not _only_watches(hook) for group in hooks for hook in group.values())
-
-
-def _only_watches(hook: Any) -> bool:
-    owner = getattr(getattr(hook, "func", hook), "__self__", None)  # of a method, or of a partial of one
-    return any((base.__module__, base.__qualname__) in WATCHERS for base in type(owner).__mro__)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lightning_llm.ops import sizes
-from lightning_llm.ops.conventions import differentiable_once, opaque
+from lightning_llm.ops.autograd import custom_op, differentiable_once
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     flat = [x.reshape(-1, *query.shape[-2:]) for x in (query, key, value)]
     if torch.compiler.is_compiling():
-        return _opaque(*flat)[0].view(query.shape)
+        return _operator(*flat)[0].view(query.shape)
     out: Tensor = _CausalAttention.apply(*flat)  # type: ignore[no-untyped-call]
     return out.view(query.shape)
 
@@ -130,12 +130,12 @@ def _save(ctx: Any, inputs: tuple[Tensor, ...], output: list[Tensor]) -> None:
 
 def _gradients(ctx: Any, grads: list[Tensor]) -> tuple[Tensor, ...]:
     query, key, value, *probabilities = ctx.saved_tensors
-    return tuple(_opaque_backward(grads[0], query, key, value, probabilities))
+    return tuple(_operator_backward(grads[0], query, key, value, probabilities))
 
 
 _INPUTS = "Tensor query, Tensor key, Tensor value"
-_opaque = opaque("causal_attention", _INPUTS, _forward, _empty_results, save=_save, gradients=_gradients)
-_opaque_backward = opaque(
+_operator = custom_op("causal_attention", _INPUTS, _forward, _empty_results, save=_save, gradients=_gradients)
+_operator_backward = custom_op(
     "causal_attention_backward",
     f"Tensor d_out, {_INPUTS}, Tensor[] probabilities",
     _backward,

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lightning_llm.ops import sizes
-from lightning_llm.ops.conventions import kernels_for, matmul_into
+from lightning_llm.ops.dispatch import kernels_for, matmul_into
 
 
 class LossOptions(NamedTuple):
@@ -68,15 +68,14 @@ def loss_and_gradients(
     """
     if options.reduction == "none" and d_losses is None:
         needed = (False, False, False)
-    dtype, is_half, is_mean = options.dtype, options.dtype == torch.float16, options.reduction == "mean"
+    dtype = options.dtype
     wide = torch.promote_types(dtype, torch.float32)
     tokens, vocab = targets.numel(), weight.shape[0]
     losses = hidden.new_empty(targets.shape, dtype=wide)
     flat_losses, flat_targets = losses.view(-1), targets.reshape(-1)
     flat_hidden = hidden.reshape(tokens, hidden.shape[-1])
-    counted = flat_targets != options.ignore_index
 
-    dtypes = [wide if is_half or t is None else t.dtype for t in (hidden, weight, bias)]  # of the gradients
+    dtypes = [wide if dtype == torch.float16 or t is None else t.dtype for t in (hidden, weight, bias)]  # of gradients
     weight, bias = weight.to(dtype), None if bias is None else bias.to(wide)
     rows = sizes.loss_rows(tokens, vocab, dtype.itemsize, hidden.device.type, options.num_chunks)
     logits = hidden.new_empty(min(rows, tokens), vocab, dtype=dtype)
@@ -84,20 +83,8 @@ def loss_and_gradients(
     d_hidden = hidden.new_empty(hidden.shape, dtype=dtypes[0]) if needed[0] else None
     d_weight = hidden.new_zeros(weight.shape, dtype=wide) if needed[1] else None
     d_bias = hidden.new_zeros(vocab, dtype=wide) if needed[2] else None
-
-    scale = counted.to(wide)  # of each loss in the result
-    if token_weights is not None:
-        scale *= token_weights.reshape(-1)
-    # In float16 dz of a mean would underflow as well. Then it is that of the sum, and the gradients are divided later.
-    divide_late = is_mean and is_half
-    dz_scale = scale.clone() if divide_late else scale
-    total = scale.sum()
-    total = total.where(total > 0, 1)
-    if is_mean:
-        scale /= total
-    if d_losses is not None:
-        scale *= d_losses.reshape(-1)
-    index = flat_targets.where(counted, 0).long()
+    scales = _scales(flat_targets, token_weights, d_losses, options)
+    index = flat_targets.where(scales.counted, 0).long()
 
     for chunk in sizes.slices(tokens, rows):
         h = flat_hidden[chunk].to(dtype)
@@ -106,7 +93,7 @@ def loss_and_gradients(
             torch.mm(h, weight[block].t(), out=z[:, block])
         if options.vocab_size is not None and options.vocab_size < vocab:
             z[:, options.vocab_size :] = float("-inf")  # of rows for no token: no probability, and dz is 0
-        chunk_scale = dz_scale[chunk] if any(needed) else None
+        chunk_scale = scales.of_dz[chunk] if any(needed) else None
         flat_losses[chunk] = _losses_of_rows(z, bias, index[chunk], chunk_scale, options, d_bias)
         if d_hidden is not None:
             matmul_into(d_hidden.view(flat_hidden.shape)[chunk], z, weight, accumulate=False)
@@ -115,11 +102,48 @@ def loss_and_gradients(
                 matmul_into(d_weight[block], z[:, block].t(), h, accumulate=True)
         del h, chunk_scale  # before those of the next chunk are made
     gradients = [d_hidden, d_weight, d_bias]
-    if divide_late:
-        gradients = [None if grad is None else grad.div_(total) for grad in gradients]
-    flat_losses.masked_fill_(~counted, 0).mul_(scale)
+    if scales.divide_late:
+        gradients = [None if grad is None else grad.div_(scales.total) for grad in gradients]
+    flat_losses.masked_fill_(~scales.counted, 0).mul_(scales.of_loss)
     loss = losses if options.reduction == "none" else flat_losses.sum()
     return loss, [None if grad is None else grad.to(d) for grad, d in zip(gradients, dtypes, strict=True)]
+
+
+class _Scales(NamedTuple):
+    """What the tokens count.
+
+    Attributes:
+        counted: (tokens,), whether a target is not ignored.
+        of_loss: (tokens,), the factor of each loss in the result.
+        of_dz: (tokens,), that of each gradient with respect to logits.
+        total: Scalar, the sum of the tokens' weights, or 1 where that is 0.
+        divide_late: Whether the gradients are divided by the total at the end.
+    """
+
+    counted: Tensor
+    of_loss: Tensor
+    of_dz: Tensor
+    total: Tensor
+    divide_late: bool
+
+
+def _scales(targets: Tensor, token_weights: Tensor | None, d_losses: Tensor | None, options: LossOptions) -> _Scales:
+    """From (tokens,) targets, and what :func:`loss_and_gradients` gets."""
+    counted = targets != options.ignore_index
+    of_loss = counted.to(torch.promote_types(options.dtype, torch.float32))
+    if token_weights is not None:
+        of_loss *= token_weights.reshape(-1)
+    is_mean = options.reduction == "mean"
+    # In float16 dz of a mean would underflow as well. Then it is that of the sum, and the gradients are divided later.
+    divide_late = is_mean and options.dtype == torch.float16
+    of_dz = of_loss.clone() if divide_late else of_loss
+    total = of_loss.sum()
+    total = total.where(total > 0, 1)
+    if is_mean:
+        of_loss /= total
+    if d_losses is not None:
+        of_loss *= d_losses.reshape(-1)
+    return _Scales(counted, of_loss, of_dz, total, divide_late)
 
 
 def _losses_of_rows(

@@ -19,7 +19,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_llm.ops import conventions
+from lightning_llm.ops.autograd import custom_op, differentiable_once, reject_transforms
+from lightning_llm.ops.checks import check_chunks, check_weight
+from lightning_llm.ops.dispatch import matmul_dtype
 from lightning_llm.ops.loss_chunks import LossOptions, loss_and_gradients
 
 Reduction = Literal["mean", "sum", "none"]
@@ -90,14 +92,14 @@ def linear_cross_entropy(
         NotImplementedError: Under a transform of ``torch.func``.
     """
     tensors = (hidden, weight, bias)
-    dtype = conventions.matmul_dtype(hidden)
+    dtype = matmul_dtype(hidden)
     options = LossOptions(ignore_index, num_chunks, z_loss, reduction, dtype, vocab_size, label_smoothing)
     _check(*tensors, targets, options)
     check_token_weights(token_weights, targets)
-    conventions.reject_transforms("linear_cross_entropy", "torch.nn.functional.cross_entropy")
+    reject_transforms("linear_cross_entropy", "torch.nn.functional.cross_entropy")
     needed = tuple(torch.is_grad_enabled() and t is not None and t.requires_grad for t in tensors)
     if torch.compiler.is_compiling():
-        loss: Tensor = _opaque(*tensors, targets, token_weights, *options, list(needed), None)[0]
+        loss: Tensor = _operator(*tensors, targets, token_weights, *options, list(needed), None)[0]
     elif not any(needed):
         loss = loss_and_gradients(*tensors, targets, token_weights, options, needed)[0]
     else:
@@ -123,7 +125,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @conventions.differentiable_once
+    @differentiable_once
     def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, [None] * 3  # handed over, so that scaling them needs no second copy
         hidden, weight, bias, targets, token_weights = ctx.saved_tensors
@@ -167,10 +169,10 @@ def _check(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor,
     vocab = rows if options.vocab_size is None else options.vocab_size
     if not min(1, rows) <= vocab <= rows:
         raise ValueError(f"vocab_size must be from 1 to the {rows} rows of weight or None, got {vocab}")
-    conventions.check_weight("weight", weight, (rows, hidden.shape[-1]), hidden, "hidden")
-    conventions.check_weight("bias", bias, (rows,), hidden, "hidden")
+    check_weight("weight", weight, (rows, hidden.shape[-1]), hidden, "hidden")
+    check_weight("bias", bias, (rows,), hidden, "hidden")
     _check_targets(targets, "hidden", hidden, vocab, options.ignore_index)
-    conventions.check_chunks(options.num_chunks, max(1, targets.numel()), "the number of tokens")
+    check_chunks(options.num_chunks, max(1, targets.numel()), "the number of tokens")
     if options.reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {options.reduction!r}")
     if not options.z_loss >= 0:
@@ -225,7 +227,7 @@ def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> 
 def _scale_gradients(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
     needed = list(ctx.needs_input_grad[:3])
     if ctx.options.reduction == "none":
-        _, *found = _opaque(*ctx.saved_tensors, *ctx.options, needed, grads[0])
+        _, *found = _operator(*ctx.saved_tensors, *ctx.options, needed, grads[0])
     else:
         found = [grad * grads[0] for grad in ctx.saved_tensors]
     left = iter(found)
@@ -238,6 +240,6 @@ _INPUTS = (
     "SymInt? num_chunks, float z_loss, str reduction, ScalarType dtype, SymInt? vocab_size, float label_smoothing, "
     "bool[] needed, Tensor? d_losses"
 )
-_opaque = conventions.opaque(
+_operator = custom_op(
     "linear_cross_entropy", _INPUTS, _run, _empty_results, save=_save_gradients, gradients=_scale_gradients
 )

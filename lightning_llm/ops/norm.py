@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_llm.ops import sizes
-from lightning_llm.ops.conventions import differentiable_once, matmul_dtype
+from lightning_llm.ops.autograd import differentiable_once
+from lightning_llm.ops.dispatch import matmul_dtype
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

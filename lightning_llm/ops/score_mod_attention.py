@@ -17,14 +17,14 @@ from lightning_llm.ops import sizes
 Change = Callable[[Tensor, slice, slice], Tensor]
 
 
-def scored_attention(
+def score_mod_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     change: Change = lambda scores, queries, keys: scores,
     *,
     window: int | None = None,
-    first: Tensor | None = None,
+    start: Tensor | None = None,
     seen: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
@@ -38,7 +38,7 @@ def scored_attention(
         change: From the scores of a block, (batch, heads, queries, keys) in float32 at least, and the places of its
             queries and keys in those that are given here, to new scores.
         window: A query sees so many keys at most, the last ones.
-        first: (batch, seq), the first key that each query sees.
+        start: (batch, seq), the first key that each query sees.
         seen: True where a query sees a key, (seq, keys) with leading dimensions, instead of all of these.
         dropout: Of the weights.
 
@@ -61,15 +61,15 @@ def scored_attention(
         visible = place <= own
         if window is not None:
             visible = visible & (place > own - window)
-        return visible if first is None else visible & (place >= first[:, None, queries, None])
+        return visible if start is None else visible & (place >= start[:, None, queries, None])
 
     wide, parts = torch.promote_types(query.dtype, torch.float32), []
     is_saving = torch.is_grad_enabled() and query.requires_grad and not torch.compiler.is_compiling()
-    for start, end in sizes.attention_blocks(seq):
-        begin = 0 if window is None or seen is not None else max(0, old + start + 1 - window)
+    for first, end in sizes.attention_blocks(seq):
+        begin = 0 if window is None or seen is not None else max(0, old + first + 1 - window)
         stop = key.shape[2] if seen is not None else old + end
-        inputs = query[:, :, start:end], key[:, :, begin:stop], value[:, :, begin:stop]
-        places = slice(start, end), slice(begin, stop)
+        inputs = query[:, :, first:end], key[:, :, begin:stop], value[:, :, begin:stop]
+        places = slice(first, end), slice(begin, stop)
         parts.append(checkpoint(block, *inputs, *places, use_reentrant=False) if is_saving else block(*inputs, *places))
     return torch.cat(parts, dim=2)
 

@@ -7,6 +7,7 @@ type; one that is not listed is treated as a CPU.
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+CHECKPOINT_LEVELS = (0, 1, 2)  # of the memory-optimized SwiGLU
 AttentionForm = Literal["short", "spans", "flex", "fused", "efficient", "math"]
 
 # One buffer of a tile of SwiGLU. On 2 cores of an AMD EPYC (Zen 5) at 4,096 tokens and 1024/4096, matmuls of such tiles
@@ -78,7 +79,7 @@ def chunk_columns(rows: int, width: int, itemsize: int, device: str, num_chunks:
     return columns
 
 
-def are_few(
+def prefers_whole(
     tokens: int,
     hidden: int,
     width: int,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_llm.ops import sizes
-from lightning_llm.ops.conventions import differentiable_once, opaque
+from lightning_llm.ops.autograd import custom_op, differentiable_once
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -32,11 +32,11 @@ class Spans(NamedTuple):
     """Which keys each query sees.
 
     Attributes:
-        first: (batch, seq), int64: the position of the first key that each query sees.
+        start: (batch, seq), int64: the position of the first key that each query sees.
         blocks: The same for FlexAttention, where that computes the attention.
     """
 
-    first: Tensor
+    start: Tensor
     blocks: "BlockMask | None" = None
 
 
@@ -49,8 +49,8 @@ def spans_of_documents(documents: Tensor, *, window: int | None = None) -> Spans
     """
     position = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     is_first = documents != documents.roll(1, dims=1)  # at position 0 it changes nothing
-    first = torch.where(is_first, position, 0).cummax(dim=1).values
-    return Spans(first if window is None else torch.maximum(first, position - (window - 1)))
+    start = torch.where(is_first, position, 0).cummax(dim=1).values
+    return Spans(start if window is None else torch.maximum(start, position - (window - 1)))
 
 
 def dense_mask(spans: Spans, dtype: torch.dtype) -> Tensor:
@@ -64,9 +64,9 @@ def dense_mask(spans: Spans, dtype: torch.dtype) -> Tensor:
     Returns:
         (batch, 1, seq, seq): 0 where a query sees a key, minus infinity elsewhere.
     """
-    batch, seq = spans.first.shape
-    mask = torch.zeros(batch, 1, seq, seq, dtype=dtype, device=spans.first.device)
-    return mask.masked_fill_(_hidden(spans.first, slice(0, seq), 0)[:, None], float("-inf"))
+    batch, seq = spans.start.shape
+    mask = torch.zeros(batch, 1, seq, seq, dtype=dtype, device=spans.start.device)
+    return mask.masked_fill_(_hidden(spans.start, slice(0, seq), 0)[:, None], float("-inf"))
 
 
 def span_attention(query: Tensor, key: Tensor, value: Tensor, spans: Spans) -> Tensor:
@@ -84,9 +84,9 @@ def span_attention(query: Tensor, key: Tensor, value: Tensor, spans: Spans) -> T
     if spans.blocks is not None:
         out: Tensor = _flex()(query, key, value, block_mask=spans.blocks, enable_gqa=query.shape[1] != key.shape[1])
         return out
-    inputs = *(x.contiguous() for x in (query, key, value)), spans.first
+    inputs = *(x.contiguous() for x in (query, key, value)), spans.start
     if torch.compiler.is_compiling():
-        return _opaque(*inputs)[0]
+        return _operator(*inputs)[0]
     result: Tensor = _SpanAttention.apply(*inputs)  # type: ignore[no-untyped-call]
     return result
 
@@ -101,7 +101,7 @@ def with_flex_blocks(spans: Spans) -> Spans:
     """
     from torch.nn.attention.flex_attention import BlockMask
 
-    first = spans.first
+    first = spans.start
     starts = torch.arange(0, first.shape[1], FLEX_BLOCK, device=first.device)
     ends = (starts + FLEX_BLOCK).clamp(max=first.shape[1])
     # (batch, blocks of queries, blocks of keys): whether a query of the block sees a key of the other; whether all do
@@ -250,14 +250,14 @@ def _save(ctx: Any, inputs: tuple[Tensor, ...], output: list[Tensor]) -> None:
 
 
 def _gradients(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
-    return *_opaque_backward(grads[0], *ctx.saved_tensors), None
+    return *_operator_backward(grads[0], *ctx.saved_tensors), None
 
 
 _INPUTS = "Tensor query, Tensor key, Tensor value, Tensor first"
-_opaque = opaque(
+_operator = custom_op(
     "span_attention", _INPUTS, _forward, lambda query, *_: [torch.empty_like(query)], save=_save, gradients=_gradients
 )
-_opaque_backward = opaque(
+_operator_backward = custom_op(
     "span_attention_backward",
     f"Tensor d_out, {_INPUTS}",
     _backward,

@@ -46,12 +46,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_llm.ops import conventions, sizes
+from lightning_llm.ops import sizes
 from lightning_llm.ops import swiglu_tiles as tiles
+from lightning_llm.ops.autograd import custom_op, differentiable_once, reject_transforms
+from lightning_llm.ops.checks import check_chunks, check_weight
+from lightning_llm.ops.dispatch import matmul_dtype
 from lightning_llm.ops.norm import rms_norm, rms_norm_function
 from lightning_llm.ops.swiglu_tiles import Options, Weights
-
-CHECKPOINT_LEVELS = (0, 1, 2)
 
 
 def swiglu_reference(x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
@@ -107,9 +108,9 @@ def memory_optimized_swiglu(
     """
     weights = Weights(gate_weight, up_weight, down_weight, norm_weight)
     _check(x, weights, checkpoint_level, num_chunks)
-    conventions.reject_transforms("memory_optimized_swiglu", "swiglu_reference")
+    reject_transforms("memory_optimized_swiglu", "swiglu_reference")
     is_empty = 0 in (x.numel(), gate_weight.numel())
-    options = Options(norm_eps, num_chunks, conventions.matmul_dtype(x))
+    options = Options(norm_eps, num_chunks, matmul_dtype(x))
     if norm_weight is not None and (checkpoint_level < 2 or is_empty):
         x, weights = rms_norm(x, norm_weight, norm_eps), weights._replace(norm=None)
     if is_empty:
@@ -119,10 +120,10 @@ def memory_optimized_swiglu(
     hidden, width = x.shape[-1], gate_weight.shape[0]
     shape = x.numel() // hidden, hidden, width, options.dtype.itemsize, gate_weight.dtype.itemsize, x.device.type
     if torch.compiler.is_compiling():
-        y: Tensor = _opaque(x, *weights, *options, save and needs_grad)[0]
+        y: Tensor = _operator(x, *weights, *options, save and needs_grad)[0]
     elif not needs_grad:
         y = tiles.swiglu_forward(x, weights, options, save=False)[0]
-    elif num_chunks is None and sizes.are_few(*shape, keep=save, has_norm=weights.norm is not None):
+    elif num_chunks is None and sizes.prefers_whole(*shape, keep=save, has_norm=weights.norm is not None):
         y = _swiglu_of_few_tokens(x, weights, options, save=save)
     else:
         y = _SwiGLU.apply(x, *weights, *options, save)  # type: ignore[no-untyped-call]
@@ -137,7 +138,7 @@ class _SwiGLU(torch.autograd.Function):
         return results[0]
 
     @staticmethod
-    @conventions.differentiable_once
+    @differentiable_once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         return _gradients(ctx, [dy], _run_backward)
 
@@ -165,7 +166,7 @@ class _Project(torch.autograd.Function):
         return torch.mm(tiles.flat(h), cast.t())
 
     @staticmethod
-    @conventions.differentiable_once
+    @differentiable_once
     def backward(ctx: Any, dg: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, norm = ctx.saved_tensors
         need_h, need_weight, *_ = ctx.needs_input_grad
@@ -189,7 +190,7 @@ class _GateAndDown(torch.autograd.Function):
         return y
 
     @staticmethod
-    @conventions.differentiable_once
+    @differentiable_once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         need_g, need_u, need_down, *_ = ctx.needs_input_grad
         down, *saved = ctx.saved_tensors
@@ -213,8 +214,9 @@ def _recompute(saved: list[Any], options: Options) -> list[Tensor]:
 
 
 def _check(x: Tensor, weights: Weights, level: int, num_chunks: int | None) -> None:
-    if isinstance(level, bool) or level not in CHECKPOINT_LEVELS:
-        raise ValueError(f"checkpoint_level must be one of {', '.join(map(str, CHECKPOINT_LEVELS))}, got {level!r}")
+    levels = sizes.CHECKPOINT_LEVELS
+    if isinstance(level, bool) or level not in levels:
+        raise ValueError(f"checkpoint_level must be one of {', '.join(map(str, levels))}, got {level!r}")
     if level == 2 and weights.norm is None:
         raise ValueError("checkpoint_level 2 computes the norm in front of the MLP: give norm_weight, or use level 1")
     if x.dim() == 0 or weights.gate.dim() != 2:
@@ -223,8 +225,8 @@ def _check(x: Tensor, weights: Weights, level: int, num_chunks: int | None) -> N
     hidden, width = x.shape[-1], weights.gate.shape[0]
     expected = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width), "norm": (hidden,)}
     for (name, shape), weight in zip(expected.items(), weights, strict=True):
-        conventions.check_weight(f"{name}_weight", weight, shape, x)
-    conventions.check_chunks(num_chunks, width, "the intermediate width")
+        check_weight(f"{name}_weight", weight, shape, x)
+    check_chunks(num_chunks, width, "the intermediate width")
 
 
 def _run(x: Tensor, *rest: Any) -> list[Tensor]:
@@ -244,7 +246,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 def _gradients(ctx: Any, grads: list[Tensor], run: Callable[..., list[Tensor]] | None = None) -> tuple[Any, ...]:
     tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[:5]  # read once: checkpoint allows no more
-    found = iter((run or _opaque_backward)(grads[0], *tensors[:5], *ctx.options, list(tensors[5:]), list(needed)))
+    found = iter((run or _operator_backward)(grads[0], *tensors[:5], *ctx.options, list(tensors[5:]), list(needed)))
     return *(next(found) if need else None for need in needed), None, None, None, None
 
 
@@ -261,7 +263,7 @@ def _empty_gradients(dy: Tensor, *rest: Any) -> list[Tensor]:
 _INPUTS = (
     "Tensor x, Tensor gate, Tensor up, Tensor down, Tensor? norm, float norm_eps, SymInt? num_chunks, ScalarType dtype"
 )
-_opaque = conventions.opaque("swiglu", f"{_INPUTS}, bool save", _run, _empty_results, save=_save, gradients=_gradients)
-_opaque_backward = conventions.opaque(
+_operator = custom_op("swiglu", f"{_INPUTS}, bool save", _run, _empty_results, save=_save, gradients=_gradients)
+_operator_backward = custom_op(
     "swiglu_backward", f"Tensor dy, {_INPUTS}, Tensor[] saved, bool[] needed", _run_backward, _empty_gradients
 )

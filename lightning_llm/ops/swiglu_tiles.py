@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_llm.ops import sizes
-from lightning_llm.ops.conventions import kernels_for, matmul_into
+from lightning_llm.ops.dispatch import kernels_for, matmul_into
 from lightning_llm.ops.norm import inverse_rms, normalize, normalize_backward
 
 
@@ -76,69 +76,111 @@ def swiglu_backward(
         needed: Which of the gradients are needed; the others are ``None``, and no matmul is spent on them.
     """
     need_x, *need_weights, need_norm = needed
-    need_input, norm, dtype = need_x or need_norm, weights.norm, options.dtype
-    need_gating = need_input or need_weights[0] or need_weights[1]
+    dtype, device = options.dtype, x.device.type
     dx = x.new_empty(x.shape) if need_x else None
     flat_dx, x, dy = None if dx is None else flat(dx), flat(x), flat(dy.to(dtype))
-    (tokens, hidden), width, device = x.shape, weights.gate.shape[0], x.device.type
+    (tokens, hidden), width = x.shape, weights.gate.shape[0]
     rows = sizes.backward_rows(tokens, device, weights.gate.dtype.itemsize)
     columns = sizes.chunk_columns(rows, width, dtype.itemsize, device, options.num_chunks)
     wide = torch.promote_types(dtype, torch.float32)
-
     d_weights = [
         x.new_empty(weight.shape, dtype=weight.dtype if rows >= tokens else wide) if need else None
         for weight, need in zip(weights[:3], need_weights, strict=True)
     ]
     d_norm = x.new_zeros(hidden, dtype=wide) if need_norm else None
     # the gradient of the normalized input: of one chunk, or a sum over chunks
-    dh_dtype = dtype if columns >= width and norm is None else wide
+    dh_dtype = dtype if columns >= width and weights.norm is None else wide
     size = rows * columns
     first_size = max(size, rows * hidden) if dh_dtype != dtype else size  # holds a, then dh of one chunk
     buffers = [x.new_empty(n, dtype=dtype) for n in (first_size, *[size] * (2 if saved else 4))]
-
-    def add(block: slice) -> None:
-        """Adds one block of tokens to the gradients."""
-        x_block, dx_block, dy_block = x[block], None if flat_dx is None else flat_dx[block], dy[block].contiguous()
-        h = normalized(x_block, norm, options)
-        dh = None
-        if need_input:  # it is dx itself where that is no further sum and has its dtype
-            is_dx = dx_block is not None and norm is None and dx_block.dtype == dh_dtype
-            dh = dx_block if is_dx else x.new_empty(x_block.shape, dtype=dh_dtype)
-        for chunk in sizes.slices(width, columns):
-            gate, up = (weight[chunk].to(dtype) for weight in weights[:2])
-            shape = x_block.shape[0], chunk.stop - chunk.start
-            a, da, dg, *gu = (buffer[: shape[0] * shape[1]].view(shape) for buffer in buffers)
-            if saved:
-                g, u = (tensor[block, chunk] for tensor in saved)
-            else:
-                g, u = torch.mm(h, gate.t(), out=gu[0]), torch.mm(h, up.t(), out=gu[1])
-            if need_gating:
-                torch.mm(dy_block, weights.down[:, chunk].to(dtype), out=da)
-                gate_backward(g, u, da, a, dg)
-            else:
-                gate_forward(g, u, a)
-            du = da  # in the same buffer
-            pairs = ((dg.t(), h), (du.t(), h), (dy_block.t(), a))
-            for d_weight, (left, right), by_columns in zip(d_weights, pairs, (False, False, True), strict=True):
-                if d_weight is not None:
-                    part = d_weight[:, chunk] if by_columns else d_weight[chunk]
-                    matmul_into(part, left, right, accumulate=block.start > 0)
-            if dh is not None and dh.dtype == dtype:
-                matmul_into(dh, dg, gate, accumulate=chunk.start > 0)
-                dh.addmm_(du, up)
-            elif dh is not None:
-                of_chunk = buffers[0][: dh.numel()].view(dh.shape)  # a is not needed anymore
-                torch.mm(dg, gate, out=of_chunk).addmm_(du, up)
-                dh.add_(of_chunk) if chunk.start > 0 else dh.copy_(of_chunk)
-        if dh is not None and norm is not None:
-            normalize_backward(dh, x_block, norm, inverse_rms(x_block, options.norm_eps), dx_block, d_norm)
-        elif dh is not None and dx_block is not None and dh is not dx_block:
-            dx_block.copy_(dh)
-
+    work = _Work(flat_dx, d_weights, d_norm, dh_dtype if need_x or need_norm else None, columns, buffers)
     for block in sizes.slices(tokens, rows):
-        add(block)
-    sums = zip((*d_weights, d_norm), weights, strict=True)
-    return [dx, *(None if d is None or weight is None else d.to(weight.dtype) for d, weight in sums)]
+        _add_block(block, x, dy, weights, saved, options, work)
+    pairs = zip((*d_weights, d_norm), weights, strict=True)
+    return [dx, *(None if d is None or weight is None else d.to(weight.dtype) for d, weight in pairs)]
+
+
+class _Work(NamedTuple):
+    """What the tiles write: the gradients, ``None`` where not needed, and buffers.
+
+    Attributes:
+        dx: (tokens, hidden); each block of tokens writes its rows.
+        d_weights: Of gate, up and down.
+        d_norm: (hidden,).
+        dh_dtype: Of the gradient of the normalized input, which is a sum over chunks.
+        columns: Of a chunk of the intermediate width.
+        buffers: Of one tile each: a, da, dg, and g and u where they are recomputed.
+    """
+
+    dx: Tensor | None
+    d_weights: list[Tensor | None]
+    d_norm: Tensor | None
+    dh_dtype: torch.dtype | None
+    columns: int
+    buffers: list[Tensor]
+
+
+def _add_block(
+    block: slice, x: Tensor, dy: Tensor, weights: Weights, saved: list[Tensor], options: Options, work: _Work
+) -> None:
+    """Add one block of tokens to the gradients, a chunk of the intermediate width at a time.
+
+    Args:
+        block: Its tokens.
+        x: (tokens, hidden), the input.
+        dy: (tokens, hidden), the gradient of the output.
+        weights: The parameters.
+        saved: g and u, or nothing.
+        options: As in forward.
+        work: The gradients and buffers.
+    """
+    dtype, norm = options.dtype, weights.norm
+    need_gating = work.dh_dtype is not None or work.d_weights[0] is not None or work.d_weights[1] is not None
+    x, dy = x[block], dy[block].contiguous()
+    dx = None if work.dx is None else work.dx[block]
+    h = normalized(x, norm, options)
+    dh = None
+    if work.dh_dtype is not None:  # it is dx itself where that is no further sum and has its dtype
+        is_dx = dx is not None and norm is None and dx.dtype == work.dh_dtype
+        dh = dx if is_dx else x.new_empty(x.shape, dtype=work.dh_dtype)
+    for chunk in sizes.slices(weights.gate.shape[0], work.columns):
+        gate, up = (weight[chunk].to(dtype) for weight in weights[:2])
+        shape = x.shape[0], chunk.stop - chunk.start
+        a, da, dg, *gu = (buffer[: shape[0] * shape[1]].view(shape) for buffer in work.buffers)
+        if saved:
+            g, u = (tensor[block, chunk] for tensor in saved)
+        else:
+            g, u = torch.mm(h, gate.t(), out=gu[0]), torch.mm(h, up.t(), out=gu[1])
+        if need_gating:
+            torch.mm(dy, weights.down[:, chunk].to(dtype), out=da)
+            gate_backward(g, u, da, a, dg)
+        else:
+            gate_forward(g, u, a)
+        du = da  # in the same buffer
+        pairs = ((dg.t(), h), (du.t(), h), (dy.t(), a))
+        for d_weight, (left, right), by_columns in zip(work.d_weights, pairs, (False, False, True), strict=True):
+            if d_weight is not None:
+                part = d_weight[:, chunk] if by_columns else d_weight[chunk]
+                matmul_into(part, left, right, accumulate=block.start > 0)
+        if dh is not None:
+            _add_chunk(dh, dg, du, gate, up, work.buffers[0], accumulate=chunk.start > 0)  # a is not needed anymore
+    if dh is not None and norm is not None:
+        normalize_backward(dh, x, norm, inverse_rms(x, options.norm_eps), dx, work.d_norm)
+    elif dh is not None and dx is not None and dh is not dx:
+        dx.copy_(dh)
+
+
+def _add_chunk(
+    dh: Tensor, dg: Tensor, du: Tensor, gate: Tensor, up: Tensor, buffer: Tensor, *, accumulate: bool
+) -> None:
+    """Add a chunk's part of the gradient of the normalized input; the buffer holds it where the sum is wider."""
+    if dh.dtype == dg.dtype:
+        matmul_into(dh, dg, gate, accumulate=accumulate)
+        dh.addmm_(du, up)
+        return
+    of_chunk = buffer[: dh.numel()].view(dh.shape)
+    torch.mm(dg, gate, out=of_chunk).addmm_(du, up)
+    dh.add_(of_chunk) if accumulate else dh.copy_(of_chunk)
 
 
 def gate_forward(g: Tensor, u: Tensor, out: Tensor) -> Tensor:

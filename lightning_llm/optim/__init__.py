@@ -11,26 +11,11 @@ if TYPE_CHECKING:
     from lightning_llm.optim.adamw import AdamW as AdamW
     from lightning_llm.optim.clipping import clip_grad_norm_ as clip_grad_norm_
     from lightning_llm.optim.groups import GroupRule as GroupRule
+    from lightning_llm.optim.groups import apply_group_factors as apply_group_factors
     from lightning_llm.optim.groups import check_coverage as check_coverage
     from lightning_llm.optim.groups import own_rates as own_rates
     from lightning_llm.optim.groups import param_groups as param_groups
     from lightning_llm.optim.muon import MuonAdamW as MuonAdamW
-    from lightning_llm.optim.schedules import Constant as Constant
-    from lightning_llm.optim.schedules import Schedule as Schedule
-    from lightning_llm.optim.schedules import WarmupCosine as WarmupCosine
-    from lightning_llm.optim.schedules import WarmupLinear as WarmupLinear
-    from lightning_llm.optim.schedules import WarmupStableDecay as WarmupStableDecay
-    from lightning_llm.optim.schedules import constant_lr as constant_lr
-    from lightning_llm.optim.schedules import cosine_lr as cosine_lr
-    from lightning_llm.optim.schedules import linear_lr as linear_lr
-    from lightning_llm.optim.schedules import wsd_lr as wsd_lr
+    from lightning_llm.optim.schedules import *  # noqa: F403
 else:
-    __getattr__, __dir__, __all__ = lazy(
-        __name__,
-        optim__adamw="AdamW",
-        optim__clipping="clip_grad_norm_",
-        optim__groups="GroupRule check_coverage own_rates param_groups",
-        optim__muon="MuonAdamW",
-        optim__schedules="Constant Schedule WarmupCosine WarmupLinear WarmupStableDecay "
-        "constant_lr cosine_lr linear_lr wsd_lr",
-    )
+    __getattr__, __dir__, _ = lazy(__name__, __file__)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lightning_llm.optim.groups import ADAMW_STATE, STATE_DTYPES, Group, GroupOptimizer, local
+from lightning_llm.optim.base import ADAMW_STATE, STATE_DTYPES, Group, GroupOptimizer, local_shard
 from lightning_llm.optim.rounding import rounding_update_
 
 FUSED_DEVICES = ("cpu", "cuda")
@@ -171,7 +171,7 @@ def _buckets(group: Group, state: defaultdict[Tensor, Any], first: int) -> dict[
         if hasattr(param, "to_local"):
             tensors[1:] = [tensor.redistribute(placements=param.placements) for tensor in tensors[1:]]
         # torch's CPU kernel does not look at strides: it would silently pair the wrong elements.
-        shards = [local(tensor) for tensor in tensors]
+        shards = [local_shard(tensor) for tensor in tensors]
         contiguous = all(shard.is_contiguous() for shard in shards)
         bucket = param.device, param.dtype, own["step"], contiguous
         buckets[bucket].append((*shards, place + place_of_shard(param)))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_llm.optim.groups import group_by, local
+from lightning_llm.optim.base import group_by, local_shard
 
 
 def clip_grad_norm_(
@@ -43,7 +43,7 @@ def clip_grad_norm_(
         if norm.device.type == "cpu" and not norm > max_norm and factor == 1:  # reading costs nothing, and saves a pass
             return norm
         scale = torch.where(norm > max_norm, max_norm / (norm + eps), 1.0) * factor
-        for (device, _), alike in group_by(map(local, grads), _device_and_dtype).items():
+        for (device, _), alike in group_by(map(local_shard, grads), _device_and_dtype).items():
             torch._foreach_mul_(alike, scale.to(device, non_blocking=device.type == "cuda"))
     return norm
 
@@ -57,7 +57,7 @@ def _global_norm(grads: list[Any]) -> Tensor:
         return _norm(grads)
     parts = []
     for sharding, alike in by_sharding.items():
-        norm = _norm([local(grad) for grad in alike])
+        norm = _norm([local_shard(grad) for grad in alike])
         parts.append(norm if sharding is None else _over_processes(norm, alike[0]))
     total: Tensor = torch.linalg.vector_norm(torch.stack([part.to(parts[0]) for part in parts]))
     return total

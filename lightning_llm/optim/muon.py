@@ -24,7 +24,8 @@ from torch.optim.optimizer import ParamsT
 
 from lightning_llm.accounting.hardware import BF16_FEATURES, cpu_features
 from lightning_llm.optim.adamw import adamw_step, place_of_shard
-from lightning_llm.optim.groups import HIDDEN_MATRICES, Group, GroupOptimizer, Rule, group_by, is_decay_rate, local
+from lightning_llm.optim.base import Check, Group, GroupOptimizer, group_by, is_decay_rate, local_shard
+from lightning_llm.optim.groups import HIDDEN_MATRICES
 from lightning_llm.optim.rounding import round_params_
 
 # Jordan et al. 2024: steep at 0, at the price of singular values that end between 0.68 and 1.21 instead of at 1.
@@ -71,8 +72,8 @@ class MuonAdamW(GroupOptimizer):
             not matrices in a Muon group, complex parameters or sparse gradients.
     """
 
-    rules: ClassVar[dict[str, Rule]] = {
-        **GroupOptimizer.rules,
+    checks: ClassVar[dict[str, Check]] = {
+        **GroupOptimizer.checks,
         "momentum": (is_decay_rate, "at least 0 and below 1"),
         "newton_schulz_steps": (lambda value: isinstance(value, int) and value >= 1, "a whole number of at least 1"),
         "newton_schulz_dtype": (lambda value: value in (None, *_DTYPES), f"None, {' or '.join(_DTYPES)}"),
@@ -149,12 +150,12 @@ def muon_step(group: Group, state: defaultdict[Tensor, Any], first: int = 0, rep
         if param.grad is not None and not state[param]:
             state[param]["momentum_buffer"] = torch.zeros_like(param)
     for params in _stacks([param for param in group["params"] if param.grad is not None], state, replicas):
-        buffers = [local(state[param]["momentum_buffer"]) for param in params]
-        grads = [local(param.grad) for param in params]
+        buffers = [local_shard(state[param]["momentum_buffer"]) for param in params]
+        grads = [local_shard(param.grad) for param in params]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         updates = torch._foreach_lerp(grads, buffers, group["momentum"])
         changes = _orthogonal(torch.stack(updates), params[0], replicas, group).unbind()
-        weights = [local(param) for param in params]
+        weights = [local_shard(param) for param in params]
         is_rounded = group["param_rounding"] == "stochastic" and weights[0].dtype == torch.bfloat16
         wide = [weight.float() for weight in weights] if is_rounded else weights
         if group["weight_decay"]:

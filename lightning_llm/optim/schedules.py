@@ -4,14 +4,17 @@ The functions give the learning rate itself. The classes give a factor for the o
 config names the rate once; they can be named by class path in YAML. Steps count from 0, where a warm-up gives 0. If you
 pass the number of updates already made, the first update has rate 0; pass ``step + 1`` to avoid that.
 
-No torch is imported here.
+To add a schedule, write its class and add it to :data:`SCHEDULES`. One that decays after a warm-up derives from
+``_WarmupDecay`` and says only how much of the rate is left. No torch is imported here.
 """
 
 import abc
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, Literal
+
+from lightning_llm.io.options import check_options, number, option
 
 DecayShape = Literal["linear", "sqrt"]
 
@@ -37,17 +40,12 @@ def cosine_lr(step: int, *, max_lr: float, min_lr: float, warmup_steps: int, dec
         warmup_steps: The step at which the warm-up ends.
         decay_steps: The step, counted from 0, at which the decay ends.
     """
-    if step < warmup_steps:
-        return constant_lr(step, max_lr=max_lr, warmup_steps=warmup_steps)
-    progress = _progress(step, warmup_steps, decay_steps)
-    return min_lr + (1 + math.cos(progress * math.pi)) / 2 * (max_lr - min_lr)
+    return _decayed_lr(step, _cosine_left, (min_lr, max_lr), warmup_steps, (warmup_steps, decay_steps))
 
 
 def linear_lr(step: int, *, max_lr: float, min_lr: float, warmup_steps: int, decay_steps: int) -> float:
     """Linear warm-up to ``max_lr`` and a straight line to ``min_lr``; arguments as in ``cosine_lr``."""
-    if step < warmup_steps:
-        return constant_lr(step, max_lr=max_lr, warmup_steps=warmup_steps)
-    return min_lr + (1 - _progress(step, warmup_steps, decay_steps)) * (max_lr - min_lr)
+    return _decayed_lr(step, _linear_left, (min_lr, max_lr), warmup_steps, (warmup_steps, decay_steps))
 
 
 def wsd_lr(
@@ -72,11 +70,36 @@ def wsd_lr(
         shape: Of the decay: ``linear``, or ``sqrt`` for 1 - √progress (Hägele et al. 2024, "Scaling Laws and
             Compute-Optimal Training Beyond Fixed Training Durations", arXiv:2405.18392, section 3: it does better).
     """
-    if step < decay_start:
+    return _decayed_lr(step, _DECAYS[shape], (min_lr, max_lr), warmup_steps, (decay_start, decay_steps))
+
+
+def _decayed_lr(
+    step: int, left: Callable[[float], float], lrs: tuple[float, float], warmup_steps: int, decay: tuple[int, int]
+) -> float:
+    """Warm-up, then the higher of two rates until the decay starts, then the lower one once the decay has ended."""
+    (min_lr, max_lr), (start, end) = lrs, decay
+    if step < start:
         return constant_lr(step, max_lr=max_lr, warmup_steps=warmup_steps)
-    progress = _progress(step, decay_start, decay_steps)
-    left = 1 - (math.sqrt(progress) if shape == "sqrt" else progress)
-    return min_lr + left * (max_lr - min_lr)
+    progress = min(1.0, (step - start) / (end - start)) if end > start else float(step > end)
+    return min_lr + left(progress) * (max_lr - min_lr)
+
+
+# How much of the way from the lower to the higher rate is left, from 1 to 0, by the progress of the decay, from 0 to 1.
+
+
+def _cosine_left(progress: float) -> float:
+    return (1 + math.cos(progress * math.pi)) / 2
+
+
+def _linear_left(progress: float) -> float:
+    return 1 - progress
+
+
+def _sqrt_left(progress: float) -> float:
+    return 1 - math.sqrt(progress)
+
+
+_DECAYS: dict[DecayShape, Callable[[float], float]] = {"linear": _linear_left, "sqrt": _sqrt_left}
 
 
 class Schedule(abc.ABC):
@@ -95,19 +118,18 @@ class Schedule(abc.ABC):
         """
 
 
+def _fraction(default: float) -> Any:
+    return number(default, "between 0 and 1", lambda value: 0 <= value <= 1)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Warmup(Schedule):
-    """The option of all schedules, and how they are checked."""
+    """The option of all schedules, and how options are checked."""
 
-    warmup_steps: int = 0
+    warmup_steps: int = option(0, "a whole number of at least 0", lambda value: type(value) is int and value >= 0)
 
     def __post_init__(self) -> None:
-        if faults := list(self._faults()):
-            raise ValueError("; ".join(faults))
-
-    def _faults(self) -> Iterator[str]:
-        if not _is_whole(self.warmup_steps) or self.warmup_steps < 0:
-            yield f"warmup_steps must be a whole number of at least 0, got {self.warmup_steps!r}"
+        check_options(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,7 +141,7 @@ class Constant(_Warmup):
     """
 
     def factor(self, step: int, total_steps: int | None = None) -> float:
-        """See ``Schedule.factor``."""
+        """The share of the warm-up that is done, then 1."""
         return constant_lr(step, max_lr=1.0, warmup_steps=self.warmup_steps)
 
 
@@ -127,27 +149,35 @@ class Constant(_Warmup):
 class _WarmupDecay(_Warmup):
     """The options of all schedules that decay to a fraction of the learning rate."""
 
-    decay_steps: int | None = None
-    min_lr_ratio: float = 0.0
+    min_lr_ratio: float = _fraction(0.0)
+    decay_steps: int | None = option(
+        None,
+        "a whole number of at least 1 or null",
+        lambda value: value is None or (type(value) is int and value >= 1),
+    )
 
-    def _faults(self) -> Iterator[str]:
-        yield from super()._faults()
-        yield from _fraction_faults("min_lr_ratio", self.min_lr_ratio)
-        if self.decay_steps is None:
-            return
-        if not _is_whole(self.decay_steps) or self.decay_steps < 1:
-            yield f"decay_steps must be a whole number of at least 1 or null, got {self.decay_steps!r}"
-        elif _is_whole(self.warmup_steps) and self.decay_steps < self.warmup_steps:
-            yield f"decay_steps {self.decay_steps} must not be before warmup_steps {self.warmup_steps}"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.decay_steps is not None and self.decay_steps < self.warmup_steps:
+            raise ValueError(f"decay_steps {self.decay_steps} must not be before warmup_steps {self.warmup_steps}")
 
-    def _lrs_and_steps(self, total_steps: int | None) -> dict[str, Any]:
+    @abc.abstractmethod
+    def left(self, progress: float) -> float:
+        """How much of the way down is left, from 1 to 0, by the progress of the decay, from 0 to 1."""
+
+    def decay_start(self, end: int) -> int:
+        """The step at which the decay to step ``end`` starts."""
+        return self.warmup_steps
+
+    def factor(self, step: int, total_steps: int | None = None) -> float:
+        """The learning rate where the optimizer's own is 1."""
         end = self.decay_steps or total_steps or 0
         if end < 1:
             raise ValueError(
                 f"{type(self).__name__} does not know at which step the run ends: give it decay_steps, or set "
                 "trainer.max_steps or trainer.max_epochs"
             )
-        return {"max_lr": 1.0, "min_lr": self.min_lr_ratio, "warmup_steps": self.warmup_steps, "decay_steps": end}
+        return _decayed_lr(step, self.left, (self.min_lr_ratio, 1.0), self.warmup_steps, (self.decay_start(end), end))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,15 +186,12 @@ class WarmupCosine(_WarmupDecay):
 
     Attributes:
         warmup_steps: Steps of the warm-up. A run that ends before is all warm-up.
-        decay_steps: The step at which the decay ends. ``None``: the end of the run.
         min_lr_ratio: The final learning rate, as a fraction of the optimizer's.
+        decay_steps: The step at which the decay ends. ``None``: the end of the run.
     """
 
-    min_lr_ratio: float = 0.1
-
-    def factor(self, step: int, total_steps: int | None = None) -> float:
-        """See ``Schedule.factor``."""
-        return cosine_lr(step, **self._lrs_and_steps(total_steps))
+    min_lr_ratio: float = _fraction(0.1)
+    left = staticmethod(_cosine_left)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,13 +200,11 @@ class WarmupLinear(_WarmupDecay):
 
     Attributes:
         warmup_steps: Steps of the warm-up. A run that ends before is all warm-up.
-        decay_steps: The step at which the decay ends. ``None``: the end of the run.
         min_lr_ratio: The final learning rate, as a fraction of the optimizer's.
+        decay_steps: The step at which the decay ends. ``None``: the end of the run.
     """
 
-    def factor(self, step: int, total_steps: int | None = None) -> float:
-        """See ``Schedule.factor``."""
-        return linear_lr(step, **self._lrs_and_steps(total_steps))
+    left = staticmethod(_linear_left)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,40 +213,28 @@ class WarmupStableDecay(_WarmupDecay):
 
     Attributes:
         warmup_steps: Steps of the warm-up. A run that ends before is all warm-up.
-        decay_steps: The step at which the decay ends. ``None``: the end of the run.
         min_lr_ratio: The final learning rate, as a fraction of the optimizer's.
+        decay_steps: The step at which the decay ends. ``None``: the end of the run.
         decay_fraction: The part of ``decay_steps`` over which it decays, between 0 and 1.
         shape: Of the decay: ``sqrt`` (1 - √progress) or ``linear``.
     """
 
-    decay_fraction: float = 0.2
+    decay_fraction: float = _fraction(0.2)
     shape: DecayShape = "sqrt"
 
-    def _faults(self) -> Iterator[str]:
-        yield from super()._faults()
-        yield from _fraction_faults("decay_fraction", self.decay_fraction)
-        if self.shape not in ("linear", "sqrt"):
-            yield f"shape {self.shape!r} is unknown: choose one of linear, sqrt"
+    def left(self, progress: float) -> float:
+        """By the shape."""
+        return _DECAYS[self.shape](progress)
 
-    def factor(self, step: int, total_steps: int | None = None) -> float:
-        """See ``Schedule.factor``."""
-        options = self._lrs_and_steps(total_steps)
-        end = options["decay_steps"]
-        start = max(self.warmup_steps, end - round(self.decay_fraction * end))
-        return wsd_lr(step, **options, decay_start=start, shape=self.shape)
+    def decay_start(self, end: int) -> int:
+        """After the warm-up and the stable phase."""
+        return max(self.warmup_steps, end - round(self.decay_fraction * end))
 
 
-def _progress(step: int, start: int, end: int) -> float:
-    """From 0 at ``start`` to 1 at ``end`` and after it; 0 at ``start`` if that is ``end``."""
-    if step > end:
-        return 1.0
-    return (step - start) / (end - start) if end > start else 0.0
-
-
-def _fraction_faults(name: str, value: object) -> Iterator[str]:
-    if not isinstance(value, int | float) or not 0 <= value <= 1:
-        yield f"{name} must be between 0 and 1, got {value!r}"
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+# Every schedule by its name: what checkpoints restore, docs/config.md lists and this package exports.
+SCHEDULES: dict[str, type[Schedule]] = {
+    "WarmupCosine": WarmupCosine,
+    "WarmupLinear": WarmupLinear,
+    "WarmupStableDecay": WarmupStableDecay,
+    "Constant": Constant,
+}

@@ -10,9 +10,4 @@ if TYPE_CHECKING:
     from lightning_llm.training.evaluation import LanguageModelMetrics as LanguageModelMetrics
     from lightning_llm.training.module import LanguageModel as LanguageModel
 else:
-    __getattr__, __dir__, __all__ = lazy(
-        __name__,
-        checkpoints__reading="load_checkpoint save_checkpoint",
-        training__evaluation="LanguageModelMetrics",
-        training__module="LanguageModel",
-    )
+    __getattr__, __dir__, __all__ = lazy(__name__, __file__)

@@ -33,7 +33,7 @@ from lightning_llm.checkpoints.schema import LIGHTNING
 from lightning_llm.checkpoints.sharded import Rows, local_rows, split, write_folder
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
-from lightning_llm.optim.groups import local
+from lightning_llm.optim.base import local_shard
 from lightning_llm.optim.muon import MuonAdamW
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 
@@ -160,7 +160,7 @@ class ShardedStrategy(ModelParallelStrategy):
         with torch.no_grad():
             for name, tensor in self.lightning_module.state_dict().items():
                 if name in saved:
-                    local(tensor).copy_(_rows_for(tensor, saved[name]))
+                    local_shard(tensor).copy_(_rows_for(tensor, saved[name]))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Read this process's rows of the optimizer state of each parameter."""

@@ -16,11 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.profilers.pytorch import RegisterRecordFunction
 
 from lightning_llm.accounting.hardware import Precision, auto_precision, cpu_features, cpu_name, gpu_features
 from lightning_llm.checkpoints.loop_state import micro_batches_started
+from lightning_llm.model.plain import WATCHERS
 
 PACKAGE = Path(__file__).resolve().parents[1]
+
+WATCHERS.add(RegisterRecordFunction)  # of trainer.profiler "pytorch"
 
 # from malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

@@ -16,7 +16,7 @@ from torchmetrics import Metric
 
 from lightning_llm.data.batches import IGNORED, EvalBatches, limited_batches
 from lightning_llm.data.datamodule import TokenDataModule, offered
-from lightning_llm.data.mixture import Source
+from lightning_llm.data.mixture import MixtureSource
 from lightning_llm.statistics.windows import MOST_BLOCKS, WINDOWS
 
 
@@ -71,7 +71,7 @@ class Evaluation:
     def __init__(self, module: LightningModule) -> None:
         data = getattr(module.trainer, "datamodule", None)
         splits = ("test",) if module.trainer.testing else ("val", "train")
-        sources: Sequence[Source | None] = data.sources if isinstance(data, TokenDataModule) else [None]
+        sources: Sequence[MixtureSource | None] = data.sources if isinstance(data, TokenDataModule) else [None]
         self._loaders: list[tuple[list[str], float | None]] = []  # names of metrics, bytes per token
         for split, source in itertools.product(splits, sources):
             if source is None or split == "train":

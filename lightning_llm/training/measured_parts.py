@@ -23,7 +23,7 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context, Shared
 from lightning_llm.model.parts import CLASS_PATH, INIT_ARGS, arguments_of, name_of, option_of
 from lightning_llm.model.position import Position
-from lightning_llm.ops.conventions import matmul_dtype
+from lightning_llm.ops.dispatch import matmul_dtype
 
 MOST_ELEMENTS, MOST_EXPERTS, MOST_ACTIVATIONS = 1 << 25, 256, 1 << 24  # of a built-in part that is measured as it is
 TINY = 32  # tokens, and two and four times as many; for attention and blocks the context, up to a limit

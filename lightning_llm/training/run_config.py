@@ -257,7 +257,7 @@ def _vocab_size_of_data(raw: Section, source: Path) -> Any:
     if kind is None or kind == "bpe" or is_foreign(_name(raw, "data.class_path", OWN)):
         return data.get("vocab_size") if kind == "bpe" else None
     from lightning_llm.data.corpora import open_corpus
-    from lightning_llm.data.prepare import DEFAULT_CORPUS, default_store
+    from lightning_llm.data.find_store import DEFAULT_CORPUS, default_store
     from lightning_llm.data.tokenizers import Tokenizer
 
     if kind != "char":

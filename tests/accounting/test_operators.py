@@ -94,7 +94,7 @@ def test_an_operator_against_the_meter(name, dtype):
     tensors = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in shapes]
     if name == "causal_attention":
         real(*tensors)  # its mask is cached: the model's, not the operator's
-    with MemoryMeter(exclude=[*tensors, IDS, ONE_SPAN.first, *TURN]) as meter:
+    with MemoryMeter(exclude=[*tensors, IDS, ONE_SPAN.start, *TURN]) as meter:
         with meter.phase("forward") as forward:
             out = real(*tensors)
         dy = torch.ones_like(out)

@@ -10,8 +10,9 @@ import torch
 from lightning_llm import LanguageModel, ModelConfig, TokenDataModule
 from lightning_llm.checkpoints.compatibility import LostSchedule
 from lightning_llm.checkpoints.reading import read_checkpoint
-from lightning_llm.optim import AdamW, MuonAdamW, Schedule, WarmupLinear, WarmupStableDecay, schedules
+from lightning_llm.optim import AdamW, MuonAdamW, Schedule, WarmupLinear, WarmupStableDecay
 from lightning_llm.optim.groups import param_groups
+from lightning_llm.optim.schedules import SCHEDULES
 
 ARCHITECTURE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 16}
 
@@ -79,8 +80,7 @@ def test_the_schedule_is_restored(saved, schedule):
 
 
 def test_a_new_schedule_of_this_project_is_restored(saved, monkeypatch):
-    monkeypatch.setattr(NewSchedule, "__module__", schedules.__name__)
-    monkeypatch.setattr(schedules, "NewSchedule", NewSchedule, raising=False)
+    monkeypatch.setitem(SCHEDULES, "NewSchedule", NewSchedule)
     loaded = LanguageModel.load_from_checkpoint(saved(schedule=NewSchedule(share=0.3)), weights_only=True)
     assert loaded.schedule == NewSchedule(share=0.3)
 

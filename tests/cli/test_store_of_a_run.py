@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_llm.data import prepare
+from lightning_llm.data import find_store
 from lightning_llm.data.prepare import prepare_store
 from lightning_llm.training.callbacks import StopOnSignal
 
@@ -17,9 +17,9 @@ def config(tmp_path, text_file, monkeypatch):
     """A config that names a corpus, which is a short text here."""
     path = tmp_path / "small.yaml"
     path.write_text("data: {corpus: stdlib}\n")
-    real = prepare.open_corpus
+    real = find_store.open_corpus
     monkeypatch.setattr(
-        prepare, "open_corpus", lambda inputs: real([str(text_file) if one == "stdlib" else one for one in inputs])
+        find_store, "open_corpus", lambda inputs: real([str(text_file) if one == "stdlib" else one for one in inputs])
     )
     return f"--config={path}"
 

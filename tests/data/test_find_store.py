@@ -3,10 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from lightning_llm.data import prepare
-from lightning_llm.data.corpora import Share
+from lightning_llm.data import find_store
+from lightning_llm.data.find_store import default_store, find_or_prepare
 from lightning_llm.data.formats import TextFile
-from lightning_llm.data.prepare import default_store, find_or_prepare, prepare_store
+from lightning_llm.data.prepare import prepare_store
+from lightning_llm.data.splits import Shard
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.tokenizers import Tokenizer
 
@@ -111,7 +112,7 @@ def test_unknown_corpus_names_the_known():
 def test_without_a_name_it_is_the_standard_library(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = []
-    monkeypatch.setattr(prepare, "prepare_store", lambda documents, out, **_: given.append((documents.inputs, out)))
+    monkeypatch.setattr(find_store, "prepare_store", lambda documents, out, **_: given.append((documents.inputs, out)))
     find_or_prepare(**options)
     assert given == [(("stdlib",), Path("stores/stdlib-bpe-4096"))]
 
@@ -125,13 +126,13 @@ def test_a_named_store_that_is_missing_is_not_made_of_something(options, text):
 
 def test_a_named_store_is_made_of_the_corpus_given_with_it(text, monkeypatch):
     given = []
-    monkeypatch.setattr(prepare, "prepare_store", lambda documents, out, **_: given.append((documents.inputs, out)))
+    monkeypatch.setattr(find_store, "prepare_store", lambda documents, out, **_: given.append((documents.inputs, out)))
     find_or_prepare(store="mine", corpus="stdlib")
     assert given == [(("stdlib",), Path("mine"))]
 
 
 def test_a_named_store_of_which_there_are_shards_says_so(text):
-    prepare_store(text, "mine", share=Share(1, 2), tokenizer="byte")
+    prepare_store(text, "mine", shard=Shard(1, 2), tokenizer="byte")
     assert "lightning-llm prepare --merge mine" in fault(lambda: find_or_prepare(store="mine"))
 
 
@@ -169,13 +170,13 @@ def test_a_text_that_changed_contradicts_the_store_named_with_it(text):
 
 
 def test_two_processes_at_once_share_what_the_faster_one_made(text, monkeypatch):
-    real = prepare.prepare_store
+    real = find_store.prepare_store
 
     def overtaken(documents, out, **options):
         real(documents, out, **options)  # the other process
         return real(documents, out, **options)
 
-    monkeypatch.setattr(prepare, "prepare_store", overtaken)
+    monkeypatch.setattr(find_store, "prepare_store", overtaken)
     store = find_or_prepare(path=text, tokenizer="char")
     assert TokenStore.open(store.path) == store
     assert len(os.listdir("stores")) == 1

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lightning_llm.__main__ import main
-from lightning_llm.data.corpora import Share
 from lightning_llm.data.prepare import prepare_store
+from lightning_llm.data.splits import Shard
 from lightning_llm.data.token_store import TokenStore, meta_checksum, sha256
 from lightning_llm.data.token_store_writer import TokenStoreWriter, merge_shards, unfinished_tokenizer
 from lightning_llm.data.tokenizers import Tokenizer
@@ -181,7 +181,7 @@ def test_every_leaf_of_meta_has_its_meaning_or_is_refused(store, changed_leaves)
 def shards(tmp_path):
     (tmp_path / "text.txt").write_text("to be or not to be\n" * 200)
     for index in (1, 2):
-        prepare_store([str(tmp_path / "text.txt")], tmp_path / "out", share=Share(index, 2), tokenizer="byte")
+        prepare_store([str(tmp_path / "text.txt")], tmp_path / "out", shard=Shard(index, 2), tokenizer="byte")
     return tmp_path / "out"
 
 

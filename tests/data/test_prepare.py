@@ -5,10 +5,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lightning_llm.data import corpora, formats, prepare
+from lightning_llm.data import cuts, formats, prepare
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.prepare import prepare_store
 from lightning_llm.data.token_store import TokenStore
@@ -53,7 +51,7 @@ def tokenizer(request):
 @pytest.mark.parametrize("piece_bytes", [7, 100, 1 << 22])
 def test_one_document_is_split_by_position(text_file, tmp_path, tokenizer, piece_bytes, monkeypatch):
     monkeypatch.setattr(formats, "PIECE_BYTES", piece_bytes)
-    monkeypatch.setattr(corpora, "PIECE_CHARACTERS", 50)
+    monkeypatch.setattr(cuts, "PIECE_CHARACTERS", 50)
     monkeypatch.setattr(prepare, "_BATCH_CHARACTERS", 500)
     store = prepare_store(str(text_file), tmp_path / "out", tokenizer=tokenizer, vocab_size=300)
     end = int(0.9 * len(TEXT))
@@ -65,11 +63,6 @@ def test_one_document_is_split_by_position(text_file, tmp_path, tokenizer, piece
     assert sorted(store.splits) == ["train", "val"]
     assert store.vocab_size == trained.vocab_size
     store.verify()
-
-
-@given(st.integers(2, 10**7))
-def test_split_is_where_nanogpt_cuts(length):
-    assert int((1 - corpora.VALIDATION_FRACTION - 0.0) * length) == int(0.9 * length)
 
 
 def test_char_vocabulary_is_that_of_the_whole_text(text_file, tmp_path):
@@ -94,7 +87,7 @@ def documents_of(store, split):
 
 
 def test_many_documents_go_whole_into_splits_with_end_of_text_behind_each(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora, "PIECE_CHARACTERS", 50)
+    monkeypatch.setattr(cuts, "PIECE_CHARACTERS", 50)
     store = prepare_store(str(folder), tmp_path / "out", tokenizer="bpe", vocab_size=300, test_fraction=0.3)
     texts = {file.text() for file in open_corpus([str(folder)]).files}
     found = {split: documents_of(store, split) for split in store.splits}
@@ -118,28 +111,6 @@ def test_split_is_a_function_of_the_document_not_of_the_run(folder, tmp_path):
     most = prepare_store(str(moved), tmp_path / "most", tokenizer="bpe", vocab_size=257)
     for split in ("train", "val"):
         assert set(documents_of(most, split)) <= set(documents_of(everything, split))
-
-
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_few_documents_still_train_and_validate(tmp_path, count):
-    for attempt in range(20):
-        folder = tmp_path / str(attempt)
-        folder.mkdir()
-        for n in range(count):
-            (folder / str(n)).write_text(f"document {n} of attempt {attempt}")
-        store = prepare_store(str(folder), tmp_path / f"out-{attempt}", tokenizer="byte")
-        assert store.splits["train"].documents + store.splits["val"].documents == count
-        assert store.splits["train"].documents >= 1
-        assert store.splits["val"].documents >= 1
-
-
-@pytest.mark.parametrize("places", [(0.01, 0.02), (0.8, 0.9), (0.05, 0.5)])
-def test_two_documents_are_never_in_one_split(tmp_path, monkeypatch, places):
-    for name, text in (("a", "one"), ("b", "other")):
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(corpora, "_place", lambda text: places[text == "other"])
-    store = prepare_store([str(tmp_path / "a"), str(tmp_path / "b")], tmp_path / "out", tokenizer="byte")
-    assert (text_of(store, "val"), text_of(store, "train")) == ("one", "other")
 
 
 def test_char_documents_follow_one_another_without_a_mark(folder, tmp_path):
@@ -168,7 +139,7 @@ def test_same_text_gives_the_same_store(folder, tmp_path, tokenizer):
 def test_memory_does_not_grow_with_the_text(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(formats, "PIECE_BYTES", 1 << 16)
     monkeypatch.setattr(prepare, "_BATCH_CHARACTERS", 1 << 16)
-    monkeypatch.setattr(corpora, "PIECE_CHARACTERS", 1 << 14)
+    monkeypatch.setattr(cuts, "PIECE_CHARACTERS", 1 << 14)
     line, peaks = "the quick brown fox jumps over the lazy dog, again\n", []
     for kilobytes in (500, 4500):
         (tmp_path / "text").write_text(line * (kilobytes * 1000 // len(line)))

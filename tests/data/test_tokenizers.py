@@ -1,5 +1,4 @@
 import hashlib
-import itertools
 import json
 import subprocess
 import sys
@@ -12,7 +11,8 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from lightning_llm.data import tokenizers as tokenizers_module
-from lightning_llm.data.tokenizers import Tokenizer, byte_alphabet, cut_at_newlines
+from lightning_llm.data.cuts import LONGEST_WORD, PIECE_CHARACTERS, cut_at_newlines
+from lightning_llm.data.tokenizers import Tokenizer, byte_alphabet
 
 TEXT = (
     "def f(x):\n    return x + 1\n\n\nclass A:\r\n\t'''It's é, \u20ac and 𝕏 , e\u0301 .'''\n  x = 12345  # they're  \n"
@@ -136,20 +136,6 @@ def test_dtype_grows_with_the_vocabulary():
     assert larger.encode(chr(0x10800)) == [1 << 16]
 
 
-@given(texts, st.integers(1, 20), st.integers(1, 30))
-def test_cuts_leave_bpe_ids_as_they_are(text, size, first):
-    tokenizer = Tokenizer.train_bpe([TEXT], 280)
-    pieces = list(cut_at_newlines([text[:first], text[first:]], size))
-    assert "".join(pieces) == text
-    assert [number for piece in pieces for number in tokenizer.encode(piece)] == tokenizer.encode(text)
-
-
-def test_cuts_are_made():
-    lines = "".join(f"line {number}\n" for number in range(100))
-    assert len(list(cut_at_newlines([lines], 10))) == 50
-    assert list(cut_at_newlines(["a\n\nb\n c"], 1)) == ["a\n\nb\n c"]
-
-
 @pytest.mark.parametrize("kind", [*KINDS, "file"])
 def test_stream_gives_the_decoded_text_piece_by_piece(tokenizers, kind):
     tokenizer = tokenizers[kind]
@@ -258,23 +244,6 @@ def test_file_that_is_no_tokenizer(tmp_path):
             Tokenizer.from_file(file)
 
 
-@given(st.text("ab 'é", max_size=200), st.integers(1, 20), st.integers(1, 20))
-def test_text_without_newlines_is_cut_at_spaces_and_leaves_ids_as_they_are(text, size, first):
-    text += "a b" * 30
-    tokenizer = Tokenizer.train_bpe([TEXT], 280)
-    whole = list(cut_at_newlines([text], size, longest=60))
-    assert list(cut_at_newlines([text[:first], text[first:]], size, longest=60)) == whole
-    assert max(map(len, whole)) <= 61
-    if all("b" in piece or "a" in piece for piece in whole):
-        assert "".join(whole) == text
-        if all(after[0] == " " != after[1] and not before[-1].isspace() for before, after in itertools.pairwise(whole)):
-            assert [number for piece in whole for number in tokenizer.encode(piece)] == tokenizer.encode(text)
-
-
-def test_text_without_any_gap_is_cut_at_the_limit():
-    assert [len(piece) for piece in cut_at_newlines(["x" * 250], 10, longest=100)] == [100, 100, 50]
-
-
 def test_characters_that_a_vocabulary_would_drop_are_refused():
     backend = Backend(models.BPE({"a": 0, "b": 1}, []))
     tokenizer = Tokenizer(backend.to_str())
@@ -315,26 +284,16 @@ def test_bpe_learns_from_words_of_limited_length_and_still_encodes_whole_ones(wo
     monkeypatch.setattr(tokenizers_module, "cut_long_words", recorded)
     tokenizer = Tokenizer.train_bpe([text], 300)
     lengths = [end - start for piece in learnt_from for _, (start, end) in splitter.pre_tokenize_str(piece)]
-    assert max(lengths) == tokenizers_module.LONGEST_WORD
-    assert max(end - start for _, (start, end) in splitter.pre_tokenize_str(text)) > tokenizers_module.LONGEST_WORD
+    assert max(lengths) == LONGEST_WORD
+    assert max(end - start for _, (start, end) in splitter.pre_tokenize_str(text)) > LONGEST_WORD
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.encode(text) == Backend.from_str(tokenizer.to_str()).encode(text).ids
-
-
-@given(texts, st.integers(0, 2000))
-def test_text_is_cut_within_long_words_only(text, length):
-    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    whole = text + "z" * length + text
-    pieces = list(tokenizers_module.cut_long_words(whole, splitter))
-    assert "".join(pieces) == whole
-    longest = max((end - start for _, (start, end) in splitter.pre_tokenize_str(whole)), default=0)
-    assert len(pieces) == 1 + max(0, longest - 1) // tokenizers_module.LONGEST_WORD
 
 
 def test_pieces_of_a_text_without_a_gap_have_the_ids_that_encoding_it_whole_gives(monkeypatch):
     monkeypatch.setattr(tokenizers_module, "LONGEST_PIECE", 1000)
     tokenizer, text = Tokenizer.train_bpe([TEXT] * 3, 300), "a-text" * 1000
-    pieces = list(cut_at_newlines([text], tokenizers_module.PIECE_CHARACTERS, 1000))
+    pieces = list(cut_at_newlines([text], PIECE_CHARACTERS, 1000))
     assert [len(piece) for piece in pieces] == [1000] * 6
     ids = [number for piece in pieces for number in tokenizer.encode(piece)]
     assert ids != Backend.from_str(tokenizer.to_str()).encode(text).ids

@@ -11,7 +11,7 @@ from lightning_llm.accounting import step_memory
 from lightning_llm.interop import export_model
 from lightning_llm.interop.reader import load_model
 from lightning_llm.model.weights import lr_factors
-from lightning_llm.optim import AdamW, own_rates, param_groups
+from lightning_llm.optim import AdamW, apply_group_factors, param_groups
 
 BASE = {"vocab_size": 29, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
 MUP = {"base_width": 16, "base_head_dim": 8}  # m = 4, and heads of 32 are 4 times as wide: q = 1/2
@@ -25,7 +25,7 @@ def model(**changes):
 def rates(made):
     """Learning rate and weight decay of each parameter."""
     factors = lr_factors(made.config)
-    optimizer = own_rates(AdamW(param_groups(made, lr_factors=factors), lr=LR, weight_decay=DECAY))
+    optimizer = apply_group_factors(AdamW(param_groups(made, lr_factors=factors), lr=LR, weight_decay=DECAY))
     names = {param: name for name, param in made.named_parameters()}
     return {
         names[param]: (group["lr"], group["weight_decay"])

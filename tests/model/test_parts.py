@@ -6,13 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional as F
 
 from lightning_llm import LanguageModel, ModelConfig
 from lightning_llm.accounting import parameters_by_part, step_memory
 from lightning_llm.accounting.counts import parts_to_measure
 from lightning_llm.generation import generate
+from lightning_llm.interop import export_model
+from lightning_llm.model import mlp, norm
 from lightning_llm.model.block import PostNormBlock
+from lightning_llm.model.mlp import SwiGLU
+from lightning_llm.model.parts import BUILT_IN, BuiltIn
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim import AdamW, param_groups
 from lightning_llm.training.distributed import build_sharded
@@ -249,3 +255,71 @@ def test_a_class_of_ours_is_its_short_name_with_its_checks():
     assert ModelConfig(**SIZES, block=PostNormBlock).block == "post"
     with pytest.raises(ValueError, match=r"mlp\.num_experts must be"):
         ModelConfig(**SIZES, mlp={"class_path": path, "init_args": {"num_experts": 10**6}})
+
+
+# ---- a part that is added to the table
+
+
+class DynamicTanh(nn.Module):
+    """Zhu et al. 2025, "Transformers without Normalization"."""
+
+    def __init__(self, size, *, eps):
+        super().__init__()
+        self.alpha, self.weight = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.ones(size))
+
+    def forward(self, x):
+        return torch.tanh(self.alpha * x) * self.weight
+
+
+class RandomGate(SwiGLU):
+    """Has a parameter that its own constructor draws."""
+
+    def __init__(self, config):
+        super().__init__(config.hidden_size, config.intermediate_size)
+        self.shift = nn.Parameter(torch.randn(config.intermediate_size))
+
+    def forward(self, x):
+        return self.down_proj(F.relu(self.gate_proj(x) + self.shift) * self.up_proj(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "new"),
+    [("norm", BuiltIn("norm.DynamicTanh")), ("mlp", BuiltIn("mlp.RandomGate", is_gated=True))],
+    ids=["norm", "mlp"],
+)
+def test_a_new_part_costs_its_class_and_a_line_of_the_table(kind, new, tiny, tmp_path, monkeypatch):
+    made_of = {"norm": DynamicTanh, "mlp": RandomGate}[kind]
+    monkeypatch.setattr({"norm": norm, "mlp": mlp}[kind], made_of.__name__, made_of, raising=False)
+    monkeypatch.setitem(BUILT_IN[kind], "new", new)
+    option = {f"model.architecture.{kind}": "new", "trainer.max_steps": 2, "trainer.val_check_interval": 2}
+    model = tiny("fit", "--trainer.run_dir=run", **option).model
+    assert sum(type(module) is made_of for module in model.modules()) == {"norm": 5, "mlp": 2}[kind]
+    assert model.architecture.intermediate_size == 128  # 8/3 of 32 up to a multiple of 64: that of gated MLPs
+    loaded = LanguageModel.load_from_checkpoint("run/checkpoints/step-00000002.ckpt", weights_only=True)
+    trained, fresh = model.state_dict(), LanguageModel(model.architecture)
+    fresh.seed = 1337
+    fresh.configure_model()
+    assert fresh.state_dict().keys() == trained.keys()
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, trained[name])
+        assert not torch.equal(tensor, fresh.state_dict()[name])
+    prompt = torch.arange(5)[None]
+    with torch.no_grad():
+        longer = generate(loaded.transformer, prompt, max_new_tokens=10, temperature=0.0)
+        logits = loaded.transformer.logits(loaded.transformer(longer))
+    assert torch.equal(longer[:, 5:], logits[:, 4:-1].argmax(dim=-1))
+    with pytest.raises(ValueError, match=f"{kind} 'new': "):
+        export_model(loaded.transformer, None, tmp_path / "out")
+    with pytest.raises(ValueError, match=f"mup does not know the scales of {kind} 'new'"):
+        ModelConfig(**{kind: "new"}, mup={"base_width": 16, "base_head_dim": 8})
+
+
+def test_what_a_part_of_the_table_draws_depends_on_its_name_alone(monkeypatch):
+    monkeypatch.setattr(mlp, "RandomGate", RandomGate, raising=False)
+    monkeypatch.setitem(BUILT_IN["mlp"], "new", BuiltIn("mlp.RandomGate", is_gated=True))
+    shallow, deep = (
+        Transformer(ModelConfig(**{**SIZES, "mlp": "new", "num_hidden_layers": layers, "norm": kind}), seed=0)
+        for layers, kind in ((1, "rmsnorm"), (2, "layernorm"))
+    )
+    assert torch.equal(shallow.layers[0].mlp.shift, deep.layers[0].mlp.shift)
+    assert not torch.equal(deep.layers[0].mlp.shift, deep.layers[1].mlp.shift)

@@ -30,7 +30,7 @@ import torch
 from test_swiglu import assert_as_good_as_plain as judge_mlp, make_inputs as mlp_inputs, optimised
 from test_losses import all_options, assert_as_good_as_plain as judge_loss, make_inputs as loss_inputs, ours, plain
 from lightning_llm.ops import kernels
-from lightning_llm.ops.conventions import kernels_for
+from lightning_llm.ops.dispatch import kernels_for
 
 kernels.ROW_BLOCK = kernels.VOCAB_BLOCK = 32  # several blocks and a rest in each row
 assert kernels_for(torch.empty(1)) is kernels
@@ -233,7 +233,7 @@ def evaluate_fake_loss(dtype):
 @pytest.mark.parametrize("level", [0, 1, 2])
 @pytest.mark.parametrize(("dtype", "autocast"), [(torch.float32, torch.bfloat16), (torch.float16, None)])
 def test_a_step_fits_together(dtype, autocast, level, few, like_cuda, monkeypatch):
-    monkeypatch.setattr(sizes, "are_few", lambda *_, **__: few)
+    monkeypatch.setattr(sizes, "prefers_whole", lambda *_, **__: few)
     with FakeTensorMode():
         model = train_fake_model(dtype, autocast, checkpoint_level=level, qk_norm=True)
         for name, parameter in model.named_parameters():

@@ -63,7 +63,7 @@ def assert_as_good_as_plain(function, inputs, dtype, autocast=None):
 @pytest.fixture(params=["tiles", "one tile", "few tokens"])
 def tiles(request, monkeypatch):
     """Several blocks of tokens and chunks of the width; the whole in one tile; or without tiles."""
-    monkeypatch.setattr(sizes, "are_few", lambda *_, **__: request.param == "few tokens")
+    monkeypatch.setattr(sizes, "prefers_whole", lambda *_, **__: request.param == "few tokens")
     if request.param == "tiles":
         monkeypatch.setattr(sizes, "TILE_BYTES", {"cpu": 256})
         monkeypatch.setattr(sizes, "NORM_BYTES", {"cpu": 1000})
@@ -95,7 +95,7 @@ def test_error_of_any_number_of_chunks(num_chunks, level, dtype):
 
 
 def test_many_chunks_and_blocks_lose_no_bits_in_bf16(monkeypatch):
-    monkeypatch.setattr(sizes, "are_few", lambda *_, **__: False)
+    monkeypatch.setattr(sizes, "prefers_whole", lambda *_, **__: False)
     # bf16 sums of 512 chunks, or of 128 blocks, would have several times the plain one's error
     inputs = make_inputs((512, 16, 512), with_norm=False)
     assert_as_good_as_plain(optimised(1, num_chunks=512), inputs, torch.bfloat16)

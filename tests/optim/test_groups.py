@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from lightning_llm import ModelConfig, Transformer
-from lightning_llm.optim import AdamW, GroupRule, MuonAdamW, check_coverage, own_rates, param_groups
-from lightning_llm.optim.groups import saved_state_faults
+from lightning_llm.optim import AdamW, GroupRule, MuonAdamW, apply_group_factors, check_coverage, param_groups
+from lightning_llm.optim.base import saved_state_faults
 
 
 class Model(nn.Module):
@@ -137,7 +137,7 @@ def test_a_rule_is_for_names_modules_and_groups_and_the_first_applies(outer):
 )
 def test_factors_multiply_what_any_optimizer_has_filled_in(make):
     factors = {"proj.weight": 0.5, "lm_head.weight": 0.25, "*.bias": 1.0}
-    optimizer = own_rates(make(param_groups(Model(), rules=RULES, lr_factors=factors)))
+    optimizer = apply_group_factors(make(param_groups(Model(), rules=RULES, lr_factors=factors)))
     assert {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups} == {
         "hidden_matrices:proj.weight": (0.1, 0.8),  # what a step takes off, lr times decay, is that without the factor
         "matrices": (0.2, 0.4),
@@ -169,7 +169,9 @@ def test_a_rule_checks_itself_and_names_what_the_optimizer_lacks():
     with pytest.raises(ValueError, match=r"^pattern must be a name.* got ''; lr_factor must be a number of at least 0"):
         GroupRule(pattern="", lr_factor=-1.0)
     with pytest.raises(ValueError, match=r"^Rprop has no weight_decay that a group could multiply"):
-        own_rates(torch.optim.Rprop(param_groups(Model(), rules=[GroupRule(pattern="proj", weight_decay_factor=2.0)])))
+        apply_group_factors(
+            torch.optim.Rprop(param_groups(Model(), rules=[GroupRule(pattern="proj", weight_decay_factor=2.0)]))
+        )
 
 
 def test_a_tied_weight_has_both_names():
@@ -179,7 +181,7 @@ def test_a_tied_weight_has_both_names():
 
 def test_divided_hidden_matrices_stay_with_muon():
     groups = param_groups(nn.Sequential(nn.Linear(3, 4)), rules=[GroupRule(pattern="0", lr_factor=0.5)])
-    algorithms = {group["name"]: group["algorithm"] for group in own_rates(MuonAdamW(groups)).param_groups}
+    algorithms = {group["name"]: group["algorithm"] for group in apply_group_factors(MuonAdamW(groups)).param_groups}
     assert algorithms == {"hidden_matrices:0": "muon", "vectors:0": "adamw"}
 
 

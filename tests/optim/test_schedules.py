@@ -1,12 +1,15 @@
+import dataclasses
 import inspect
 import math
 import subprocess
 import sys
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_llm import LanguageModel
 from lightning_llm.optim import (
     Constant,
     Schedule,
@@ -19,6 +22,7 @@ from lightning_llm.optim import (
     schedules,
     wsd_lr,
 )
+from lightning_llm.optim.schedules import SCHEDULES
 
 SPAN = {"max_lr": 2.0, "min_lr": 0.5, "warmup_steps": 4, "decay_steps": 12}
 
@@ -149,7 +153,36 @@ def test_every_schedule_here_is_one():
     classes = [member for _, member in inspect.getmembers(schedules, inspect.isclass)]
     made = [member for member in classes if member.__module__ == schedules.__name__ and not inspect.isabstract(member)]
     assert len(made) == 4
+    assert {member.__name__: member for member in made} == SCHEDULES
     assert all(issubclass(member, Schedule) for member in made)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InverseSqrt(Schedule):
+    """A schedule that is not in the table."""
+
+    warmup_steps: int = 2
+
+    def factor(self, step, total_steps=None):
+        return min(step / self.warmup_steps, math.sqrt(self.warmup_steps / step))
+
+
+def test_a_schedule_of_the_table_is_trained_with_saved_and_resumed(tiny, monkeypatch):
+    monkeypatch.setitem(SCHEDULES, "InverseSqrt", InverseSqrt)
+    schedule = {"class_path": f"{__name__}.InverseSqrt", "init_args": {"warmup_steps": 3}}
+    whole = tiny("fit", "--trainer.run_dir=whole", **{"model.schedule": schedule})
+    assert rate_of(whole) == whole.trainer.optimizers[0].defaults["lr"] * math.sqrt(3 / 7)  # of the next step
+    middle = "whole/checkpoints/step-00000003.ckpt"
+    loaded = LanguageModel.load_from_checkpoint(middle, weights_only=True)  # a warning would be an error
+    assert loaded.schedule == InverseSqrt(warmup_steps=3)
+    resumed = tiny("fit", "--trainer.run_dir=resumed", f"--ckpt_path={middle}", **{"model.schedule": schedule})
+    assert rate_of(resumed) == rate_of(whole)
+    for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def rate_of(run):
+    return run.trainer.optimizers[0].param_groups[0]["lr"]
 
 
 def test_schedules_cost_no_torch():

@@ -16,8 +16,8 @@ from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.checkpoints.sharded import Rows, local_rows, split, write_folder
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.mlp import SwiGLU
+from lightning_llm.model.plain import is_plain
 from lightning_llm.model.transformer import Transformer
-from lightning_llm.model.weights import is_plain
 from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim import AdamW, GroupRule, MuonAdamW, clip_grad_norm_, muon, own_rates, param_groups
 from lightning_llm.training import distributed

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.tensorboard.summary import hparams
 
 from lightning_llm.checkpoints.loop_state import step_is_complete
-from lightning_llm.optim.groups import local
+from lightning_llm.optim.base import local_shard
 from lightning_llm.runs.directory import RunDirectory, is_first_process
 from lightning_llm.runs.event_files import put_events_before
 from lightning_llm.runs.options import MEMORY, PEAK, short_options, shown
@@ -188,7 +188,7 @@ def _hyperparameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, 
 def _add_histograms(trainer: Trainer, prefix: str, tensors: Mapping[str, Tensor], step: int) -> None:
     for writer in tensorboard_writers(trainer):
         for name, tensor in tensors.items():
-            values = local(tensor).detach().float()
+            values = local_shard(tensor).detach().float()
             values = values[values.isfinite()]  # NumPy rejects the others
             if values.numel():
                 writer.add_histogram(prefix + name, values, step)

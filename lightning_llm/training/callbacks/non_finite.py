@@ -18,7 +18,7 @@ import lightning_llm.training.callbacks.dashboard as names
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.loop_state import is_log_step, micro_batch_of_step, step_is_complete
 from lightning_llm.checkpoints.reading import step_files
-from lightning_llm.optim.groups import local
+from lightning_llm.optim.base import local_shard
 from lightning_llm.runs.directory import run_dir_of
 from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints
 
@@ -74,7 +74,7 @@ class StopOnNonFinite(Callback):
 
     def _check(self, trainer: Trainer, weights: Iterable[Tensor] = ()) -> None:
         values = [value.float() for *_, value in self._values]
-        values += [local(weight.detach()).sum(dtype=torch.float32) for weight in weights]
+        values += [local_shard(weight.detach()).sum(dtype=torch.float32) for weight in weights]
         if not values:
             return
         found = not bool(torch.stack(values).isfinite().all())

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from lightning_llm.data import corpora, formats
-from lightning_llm.data.corpora import Share
+from lightning_llm.data import formats
 from lightning_llm.data.prepare import prepare_store
+from lightning_llm.data.splits import Shard
 from lightning_llm.data.token_store import SHARD, TokenStore, meta_checksum, read_meta
 from lightning_llm.data.token_store_writer import merge_shards
 
@@ -43,7 +43,7 @@ def test_shards_make_the_store_of_one_process(text, tmp_path, tokenizer, count, 
     options = {"tokenizer": tokenizer, "vocab_size": 270, "test_fraction": 0.2}
     whole = prepare_store(text, tmp_path / "whole", **options)
     for index in range(count, 0, -1):
-        prepare_store(text, tmp_path / "out", share=Share(index, count), **options)
+        prepare_store(text, tmp_path / "out", shard=Shard(index, count), **options)
     assert content(merge_shards(tmp_path / "out").path) == content(whole.path)
     assert sorted(os.listdir(tmp_path)) == ["out", "text", "whole"]
 
@@ -51,16 +51,16 @@ def test_shards_make_the_store_of_one_process(text, tmp_path, tokenizer, count, 
 def test_single_document_goes_whole_into_one_shard(tmp_path):
     (tmp_path / "text.txt").write_text("some text\n" * 50)
     for index in (1, 2):
-        share = Share(index, 2)
-        folder = prepare_store(str(tmp_path / "text.txt"), tmp_path / "out", share=share, tokenizer="byte").path
+        shard = Shard(index, 2)
+        folder = prepare_store(str(tmp_path / "text.txt"), tmp_path / "out", shard=shard, tokenizer="byte").path
         assert ((folder / "train.bin").stat().st_size > 0) == (index == 1)
     assert merge_shards(tmp_path / "out").splits["val"].tokens == 50
 
 
 def test_a_wrong_count_is_one_line_however_large(text, tmp_path):
-    assert "shard 1 of 1000000000000: the first must be" in fault(lambda: Share(1, 10**12))
-    assert "shard 3 of 2: the first must be at least 1 and at most the second" in fault(lambda: Share(3, 2))
-    folder = prepare_store(text, tmp_path / "out", share=Share(1, 2), tokenizer="byte").path
+    assert "shard 1 of 1000000000000: the first must be" in fault(lambda: Shard(1, 10**12))
+    assert "shard 3 of 2: the first must be at least 1 and at most the second" in fault(lambda: Shard(3, 2))
+    folder = prepare_store(text, tmp_path / "out", shard=Shard(1, 2), tokenizer="byte").path
     meta = {**read_meta(folder, SHARD), "shard": [1, 10**12]}
     (folder / SHARD).write_text(json.dumps({**meta, "checksum": meta_checksum(meta)}))
     folder.rename(tmp_path / f"out.shard-1-of-{10**12}")
@@ -69,30 +69,30 @@ def test_a_wrong_count_is_one_line_however_large(text, tmp_path):
 
 
 def test_shard_is_no_store(text, tmp_path):
-    folder = prepare_store(text, tmp_path / "out", share=Share(1, 2), tokenizer="byte").path
+    folder = prepare_store(text, tmp_path / "out", shard=Shard(1, 2), tokenizer="byte").path
     merge = f"lightning-llm prepare --merge {tmp_path / 'out'}"
     assert f"is one shard of a store: when all are made, {merge}" in fault(lambda: TokenStore.open(folder))
     assert f"but 1 of its shards do: when all are made, {merge}" in fault(lambda: TokenStore.open(tmp_path / "out"))
-    assert "exists already" in fault(lambda: prepare_store(text, tmp_path / "out", share=Share(1, 2), tokenizer="byte"))
+    assert "exists already" in fault(lambda: prepare_store(text, tmp_path / "out", shard=Shard(1, 2), tokenizer="byte"))
 
 
 def test_missing_and_differing_shards_are_named(text, tmp_path):
     out = tmp_path / "out"
     assert "there is no shard out.shard-I-of-N next to it" in fault(lambda: merge_shards(out))
-    prepare_store(text, out, share=Share(2, 3), tokenizer="byte")
+    prepare_store(text, out, shard=Shard(2, 3), tokenizer="byte")
     message = fault(lambda: merge_shards(out))
     assert f"of 3 shards 1, 3 are missing: lightning-llm prepare … --out {out} --shard 1/3" in message
-    prepare_store(text, out, share=Share(1, 3), tokenizer="byte")
-    prepare_store(text, out, share=Share(3, 3), tokenizer="char")
+    prepare_store(text, out, shard=Shard(1, 3), tokenizer="byte")
+    prepare_store(text, out, shard=Shard(3, 3), tokenizer="char")
     assert "out.shard-3-of-3 was made with another text, options or versions" in fault(lambda: merge_shards(out))
-    prepare_store(text, out, share=Share(1, 2), tokenizer="byte")
+    prepare_store(text, out, shard=Shard(1, 2), tokenizer="byte")
     assert "its shards are of 2 and of 3" in fault(lambda: merge_shards(out))
     assert not out.exists()
 
 
 def test_damaged_shard_is_named_and_kept(text, tmp_path):
     for index in (1, 2):
-        folder = prepare_store(text, tmp_path / "out", share=Share(index, 2), tokenizer="byte").path
+        folder = prepare_store(text, tmp_path / "out", shard=Shard(index, 2), tokenizer="byte").path
     with (folder / "train.bin").open("r+b") as file:
         file.write(b"a\0b\0")
     before = sorted(os.listdir(tmp_path))
@@ -103,13 +103,6 @@ def test_damaged_shard_is_named_and_kept(text, tmp_path):
 
 
 def test_merging_over_a_store_is_refused(text, tmp_path):
-    prepare_store(text, tmp_path / "out", share=Share(1, 1), tokenizer="byte")
+    prepare_store(text, tmp_path / "out", shard=Shard(1, 1), tokenizer="byte")
     (tmp_path / "out").mkdir()
     assert "exists already" in fault(lambda: merge_shards(tmp_path / "out"))
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 1000])
-def test_shares_cover_every_file_once(text, count):
-    corpus = corpora.Corpus(("x",), tuple(formats.TextFile(f"{n}", n * 37 % 11 + 1, lambda: None) for n in range(30)))
-    spans = [list(Share(index, count).spans(corpus)) for index in range(1, count + 1)]
-    assert all(sum(share[n] is not None for share in spans) == 1 for n in range(30))

@@ -1,0 +1,137 @@
+"""Which token store the ``data.*`` options of a run mean, and whether it still matches them."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lightning_llm.data.corpora import NAMED_CORPORA, open_corpus
+from lightning_llm.data.prepare import BUILT_IN_TOKENIZERS, DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE, prepare_store
+from lightning_llm.data.token_store import TokenStore, sha256, shards_of
+from lightning_llm.data.tokenizers import Tokenizer, check_bpe
+from lightning_llm.io.untrusted import file_name
+
+DEFAULT_CORPUS = "stdlib"
+
+
+def find_or_prepare(
+    *,
+    corpus: str | None = None,
+    path: str | None = None,
+    store: str | None = None,
+    tokenizer: str = DEFAULT_TOKENIZER,
+    vocab_size: int = DEFAULT_VOCAB_SIZE,
+    prepare: bool = True,
+    progress: bool = False,
+    say: Callable[[str], object] = lambda line: None,
+) -> TokenStore:
+    """The store that a run's ``data.*`` options mean; prepares a missing store if its text is given.
+
+    A named store that exists is used as it is, unless an option that differs from its default contradicts the store's
+    source. An unnamed store is in :func:`default_store`, and is made again when its text has changed. To check that,
+    the text is read if ``path`` is given or ``store`` is not.
+
+    Args:
+        corpus: Name of a corpus. ``None``: ``stdlib`` if neither path nor store is given.
+        path: Text: a file, folder or glob, instead of the corpus.
+        store: The store's folder.
+        tokenizer: As in :func:`prepare_store`, and so are ``vocab_size`` and ``progress``.
+        vocab_size: Number of ids of ``bpe``.
+        prepare: Whether to read the text at all. If not, the store must exist and is used as it is.
+        progress: Show a bar.
+        say: Called with a line before a store is prepared.
+
+    Raises:
+        ValueError: As :func:`prepare_store` and ``TokenStore.open``; if the store was made from something else, or a
+            named store is missing and no text is given.
+    """
+    if tokenizer == "bpe":
+        check_bpe(vocab_size)
+    check_named_store(store, corpus, path)
+    if path is None and corpus not in (None, *NAMED_CORPORA):
+        known = ", ".join(NAMED_CORPORA)
+        raise ValueError(
+            f"corpus {corpus!r} is unknown: choose one of {known}, or give a file, folder or glob as data.path"
+        )
+    given = path if path is not None else corpus or DEFAULT_CORPUS
+    out = Path(store) if store is not None else default_store([given], tokenizer, vocab_size)
+    if not prepare:
+        return TokenStore.open(out)
+    if store is not None and out.exists():
+        opened = TokenStore.open(out)
+        _check_source(opened, corpus, path, tokenizer, vocab_size)
+        return opened
+    documents = open_corpus([given])
+    if out.exists():
+        opened = TokenStore.open(out)
+        if opened.source.get("fingerprint") == documents.fingerprint and _has_tokenizer(opened, tokenizer):
+            return opened
+        say(f"The text or the tokenizer of {out} has changed since it was prepared.")
+    say(f"Preparing {out} from {given} ({documents.size / 1e6:.1f} MB), tokenizer {tokenizer}.")
+    try:
+        return prepare_store(
+            documents, out, tokenizer=tokenizer, vocab_size=vocab_size, progress=progress, replace=out.exists()
+        )
+    except ValueError:
+        if store is None and out.exists():  # another process was faster
+            return TokenStore.open(out)
+        raise
+
+
+def check_named_store(store: str | None, corpus: str | None, path: str | None) -> None:
+    """Rejects a named store that is missing, unless its text is given too: the name may be a typo.
+
+    Raises:
+        ValueError: If the store is missing, and neither a corpus nor a path was given with it.
+    """
+    if store is None or Path(store).exists() or corpus is not None or path is not None:
+        return
+    if shards_of(Path(store)):
+        TokenStore.open(store)  # raises, with what to do with the shards
+    raise ValueError(
+        f"data.store {store!r} does not exist: give an existing store, or the text to prepare it from, as "
+        "data.path or, on the command line, as data.corpus"
+    )
+
+
+def default_store(inputs: Sequence[str], tokenizer: str, vocab_size: int) -> Path:
+    """The folder of an unnamed store, such as ``stores/shakespeare-char`` or ``stores/stdlib-bpe-4096``.
+
+    Paths among the inputs, and that of a ``tokenizer.json``, add eight hex digits of a hash of the absolute paths.
+    """
+    paths = [given for given in inputs if given not in NAMED_CORPORA]
+    words = ["+".join(given if given in NAMED_CORPORA else Path(given).stem.strip("*?[]") for given in inputs)]
+    if tokenizer in BUILT_IN_TOKENIZERS:
+        words += [tokenizer, str(vocab_size)] if tokenizer == "bpe" else [tokenizer]
+    else:
+        words, paths = [*words, "file"], [*paths, tokenizer]
+    if paths:
+        words.append(sha256("\n".join(str(Path(path).expanduser().absolute()) for path in paths).encode())[:8])
+    return Path("stores", file_name("-".join(words)))
+
+
+def _check_source(store: TokenStore, corpus: str | None, path: str | None, tokenizer: str, vocab_size: int) -> None:
+    made = store.source
+    problems = []
+    if path is not None:
+        if made.get("fingerprint") != open_corpus([path]).fingerprint:
+            problems.append(f"data.path {path!r}{' as it is now' if made.get('inputs') == [path] else ''}")
+    elif corpus not in (None, DEFAULT_CORPUS) and made.get("inputs") != [corpus]:
+        problems.append(f"data.corpus {corpus!r}")
+    if tokenizer != DEFAULT_TOKENIZER and not _has_tokenizer(store, tokenizer):
+        problems.append(f"data.tokenizer {tokenizer!r}")
+    if vocab_size != DEFAULT_VOCAB_SIZE and made.get("tokenizer") == "bpe" and made.get("vocab_size") != vocab_size:
+        problems.append(f"data.vocab_size {vocab_size}")
+    if problems:
+        inputs = ", ".join(made.get("inputs", []))
+        raise ValueError(
+            f"token store {store.path} was made from {inputs} with tokenizer {made.get('tokenizer')} of "
+            f"{store.vocab_size} ids, not with {' and '.join(problems)}: drop the option, or choose another data.store"
+        )
+
+
+def _has_tokenizer(store: TokenStore, tokenizer: str) -> bool:
+    if tokenizer in BUILT_IN_TOKENIZERS:
+        return bool(store.source.get("tokenizer") == tokenizer)
+    return store.tokenizer_sha256 == sha256(Tokenizer.from_file(tokenizer).to_str().encode())
+
+
+# ---- encoding segment after segment

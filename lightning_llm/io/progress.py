@@ -1,0 +1,34 @@
+"""The progress of work that reads its input once or several times, in bytes, and a bar that shows it."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+Advance = Callable[[int], object]  # called with bytes read from disk
+Phase = Callable[[str], Advance]  # starts a phase of the work, which reads the input once
+
+
+def ignore_progress(size: int) -> None:
+    """An ``Advance`` that shows nothing."""
+
+
+@contextlib.contextmanager
+def progress_bar(total: int, show: bool) -> Iterator[Phase]:
+    """A progress bar of ``total`` bytes with the remaining time, if ``show`` is set and there is a terminal."""
+    if show:  # importing rich takes time
+        from rich import progress
+
+        from lightning_llm.io.console import Console
+
+        console = Console(stderr=True)
+        if console.is_terminal:  # elsewhere some versions of rich print an empty line
+            columns = (progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
+            texts = (progress.TextColumn("{task.description}"), progress.TimeRemainingColumn())
+            with progress.Progress(texts[0], *columns, texts[1], console=console, transient=True) as bar:
+
+                def phase(description: str) -> Advance:
+                    task = bar.add_task(description, total=total)
+                    return lambda size: bar.advance(task, size)
+
+                yield phase
+                return
+    yield lambda description: ignore_progress

@@ -1,0 +1,72 @@
+"""The place of operators in autograd, in torch.compile and under the transforms of torch.func."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, library
+
+Backward = Callable[..., tuple[Tensor | None, ...]]
+
+
+def reject_transforms(name: str, instead: str) -> None:
+    """Reports that an operator with a backward of its own does not work under ``torch.func``.
+
+    Raises:
+        NotImplementedError: One of its transforms is active.
+    """
+    if torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(f"{name} does not work under the transforms of torch.func: use {instead} there")
+
+
+def differentiable_once(backward: Backward) -> Backward:
+    """Decorates the backward of a Function that autograd cannot differentiate again.
+
+    torch's own ``once_differentiable`` looks at the incoming gradient only: where that is constant, gradients come out
+    as if they were constants too, and a penalty on them is silently lost.
+
+    Raises:
+        RuntimeError: Under ``create_graph=True``.
+    """
+
+    @wraps(backward)
+    def only_once(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "this operator of lightning_llm cannot be differentiated twice (create_graph=True): "
+                "use the plain form, swiglu_reference or that of torch.nn.functional"
+            )
+        return backward(ctx, *grads)
+
+    return only_once
+
+
+def custom_op(
+    name: str,
+    arguments: str,
+    run: Callable[..., list[Tensor]],
+    shapes: Callable[..., list[Tensor]],
+    *,
+    save: Callable[..., None] | None = None,
+    gradients: Callable[..., tuple[Any, ...]] | None = None,
+) -> Callable[..., list[Tensor]]:
+    """An operator that ``torch.compile`` does not trace into, so that it saves for backward what it says.
+
+    If the compiler traced into it, it would merge recomputation in backward with the forward pass (it removes common
+    subexpressions), and the memory would be back. The kernels inside are the same as in eager mode.
+
+    Args:
+        name: In this package's namespace of torch's library.
+        arguments: Its schema's arguments; it returns a list of tensors.
+        run: Its implementation.
+        shapes: Returns empty tensors of the results' shapes and dtypes.
+        save: Saves inputs and results for backward: called with a context, the inputs and the results.
+        gradients: Its backward, called with that context and the gradients of the results.
+    """
+    schema = f"({arguments}) -> Tensor[]"
+    operator = library.custom_op(f"lightning_llm::{name}", run, mutates_args=(), schema=schema)
+    operator.register_fake(shapes)
+    if gradients is not None:
+        operator.register_autograd(gradients, setup_context=save)
+    return operator

@@ -1,0 +1,22 @@
+"""An operator is judged by the error of its plain form in the same dtype; the truth is in float64."""
+
+import torch
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def with_gradients(function, inputs, dtype):
+    inputs = [x.detach().to(dtype, copy=True).requires_grad_() for x in inputs]
+    out = function(*inputs)
+    torch.manual_seed(1)
+    out.backward(torch.randn(out.shape, dtype=torch.float64).to(dtype))
+    return [out.detach(), *(x.grad for x in inputs)]
+
+
+def assert_as_good_as_plain(ours, plain, inputs, dtype):
+    inputs = [x.to(dtype).double() for x in inputs]  # the truth starts from the same rounded inputs
+    truth = with_gradients(plain, inputs, torch.float64)
+    our_results, plain_results = with_gradients(ours, inputs, dtype), with_gradients(plain, inputs, dtype)
+    for got, reference, true in zip(our_results, plain_results, truth, strict=True):
+        assert got.dtype == dtype
+        assert (got.double() - true).norm() <= 2 * (reference.double() - true).norm()
