@@ -124,7 +124,7 @@ def check_described(content: Mapping[str, Any], path: object) -> None:
     A model with parts of the user's own is not compared. Raises as :func:`check_fits`.
     """
     config = ModelConfig(**content["hyper_parameters"]["architecture"])
-    if config.own_parts or config.vocab_size is None:
+    if config.custom_parts or config.vocab_size is None:
         return
     model = nn.Module()
     with torch.device("meta"):

@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from difflib import get_close_matches
 from itertools import islice
@@ -18,7 +18,15 @@ from jsonargparse.typing import Path as ParsersPath
 from lightning_llm.cli.errors import TRAINER_WORDS
 from lightning_llm.data.prepare import check_named_store
 from lightning_llm.io.config_file import check_yaml, config_path, parse_yaml, read_config
-from lightning_llm.io.imports import NAMED, definitions, is_foreign, is_import_path
+from lightning_llm.io.trust import (
+    OFFERED,
+    TRUSTED,
+    custom_paths,
+    is_custom,
+    texts_in,
+    trust_printed,
+    trusted_definitions,
+)
 from lightning_llm.io.untrusted import check_regular, file_name, shown
 from lightning_llm.model.parts import BUILT_IN, name_of, normalized
 from lightning_llm.runs.directory import CONFIG
@@ -28,11 +36,6 @@ CONFIG_OPTIONS = ("--config", "-c")
 SECTIONS = ("model", "data", "trainer")
 FIT = ("fit", "check")  # which start without a trained model
 STRICT_YAML = "strict_yaml"  # the parser's own mode, but for keys that are given twice
-MOST_TEXTS = 3  # texts of YAML inside one another
-MOST_STRINGS = 2000  # in a config; for each one in a list of callbacks, the parser takes a millisecond
-MOST_IMPORTS = 200  # that a config names
-KINDS = ("accelerators", "callbacks", "loggers", "plugins", "profilers", "strategies")
-OFFERED = ("lightning_llm", "torch.optim", "lightning.fabric.plugins", *(f"lightning.pytorch.{kind}" for kind in KINDS))
 _PERMITTED: set[str] = set()
 SINGLE_OPTIONS = ("seed_everything", "keep_freed_memory", "ckpt_path", "weights_only", "return_predictions", "verbose")
 FLAGS = ("-h", "--help", "--print_config", "--trust-code")
@@ -174,22 +177,8 @@ def check_configs(words: Sequence[str]) -> list[str]:
                 raise ValueError(f"config {file}: {name!r} is unknown; at the top there may be {known}")
             if name in SECTIONS and not isinstance(value, dict):
                 raise ValueError(f"config {file}: {name} must hold options by name, got {shown(value)}")
-    NAMED.update(imports_of([each for word in words for each in (word, word.partition("=")[2])]))
-    return [line for path, content in config_files(words).items() for line in notes_on(path, content)]
-
-
-def notes_on(file: Path, content: object) -> list[str]:
-    """The line about what the content of a file imports; none if it imports nothing. From then on, it may."""
-    found = imports_of(content)
-    if len(found) > MOST_IMPORTS:
-        raise ValueError(f"{file} names {len(found)} import paths, expected at most {MOST_IMPORTS}")
-    NAMED.update(found)
-    return [f"{file} imports {', '.join(found)}"] if found else []
-
-
-def imports_of(content: object) -> list[str]:
-    """The import paths from outside this package in nested options."""
-    return sorted({leaf for leaf in _leaves(content) if is_foreign(leaf) and is_import_path(leaf)})
+    TRUSTED.update(custom_paths([text for word in words for text in (word, word.partition("=")[2])]))
+    return [line for path, content in config_files(words).items() for line in trust_printed(path, content)]
 
 
 def parse(parser: ArgumentParser, words: Sequence[str]) -> Any:
@@ -212,14 +201,14 @@ def parse(parser: ArgumentParser, words: Sequence[str]) -> Any:
     options = parsed[parsed.subcommand]  # the parser imports no parts: the model does
     parts = {kind: name_of(normalized(options.get(f"model.architecture.{kind}", ""))) for kind in BUILT_IN}
     for kind, path in parts.items():
-        if path not in BUILT_IN[kind] and is_foreign(path) and "." in path and path not in NAMED:
+        if path not in BUILT_IN[kind] and is_custom(path) and "." in path and path not in TRUSTED:
             raise ValueError(f"model.architecture.{kind} {shown(path)} is hidden in a text: write it without quotes")
     return parsed
 
 
 def _permit() -> bool:
-    """Let the parser import what was named, wherever that is defined; returns whether anything is new."""
-    new = {path for path in NAMED | definitions() if path.partition(".")[0] != "jsonargparse"} - _PERMITTED
+    """Let the parser import what is trusted, wherever that is defined; returns whether anything is new."""
+    new = {path for path in trusted_definitions() if path.partition(".")[0] != "jsonargparse"} - _PERMITTED
     _PERMITTED.update(new)
     set_parsing_settings(import_path_allowlist=sorted(new))
     return bool(new)
@@ -270,8 +259,8 @@ def _look_into(file: Path, content: dict[str, Any], found: dict[Path, Any]) -> N
 
 
 def _look_at(value: object, folder: Path, found: dict[Path, Any], *, is_read: bool = True) -> None:
-    for leaf in _leaves(value):
-        path = Path(ParsersPath(leaf, "", cwd=folder).absolute)  # with ~ and file: as the parser opens them
+    for text in texts_in(value):
+        path = Path(ParsersPath(text, "", cwd=folder).absolute)  # with ~ and file: as the parser opens them
         if os.path.exists(path) and not path.is_dir():
             check_regular(path)
             if is_read and path not in found:
@@ -279,36 +268,6 @@ def _look_at(value: object, folder: Path, found: dict[Path, Any], *, is_read: bo
                 # the checkpoint of init_from, is left to the option that names it
                 with nullcontext() if path.suffix in (".yaml", ".yml") else suppress(ValueError):
                     _look_into(path, read_config(path), found)
-
-
-def _leaves(value: object) -> Iterator[str]:
-    """The strings in nested options, and in texts that the parser reads as YAML again; each of them once."""
-    queue, seen = [(value, 0)], dict[Any, object]()  # what was met by its id, which no other value can have meanwhile
-    strings = 0
-    for each, depth in queue:
-        strings += isinstance(each, str)
-        if strings > MOST_STRINGS:
-            raise ValueError(f"a config holds more than {MOST_STRINGS} texts: write less")
-        key = each if isinstance(each, str) else id(each)
-        if key in seen:
-            continue
-        seen[key] = each
-        if isinstance(each, str):
-            yield each
-            with suppress(yaml.YAMLError, ValueError):
-                queue += [(parse_yaml(each), depth + 1)] if depth < MOST_TEXTS else []
-        elif isinstance(each, dict | list):
-            if isinstance(each, dict) and not depth:
-                _check_class(each)
-            queue += [(inner, depth) for inner in (each.values() if isinstance(each, dict) else each)]
-
-
-def _check_class(options: dict[str, Any]) -> None:
-    if not isinstance(options.get("class_path", ""), str):
-        raise ValueError(f"class_path must be an import path, got {shown(options['class_path'])}")
-    if not isinstance(options.get("init_args"), dict | None):
-        where = f" of {options['class_path']}" if "class_path" in options else ""
-        raise ValueError(f"init_args{where} must hold options by name, got {shown(options['init_args'])}")
 
 
 def resume_command(words: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from lightning_llm.cli.process import is_first_process
 from lightning_llm.data.corpora import STDIN, open_corpus
 from lightning_llm.data.prepare import given_tokenizer
 from lightning_llm.io.config_file import read_config
-from lightning_llm.io.imports import PACKAGE, is_foreign
+from lightning_llm.io.trust import PACKAGE, is_custom
 from lightning_llm.io.untrusted import shown
 from lightning_llm.model.parts import BUILT_IN, part_faults
 from lightning_llm.runs.find import named_checkpoint
@@ -72,8 +72,8 @@ def _check_named(words: Sequence[str]) -> None:
         folder = Path(given("trainer.default_root_dir") or "runs", experiment_of(words))
         is_of_run = not option_values(words, *CONFIG_OPTIONS)  # then any run below the folder counts
         named_checkpoint(checkpoint, Path(given("trainer.run_dir") or (folder.parent if is_of_run else folder)))
-    is_foreign_class = any(is_foreign(given(f"{name}.class_path") or PACKAGE) for name in ("model", "data"))
-    if checkpoint is not None or has_section or is_foreign_class:
+    is_custom_class = any(is_custom(given(f"{name}.class_path") or PACKAGE) for name in ("model", "data"))
+    if checkpoint is not None or has_section or is_custom_class:
         return
     for kind, known in BUILT_IN.items():
         name = given(f"model.architecture.{kind}")

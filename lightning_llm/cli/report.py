@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_llm.checkpoints.reading import BEST
-from lightning_llm.cli.own_classes import is_own, path_of
+from lightning_llm.cli.custom_classes import is_custom_class, path_of
 from lightning_llm.data.datamodule import TokenDataModule, offered, tokenizer_of
 from lightning_llm.generation import generate
 from lightning_llm.io.console import Console
@@ -115,8 +115,8 @@ class RunReport(Callback):
             place = escape(shlex.quote(str(run)))
             self.console.print("\n[bold]next[/]")
             if newest is not None and tokenizer_of(data) is not None:
-                foreign = getattr(getattr(model, "architecture", None), "foreign_code", ())
-                words = f'{place} --prompt "…" --max-new-tokens 200{" --trust-code" if foreign else ""}'
+                custom = getattr(getattr(model, "architecture", None), "custom_parts", ())
+                words = f'{place} --prompt "…" --max-new-tokens 200{" --trust-code" if custom else ""}'
                 self.console.print(f"  lightning-llm generate {words}")
             if newest is not None:
                 self.console.print(f"  lightning-llm validate --ckpt_path {place}")
@@ -186,7 +186,7 @@ def _describe_model(model: Any) -> str:
     config, parameters = model.transformer.config, dict(model.named_parameters())
     embedding = sum(p.numel() for name, p in parameters.items() if "embed" in name or "lm_head" in name)
     return (
-        f"{f'{path_of(type(model))}: ' if is_own(type(model)) else ''}"
+        f"{f'{path_of(type(model))}: ' if is_custom_class(type(model)) else ''}"
         f"{sum(p.numel() for p in parameters.values()):,} parameters ({embedding:,} in embedding and head): "
         f"{config.num_hidden_layers} layers, {config.hidden_size} wide, {config.num_attention_heads} heads, "
         f"{config.mlp}, vocabulary {config.vocab_size}"

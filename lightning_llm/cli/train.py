@@ -29,12 +29,13 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint, read_outline
 from lightning_llm.checkpoints.schema import LIGHTNING
-from lightning_llm.cli import command_line, early_checks, jobs, own_classes
+from lightning_llm.cli import command_line, custom_classes, early_checks, jobs
 from lightning_llm.cli.errors import FAILED, USER_ERROR, help_of, in_plain_words, one_line, reports, with_page
 from lightning_llm.cli.process import interrupts, is_first_process, quieten
 from lightning_llm.cli.report import RunReport, print_checks
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.atomic import write_json, write_text
+from lightning_llm.io.trust import TRUST_CODE
 from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.runs.directory import CONFIG
 from lightning_llm.runs.find import JOB, checkpoint_in, find_checkpoint, newest_run, run_of, step_in
@@ -52,7 +53,6 @@ from lightning_llm.training.preflight import refuse
 from lightning_llm.training.trainer import Trainer
 
 PLAN = "plan.json"
-TRUST_CODE = "--trust-code"
 ENDED_TOGETHER = (0, 129, 130, 143)  # all processes at the same step: none waits for another any more
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MISTAKES = (ArgumentError, argparse.ArgumentError, ValueError, OSError, MisconfigurationException)
@@ -103,7 +103,7 @@ class TrainingCLI(LightningCLI):
         text += "+1.5 percent in bf16 and by -6 percent in float32 (November 2026)."
         parser.add_argument("--keep_freed_memory", type=bool, default=True, help=text)
         for section, kind in self.classes.items():
-            own_classes.add_option(parser, section, kind)
+            custom_classes.add_option(parser, section, kind)
 
     @property
     def classes(self) -> dict[str, Any]:
@@ -117,14 +117,14 @@ class TrainingCLI(LightningCLI):
         for word in {"validate", "test"} & self.subcommands().keys():  # our report prints the metrics
             self._parser(word).set_defaults(verbose=False)
         command = words[0] if words and words[0] in self.subcommands() else "fit"
-        hidden = own_classes.hide_options_of_ours(self._parser(command), words, data_class)
+        hidden = custom_classes.hide_options_of_ours(self._parser(command), words, data_class)
         self.experiment, self._words = command_line.experiment_of(words), words
         self.config = command_line.parse(parser, words)
         self._options = self.config[self.config.subcommand]
-        own_classes.check_parsed(self._options, words, self.classes)
+        custom_classes.check_parsed(self._options, words, self.classes)
         self._ckpt_path = self._options.pop("ckpt_path", None)
         if left_out := [name for name in hidden if self._options.pop(name, self) is not self]:
-            _say(f"lightning-llm {command}: {own_classes.path_of(data_class)} lacks {', '.join(left_out)}: left out")
+            _say(f"lightning-llm {command}: {custom_classes.path_of(data_class)} lacks {', '.join(left_out)}: left out")
 
     def before_instantiate_classes(self) -> None:
         """Find the checkpoint; prepare the process."""
@@ -151,7 +151,7 @@ class TrainingCLI(LightningCLI):
         saved: dict[str, Any] = {}
         if self.subcommand in ("fit", "check"):
             if self.checkpoint is not None:
-                is_described = not any(map(own_classes.is_own, self.classes.values()))
+                is_described = not any(map(custom_classes.is_custom_class, self.classes.values()))
                 saved = check_run_checkpoint(self.checkpoint, is_described=is_described).get(EXECUTION, {})
             elif self._options.model.get("init_from") is not None and not self._trusts_code:
                 check_trust(self._options.model.init_from)
@@ -170,9 +170,9 @@ class TrainingCLI(LightningCLI):
         """Model, data and trainer; the seed of ``seed_everything`` is that of the initial weights too."""
         config = self.config.clone()
         for section in self.classes:  # it has chosen the class, whose constructor does not take it
-            config.pop(f"{self.subcommand}.{section}.{own_classes.CLASS_PATH}")
-        own_classes.check_architecture(config.get(f"{self.subcommand}.model.architecture"))
-        with own_classes.blaming(*self.classes.values()):
+            config.pop(f"{self.subcommand}.{section}.{custom_classes.CLASS_PATH}")
+        custom_classes.check_architecture(config.get(f"{self.subcommand}.model.architecture"))
+        with custom_classes.blaming(*self.classes.values()):
             self.config_init = self.parser.instantiate_classes(config)
         self.datamodule, self.model = (self._get(self.config_init, name) for name in ("data", "model"))
         self.trainer = self.instantiate_trainer()
@@ -309,7 +309,7 @@ def _run_command(command: str, words: list[str], given: dict[str, type | None]) 
         complete = command_line.complete(words)
         for line in command_line.check_configs(complete):  # before anything imports what they name
             _say(f"lightning-llm {command}: {line}")
-        classes: dict[str, Any] = own_classes.choose(complete, given)
+        classes: dict[str, Any] = custom_classes.choose(complete, given)
         kind = _of_one(command)
         return kind(
             classes["model"],

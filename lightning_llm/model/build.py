@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_llm.io.imports import PACKAGE, imported, is_foreign
+from lightning_llm.io.trust import PACKAGE, import_trusted
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import BUILT_IN, arguments_of, name_of
 from lightning_llm.model.weights import drawing
@@ -42,7 +42,7 @@ def build(
     Args:
         kind: ``attention``, ``mlp``, ``norm``, ``position``, ``block`` or ``loss``.
         config: Of the model.
-        seed: Of the initial values: what a foreign constructor draws is a function of seed and path.
+        seed: Of the initial values: what a custom constructor draws is a function of seed and path.
         path: The part's name inside ``Transformer``.
         layer: Index of the block.
         size: Of a norm.
@@ -62,7 +62,7 @@ def build(
     accepted = inspect.signature(make).parameters
     options |= {each: value for each, value in (("layer", layer), ("seed", seed)) if each in accepted}
     _check_call(kind, name, make, CONSTRUCTORS[kind], given, options)
-    with drawing(seed, path) if is_foreign(name) and built_in is None else nullcontext():
+    with drawing(seed, path) if built_in is None else nullcontext():
         try:
             made = make(*given, **options)
         except RecursionError:
@@ -82,7 +82,7 @@ def _shipped(path: str) -> Callable[..., Any]:
 
 def _imported(kind: str, path: str) -> Callable[..., Any]:
     try:
-        found: Callable[..., Any] = imported(path)
+        found: Callable[..., Any] = import_trusted(path)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{kind} {path!r} cannot be imported: {error}; give package.module.Class") from error
     return found

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.io.trust import add_trust_option
 from lightning_llm.io.untrusted import read_text
 from lightning_llm.runs.directory import CHECKPOINTS, CONFIG, turn_of
 
@@ -170,13 +171,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     """The options of :func:`open_model`."""
     parser.add_argument("checkpoint", help=MODELS)
     parser.add_argument("--device", default="cpu", help="cpu, cuda or mps (default: cpu)")
-    add_trust(parser)
-
-
-def add_trust(parser: argparse.ArgumentParser) -> None:
-    """The option without which no code runs that a checkpoint or a config names."""
-    text = "import and run classes outside lightning_llm that the model names"
-    parser.add_argument("--trust-code", action="store_true", help=text)
+    add_trust_option(parser)
 
 
 def open_model(given: str, device: str, *, trust_code: bool = False) -> tuple["Transformer", Tokenizer]:
@@ -185,7 +180,7 @@ def open_model(given: str, device: str, *, trust_code: bool = False) -> tuple["T
     Args:
         given: One of ``MODELS``, or ``last`` or ``best`` of the runs below ``runs``.
         device: Where it goes.
-        trust_code: As of ``add_trust``.
+        trust_code: As of ``add_trust_option``.
 
     Raises:
         ValueError: There is no such model or device, or the model cannot be read, is not trusted, or has no tokenizer.

@@ -4,6 +4,8 @@ import json
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+from lightning_llm.io.trust import is_custom
+
 WRAPPERS = ("model", "architecture", "init_args", "class_path")  # add nothing to the rest of a name
 CLASS_PATH = "class_path"
 
@@ -17,7 +19,6 @@ UNCOMPARED = (
 MOST_WORDS = 64  # of a path or class path, that a label has
 CALLBACKS = "trainer.callbacks"
 # Callbacks change training or evaluation unless they are known only to show, log or save, as all of this project's do.
-OWN_CALLBACKS = "lightning_llm."
 LIGHTNINGS_CALLBACKS = ("lightning.pytorch.callbacks.", "pytorch_lightning.callbacks.")
 SHOWING = (
     *("ProgressBar", "RichProgressBar", "TQDMProgressBar", "ModelSummary", "RichModelSummary", "BasePredictionWriter"),
@@ -147,4 +148,4 @@ def _callbacks(given: Any) -> dict[str, Any]:
 
 
 def _only_shows(kind: ClassPath) -> bool:
-    return kind.path.startswith(OWN_CALLBACKS) or (kind.path.startswith(LIGHTNINGS_CALLBACKS) and kind in SHOWING)
+    return not is_custom(kind.path) or (kind.path.startswith(LIGHTNINGS_CALLBACKS) and kind in SHOWING)

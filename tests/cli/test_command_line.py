@@ -12,8 +12,7 @@ import typeshed_client
 import yaml
 
 from lightning_llm.__main__ import main
-from lightning_llm.cli.command_line import imports_of
-from lightning_llm.io import imports
+from lightning_llm.io.trust import custom_paths, import_trusted
 
 SHELL = {"class_path": "lightning_llm.cli.ablate.subprocess.Popen", "init_args": {"args": "touch ran", "shell": True}}
 LAMBDA = {"class_path": "lightning.pytorch.callbacks.LambdaCallback"}
@@ -163,7 +162,7 @@ def test_what_is_hidden_too_deep_is_not_imported(stranger, flags, error_line):
     text = f"{{class_path: {stranger}.Class}}"
     for _ in range(6):
         text = yaml.safe_dump([text])
-    assert imports_of(text) == []
+    assert custom_paths(text) == []
     Path("theirs.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": text}}))
     assert main(["check", "--config", "theirs.yaml", *flags()]) == 2
     error_line()
@@ -173,7 +172,7 @@ def test_what_is_hidden_too_deep_is_not_imported(stranger, flags, error_line):
 def test_aliases_of_texts_are_read_once():
     text = json.dumps([f"a: {number}" for number in range(500)])
     content = yaml.safe_load(f"x: &a '{text}'\ny: &b [{', '.join(['*a'] * 100)}]\nz: [{', '.join(['*b'] * 100)}]")
-    assert imports_of(content) == []
+    assert custom_paths(content) == []
 
 
 @pytest.mark.parametrize(
@@ -270,8 +269,8 @@ def test_nothing_else_in_the_current_folder_runs(words, tmp_path, monkeypatch):
 
 def test_a_path_through_this_package_to_what_others_define_is_refused():
     with pytest.raises(ImportError, match="not defined in lightning_llm"):
-        imports.imported("lightning_llm.ablate.local.Path")
-    assert imports.imported("lightning_llm.optim.AdamW").__name__ == "AdamW"
+        import_trusted("lightning_llm.ablate.local.Path")
+    assert import_trusted("lightning_llm.optim.AdamW").__name__ == "AdamW"
 
 
 @pytest.mark.parametrize("section", ["model", "data"])

@@ -19,7 +19,7 @@ from lightning_llm.cli.command_line import CONFIG_OPTIONS, option_values
 from lightning_llm.cli.errors import one_line
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.config_file import read_config
-from lightning_llm.io.imports import NAMED, imported, is_foreign
+from lightning_llm.io.trust import TRUSTED, import_trusted, is_custom
 from lightning_llm.io.untrusted import shown
 from lightning_llm.training.module import LanguageModel
 
@@ -64,16 +64,16 @@ def path_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def is_own(kind: type) -> bool:
+def is_custom_class(kind: type) -> bool:
     """Whether a class is the user's, and not the default of its section."""
     return all(kind is not default for _, default, _ in BASES.values())
 
 
 def _imported(option: str, path: str) -> Any:
-    if is_foreign(path) and path not in NAMED:
+    if is_custom(path) and path not in TRUSTED:
         raise ValueError(f"{option} {shown(path)} is no import path that was found: give package.module.Class")
     try:
-        return imported(path)
+        return import_trusted(path)
     except Exception as error:  # whatever the user's module raises
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise ValueError(f"{option} {path} cannot be imported: {reason}; give package.module.Class") from error
@@ -86,7 +86,7 @@ def add_option(parser: LightningArgumentParser, section: str, kind: type) -> Non
     """Add ``class_path`` to the options of a section. It is in a run's config only if the class is not the default."""
     expected, default = BASES[section][2], BASES[section][1].__name__
     text = f"Import path of {expected}, whose arguments become options of this section. Default: ``{default}``."
-    default_path = path_of(kind) if is_own(kind) else SUPPRESS
+    default_path = path_of(kind) if is_custom_class(kind) else SUPPRESS
     parser.add_argument(f"--{section}.{CLASS_PATH}", type=str, default=default_path, help=text)
 
 
@@ -135,7 +135,7 @@ def blaming(*kinds: type) -> Iterator[None]:
         yield
     except Exception as error:
         owners = (type(frame.f_locals.get("self")) for frame, _ in walk_tb(error.__traceback__))
-        owner = next((each for each in owners if issubclass(each, kinds) and is_own(each)), None)
+        owner = next((each for each in owners if issubclass(each, kinds) and is_custom_class(each)), None)
         if owner is None:
             raise
         reason = f"{type(error).__name__}: {one_line(error)}"
