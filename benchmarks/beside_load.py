@@ -33,7 +33,8 @@ from typing import Any
 from rich.progress import track
 
 from lightning_llm.bench.harness import Request, Row, ratios, write_rows
-from lightning_llm.checkpoints.reading import digest, step_files
+from lightning_llm.checkpoints.names import step_files
+from lightning_llm.checkpoints.reading import digest
 from lightning_llm.io.console import Console
 
 ROOT = Path(__file__).resolve().parents[1]

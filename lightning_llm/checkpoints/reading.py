@@ -1,7 +1,8 @@
-"""Checkpoints of a run, in one file or in a folder of shards, and those of a plain training loop.
+"""Checkpoints, in one file or in a folder of shards: read, validated, and turned into a model.
 
-``checkpoints.archives`` writes and reads files, ``checkpoints.sharded`` folders. Lightning is not imported: a trained
-model can be loaded without it.
+``checkpoints.archives`` reads files, ``checkpoints.sharded`` folders. A run writes its checkpoints through
+``training.checkpoint_io``, when ``training.callbacks.run_checkpoints`` says. Lightning is not imported: a trained model
+can be loaded without it.
 """
 
 import hashlib
@@ -13,22 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from lightning_llm.checkpoints import archives, sharded
 from lightning_llm.checkpoints.archives import Source
 from lightning_llm.checkpoints.compatibility import check_described, check_fits
-from lightning_llm.checkpoints.schema import ARCHITECTURE, FORMAT, LIGHTNING, PLAIN_LOOP, RESUME, WEIGHTS, validate
-from lightning_llm.io.untrusted import refuse
+from lightning_llm.checkpoints.schema import ARCHITECTURE, FORMAT, LIGHTNING, RESUME, WEIGHTS, validate
 from lightning_llm.model.config import config_of_file
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import only_finite
-from lightning_llm.optim.groups import saved_state_faults
 
-EXECUTION = "execution"  # in the part under FORMAT: see training.execution
+EXECUTION = "execution"  # in the part under FORMAT: see training.environment
 RENAMED_CALLBACKS = {"HonestResume": "ResumeDiff"}  # keys of their states in checkpoints of earlier versions
-BEST = "best.ckpt"
 MOST_TRIED, MOST_SECONDS = 3, 5.0  # of files that are read one after the other: more of them if they are read fast
 
 
@@ -157,62 +153,6 @@ def digest(path: str | os.PathLike[str]) -> str:
     content, total = read_checkpoint(path, needs=("state_dict", "optimizer_states")), hashlib.sha256()
     _add(total, [content["state_dict"], content["optimizer_states"]])
     return total.hexdigest()
-
-
-def save_checkpoint(model: nn.Module, optimizer: Optimizer, iteration: int, out: Source) -> None:
-    """Save the state of a plain training loop.
-
-    Args:
-        model: Its parameters and buffers are saved.
-        optimizer: Its state is saved.
-        iteration: Number of finished steps.
-        out: A path, written atomically, or a file open for writing.
-    """
-    content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "iteration": iteration}
-    if isinstance(out, str | os.PathLike):
-        archives.write_atomically(content, out)
-    else:
-        torch.save(content, out)
-
-
-def load_checkpoint(src: Source, model: nn.Module, optimizer: Optimizer) -> int:
-    """Restore what :func:`save_checkpoint` saved, in place.
-
-    Args:
-        src: A path, or a file open for reading.
-        model: Gets the parameters and buffers.
-        optimizer: Gets the state.
-
-    Returns:
-        The number of finished steps.
-
-    Raises:
-        ValueError: As :func:`read_checkpoint`, or the file is of another model.
-    """
-    content = read_checkpoint(src, needs=PLAIN_LOOP)
-    refuse(saved_state_faults(optimizer.param_groups, content["optimizer"]), "the checkpoint is of another model")
-    try:
-        model.load_state_dict(content["model"])
-        optimizer.load_state_dict(content["optimizer"])
-    except RuntimeError as error:
-        raise ValueError(f"the checkpoint is of another model: {' '.join(str(error).split())}") from error
-    return int(content["iteration"])
-
-
-def step_name(step: int) -> str:
-    """The file name of the checkpoint of an optimizer step."""
-    return f"step-{step:08d}.ckpt"
-
-
-def step_of(path: Path) -> int:
-    """The optimizer step in the name of a checkpoint, or -1 if the run has not named it."""
-    digits = path.name.removeprefix("step-").removesuffix(".ckpt")
-    return int(digits) if digits.isdecimal() and path.name == step_name(int(digits)) else -1
-
-
-def step_files(folder: Path) -> list[Path]:
-    """The numbered checkpoints in a folder, files or folders, oldest first."""
-    return sorted((path for path in folder.glob("step-*.ckpt") if step_of(path) >= 0), key=step_of)
 
 
 def _add(total: Any, value: Any) -> None:

@@ -32,7 +32,7 @@ from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.gauges import resident_bytes
-from lightning_llm.runs.directory import RunLock
+from lightning_llm.runs.lock import RunLock
 
 BITS_PER_BYTE = "bits_per_byte"
 FREE_DATA = ("num_workers", "micro_batch_size", "eval_batch_size", "predict_prompts")  # change no batch

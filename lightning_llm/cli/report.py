@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_llm.checkpoints.reading import BEST
+from lightning_llm.checkpoints.names import BEST
 from lightning_llm.cli.custom_classes import is_custom_class, path_of
 from lightning_llm.data.datamodule import TokenDataModule, offered, tokenizer_of
 from lightning_llm.generation import generate

@@ -37,8 +37,8 @@ from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.trust import TRUST_CODE
 from lightning_llm.measure.attribution import is_out_of_memory
-from lightning_llm.runs.directory import CONFIG
-from lightning_llm.runs.find import JOB, checkpoint_in, find_checkpoint, newest_run, run_of, step_in
+from lightning_llm.runs.directory import CONFIG, JOB
+from lightning_llm.runs.find import checkpoint_in, find_checkpoint, newest_run, run_of, step_in
 from lightning_llm.training.callbacks.consistency import RankConsistencyCheck, ResumeDiff
 from lightning_llm.training.callbacks.dashboard import RunLogger
 from lightning_llm.training.callbacks.non_finite import NonFinite

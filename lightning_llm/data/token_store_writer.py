@@ -33,6 +33,7 @@ from lightning_llm.data.token_store import DTYPES, FORMATS, META, SHARD, TOKENIZ
 from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER
 from lightning_llm.io import untrusted
 from lightning_llm.io.atomic import atomic_file, open_to_append, replace_path, write_text
+from lightning_llm.io.processes import is_alive
 from lightning_llm.io.untrusted import file_in
 
 _JOURNAL = "journal.json"
@@ -249,17 +250,9 @@ def _left_behind(path: Path) -> list[Path]:
         number = folder.name.removeprefix(_prefix(path)).split("-")[0]
         own = number == str(os.getpid()) and folder not in _active
         pid = untrusted.number_in(number)
-        if own or pid is None or not _is_running(pid):
+        if own or pid is None or not is_alive(pid):
             found.append(folder)
     return found
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (OSError, OverflowError) as error:  # OverflowError: no process has so high a number
-        return not isinstance(error, ProcessLookupError | OverflowError)
-    return True
 
 
 def _read_journal(folder: Path) -> dict[str, Any]:

@@ -1,36 +1,17 @@
-"""Run directories, and the checkpoint or model in one that a command is given.
-
-A run directory is ``<trainer.default_root_dir>/<name of the config>/version_<n>``, and in it are
-
-config.yaml               every option, resolved: `lightning-llm fit --config` reads it again
-checkpoints/              see training.callbacks.checkpoints
-events.out.tfevents…      TensorBoard
-job                       the SLURM or torchrun job that made it, if one did
-lock                      which process writes here, or did last (see checkpoints.run_lock)
-turn                      a number that grows with each start of a run in the same folder: clocks may jump
-status.json               how the run stands or ended, see checkpoints.run_status
-summary.json              the result, once the run has ended
-windows.json              sums of blocks of validation windows, see ablate.windows
+"""Which run, and which of its checkpoints, a command means by a word such as ``last``, ``best`` or a path.
 
 torch is imported where checkpoints are opened: ``compare`` and ``dashboard`` do not wait for it.
 """
 
-import argparse
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from lightning_llm.data.tokenizers import Tokenizer
-from lightning_llm.io.trust import add_trust_option
+from lightning_llm.checkpoints.names import BEST, step_of
 from lightning_llm.io.untrusted import read_text
-from lightning_llm.runs.directory import CHECKPOINTS, CONFIG, turn_of
+from lightning_llm.runs.directory import CHECKPOINTS, CONFIG, JOB, sequence_number_of
 
-if TYPE_CHECKING:
-    from lightning_llm.model.transformer import Transformer
-
-JOB = "job"
 RUNS = Path("runs")  # where `last` and `best` are looked for
 EXAMPLE = "runs/quickstart/version_0"
 
@@ -52,7 +33,7 @@ def newest_run(root: Path, job: str | None = None) -> Path | None:
     if job is not None:
         runs = [run for run in runs if (run / JOB).is_file() and read_text(run / JOB, 1 << 10).strip() == job]
     # within an experiment by number, which no clock can change; between experiments by the time of the newest file
-    newest = {run.parent: run for run in sorted(runs, key=lambda run: (turn_of(run), _written(run)))}
+    newest = {run.parent: run for run in sorted(runs, key=lambda run: (sequence_number_of(run), _written(run)))}
     return max(newest.values(), key=_written, default=None)
 
 
@@ -107,7 +88,7 @@ def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefe
     """The best or newest whole checkpoint of a run. Arguments and errors as in :func:`find_checkpoint`."""
     if not any(path.exists() for path in _files(run)):
         raise ValueError(f"{run} holds no checkpoint: give a run directory, such as {newest_run(run) or EXAMPLE}")
-    from lightning_llm.checkpoints.reading import BEST, in_time, is_whole
+    from lightning_llm.checkpoints.reading import in_time, is_whole
 
     best, files = run / CHECKPOINTS / BEST, _newest_first(run)
     candidates = [best, *files] if prefer_best and best.exists() else files
@@ -127,7 +108,7 @@ def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefe
 
 def step_in(checkpoint: Path) -> int:
     """The optimizer step that a checkpoint was written at: from its name, else from its content."""
-    from lightning_llm.checkpoints.reading import read_outline, step_of
+    from lightning_llm.checkpoints.reading import read_outline
 
     step = step_of(checkpoint)
     return step if step >= 0 else int(read_outline(checkpoint).get("global_step", 0))
@@ -146,7 +127,7 @@ def _newest_first(run: Path) -> list[Path]:
     Those that cannot be opened come before all others, to be reported; those with weights only, from which no run can
     resume, come last. If there are too many to open in time, the oldest files are left out.
     """
-    from lightning_llm.checkpoints.reading import BEST, in_time, read_outline, step_of
+    from lightning_llm.checkpoints.reading import in_time, read_outline
 
     def age(path: Path) -> tuple[int, int, int, bool]:
         is_own = step_of(path) >= 0
@@ -162,60 +143,3 @@ def _newest_first(run: Path) -> list[Path]:
         return sorted(files, key=step_of, reverse=True)
     ages = {path: age(path) for path in in_time(sorted(files, key=lambda path: path.lstat().st_mtime_ns, reverse=True))}
     return sorted(ages, key=ages.__getitem__, reverse=True)
-
-
-MODELS = "a checkpoint, a run directory (its best checkpoint, else its newest), or an exported folder"
-
-
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """The options of :func:`open_model`."""
-    parser.add_argument("checkpoint", help=MODELS)
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or mps (default: cpu)")
-    add_trust_option(parser)
-
-
-def open_model(given: str, device: str, *, trust_code: bool = False) -> tuple["Transformer", Tokenizer]:
-    """The model, in evaluation mode, and its tokenizer.
-
-    Args:
-        given: One of ``MODELS``, or ``last`` or ``best`` of the runs below ``runs``.
-        device: Where it goes.
-        trust_code: As of ``add_trust_option``.
-
-    Raises:
-        ValueError: There is no such model or device, or the model cannot be read, is not trusted, or has no tokenizer.
-    """
-    check_device(device)
-    from lightning_llm.checkpoints.reading import load_transformer
-    from lightning_llm.interop.reader import is_model_folder, load_model
-
-    content: str | None
-    if is_model_folder(Path(given)):
-        model, content = load_model(Path(given), device)
-    else:
-        model, content = load_transformer(find_checkpoint(given, RUNS), device, trust_code=trust_code)
-    if content is None:
-        raise ValueError(f"{given} holds no tokenizer: give a model that was trained or exported with one")
-    return model, Tokenizer.from_str(content)
-
-
-def check_device(given: str) -> None:
-    """Refuse a device that this machine lacks, before anything is read.
-
-    Raises:
-        ValueError: It is unknown, or not available.
-    """
-    import torch
-
-    try:
-        device = torch.device(given)
-    except RuntimeError as error:
-        raise ValueError(f"device {given!r} is unknown: choose cpu, cuda or mps") from error
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise ValueError(f"device {given}: this torch finds {count} CUDA devices on this machine: choose cpu")
-    elif device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError(f"device {given}: this torch finds none on this machine: choose cpu")
-    elif device.type not in ("cpu", "mps"):
-        raise ValueError(f"device {given!r} is not supported: choose cpu, cuda or mps")

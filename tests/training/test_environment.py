@@ -14,7 +14,8 @@ import yaml
 
 from lightning_llm.__main__ import main
 from lightning_llm.accounting import hardware
-from lightning_llm.checkpoints.reading import digest, read_checkpoint, step_files
+from lightning_llm.checkpoints.names import step_files
+from lightning_llm.checkpoints.reading import digest, read_checkpoint
 from lightning_llm.training import environment, preflight
 from lightning_llm.training.environment import code_digest
 
