@@ -8,19 +8,8 @@ from typing import Any
 from lightning_llm.ablate.experiment import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.plan import INTERVAL, RUNS, Plan
 from lightning_llm.ablate.scheduler import Run, State, state_of
-from lightning_llm.io.untrusted import (
-    MIB,
-    NUMBER,
-    POSITIVE,
-    TEXT,
-    by_name,
-    list_of,
-    maybe,
-    read_json,
-    record,
-    validate,
-    whole,
-)
+from lightning_llm.io.schema import NUMBER, POSITIVE, TEXT, by_name, list_of, maybe, record, validate, whole
+from lightning_llm.io.untrusted import MIB, read_json
 from lightning_llm.runs.directory import STATUS, WINDOWS
 from lightning_llm.runs.event_files import read_curves
 from lightning_llm.runs.status import DIVERGED, FINISHED

@@ -9,7 +9,8 @@ from torch import nn
 
 from lightning_llm.checkpoints.recipes import Recipe, known_optimizer
 from lightning_llm.checkpoints.schema import ARCHITECTURE, RESUME, validate
-from lightning_llm.io.untrusted import refuse, shown
+from lightning_llm.io.schema import refuse
+from lightning_llm.io.untrusted import shown
 from lightning_llm.model.config import SWIGLUS, ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import lr_factors

@@ -7,7 +7,7 @@ Lightning documents neither the attributes of its loops nor the keys of their st
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lightning_llm.io.untrusted import list_of, one_of, record, some, whole
+from lightning_llm.io.schema import list_of, one_of, open_record, record, whole
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -16,26 +16,26 @@ FIT_LOOP, TRAINING, VALIDATION = "fit_loop", "epoch_loop.batch_progress", "epoch
 AUTOMATIC = "epoch_loop.automatic_optimization.optim_progress"
 MANUAL = "epoch_loop.manual_optimization.optim_step_progress"
 
-_COUNT, _STATE = whole(), some({})
+_COUNT, _STATE = whole(), open_record({})
 _COUNTS = record({"ready": _COUNT, "completed": _COUNT}, {"started": _COUNT, "processed": _COUNT})
 _ALL_COUNTS = record(dict.fromkeys(("ready", "completed", "started", "processed"), _COUNT))
 _PROGRESS = record({"total": _COUNTS, "current": _COUNTS})
 _BATCHES = record({"total": _ALL_COUNTS, "current": _ALL_COUNTS, "is_last_batch": one_of(True, False)})
-_EVALUATION = some({"state_dict": _STATE, "batch_progress": _BATCHES})
+_EVALUATION = open_record({"state_dict": _STATE, "batch_progress": _BATCHES})
 FIT_LOOP_PARTS = {
-    "state_dict": some({}, {"combined_loader": list_of(_STATE)}),
-    "epoch_loop.state_dict": some({}, {"_batches_that_stepped": _COUNT}),
+    "state_dict": open_record({}, {"combined_loader": list_of(_STATE)}),
+    "epoch_loop.state_dict": open_record({}, {"_batches_that_stepped": _COUNT}),
     **dict.fromkeys(("epoch_loop.automatic_optimization.state_dict", "epoch_loop.val_loop.state_dict"), _STATE),
     "epoch_loop.manual_optimization.state_dict": _STATE,
     **dict.fromkeys(("epoch_progress", "epoch_loop.scheduler_progress", MANUAL), _PROGRESS),
     **dict.fromkeys((TRAINING, VALIDATION), _BATCHES),
-    AUTOMATIC: some({"optimizer": some({"step": _PROGRESS, "zero_grad": _PROGRESS})}),
+    AUTOMATIC: open_record({"optimizer": open_record({"step": _PROGRESS, "zero_grad": _PROGRESS})}),
 }
-LOOPS = some(
+LOOPS = open_record(
     {
-        FIT_LOOP: some(FIT_LOOP_PARTS),
+        FIT_LOOP: open_record(FIT_LOOP_PARTS),
         **dict.fromkeys(("validate_loop", "test_loop"), _EVALUATION),
-        "predict_loop": some({"state_dict": _STATE, "batch_progress": _PROGRESS}),
+        "predict_loop": open_record({"state_dict": _STATE, "batch_progress": _PROGRESS}),
     }
 )
 

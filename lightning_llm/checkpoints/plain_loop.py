@@ -10,7 +10,7 @@ from lightning_llm.checkpoints import archives
 from lightning_llm.checkpoints.archives import Source
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.checkpoints.schema import PLAIN_LOOP
-from lightning_llm.io.untrusted import refuse
+from lightning_llm.io.schema import refuse
 from lightning_llm.optim.groups import saved_state_faults
 
 

@@ -15,8 +15,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_llm.checkpoints.loop_state import LOOPS, loop_problems
 from lightning_llm.data.tokenizers import Tokenizer
-from lightning_llm.io import untrusted
-from lightning_llm.io.untrusted import TEXT, Kind, field_name, list_of, maybe, one_of, refuse, rule, shown, some, whole
+from lightning_llm.io import schema
+from lightning_llm.io.schema import TEXT, Schema, check, list_of, maybe, one_of, open_record, refuse, whole
+from lightning_llm.io.untrusted import field_name, shown
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import option_of
 
@@ -35,16 +36,16 @@ PLAIN_LOOP = ("model", "optimizer", "iteration")
 # ---- kinds that JSON does not have
 
 
-def number(low: float = -math.inf, high: float = math.inf) -> Kind:
+def number(low: float = -math.inf, high: float = math.inf) -> Schema:
     """A number within bounds; infinity only if the bounds include it."""
 
     def fits(value: Any) -> bool:
         return (type(value) is float or (type(value) is int and abs(value) < 2**63)) and low <= value <= high
 
-    return rule(f"a number from {low:.6g} to {high:.6g}", fits)
+    return check(f"a number from {low:.6g} to {high:.6g}", fits)
 
 
-def any_of(*kinds: Kind) -> Kind:
+def any_of(*kinds: Schema) -> Schema:
     """Any of several kinds; a message is about the first one."""
 
     def check(value: Any, name: str) -> Iterable[str]:
@@ -54,7 +55,7 @@ def any_of(*kinds: Kind) -> Kind:
     return check
 
 
-def mapping(names: Kind, values: Kind) -> Kind:
+def mapping(names: Schema, values: Schema) -> Schema:
     """A dict of any length."""
 
     def check(value: Any, name: str) -> Iterable[str]:
@@ -77,16 +78,16 @@ def is_plain(value: object) -> bool:
 COUNT, POSITIVE, STEP_OR_NONE, INTEGER = whole(), whole(1), whole(-1), whole(-(2**63), 2**63 - 1)
 RATE, BELOW_ONE = number(0, 1e6), number(0, math.nextafter(1, 0))
 BOOL, NULL = one_of(True, False), one_of(None)
-HASH = rule("16 hex digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{16}", value)))
-STEP_NAME = rule("digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9]{1,15}", value)))
-TENSOR = rule("a tensor", lambda value: isinstance(value, Tensor))
-ROWS = rule("a tensor", lambda value: isinstance(value, Tensor) or hasattr(value, "pieces"))  # see checkpoints.sharded
-ANYTHING = rule("anything", lambda value: True)
+HASH = check("16 hex digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{16}", value)))
+STEP_NAME = check("digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9]{1,15}", value)))
+TENSOR = check("a tensor", lambda value: isinstance(value, Tensor))
+ROWS = check("a tensor", lambda value: isinstance(value, Tensor) or hasattr(value, "pieces"))  # see checkpoints.sharded
+ANYTHING = check("anything", lambda value: True)
 PLAIN_DICT = mapping(TEXT, ANYTHING)
 KINDS = {int: INTEGER, float: number(), str: TEXT, bool: BOOL, NoneType: NULL, dict[str, Any]: PLAIN_DICT}
 
 
-def _kind_of(annotation: Any) -> Kind:
+def _kind_of(annotation: Any) -> Schema:
     """The kind of a dataclass's field."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
@@ -100,14 +101,14 @@ def _kind_of(annotation: Any) -> Kind:
 
 BEST = {"best_loss": number(), "best_step": STEP_OR_NONE, "validated_step": STEP_OR_NONE}
 CALLBACKS = {
-    "InputHashes": some(
+    "InputHashes": open_record(
         {"initial_values": mapping(TEXT, TEXT), "batches": HASH}, {"batches_at": mapping(STEP_NAME, HASH)}
     ),
-    "ResumeDiff": some({"options": mapping(TEXT, rule("a plain value", is_plain))}, {"changes": list_of(TEXT)}),
-    "RunCheckpoints": some(BEST, {"turn": COUNT}),
-    "TrainingLog": some({"loss": TENSOR}, {"count": TENSOR, "steps": COUNT}),  # steps: of earlier versions
+    "ResumeDiff": open_record({"options": mapping(TEXT, check("a plain value", is_plain))}, {"changes": list_of(TEXT)}),
+    "RunCheckpoints": open_record(BEST, {"turn": COUNT}),
+    "TrainingLog": open_record({"loss": TENSOR}, {"count": TENSOR, "steps": COUNT}),  # steps: of earlier versions
 }
-MODEL_CHECKPOINT = some(  # Lightning's, which removes files of these names
+MODEL_CHECKPOINT = open_record(  # Lightning's, which removes files of these names
     {"best_model_path": TEXT, "best_model_score": any_of(TENSOR, number(), NULL)},
     {"dirpath": maybe(TEXT), "best_k_models": PLAIN_DICT, "kth_best_model_path": TEXT, "last_model_path": TEXT},
 )
@@ -122,18 +123,18 @@ OPTIONS = {  # of optimizers
     "name": TEXT,
 }
 HYPER_PARAMETERS = {
-    "architecture": untrusted.record({}, {name: _kind_of(kind) for name, kind in get_type_hints(ModelConfig).items()}),
+    "architecture": schema.record({}, {name: _kind_of(kind) for name, kind in get_type_hints(ModelConfig).items()}),
     "loss_chunks": maybe(COUNT),
-    "optimizer": maybe(some({"class_path": TEXT}, {"init_args": some({}, OPTIONS)})),
-    "schedule": maybe(some({"class_path": TEXT}, {"init_args": PLAIN_DICT})),
+    "optimizer": maybe(open_record({"class_path": TEXT}, {"init_args": open_record({}, OPTIONS)})),
+    "schedule": maybe(open_record({"class_path": TEXT}, {"init_args": PLAIN_DICT})),
     "groups": list_of(
-        untrusted.record({"pattern": TEXT}, dict.fromkeys(("lr_factor", "weight_decay_factor"), maybe(RATE))), 1000
+        schema.record({"pattern": TEXT}, dict.fromkeys(("lr_factor", "weight_decay_factor"), maybe(RATE))), 1000
     ),
     **dict.fromkeys(("memory_budget", "memory_reserve", "init_from", "compile_mode", "compile_scope"), maybe(TEXT)),
     "_instantiator": NULL,  # Lightning would import the class of this name
 }
-GROUP = some({"params": list_of(COUNT)}, OPTIONS)
-OPTIMIZER = some({"state": mapping(INTEGER, PLAIN_DICT), "param_groups": list_of(GROUP)})
+GROUP = open_record({"params": list_of(COUNT)}, OPTIONS)
+OPTIMIZER = open_record({"state": mapping(INTEGER, PLAIN_DICT), "param_groups": list_of(GROUP)})
 SCHEDULER = {
     "last_epoch": STEP_OR_NONE,
     "_step_count": COUNT,
@@ -146,18 +147,18 @@ PRECISIONS = "16-mixed 16-true bf16-mixed bf16-true 32-true 64-true transformer-
 # a run with precision auto takes it over
 EXECUTION = {"precision": one_of(*PRECISIONS.split()), "threads": POSITIVE, "device": TEXT, "tf32": BOOL}
 EXECUTION |= {"torch": TEXT, "numpy": TEXT, "package": HASH}
-OWN = some({"format_version": POSITIVE, "tokenizer": maybe(TEXT)}, {"execution": some({}, EXECUTION)})
+OWN = open_record({"format_version": POSITIVE, "tokenizer": maybe(TEXT)}, {"execution": open_record({}, EXECUTION)})
 CHECKPOINT = {
     **dict.fromkeys(("epoch", "global_step", "iteration"), COUNT),
     VERSION: TEXT,
     "loops": LOOPS,
-    "callbacks": some({}, CALLBACKS),
-    "lr_schedulers": list_of(some({}, SCHEDULER)),
+    "callbacks": open_record({}, CALLBACKS),
+    "lr_schedulers": list_of(open_record({}, SCHEDULER)),
     **dict.fromkeys(("hparams_name", "hparams_type"), maybe(TEXT)),
     # of Lightning before 1.0, which takes them for arguments of the model
     **dict.fromkeys(("hparams", "module_arguments"), NULL),
-    "hyper_parameters": some({}, HYPER_PARAMETERS),
-    "TokenDataModule": some({"store": TEXT}, {"optimizer_steps": COUNT, "seed": INTEGER, **DATA}),
+    "hyper_parameters": open_record({}, HYPER_PARAMETERS),
+    "TokenDataModule": open_record({"store": TEXT}, {"optimizer_steps": COUNT, "seed": INTEGER, **DATA}),
     FORMAT: OWN,
     "model": PLAIN_DICT,  # of a plain loop
     "optimizer": OPTIMIZER,
@@ -183,7 +184,7 @@ def validate(content: Mapping[str, Any], path: object, needs: tuple[str, ...] = 
         ValueError: One line with the problems.
     """
     checked = content if of_tensors else {name: content[name] for name in content.keys() - TENSORS.keys()}
-    refuse(some({}, {**CHECKPOINT, **TENSORS})(checked, ""), f"checkpoint {path}")
+    refuse(open_record({}, {**CHECKPOINT, **TENSORS})(checked, ""), f"checkpoint {path}")
     present = {*content, *(f"hyper_parameters.{name}" for name in content.get("hyper_parameters", ()))}
     if missing := [name for name in needs if name not in present]:
         writer = "save_checkpoint" if needs == PLAIN_LOOP else "lightning-llm fit"

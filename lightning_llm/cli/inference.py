@@ -35,6 +35,60 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 # Imports inside the functions come after the options are parsed: a typo is reported without waiting for torch.
 
 
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """The options of :func:`open_model`."""
+    parser.add_argument("checkpoint", help=MODELS)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or mps (default: cpu)")
+    add_trust_option(parser)
+
+
+def open_model(given: str, device: str, *, trust_code: bool = False) -> tuple["Transformer", Tokenizer]:
+    """The model, in evaluation mode, and its tokenizer.
+
+    Args:
+        given: One of ``MODELS``, or ``last`` or ``best`` of the runs below ``runs``.
+        device: Where it goes.
+        trust_code: As of ``add_trust_option``.
+
+    Raises:
+        ValueError: There is no such model or device, or the model cannot be read, is not trusted, or has no tokenizer.
+    """
+    check_device(device)
+    from lightning_llm.checkpoints.reading import load_transformer
+    from lightning_llm.interop.reader import is_model_folder, load_model
+
+    content: str | None
+    if is_model_folder(Path(given)):
+        model, content = load_model(Path(given), device)
+    else:
+        model, content = load_transformer(find_checkpoint(given, RUNS), device, trust_code=trust_code)
+    if content is None:
+        raise ValueError(f"{given} holds no tokenizer: give a model that was trained or exported with one")
+    return model, Tokenizer.from_str(content)
+
+
+def check_device(given: str) -> None:
+    """Refuse a device that this machine lacks, before anything is read.
+
+    Raises:
+        ValueError: It is unknown, or not available.
+    """
+    import torch
+
+    try:
+        device = torch.device(given)
+    except RuntimeError as error:
+        raise ValueError(f"device {given!r} is unknown: choose cpu, cuda or mps") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ValueError(f"device {given}: this torch finds {count} CUDA devices on this machine: choose cpu")
+    elif device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f"device {given}: this torch finds none on this machine: choose cpu")
+    elif device.type not in ("cpu", "mps"):
+        raise ValueError(f"device {given!r} is not supported: choose cpu, cuda or mps")
+
+
 def _generate_options(parser: OneLineParser) -> None:
     add_model_options(parser)
     add = parser.add_argument
@@ -195,60 +249,3 @@ def _line(numbers: dict[str, Any]) -> str:
     names = [name for name in ("loss", "perplexity", "bits_per_byte") if numbers[name] is not None]
     results = [f"{name.replace('_', ' ')} {numbers[name]:,.4f}" for name in names]
     return ", ".join([*results, f"{numbers['tokens']:,} tokens, {numbers['bytes']:,} bytes"])
-
-
-# ---- the model
-
-
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """The options of :func:`open_model`."""
-    parser.add_argument("checkpoint", help=MODELS)
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or mps (default: cpu)")
-    add_trust_option(parser)
-
-
-def open_model(given: str, device: str, *, trust_code: bool = False) -> tuple["Transformer", Tokenizer]:
-    """The model, in evaluation mode, and its tokenizer.
-
-    Args:
-        given: One of ``MODELS``, or ``last`` or ``best`` of the runs below ``runs``.
-        device: Where it goes.
-        trust_code: As of ``add_trust_option``.
-
-    Raises:
-        ValueError: There is no such model or device, or the model cannot be read, is not trusted, or has no tokenizer.
-    """
-    check_device(device)
-    from lightning_llm.checkpoints.reading import load_transformer
-    from lightning_llm.interop.reader import is_model_folder, load_model
-
-    content: str | None
-    if is_model_folder(Path(given)):
-        model, content = load_model(Path(given), device)
-    else:
-        model, content = load_transformer(find_checkpoint(given, RUNS), device, trust_code=trust_code)
-    if content is None:
-        raise ValueError(f"{given} holds no tokenizer: give a model that was trained or exported with one")
-    return model, Tokenizer.from_str(content)
-
-
-def check_device(given: str) -> None:
-    """Refuse a device that this machine lacks, before anything is read.
-
-    Raises:
-        ValueError: It is unknown, or not available.
-    """
-    import torch
-
-    try:
-        device = torch.device(given)
-    except RuntimeError as error:
-        raise ValueError(f"device {given!r} is unknown: choose cpu, cuda or mps") from error
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise ValueError(f"device {given}: this torch finds {count} CUDA devices on this machine: choose cpu")
-    elif device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError(f"device {given}: this torch finds none on this machine: choose cpu")
-    elif device.type not in ("cpu", "mps"):
-        raise ValueError(f"device {given!r} is not supported: choose cpu, cuda or mps")

@@ -10,14 +10,15 @@ from typing import Any
 from lightning_llm.checkpoints.names import step_files, step_of
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.processes import is_alive
-from lightning_llm.io.untrusted import NUMBER, TEXT, maybe, read_json, some, validate, whole
+from lightning_llm.io.schema import NUMBER, TEXT, maybe, open_record, validate, whole
+from lightning_llm.io.untrusted import read_json
 from lightning_llm.runs.directory import CHECKPOINTS, STATUS, SUMMARY
 
 RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"
 DIVERGED = "diverged"  # failed by a loss, gradient or weight that is NaN or infinite
 ENDED_EARLY = (INTERRUPTED, FAILED, DIVERGED)
 KILLED = "killed"  # in words only: a killed process writes no status
-_STATUS = some(
+_STATUS = open_record(
     {"status": TEXT},
     {"step": whole(), "val_loss": maybe(NUMBER), "reason": TEXT, "host": TEXT, "process": maybe(whole(1, 1 << 30))},
 )

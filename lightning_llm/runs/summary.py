@@ -5,12 +5,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.io.untrusted import NUMBER, TEXT, list_of, maybe, read_json, rule, some, validate, whole
+from lightning_llm.io.schema import NUMBER, TEXT, check, list_of, maybe, open_record, validate, whole
+from lightning_llm.io.untrusted import read_json
 from lightning_llm.runs.directory import SUMMARY
 
-_BOOL = rule("true or false", lambda value: isinstance(value, bool))
-_TEXTS = rule("texts by name", lambda value: _are_texts(value, ".*"))
-_BY_STEP = rule("texts by step", lambda value: _are_texts(value, "[0-9]{1,15}"))
+_BOOL = check("true or false", lambda value: isinstance(value, bool))
+_TEXTS = check("texts by name", lambda value: _are_texts(value, ".*"))
+_BY_STEP = check("texts by step", lambda value: _are_texts(value, "[0-9]{1,15}"))
 
 
 def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
     fields |= dict.fromkeys(("batches", "validation_batches"), maybe(TEXT))
     try:
         content = read_json(run / SUMMARY, nan_is_null=True)  # older ones contain Infinity
-        validate(content, some({}, fields), run / SUMMARY)
+        validate(content, open_record({}, fields), run / SUMMARY)
     except ValueError as error:
         raise ValueError(f"{run / SUMMARY} is damaged: {error}") from error
     return content

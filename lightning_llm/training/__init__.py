@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
-        checkpoints__reading="load_checkpoint save_checkpoint",
+        checkpoints__plain_loop="load_checkpoint save_checkpoint",
         training__evaluation="LanguageModelMetrics",
         training__module="LanguageModel",
     )
