@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from signal import SIGINT
 
-from lightning_llm.cli.errors import COMMANDS, TRAINER_WORDS, reports
+from lightning_llm.cli.commands import COMMANDS, TRAINER_WORDS
+from lightning_llm.cli.errors import reports
 from lightning_llm.cli.process import PROGRAM, drop_output, interrupts, note_imports, open_streams
 
 # Idle OpenMP threads sleep after this many rounds of waiting, unless the user has set how they wait. libgomp reads it

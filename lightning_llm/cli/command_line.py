@@ -15,18 +15,10 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, get_loader, set_loader, set_parsing_settings
 from jsonargparse.typing import Path as ParsersPath
 
-from lightning_llm.cli.errors import TRAINER_WORDS
+from lightning_llm.cli.commands import TRAINER_WORDS
 from lightning_llm.data.prepare import check_named_store
+from lightning_llm.io import trust
 from lightning_llm.io.config_file import check_yaml, config_path, parse_yaml, read_config
-from lightning_llm.io.trust import (
-    OFFERED,
-    TRUSTED,
-    custom_paths,
-    is_custom,
-    texts_in,
-    trust_printed,
-    trusted_definitions,
-)
 from lightning_llm.io.untrusted import check_regular, file_name, shown
 from lightning_llm.model.parts import BUILT_IN, name_of, normalized
 from lightning_llm.runs.directory import CONFIG
@@ -38,6 +30,7 @@ FIT = ("fit", "check")  # which start without a trained model
 STRICT_YAML = "strict_yaml"  # the parser's own mode, but for keys that are given twice
 _PERMITTED: set[str] = set()
 SINGLE_OPTIONS = ("seed_everything", "keep_freed_memory", "ckpt_path", "weights_only", "return_predictions", "verbose")
+ABSENT = object()
 FLAGS = ("-h", "--help", "--print_config", "--trust-code")
 DEFAULT_STEPS = 300  # of a run without a config; Lightning's default is 1,000 epochs
 LENGTHS = ("max_epochs", "max_time", "min_steps", "min_epochs", "fast_dev_run")
@@ -107,7 +100,7 @@ def set_length(trainer: Any, words: Sequence[str]) -> str:
         What to print; empty if nothing was set.
     """
     is_set = trainer.max_steps != -1 or any(trainer.get(name) for name in LENGTHS)
-    if is_set or words[0] not in FIT or option_values(words, "--ckpt_path", *CONFIG_OPTIONS):
+    if is_set or words[0] not in FIT or [*configs_in(words), *option_values(words, "--ckpt_path")]:
         return ""
     trainer.max_steps = DEFAULT_STEPS
     return (
@@ -120,7 +113,7 @@ def experiment_of(words: Sequence[str]) -> str:
 
     A config that only says how to train, such as ``configs/ddp.yaml``, gives no name if another one does.
     """
-    given = [Path(file) for file in option_values(words, *CONFIG_OPTIONS)]
+    given = [Path(file) for file in configs_in(words)]
     if not given:
         return "run"
     with_model = (file for file in reversed(given) if file.is_file() and {"model", "data"} & read_config(file).keys())
@@ -140,7 +133,7 @@ def complete(words: Sequence[str]) -> list[str]:
 def with_config_of_run(words: list[str]) -> list[str]:
     """Without ``--config``, a checkpoint of a run comes with that run's own config."""
     given = option_values(words, "--ckpt_path")
-    if not words or not given or option_values(words, *CONFIG_OPTIONS):
+    if not words or not given or configs_in(words):
         return words
     roots = (option_values(words, f"--trainer.{name}") for name in ("run_dir", "default_root_dir"))
     root = Path(next(filter(None, roots), ["runs"])[-1])
@@ -171,14 +164,14 @@ def check_configs(words: Sequence[str]) -> list[str]:
         OSError: It cannot be read.
     """
     known = ", ".join((*SECTIONS, *SINGLE_OPTIONS))
-    for file in map(Path, option_values(words, *CONFIG_OPTIONS)):
+    for file in map(Path, configs_in(words)):
         for name, value in read_config(file).items() if file.exists() else ():
             if name not in (*SECTIONS, *SINGLE_OPTIONS):
                 raise ValueError(f"config {file}: {name!r} is unknown; at the top there may be {known}")
             if name in SECTIONS and not isinstance(value, dict):
                 raise ValueError(f"config {file}: {name} must hold options by name, got {shown(value)}")
-    TRUSTED.update(custom_paths([text for word in words for text in (word, word.partition("=")[2])]))
-    return [line for path, content in config_files(words).items() for line in trust_printed(path, content)]
+    trust.TRUSTED.update(trust.custom_paths([text for word in words for text in (word, word.partition("=")[2])]))
+    return [line for path, content in config_files(words).items() for line in trust.trust_printed(path, content)]
 
 
 def parse(parser: ArgumentParser, words: Sequence[str]) -> Any:
@@ -201,14 +194,14 @@ def parse(parser: ArgumentParser, words: Sequence[str]) -> Any:
     options = parsed[parsed.subcommand]  # the parser imports no parts: the model does
     parts = {kind: name_of(normalized(options.get(f"model.architecture.{kind}", ""))) for kind in BUILT_IN}
     for kind, path in parts.items():
-        if path not in BUILT_IN[kind] and is_custom(path) and "." in path and path not in TRUSTED:
+        if path not in BUILT_IN[kind] and trust.is_custom(path) and "." in path and path not in trust.TRUSTED:
             raise ValueError(f"model.architecture.{kind} {shown(path)} is hidden in a text: write it without quotes")
     return parsed
 
 
 def _permit() -> bool:
     """Let the parser import what is trusted, wherever that is defined; returns whether anything is new."""
-    new = {path for path in trusted_definitions() if path.partition(".")[0] != "jsonargparse"} - _PERMITTED
+    new = {path for path in trust.trusted_definitions() if path.partition(".")[0] != "jsonargparse"} - _PERMITTED
     _PERMITTED.update(new)
     set_parsing_settings(import_path_allowlist=sorted(new))
     return bool(new)
@@ -240,7 +233,7 @@ def config_files(words: Sequence[str]) -> dict[Path, Any]:
     The parser reads options of a class from any file that a value names, so FIFOs and devices are refused here.
     """
     found: dict[Path, Any] = {}
-    for config in map(Path, option_values(words, *CONFIG_OPTIONS)):
+    for config in map(Path, configs_in(words)):
         if config.is_file():
             _look_into(config, read_config(config), found)
     for name in dict.fromkeys(word.partition("=")[0].removesuffix("+") for word in words):
@@ -259,7 +252,7 @@ def _look_into(file: Path, content: dict[str, Any], found: dict[Path, Any]) -> N
 
 
 def _look_at(value: object, folder: Path, found: dict[Path, Any], *, is_read: bool = True) -> None:
-    for text in texts_in(value):
+    for text in trust.texts_in(value):
         path = Path(ParsersPath(text, "", cwd=folder).absolute)  # with ~ and file: as the parser opens them
         if os.path.exists(path) and not path.is_dir():
             check_regular(path)
@@ -287,6 +280,24 @@ def option_values(words: Sequence[str], *names: str) -> list[str]:
     return values
 
 
+def configs_in(words: Sequence[str]) -> list[str]:
+    """The configs that a command line names, in their order."""
+    return option_values(words, *CONFIG_OPTIONS)
+
+
+def given_option(words: Sequence[str], name: str) -> Any:
+    """The value of an option on the command line, else in the last config that has it; ``None``: it is not given."""
+    if typed := option_values(words, f"--{name}"):
+        return None if typed[-1] == "null" else typed[-1]
+    for file in map(Path, reversed(configs_in(words))):
+        value: Any = read_config(file) if file.is_file() else {}
+        for part in name.split("."):
+            value = value.get(part, ABSENT) if isinstance(value, dict) else ABSENT
+        if value is not ABSENT:
+            return value
+    return None
+
+
 def _load_strictly(text: str) -> Any:
     check_yaml(text)
     return get_loader("yaml")(text)
@@ -304,5 +315,5 @@ _get_search_context, typeshed_client.get_search_context = typeshed_client.get_se
 # option, which short names stand for. It judges a path by where the object is defined. Below an option of any type,
 # class_path is a word like any other: no class is made there.
 set_parsing_settings(
-    import_path_denylist=["*"], import_path_allowlist=[*OFFERED], instantiate_subclass_spec_in_any=False
+    import_path_denylist=["*"], import_path_allowlist=[*trust.OFFERED], instantiate_subclass_spec_in_any=False
 )

@@ -28,7 +28,7 @@ from lightning_llm.ablate.comparison import (
     read_results,
     with_threads,
 )
-from lightning_llm.cli.errors import OneLineParser, tool
+from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console, folded, room
 from lightning_llm.runs.names import THREADS, find_runs

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lightning_llm.cli.errors import OneLineParser, tool
+from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_text
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.trust import add_trust_option

@@ -8,17 +8,15 @@ import inspect
 from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_llm.cli.command_line import CONFIG_OPTIONS, option_values
+from lightning_llm.cli.command_line import given_option, option_values
 from lightning_llm.cli.errors import one_line
 from lightning_llm.data.datamodule import TokenDataModule
-from lightning_llm.io.config_file import read_config
 from lightning_llm.io.trust import TRUSTED, import_trusted, is_custom
 from lightning_llm.io.untrusted import shown
 from lightning_llm.training.module import LanguageModel
@@ -42,21 +40,14 @@ def choose(words: Sequence[str], given: Mapping[str, type | None]) -> dict[str, 
     """
     chosen = {}
     for section, (base, default, expected) in BASES.items():
-        kind, path = given[section] or default, named(words, section)
+        kind = given[section] or default
+        path: str | None = given_option(words, f"{section}.{CLASS_PATH}")
         if path is not None and path != path_of(kind):
             kind = _imported(f"{section}.{CLASS_PATH}", path)
         if not (isinstance(kind, type) and issubclass(kind, base)):
             raise ValueError(f"{section}.{CLASS_PATH} must be {expected}, got {path or kind}")
         chosen[section] = kind
     return chosen
-
-
-def named(words: Sequence[str], section: str) -> str | None:
-    """The class path that configs and options give for ``model`` or ``data``; the last one counts."""
-    configs = map(Path, option_values(words, *CONFIG_OPTIONS))
-    sections = [read_config(file).get(section) or {} for file in configs if file.is_file()]
-    paths = [options[CLASS_PATH] for options in sections if CLASS_PATH in options]
-    return next(reversed([*paths, *option_values(words, f"--{section}.{CLASS_PATH}")]), None)
 
 
 def path_of(kind: type) -> str:
@@ -104,14 +95,14 @@ def hide_options_of_ours(parser: LightningArgumentParser, words: Sequence[str], 
 
 
 def check_parsed(options: Mapping[str, Any], words: Sequence[str], classes: Mapping[str, type]) -> None:
-    """Refuse a ``class_path`` that the parser found and :func:`named` did not: the options were those of another class.
+    """Refuse a ``class_path`` that the parser found and :func:`choose` did not: the options were of another class.
 
     Raises:
         ValueError: There is one.
     """
     for section, kind in classes.items():
         path = options.get(f"{section}.{CLASS_PATH}")
-        if path not in (named(words, section), path_of(kind)):
+        if path not in (given_option(words, f"{section}.{CLASS_PATH}"), path_of(kind)):
             raise ValueError(f"{section}.{CLASS_PATH} {path}: write it in a config, or --{section}.{CLASS_PATH} {path}")
 
 

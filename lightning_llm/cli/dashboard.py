@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.process import interrupts
+from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.untrusted import check_regular
 from lightning_llm.runs.event_files import event_files
 from lightning_llm.runs.names import EVENTS, find_runs, run_names

@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.cli.errors import OneLineParser, tool
+from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.data.corpora import MOST_SHARES, Share, open_corpus
 from lightning_llm.data.formats import progress_bar
 from lightning_llm.data.prepare import (

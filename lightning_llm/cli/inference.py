@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_llm.cli.errors import OneLineParser, one_line, tool
+from lightning_llm.cli.errors import one_line
 from lightning_llm.cli.process import interrupts, print_data
+from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.formats import Document, progress_bar
 from lightning_llm.data.prepare import encode_document

@@ -10,7 +10,6 @@ before_fit, (the Trainer's ``fit``), after_fit.
 """
 
 import argparse
-import errno
 import json
 import os
 import signal
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from jsonargparse import ArgumentError, set_parsing_settings
+from jsonargparse import set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -30,7 +29,9 @@ from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint, read_outline
 from lightning_llm.checkpoints.schema import LIGHTNING
 from lightning_llm.cli import command_line, custom_classes, early_checks, jobs
-from lightning_llm.cli.errors import FAILED, USER_ERROR, help_of, in_plain_words, one_line, reports, with_page
+from lightning_llm.cli.commands import help_of, with_page
+from lightning_llm.cli.errors import FAILED, USER_ERROR, reason_of, reports
+from lightning_llm.cli.parser_words import in_plain_words
 from lightning_llm.cli.process import interrupts, is_first_process, quieten
 from lightning_llm.cli.report import RunReport, print_checks
 from lightning_llm.data.datamodule import TokenDataModule
@@ -38,7 +39,7 @@ from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.trust import TRUST_CODE
 from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.runs.directory import CONFIG, JOB
-from lightning_llm.runs.find import checkpoint_in, find_checkpoint, newest_run, run_of, step_in
+from lightning_llm.runs.find import find_checkpoint, run_of, step_in
 from lightning_llm.training.callbacks.consistency import RankConsistencyCheck, ResumeDiff
 from lightning_llm.training.callbacks.dashboard import RunLogger
 from lightning_llm.training.callbacks.non_finite import NonFinite
@@ -54,8 +55,7 @@ from lightning_llm.training.trainer import Trainer
 
 PLAN = "plan.json"
 ENDED_TOGETHER = (0, 129, 130, 143)  # all processes at the same step: none waits for another any more
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-MISTAKES = (ArgumentError, argparse.ArgumentError, ValueError, OSError, MisconfigurationException)
+MISTAKES = (argparse.ArgumentError, ValueError, OSError, MisconfigurationException)
 
 
 # Lightning turns it on: a config at an address would be fetched from the network
@@ -143,7 +143,7 @@ class TrainingCLI(LightningCLI):
         if self._ckpt_path is not None:
             self.checkpoint = find_checkpoint(self._ckpt_path, folder, _say)
         elif self.subcommand == "fit":
-            self.checkpoint = _of_earlier_attempt(folder)
+            self.checkpoint = jobs.checkpoint_of_earlier_attempt(folder, _say)
         else:
             early_checks.check_trained(str(self.subcommand))
         if self.checkpoint is not None and self.subcommand not in ("fit", "check"):
@@ -328,34 +328,53 @@ def _run_command(command: str, words: list[str], given: dict[str, type | None]) 
             },
             args=complete,
         )
-    except Interrupted as interruption:
-        interrupts.hold_off()
-        outcome = "no checkpoint was saved: the run has none"
-        if interruption.is_saved:
-            outcome = f"nothing is lost. Resume with: {command_line.resume_command(words)}"
-        _say(f"lightning-llm {command}: {interruption}; {outcome}")
-        if interruption.requeue and is_first_process():
-            try:
-                _say(f"SLURM queues job {requeue_job()} again")
-            except OSError as error:
-                _say(f"the job could not be queued again: {_reason(error)}")
-        raise SystemExit(interruption.exit_status) from None
-    except NonFinite as finding:
-        _say(with_page(command, f"lightning-llm {command}: stopped: {finding}"))
-        raise SystemExit(FAILED) from None
-    except (RuntimeError, MemoryError) as error:
-        if lost := jobs.lost_contact(error):  # every process prints it: it may be the only one left
-            print(with_page(command, f"lightning-llm {command}: {lost}"), file=sys.stderr)
-        elif is_out_of_memory(error):  # the memory profiler has printed what to do
-            _say(with_page(command, f"lightning-llm {command}: out of memory: {_reason(error)}"))
-        else:
+    except Exception as error:
+        status = _report_end(error, command, words)
+        if status is None:
             raise
-        raise SystemExit(FAILED) from None
-    except MISTAKES as error:
-        line = f"lightning-llm {command}: error: {_reason(error)}"
-        # before the processes have met, all find the same; after that, it may be the only one that knows
-        is_mine = dist.is_initialized() or is_first_process()
-        raise SystemExit(reports.mistake(command, line) if is_mine else USER_ERROR) from None
+        raise SystemExit(status) from None
+
+
+def _report_end(error: Exception, command: str, words: Sequence[str]) -> int | None:
+    """Print one line about what has ended a command. Call it inside the ``except`` clause.
+
+    Returns:
+        The exit status; ``None`` if nobody has expected the error.
+    """
+    name = f"lightning-llm {command}"
+    if isinstance(error, Interrupted):
+        _report_interruption(error, name, words)
+        return error.exit_status
+    if isinstance(error, NonFinite):
+        _say(with_page(command, f"{name}: stopped: {error}"))
+        return FAILED
+    if isinstance(error, RuntimeError | MemoryError):
+        if lost := jobs.lost_contact(error):  # every process prints it: it may be the only one left
+            print(with_page(command, f"{name}: {lost}"), file=sys.stderr)
+            return FAILED
+        if is_out_of_memory(error):  # the memory profiler has printed what to do
+            _say(with_page(command, f"{name}: out of memory: {reason_of(error)}"))
+            return FAILED
+        return None
+    if not isinstance(error, MISTAKES):
+        return None
+    reason = in_plain_words(str(error)) if isinstance(error, argparse.ArgumentError) else reason_of(error)
+    # before the processes have met, all find the same; after that, it may be the only one that knows
+    is_mine = dist.is_initialized() or is_first_process()
+    return reports.mistake(command, f"{name}: error: {reason}") if is_mine else USER_ERROR
+
+
+def _report_interruption(interruption: Interrupted, name: str, words: Sequence[str]) -> None:
+    interrupts.hold_off()
+    outcome = "no checkpoint was saved: the run has none"
+    if interruption.is_saved:
+        outcome = f"nothing is lost. Resume with: {command_line.resume_command(words)}"
+    _say(f"{name}: {interruption}; {outcome}")
+    if interruption.requeue and is_first_process():
+        try:
+            _say(f"SLURM queues job {requeue_job()} again")
+        except OSError as error:
+            _say(f"the job could not be queued again: {reason_of(error)}")
 
 
 def _of_one(command: str) -> type[TrainingCLI]:
@@ -371,29 +390,6 @@ def _of_thread(failure: threading.ExceptHookArgs) -> None:
         reports.unexpected(interrupts.command, failure.exc_value)
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, argparse.ArgumentError | ArgumentError):
-        return in_plain_words(str(error))
-    if not isinstance(error, OSError) or not error.strerror:
-        return one_line(error)
-    where = error.filename
-    if not where and error.errno in DISK_FULL:
-        where = "a file of the run cannot be written: free some space and resume with --ckpt_path last"
-    return f"{error.strerror}: {where}" if where else error.strerror
-
-
 def _say(text: str) -> None:
     if is_first_process():
         print(text, file=sys.stderr)
-
-
-def _of_earlier_attempt(folder: Path) -> Path | None:
-    """The checkpoint to resume from where SLURM or torchrun starts a job again, whatever had ended it; else none."""
-    job = jobs.this_job()
-    if job is None or not jobs.may_have_run_before():
-        return None
-    if (run := newest_run(folder, job=job)) is not None:
-        return checkpoint_in(run, _say, prefer_best=False)
-    if jobs.restarts():
-        _say(f"job {job} was started again; it left no checkpoint in {folder}: starting from scratch")
-    return None

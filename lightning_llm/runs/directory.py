@@ -58,7 +58,7 @@ class RunDirectory:
         """The folder, which the first process creates on first use; other processes guess it until they are told."""
         if self._path is None:
             parent = self.root / (EXPERIMENT if self.experiment is None else self.experiment)
-            if not is_first_process():
+            if not is_rank_zero():
                 return self._named or parent / f"{PREFIX}{next_number(parent)}"
             if self._named is not None:
                 self._path = _made(self._named)
@@ -94,7 +94,7 @@ class RunDirectory:
         Raises:
             ValueError: Another process writes to it, or it has links that lead elsewhere.
         """
-        if not self.is_open and is_first_process():
+        if not self.is_open and is_rank_zero():
             check_links(self.path, replaced=".ckpt")
             self._lock = RunLock(self.path).acquire()
             take_sequence_number(self.path)
@@ -122,7 +122,7 @@ def run_dir_of(trainer: Any) -> Path | None:
     return None if trainer.fast_dev_run else Path(trainer.log_dir or trainer.default_root_dir)
 
 
-def is_first_process() -> bool:
+def is_rank_zero() -> bool:
     """Whether this is rank 0, as launchers report it before any process group exists."""
     from lightning.fabric.utilities.rank_zero import rank_zero_only  # slow, and not needed to look for runs
 

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from lightning_llm.__main__ import main
-from lightning_llm.cli.errors import in_plain_words
+from lightning_llm.cli.parser_words import in_plain_words
 from lightning_llm.training import preflight
 
 
