@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import checkpoint
+from benchmarks.digest import digest
 from benchmarks.gpu.runner import GIB, Machine, Task, installed, with_target
 from benchmarks.runs import FILES as FILES_OF_RUNS
 from benchmarks.runs import ROOT, fit
 from lightning_llm.bench import generate
 from lightning_llm.bench.harness import Columns, Row, columns
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
-from lightning_llm.checkpoints.reading import digest
 
 NAME = "fit"
 FILES = (*FILES_OF_RUNS, "lightning_llm/training", "lightning_llm/checkpoints", "lightning_llm/generation")

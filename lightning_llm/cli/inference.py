@@ -21,7 +21,7 @@ from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.trust import add_trust_option
 from lightning_llm.io.untrusted import read_text
-from lightning_llm.runs.find import RUNS, find_checkpoint, named_checkpoint
+from lightning_llm.runs.find import RUNS, named_checkpoint, open_model
 
 if TYPE_CHECKING:
     from lightning_llm.generation import Sampling, Score
@@ -41,53 +41,6 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", help=MODELS)
     parser.add_argument("--device", default="cpu", help="cpu, cuda or mps (default: cpu)")
     add_trust_option(parser)
-
-
-def open_model(given: str, device: str, *, trust_code: bool = False) -> tuple["Transformer", Tokenizer]:
-    """The model, in evaluation mode, and its tokenizer.
-
-    Args:
-        given: One of ``MODELS``, or ``last`` or ``best`` of the runs below ``runs``.
-        device: Where it goes.
-        trust_code: As of ``add_trust_option``.
-
-    Raises:
-        ValueError: There is no such model or device, or the model cannot be read, is not trusted, or has no tokenizer.
-    """
-    check_device(device)
-    from lightning_llm.checkpoints.reading import load_transformer
-    from lightning_llm.interop.reader import is_model_folder, load_model
-
-    content: str | None
-    if is_model_folder(Path(given)):
-        model, content = load_model(Path(given), device)
-    else:
-        model, content = load_transformer(find_checkpoint(given, RUNS), device, trust_code=trust_code)
-    if content is None:
-        raise ValueError(f"{given} holds no tokenizer: give a model that was trained or exported with one")
-    return model, Tokenizer.from_str(content)
-
-
-def check_device(given: str) -> None:
-    """Refuse a device that this machine lacks, before anything is read.
-
-    Raises:
-        ValueError: It is unknown, or not available.
-    """
-    import torch
-
-    try:
-        device = torch.device(given)
-    except RuntimeError as error:
-        raise ValueError(f"device {given!r} is unknown: choose cpu, cuda or mps") from error
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise ValueError(f"device {given}: this torch finds {count} CUDA devices on this machine: choose cpu")
-    elif device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError(f"device {given}: this torch finds none on this machine: choose cpu")
-    elif device.type not in ("cpu", "mps"):
-        raise ValueError(f"device {given!r} is not supported: choose cpu, cuda or mps")
 
 
 def _generate_options(parser: OneLineParser) -> None:

@@ -1,4 +1,4 @@
-"""Which run, and which of its checkpoints, a command means by a word such as ``last``, ``best`` or a path.
+"""Which run, checkpoint and model a command means by a word such as ``last``, ``best`` or a path.
 
 torch is imported where checkpoints are opened: ``compare`` and ``dashboard`` do not wait for it.
 """
@@ -7,10 +7,15 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lightning_llm.checkpoints.names import BEST, step_of
+from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.untrusted import read_text
 from lightning_llm.runs.directory import CHECKPOINTS, CONFIG, JOB, sequence_number_of
+
+if TYPE_CHECKING:
+    from lightning_llm.model.transformer import Transformer
 
 RUNS = Path("runs")  # where `last` and `best` are looked for
 EXAMPLE = "runs/quickstart/version_0"
@@ -143,3 +148,50 @@ def _newest_first(run: Path) -> list[Path]:
         return sorted(files, key=step_of, reverse=True)
     ages = {path: age(path) for path in in_time(sorted(files, key=lambda path: path.lstat().st_mtime_ns, reverse=True))}
     return sorted(ages, key=ages.__getitem__, reverse=True)
+
+
+def open_model(given: str, device: str, *, trust_code: bool = False) -> tuple["Transformer", Tokenizer]:
+    """The model, in evaluation mode, and its tokenizer.
+
+    Args:
+        given: A checkpoint, a run directory, an exported folder, or ``last`` or ``best`` of the runs below ``runs``.
+        device: Where it goes.
+        trust_code: Whether it may name classes outside lightning_llm.
+
+    Raises:
+        ValueError: There is no such model or device, or the model cannot be read, is not trusted, or has no tokenizer.
+    """
+    check_device(device)
+    from lightning_llm.checkpoints.reading import load_transformer
+    from lightning_llm.interop.reader import is_model_folder, load_model
+
+    content: str | None
+    if is_model_folder(Path(given)):
+        model, content = load_model(Path(given), device)
+    else:
+        model, content = load_transformer(find_checkpoint(given, RUNS), device, trust_code=trust_code)
+    if content is None:
+        raise ValueError(f"{given} holds no tokenizer: give a model that was trained or exported with one")
+    return model, Tokenizer.from_str(content)
+
+
+def check_device(given: str) -> None:
+    """Refuse a device that this machine lacks, before anything is read.
+
+    Raises:
+        ValueError: It is unknown, or not available.
+    """
+    import torch
+
+    try:
+        device = torch.device(given)
+    except RuntimeError as error:
+        raise ValueError(f"device {given!r} is unknown: choose cpu, cuda or mps") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ValueError(f"device {given}: this torch finds {count} CUDA devices on this machine: choose cpu")
+    elif device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f"device {given}: this torch finds none on this machine: choose cpu")
+    elif device.type not in ("cpu", "mps"):
+        raise ValueError(f"device {given!r} is not supported: choose cpu, cuda or mps")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.digest import digest
 from lightning_llm.checkpoints.compatibility import check_described
 from lightning_llm.checkpoints.reading import (
     check_run_checkpoint,
-    digest,
     load_transformer,
     read_checkpoint,
     read_outline,
