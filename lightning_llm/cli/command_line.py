@@ -31,6 +31,7 @@ STRICT_YAML = "strict_yaml"  # the parser's own mode, but for keys that are give
 _PERMITTED: set[str] = set()
 SINGLE_OPTIONS = ("seed_everything", "keep_freed_memory", "ckpt_path", "weights_only", "return_predictions", "verbose")
 ABSENT = object()
+OPTIONAL_VALUE = (".help", "--print_config")  # the ends of options whose value may be left out
 FLAGS = ("-h", "--help", "--print_config", "--trust-code")
 DEFAULT_STEPS = 300  # of a run without a config; Lightning's default is 1,000 epochs
 LENGTHS = ("max_epochs", "max_time", "min_steps", "min_epochs", "fast_dev_run")
@@ -42,35 +43,35 @@ def with_config_paths(words: Sequence[str]) -> list[str]:
     Raises:
         ValueError: A config is neither a file nor shipped, or a word is no option, or an option lacks its value.
     """
-    found, rest = list(words[:1]), iter(words[1:])
-    if not {*found} <= {*TRAINER_WORDS}:  # the parser names the commands
+    complete, rest = list(words[:1]), iter(words[1:])
+    if not {*complete} <= {*TRAINER_WORDS}:  # the parser names the commands
         return list(words)
     for word in rest:
         name, equals, value = word.partition("=")
         if len(name) > len("--c") and "--config".startswith(name):  # an abbreviation
             name = "--config"
-        if not name.startswith("-") and found[-1].endswith((".help", "--print_config")):  # their value may be left out
-            found.append(word)
+        if not name.startswith("-") and complete[-1].endswith(OPTIONAL_VALUE):
+            complete.append(word)
             continue
         _check_option(name)
         if not equals and (name in FLAGS or name.endswith(".help")):
-            found.append(name)
+            complete.append(name)
             continue
         if not equals and (value := next(rest, "--")).startswith("--"):
             raise ValueError(f"{name} needs a value")
         value = _config_path(value) if name in CONFIG_OPTIONS else value
-        found += [f"{name}={value}"] if equals else [name, value]
-    return found
+        complete += [f"{name}={value}"] if equals else [name, value]
+    return complete
 
 
-def _config_path(given: str) -> str:
+def _config_path(name: str) -> str:
     """As :func:`config_path`; a config may also be typed itself, such as ``{trainer: {max_steps: 9}}``."""
     try:
-        return config_path(given)
+        return config_path(name)
     except ValueError:
         with suppress(yaml.YAMLError):
-            if isinstance(parse_yaml(given), dict):
-                return given
+            if isinstance(parse_yaml(name), dict):
+                return name
         raise
 
 
@@ -113,11 +114,11 @@ def experiment_of(words: Sequence[str]) -> str:
 
     A config that only says how to train, such as ``configs/ddp.yaml``, gives no name if another one does.
     """
-    given = [Path(file) for file in configs_in(words)]
-    if not given:
+    configs = [Path(file) for file in configs_in(words)]
+    if not configs:
         return "run"
-    with_model = (file for file in reversed(given) if file.is_file() and {"model", "data"} & read_config(file).keys())
-    path = next(with_model, given[-1])
+    with_model = (file for file in reversed(configs) if file.is_file() and {"model", "data"} & read_config(file).keys())
+    path = next(with_model, configs[-1])
     return file_name(path.resolve().parent.parent.name if path.name == CONFIG else path.stem)
 
 
@@ -132,13 +133,13 @@ def complete(words: Sequence[str]) -> list[str]:
 
 def with_config_of_run(words: list[str]) -> list[str]:
     """Without ``--config``, a checkpoint of a run comes with that run's own config."""
-    given = option_values(words, "--ckpt_path")
-    if not words or not given or configs_in(words):
+    checkpoints = option_values(words, "--ckpt_path")
+    if not words or not checkpoints or configs_in(words):
         return words
     roots = (option_values(words, f"--trainer.{name}") for name in ("run_dir", "default_root_dir"))
     root = Path(next(filter(None, roots), ["runs"])[-1])
-    is_newest = given[-1] in ("last", "best")
-    run = newest_run(root) if is_newest else run_of(find_checkpoint(given[-1], root, lambda line: None))
+    is_newest = checkpoints[-1] in ("last", "best")
+    run = newest_run(root) if is_newest else run_of(find_checkpoint(checkpoints[-1], root, lambda line: None))
     return words if run is None else [words[0], "--config", str(run / CONFIG), *words[1:]]
 
 
@@ -163,11 +164,11 @@ def check_configs(words: Sequence[str]) -> list[str]:
         ValueError: A config is invalid.
         OSError: It cannot be read.
     """
-    known = ", ".join((*SECTIONS, *SINGLE_OPTIONS))
+    accepted = ", ".join((*SECTIONS, *SINGLE_OPTIONS))
     for file in map(Path, configs_in(words)):
         for name, value in read_config(file).items() if file.exists() else ():
             if name not in (*SECTIONS, *SINGLE_OPTIONS):
-                raise ValueError(f"config {file}: {name!r} is unknown; at the top there may be {known}")
+                raise ValueError(f"config {file}: {name!r} is unknown; at the top there may be {accepted}")
             if name in SECTIONS and not isinstance(value, dict):
                 raise ValueError(f"config {file}: {name} must hold options by name, got {shown(value)}")
     trust.TRUSTED.update(trust.custom_paths([text for word in words for text in (word, word.partition("=")[2])]))
@@ -232,35 +233,35 @@ def config_files(words: Sequence[str]) -> dict[Path, Any]:
 
     The parser reads options of a class from any file that a value names, so FIFOs and devices are refused here.
     """
-    found: dict[Path, Any] = {}
+    contents: dict[Path, Any] = {}
     for config in map(Path, configs_in(words)):
         if config.is_file():
-            _look_into(config, read_config(config), found)
+            _look_into(config, read_config(config), contents)
     for name in dict.fromkeys(word.partition("=")[0].removesuffix("+") for word in words):
         if name == "--data" or name.startswith(("--model", "--trainer")):
             for value in option_values(words, name, f"{name}+"):
                 if name.endswith(".init_args") and not isinstance(parse_yaml(value), dict):
                     raise ValueError(f"{name[2:]} must hold options by name, got {shown(value)}")
-                _look_at(value, Path(), found)
-    return found
+                _look_at(value, Path(), contents)
+    return contents
 
 
-def _look_into(file: Path, content: dict[str, Any], found: dict[Path, Any]) -> None:
-    found[file] = content
+def _look_into(file: Path, content: dict[str, Any], contents: dict[Path, Any]) -> None:
+    contents[file] = content
     for name, value in content.items():
-        _look_at(value, file.parent, found, is_read=name != "data")  # whose paths may be texts
+        _look_at(value, file.parent, contents, is_read=name != "data")  # whose paths may be texts
 
 
-def _look_at(value: object, folder: Path, found: dict[Path, Any], *, is_read: bool = True) -> None:
+def _look_at(value: object, folder: Path, contents: dict[Path, Any], *, is_read: bool = True) -> None:
     for text in trust.texts_in(value):
         path = Path(ParsersPath(text, "", cwd=folder).absolute)  # with ~ and file: as the parser opens them
         if os.path.exists(path) and not path.is_dir():
             check_regular(path)
-            if is_read and path not in found:
+            if is_read and path not in contents:
                 # whatever its name: the parser takes any file that holds options; one that cannot hold any, such as
                 # the checkpoint of init_from, is left to the option that names it
                 with nullcontext() if path.suffix in (".yaml", ".yml") else suppress(ValueError):
-                    _look_into(path, read_config(path), found)
+                    _look_into(path, read_config(path), contents)
 
 
 def resume_command(words: Sequence[str]) -> str:
@@ -291,8 +292,8 @@ def given_option(words: Sequence[str], name: str) -> Any:
         return None if typed[-1] == "null" else typed[-1]
     for file in map(Path, reversed(configs_in(words))):
         value: Any = read_config(file) if file.is_file() else {}
-        for part in name.split("."):
-            value = value.get(part, ABSENT) if isinstance(value, dict) else ABSENT
+        for key in name.split("."):
+            value = value.get(key, ABSENT) if isinstance(value, dict) else ABSENT
         if value is not ABSENT:
             return value
     return None

@@ -98,9 +98,9 @@ def with_page(command: str, line: str) -> str:
     """
     line = " ".join(line.split())
     line = line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} …"
-    found = [match[1] for match in _WORD.finditer(line)] if command in TRAINER_WORDS else []
+    matches = [match[1] for match in _WORD.finditer(line)] if command in TRAINER_WORDS else []
     # the name of a class, which is capitalized, says more than the option that it was given to
-    word = min(found, key=lambda word: not word[0].isupper(), default="")
+    word = min(matches, key=lambda word: not word[0].isupper(), default="")
     return f"{line} ({_PAGES.get(word) or page_of(command)})"
 
 

@@ -72,12 +72,12 @@ def _prepare(options: argparse.Namespace) -> TokenStore:
             f"--vocab-size {vocab_size} needs --tokenizer bpe: {tokenizer!r} determines its own vocabulary"
         )
     if options.shard is not None:
-        found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", options.shard)
-        if found is None or not 1 <= int(found[1]) <= int(found[2]) <= MOST_SHARES:
+        shard = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", options.shard)
+        if shard is None or not 1 <= int(shard[1]) <= int(shard[2]) <= MOST_SHARES:
             raise ValueError(f"--shard {options.shard!r} is not I/N with 1 ≤ I ≤ N ≤ {MOST_SHARES}, such as 1/16")
         if out is None:
             raise ValueError(f"--shard {options.shard} needs --out DIR, the same for all shards")
-        share = Share(int(found[1]), int(found[2]))
+        share = Share(int(shard[1]), int(shard[2]))
     if "-" in inputs and out is None:
         raise ValueError("the standard input has no name: give the store one with --out DIR")
     out = out or default_store(inputs, tokenizer, vocab_size)

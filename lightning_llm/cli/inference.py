@@ -68,9 +68,9 @@ def run_generate(options: argparse.Namespace) -> None:
         raise ValueError(f"--num-samples must be at least 1, got {options.num_samples}")
     if not 0 <= options.seed < 2**63:
         raise ValueError(f"--seed must be at least 0 and below 2^63, got {options.seed}")
-    given = [name for name in INPUTS if getattr(options, name) not in (None, False)]
-    if len(given) > 1:
-        raise ValueError(f"one prompt at a time: {' and '.join(given)} were given")
+    inputs = [name for name in INPUTS if getattr(options, name) not in (None, False)]
+    if len(inputs) > 1:
+        raise ValueError(f"one prompt at a time: {' and '.join(inputs)} were given")
     prompt = None if options.interactive else _prompt(options)
     named_checkpoint(options.checkpoint, RUNS)
     from lightning_llm.generation import Sampling
@@ -154,10 +154,10 @@ def run_evaluate(options: argparse.Namespace) -> None:
     total, rows = Score(), []
     with progress_bar(corpus.size, True) as phase:
         for document in corpus.documents(phase("evaluating")):
-            found = _score(model, tokenizer, document, options.stride)
-            total += found
+            scored = _score(model, tokenizer, document, options.stride)
+            total += scored
             if options.per_document:
-                rows.append({"document": document.name, **_numbers(found)})
+                rows.append({"document": document.name, **_numbers(scored)})
     if not total.tokens:
         raise ValueError(f"{', '.join(options.data)}: too few tokens: each token is predicted from those before it")
     for row in rows:
@@ -178,25 +178,25 @@ def _score(model: "Transformer", tokenizer: Tokenizer, document: Document, strid
 
     def ids() -> Iterator[int]:
         nonlocal size
-        for place, (numbers, text_bytes) in enumerate(encode_document(tokenizer, document)):
+        for number, (numbers, text_bytes) in enumerate(encode_document(tokenizer, document)):
             size += text_bytes
-            if place == 0 and numbers:
+            if number == 0 and numbers:
                 size -= tokenizer.byte_count(numbers[0])
             yield from numbers
 
     try:
-        found = score(model, ids(), stride=stride)
+        result = score(model, ids(), stride=stride)
     except IndexError as error:
         vocabulary = f"the model's vocabulary of {model.config.vocab_size}"
         raise ValueError(f"the tokenizer has ids beyond {vocabulary}") from error
-    return dataclasses.replace(found, bytes=size)
+    return dataclasses.replace(result, bytes=size)
 
 
-def _numbers(found: "Score") -> dict[str, Any]:
+def _numbers(result: "Score") -> dict[str, Any]:
     """The results; null where they are not known, NaN or infinite, which JSON cannot express."""
-    named = {"loss": found.loss, "perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte}
+    named = {"loss": result.loss, "perplexity": result.perplexity, "bits_per_byte": result.bits_per_byte}
     finite = {name: value if value is not None and math.isfinite(value) else None for name, value in named.items()}
-    return {**finite, "tokens": found.tokens, "bytes": found.bytes}
+    return {**finite, "tokens": result.tokens, "bytes": result.bytes}
 
 
 def _line(numbers: dict[str, Any]) -> str:

@@ -110,8 +110,8 @@ def lost_contact(error: BaseException) -> str | None:
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     message = str(error)
-    if found := GLOO.search(message):
-        reason = found[1]
+    if match := GLOO.search(message):
+        reason = match[1]
     elif message == TIMED_OUT_BESIDE:
         reason = "Timed out waiting in another exchange with them"
     elif isinstance(error, dist.DistError):

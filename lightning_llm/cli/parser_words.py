@@ -38,8 +38,8 @@ _ALTERNATIVES = re.compile(
 def in_plain_words(message: str) -> str:
     """A message of the parser in one line, with our words for types: ``expected a whole number, got all``."""
     text = " ".join(message.split())[:LONGEST]
-    for pattern, words in _REWORDED:
-        text = re.sub(pattern, words, text)
+    for pattern, replacement in _REWORDED:
+        text = re.sub(pattern, replacement, text)
     text = re.sub(r"(Expected an? )?<class '(?:\w+\.)*(\w+)'>", _type_in_words, text)
     text = re.sub(r"(, got [^,]+)\1$", r"\1", text)  # by its class, and by the type of the option
     while (shorter := _ALTERNATIVES.sub(_alternatives_in_words, text)) != text:
@@ -47,14 +47,14 @@ def in_plain_words(message: str) -> str:
     return text
 
 
-def _type_in_words(found: re.Match[str]) -> str:
-    return ("expected " if found[1] else "") + TYPES.get(found[2], found[2])
+def _type_in_words(match: re.Match[str]) -> str:
+    return ("expected " if match[1] else "") + TYPES.get(match[2], match[2])
 
 
-def _alternatives_in_words(found: re.Match[str]) -> str:
+def _alternatives_in_words(match: re.Match[str]) -> str:
     """What a value could have been; if an alternative has another problem than the type, that one alone."""
-    alternatives = list(dict.fromkeys(found[1].split(" - ")))
-    if problems := [each for each in alternatives if not each.startswith("expected ")]:
+    alternatives = list(dict.fromkeys(match[1].split(" - ")))
+    if problems := [text for text in alternatives if not text.startswith("expected ")]:
         return " or ".join(problems)
-    types = dict.fromkeys(each.removeprefix("expected ").partition(", got ")[0] for each in alternatives)
-    return f"expected {' or '.join(types)}, got {found[2]}"
+    types = dict.fromkeys(text.removeprefix("expected ").partition(", got ")[0] for text in alternatives)
+    return f"expected {' or '.join(types)}, got {match[2]}"

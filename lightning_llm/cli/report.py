@@ -91,8 +91,8 @@ class RunReport(Callback):
             self.console.print(f"\n[bold]result[/]  {steps - self._first_step} steps in {seconds:.1f} s")
             return
         checkpoints = callback_of(trainer, RunCheckpoints)
-        known = -1 if checkpoints is None else checkpoints.validated_step  # also of a run that this one resumed
-        is_validated = steps in (self._validated_step, known)
+        saved_step = -1 if checkpoints is None else checkpoints.validated_step  # also of a run that this one resumed
+        is_validated = steps in (self._validated_step, saved_step)
         if not self._has_trained:  # it resumed from its last step, where Lightning starts nothing
             self._first_step = steps
             if trainer.is_global_zero:
@@ -112,14 +112,14 @@ class RunReport(Callback):
         if not is_sharded(model):  # no process could generate alone
             print_sample(self.console, model, data)
         if run is not None:
-            place = escape(shlex.quote(str(run)))
+            folder = escape(shlex.quote(str(run)))
             self.console.print("\n[bold]next[/]")
             if newest is not None and tokenizer_of(data) is not None:
                 custom = getattr(getattr(model, "architecture", None), "custom_parts", ())
-                words = f'{place} --prompt "…" --max-new-tokens 200{" --trust-code" if custom else ""}'
-                self.console.print(f"  lightning-llm generate {words}")
+                options = f'{folder} --prompt "…" --max-new-tokens 200{" --trust-code" if custom else ""}'
+                self.console.print(f"  lightning-llm generate {options}")
             if newest is not None:
-                self.console.print(f"  lightning-llm validate --ckpt_path {place}")
+                self.console.print(f"  lightning-llm validate --ckpt_path {folder}")
             self.console.print(f"  lightning-llm dashboard {escape(shlex.quote(str(run.parent)))}")
 
     def print_metrics(self, trainer: Trainer) -> None:
@@ -130,13 +130,14 @@ class RunReport(Callback):
 
     def _print_results(self, run: Path | None, newest: Path | None, summary: dict[str, Any]) -> None:
         bits = summary["bits_per_byte"]
-        words = ["not validated"]
+        results = ["not validated"]
         if summary["val_loss"] is not None:
-            words = [f"validation loss {summary['val_loss']:.4f} nats/token", f"perplexity {summary['perplexity']:.2f}"]
-        words += [f"{bits:.4f} bits/byte"] if bits is not None and math.isfinite(bits) else []
-        words += [f"training text {summary['train_loss']:.4f}"] if summary["train_loss"] is not None else []
+            loss, perplexity = summary["val_loss"], summary["perplexity"]
+            results = [f"validation loss {loss:.4f} nats/token", f"perplexity {perplexity:.2f}"]
+        results += [f"{bits:.4f} bits/byte"] if bits is not None and math.isfinite(bits) else []
+        results += [f"training text {summary['train_loss']:.4f}"] if summary["train_loss"] is not None else []
         done = summary["steps"] - self._first_step
-        self.console.print(f"\n[bold]result[/]  {', '.join(words)}; {done} steps in {summary['seconds']:.1f} s")
+        self.console.print(f"\n[bold]result[/]  {', '.join(results)}; {done} steps in {summary['seconds']:.1f} s")
         if newest is not None:
             best = f" (best: {BEST})" if newest.with_name(BEST).exists() else ""
             self.console.print(f"[bold]saved[/]   {escape(str(newest))}{best}")

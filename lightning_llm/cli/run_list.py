@@ -51,28 +51,26 @@ def print_list(rows: list[ListedRun]) -> None:
     """A row for each run, with what differs from others in its folder, and how to remove those that are of no use."""
     # a file or a pipe gets lines of any length
     console = Console(markup=True, highlight=False, width=None if sys.stdout.isatty() else 200)
-    table, texts = Table(box=SIMPLE_HEAD, pad_edge=False), list[list[str]]()
-    titles = ("step", "val loss", "size", "age", "removable")
-    for row in rows:
-        step, loss = (
-            "–" if row.step is None else f"{row.step:,}",
-            "–" if row.val_loss is None else f"{row.val_loss:.4f}",
-        )
-        texts.append([step, loss, shown_size(row.bytes), shown_duration(row.age_s), "yes" if row.removable else ""])
-    count = len(titles) if any(row.removable for row in rows) else len(titles) - 1
-    columns = [[title, *(text[place] for text in texts)] for place, title in enumerate(titles[:count])]
+    removable = [row for row in rows if row.removable]
+    columns = {
+        "step": ["–" if row.step is None else f"{row.step:,}" for row in rows],
+        "val loss": ["–" if row.val_loss is None else f"{row.val_loss:.4f}" for row in rows],
+        "size": [shown_size(row.bytes) for row in rows],
+        "age": [shown_duration(row.age_s) for row in rows],
+        **({"removable": ["yes" if row.removable else "" for row in rows]} if removable else {}),
+    }
     state = min(12, max((len(row.state) for row in rows), default=0))
-    left = room(console.width, [*columns, ["x" * max(len("state"), state)]])
-    table.add_column("run")
-    table.add_column("state")
-    for title in titles[:count]:
+    widths = [[title, *column] for title, column in columns.items()]
+    left = room(console.width, [*widths, ["x" * max(len("state"), state)]])
+    table = Table("run", "state", box=SIMPLE_HEAD, pad_edge=False)
+    for title in columns:
         table.add_column(title, justify="right", no_wrap=True)
-    for row, text in zip(rows, texts, strict=True):
-        name = "\n".join(folded(words, left) for words in (row.run, row.differs) if words)
-        table.add_row(escape(name), escape(row.state), *text[:count])
+    for row, *cells in zip(rows, *columns.values(), strict=True):
+        name = "\n".join(folded(text, left) for text in (row.run, row.differs) if text)
+        table.add_row(escape(name), escape(row.state), *cells)
     console.print(table)
     console.print(f"{_counted(rows)} on disk", soft_wrap=True)
-    if removable := [row for row in rows if row.removable]:
+    if removable:
         console.print(f"{_counted(removable)} removable ({RULE}): lightning-llm runs {CLEAN}", soft_wrap=True)
 
 

@@ -102,8 +102,8 @@ class TrainingCLI(LightningCLI):
         text += "The process stays at its largest size. On two CPU cores, this changed the speed of a training step by "
         text += "+1.5 percent in bf16 and by -6 percent in float32 (November 2026)."
         parser.add_argument("--keep_freed_memory", type=bool, default=True, help=text)
-        for section, kind in self.classes.items():
-            custom_classes.add_option(parser, section, kind)
+        for section, cls in self.classes.items():
+            custom_classes.add_option(parser, section, cls)
 
     @property
     def classes(self) -> dict[str, Any]:
@@ -130,8 +130,8 @@ class TrainingCLI(LightningCLI):
         """Find the checkpoint; prepare the process."""
         jobs.check_restarts()
         jobs.check_address()
-        asked = self._options.trainer
-        if line := command_line.set_length(asked, self._words):
+        options = self._options.trainer
+        if line := command_line.set_length(options, self._words):
             _say(f"lightning-llm {self.subcommand}: {line}")
         if self._options.get("weights_only") is False:
             raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
@@ -139,7 +139,7 @@ class TrainingCLI(LightningCLI):
             command_line.check_store(self._options.data, self._words)
         elif self.subcommand == "predict":
             raise ValueError("predict continues the predict_prompts of TokenDataModule: use lightning-llm generate")
-        folder = Path(asked.run_dir or Path(asked.default_root_dir) / self.experiment)
+        folder = Path(options.run_dir or Path(options.default_root_dir) / self.experiment)
         if self._ckpt_path is not None:
             self.checkpoint = find_checkpoint(self._ckpt_path, folder, _say)
         elif self.subcommand == "fit":
@@ -157,11 +157,11 @@ class TrainingCLI(LightningCLI):
                 check_trust(self._options.model.init_from)
         # what `auto` means goes into the config, so that its record, the checkpoints and all ranks have the same
         self.precision_reason = "as asked for"
-        if asked.precision in ("auto", None):
+        if options.precision in ("auto", None):
             if "precision" in saved:
-                asked.precision, self.precision_reason = saved["precision"], "as in the checkpoint"
+                options.precision, self.precision_reason = saved["precision"], "as in the checkpoint"
             else:
-                asked.precision, self.precision_reason = choose_precision(asked.accelerator)
+                options.precision, self.precision_reason = choose_precision(options.accelerator)
         self._options["ckpt_path"] = None if self.checkpoint is None else str(self.checkpoint)
         if self._options.keep_freed_memory:
             keep_freed_memory()
@@ -304,14 +304,14 @@ class _LeftTheOthers(SystemExit):
     """This process ends wherever it was; others may be waiting for it."""
 
 
-def _run_command(command: str, words: list[str], given: dict[str, type | None]) -> TrainingCLI:
+def _run_command(command: str, words: list[str], python_classes: dict[str, type | None]) -> TrainingCLI:
     try:
         complete = command_line.complete(words)
         for line in command_line.check_configs(complete):  # before anything imports what they name
             _say(f"lightning-llm {command}: {line}")
-        classes: dict[str, Any] = custom_classes.choose(complete, given)
-        kind = _of_one(command)
-        return kind(
+        classes: dict[str, Any] = custom_classes.choose(complete, python_classes)
+        cli_class = _of_one(command)
+        return cli_class(
             classes["model"],
             classes["data"],
             save_config_callback=SaveConfig,
@@ -324,7 +324,7 @@ def _run_command(command: str, words: list[str], given: dict[str, type | None]) 
             parser_kwargs={
                 "exit_on_error": False,
                 "parser_mode": command_line.STRICT_YAML,
-                **{word: help_of(word) for word in kind.subcommands()},
+                **{word: help_of(word) for word in cli_class.subcommands()},
             },
             args=complete,
         )

@@ -109,12 +109,12 @@ def check_regular(path: str | os.PathLike[str], limit: int | None = None) -> Non
     _check_kind(path, os.stat(path), limit)
 
 
-def _check_kind(path: object, found: os.stat_result, limit: int | None) -> None:
-    if not stat.S_ISREG(found.st_mode):
+def _check_kind(path: object, status: os.stat_result, limit: int | None) -> None:
+    if not stat.S_ISREG(status.st_mode):
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
-        raise ValueError(f"{path} is {kinds.get(stat.S_IFMT(found.st_mode), 'a device')}, expected a file")
-    if limit is not None and found.st_size > limit:
-        raise ValueError(f"{path} has {found.st_size} bytes, expected at most {limit}")
+        raise ValueError(f"{path} is {kinds.get(stat.S_IFMT(status.st_mode), 'a device')}, expected a file")
+    if limit is not None and status.st_size > limit:
+        raise ValueError(f"{path} has {status.st_size} bytes, expected at most {limit}")
 
 
 def descriptor_of(path: str | os.PathLike[str], flags: int, limit: int | None = None) -> int:
@@ -163,8 +163,10 @@ def read_json(path: str | Path, limit: int = 8 * MIB, *, nan_is_null: bool = Fal
     content = parse_json(read_text(path, limit), path, nan_is_null=nan_is_null)
     inner: list[Any] = [content]
     for _ in range(DEEPEST):
-        groups = (each.values() if isinstance(each, dict) else each for each in inner if isinstance(each, dict | list))
-        inner = [each for group in groups for each in group]
+        groups = (
+            group.values() if isinstance(group, dict) else group for group in inner if isinstance(group, dict | list)
+        )
+        inner = [value for group in groups for value in group]
     if inner:
         raise ValueError(f"{path} is not JSON that can be read: it is nested too deeply")
     return content
@@ -184,10 +186,10 @@ def parse_json(text: str, source: object, *, nan_is_null: bool = False) -> dict[
     """
 
     def number(word: str) -> float | None:
-        found = float(word)
-        if not math.isfinite(found) and not nan_is_null:
+        value = float(word)
+        if not math.isfinite(value) and not nan_is_null:
             raise ValueError(f"{word} is not a finite number")
-        return found if math.isfinite(found) else None
+        return value if math.isfinite(value) else None
 
     try:
         if sum(map(text.count, ",[{")) > MOST_VALUES:
@@ -220,10 +222,10 @@ def printable(text: str) -> str:
     Tabs and newlines are unchanged. JSON stays JSON with the same content.
     """
 
-    def escaped(found: re.Match[str]) -> str:
-        before = text[max(0, found.start() - 1) : found.start()]
-        is_shaping = found[0] in _JOINERS and before > _LAST_LATIN and not _OBEYED.match(before)
-        return found[0] if is_shaping else _escaped(found[0])
+    def escaped(match: re.Match[str]) -> str:
+        before = text[max(0, match.start() - 1) : match.start()]
+        is_shaping = match[0] in _JOINERS and before > _LAST_LATIN and not _OBEYED.match(before)
+        return match[0] if is_shaping else _escaped(match[0])
 
     return _OBEYED.sub(escaped, text)
 

@@ -117,8 +117,8 @@ def run_dir_of(trainer: Any) -> Path | None:
         trainer: This project's, or Lightning's, which has no run directory: then the folder it logs to.
     """
     if hasattr(trainer, "run_dir"):
-        found: Path | None = trainer.run_dir
-        return found
+        folder: Path | None = trainer.run_dir
+        return folder
     return None if trainer.fast_dev_run else Path(trainer.log_dir or trainer.default_root_dir)
 
 

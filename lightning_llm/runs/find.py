@@ -55,11 +55,11 @@ def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def find_checkpoint(given: str, root: Path, say: Callable[[str], object] = _to_stderr) -> Path:
+def find_checkpoint(name: str, root: Path, say: Callable[[str], object] = _to_stderr) -> Path:
     """The file that ``--ckpt_path`` means.
 
     Args:
-        given: ``last`` or ``best`` (of the newest run at or below ``root``), a run directory (its best, else its
+        name: ``last`` or ``best`` (of the newest run at or below ``root``), a run directory (its best, else its
             newest), or a checkpoint, in a file or a folder. See :func:`_newest_first` for which is the newest.
         root: Where to look for ``last`` and ``best``.
         say: Called with a line if another one is used in place of a damaged one.
@@ -67,25 +67,25 @@ def find_checkpoint(given: str, root: Path, say: Callable[[str], object] = _to_s
     Raises:
         ValueError: There is no such checkpoint. Training from scratch instead would silently lose the run.
     """
-    path = named_checkpoint(given, root)
-    if given in ("last", "best"):
-        return checkpoint_in(path, say, prefer_best=given == "best")
+    path = named_checkpoint(name, root)
+    if name in ("last", "best"):
+        return checkpoint_in(path, say, prefer_best=name == "best")
     from lightning_llm.checkpoints.sharded import is_folder
 
     return checkpoint_in(path, say) if path.is_dir() and not is_folder(path) else path
 
 
-def named_checkpoint(given: str, root: Path) -> Path:
+def named_checkpoint(name: str, root: Path) -> Path:
     """The run, or the checkpoint, that ``--ckpt_path`` names, without torch. As :func:`find_checkpoint`."""
-    if given in ("last", "best"):
+    if name in ("last", "best"):
         if (run := newest_run(root)) is None:
-            raise ValueError(f"ckpt_path {given!r}: no checkpoint in {root}: leave ckpt_path out to start from scratch")
+            raise ValueError(f"ckpt_path {name!r}: no checkpoint in {root}: leave ckpt_path out to start from scratch")
         return run
-    if "://" in given:
-        raise ValueError(f"ckpt_path {given!r} is a URL: download it and give the file")
-    path = Path(given)
+    if "://" in name:
+        raise ValueError(f"ckpt_path {name!r} is a URL: download it and give the file")
+    path = Path(name)
     if not (path.is_file() or path.is_dir()):
-        raise ValueError(f"ckpt_path {given!r}: no such file; give a checkpoint, a run directory, 'last' or 'best'")
+        raise ValueError(f"ckpt_path {name!r}: no such file; give a checkpoint, a run directory, 'last' or 'best'")
     return path
 
 
@@ -135,13 +135,13 @@ def _newest_first(run: Path) -> list[Path]:
     from lightning_llm.checkpoints.reading import in_time, read_outline
 
     def age(path: Path) -> tuple[int, int, int, bool]:
-        is_own = step_of(path) >= 0
+        is_named_by_run = step_of(path) >= 0
         try:
             content = read_outline(path)
             start = content.get("callbacks", {}).get("RunCheckpoints", {}).get("turn", 0)
-            return ("optimizer_states" in content), start, content["global_step"], is_own
+            return ("optimizer_states" in content), start, content["global_step"], is_named_by_run
         except (ValueError, KeyError):
-            return 2, 0, step_of(path), is_own
+            return 2, 0, step_of(path), is_named_by_run
 
     files = [path for path in _files(run) if path.name != BEST]
     if all(step_of(path) >= 0 for path in files):
@@ -150,11 +150,11 @@ def _newest_first(run: Path) -> list[Path]:
     return sorted(ages, key=ages.__getitem__, reverse=True)
 
 
-def open_model(given: str, device: str, *, trust_code: bool = False) -> tuple["Transformer", Tokenizer]:
+def open_model(name: str, device: str, *, trust_code: bool = False) -> tuple["Transformer", Tokenizer]:
     """The model, in evaluation mode, and its tokenizer.
 
     Args:
-        given: A checkpoint, a run directory, an exported folder, or ``last`` or ``best`` of the runs below ``runs``.
+        name: A checkpoint, a run directory, an exported folder, or ``last`` or ``best`` of the runs below ``runs``.
         device: Where it goes.
         trust_code: Whether it may name classes outside lightning_llm.
 
@@ -166,16 +166,16 @@ def open_model(given: str, device: str, *, trust_code: bool = False) -> tuple["T
     from lightning_llm.interop.reader import is_model_folder, load_model
 
     content: str | None
-    if is_model_folder(Path(given)):
-        model, content = load_model(Path(given), device)
+    if is_model_folder(Path(name)):
+        model, content = load_model(Path(name), device)
     else:
-        model, content = load_transformer(find_checkpoint(given, RUNS), device, trust_code=trust_code)
+        model, content = load_transformer(find_checkpoint(name, RUNS), device, trust_code=trust_code)
     if content is None:
-        raise ValueError(f"{given} holds no tokenizer: give a model that was trained or exported with one")
+        raise ValueError(f"{name} holds no tokenizer: give a model that was trained or exported with one")
     return model, Tokenizer.from_str(content)
 
 
-def check_device(given: str) -> None:
+def check_device(name: str) -> None:
     """Refuse a device that this machine lacks, before anything is read.
 
     Raises:
@@ -184,14 +184,14 @@ def check_device(given: str) -> None:
     import torch
 
     try:
-        device = torch.device(given)
+        device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"device {given!r} is unknown: choose cpu, cuda or mps") from error
+        raise ValueError(f"device {name!r} is unknown: choose cpu, cuda or mps") from error
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
-            raise ValueError(f"device {given}: this torch finds {count} CUDA devices on this machine: choose cpu")
+            raise ValueError(f"device {name}: this torch finds {count} CUDA devices on this machine: choose cpu")
     elif device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError(f"device {given}: this torch finds none on this machine: choose cpu")
+        raise ValueError(f"device {name}: this torch finds none on this machine: choose cpu")
     elif device.type not in ("cpu", "mps"):
-        raise ValueError(f"device {given!r} is not supported: choose cpu, cuda or mps")
+        raise ValueError(f"device {name!r} is not supported: choose cpu, cuda or mps")

@@ -89,8 +89,8 @@ def with_differences(rows: list[ListedRun]) -> list[ListedRun]:
         with suppress(ValueError, OSError):  # a damaged config: nothing is known
             runs = find_runs([rows[number].run for number in members]) if len(members) > 1 else []
             columns = option_columns(runs, ()) if len(runs) == len(members) else {}
-            for place, number in enumerate(members):
-                texts[number] = ", ".join(f"{name}={column[place]}" for name, column in columns.items())
+            for position, number in enumerate(members):
+                texts[number] = ", ".join(f"{name}={column[position]}" for name, column in columns.items())
     return [dataclasses.replace(row, differs=texts.get(number, "")) for number, row in enumerate(rows)]
 
 

@@ -53,8 +53,8 @@ class RunLock:
             os.close(descriptor)
             if not isinstance(error, OSError) or error.errno not in NO_LOCKS:
                 raise
-            words = f"{self.folder} is on a file system without locks ({error.strerror}): "
-            print(f"{words}a second run could write there too", file=sys.stderr)
+            problem = f"{self.folder} is on a file system without locks ({error.strerror}): "
+            print(f"{problem}a second run could write there too", file=sys.stderr)
             return self
         self._descriptor = descriptor
         _held.add(self._file)
