@@ -18,6 +18,7 @@ import re
 import reprlib
 import stat
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -163,13 +164,14 @@ def read_json(path: str | Path, limit: int = 8 * MIB, *, nan_is_null: bool = Fal
     content = parse_json(read_text(path, limit), path, nan_is_null=nan_is_null)
     inner: list[Any] = [content]
     for _ in range(DEEPEST):
-        groups = (
-            group.values() if isinstance(group, dict) else group for group in inner if isinstance(group, dict | list)
-        )
-        inner = [value for group in groups for value in group]
+        inner = [value for group in inner if isinstance(group, dict | list) for value in _values(group)]
     if inner:
         raise ValueError(f"{path} is not JSON that can be read: it is nested too deeply")
     return content
+
+
+def _values(group: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return group.values() if isinstance(group, dict) else group
 
 
 def parse_json(text: str, source: object, *, nan_is_null: bool = False) -> dict[str, Any]:
