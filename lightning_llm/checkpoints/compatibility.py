@@ -126,19 +126,22 @@ def _optimizer_problems(state: dict[str, Any], recipe: Recipe | None, groups: li
     if not recipe or not (make := known_optimizer(recipe)):
         return
     optimizer = make(groups)
-    asked = [dict(group) for group in optimizer.param_groups]
-    saved = {number: {name: _on_meta(value) for name, value in own.items()} for number, own in state["state"].items()}
+    expected = [dict(group) for group in optimizer.param_groups]
+    saved = {number: _on_meta(values) for number, values in state["state"].items()}
     try:
         optimizer.load_state_dict({**state, "state": saved})
     except (ValueError, TypeError, AttributeError, RuntimeError) as error:
         yield f"optimizer_states[0]: {error}"
         return
-    for number, (ours, theirs) in enumerate(zip(asked, optimizer.param_groups, strict=True)):
+    for number, (ours, theirs) in enumerate(zip(expected, optimizer.param_groups, strict=True)):
         for name, value in ours.items():
             if name not in theirs or (isinstance(value, tuple) and len(value) != len(theirs[name])):
                 yield f"optimizer_states[0].param_groups[{number}].{name} is {shown(theirs.get(name))}"
 
 
-def _on_meta(value: Any) -> Any:
-    is_sharded = hasattr(value, "pieces")
-    return torch.empty(tuple(value.shape), dtype=value.dtype, device="meta") if is_sharded else value
+def _on_meta(values: Mapping[str, Any]) -> dict[str, Any]:
+    """State of a parameter, with a tensor that has no data in place of each sharded one."""
+    return {
+        name: torch.empty(tuple(value.shape), dtype=value.dtype, device="meta") if hasattr(value, "pieces") else value
+        for name, value in values.items()
+    }

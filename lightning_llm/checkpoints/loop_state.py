@@ -115,9 +115,9 @@ def set_validation_due(checkpoint: dict[str, Any], is_due: bool) -> None:
 def loop_problems(loops: Mapping[str, Any], global_step: int | None) -> Iterator[str]:
     """Counters that contradict each other or ``global_step``: Lightning takes the step from the counters."""
     for name, counts in _counts(loops, "loops"):
-        order = [counts[each] for each in ("ready", "started", "processed", "completed") if each in counts]
+        order = [counts[counter] for counter in ("ready", "started", "processed", "completed") if counter in counts]
         if order != sorted(order, reverse=True) or order[0] > order[-1] + 1:
-            yield f"{name} counts {', '.join(f'{each} {count}' for each, count in counts.items())}"
+            yield f"{name} counts {', '.join(f'{counter} {count}' for counter, count in counts.items())}"
     steps = [progress["total"]["completed"] for progress in _step_counts(loops[FIT_LOOP])]
     if global_step is not None and global_step not in steps:
         yield f"global_step is {global_step}, the loops count {max(steps)} steps"
@@ -127,7 +127,7 @@ def _step_counts(fit_loop: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [fit_loop[AUTOMATIC]["optimizer"]["step"], fit_loop[MANUAL]]
 
 
-def _counts(part: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, int]]]:
-    for name, each in part.items():
-        if isinstance(each, dict):
-            yield from [(f"{where}.{name}", each)] if "ready" in each else _counts(each, f"{where}.{name}")
+def _counts(progress: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, int]]]:
+    for name, inner in progress.items():
+        if isinstance(inner, dict):
+            yield from [(f"{where}.{name}", inner)] if "ready" in inner else _counts(inner, f"{where}.{name}")

@@ -187,13 +187,13 @@ def _made_by(called: Any, arguments: _Item) -> _Item:
     if not isinstance(called, _Name) or called not in _CALLED:
         raise Rejected(f"its pickle calls {shown(called)}")
     kinds, most, made = _CALLED[called]
-    given = arguments.value or [] if arguments.kind is tuple else [arguments] * (most + 1)
-    if [item.kind for item in given[: len(kinds)]] != kinds or len(given) > most:
+    values = arguments.value or [] if arguments.kind is tuple else [arguments] * (most + 1)
+    if [item.kind for item in values[: len(kinds)]] != kinds or len(values) > most:
         raise Rejected(f"its pickle calls {called} with other values than torch does")
-    if called == "_codecs encode" and given[1].value != "latin1":
+    if called == "_codecs encode" and values[1].value != "latin1":
         raise Rejected("its pickle calls _codecs encode with another encoding than latin1")
     copied = 8 if called == "torch Size" else 1  # a pointer for each value
-    return _Item(made, None, copied * _sum_of(given), arguments.depth)  # of now: a list grows after its tuple is made
+    return _Item(made, None, copied * _sum_of(values), arguments.depth)  # of now: a list grows after its tuple is made
 
 
 def _allowed(argument: Any) -> _Name:

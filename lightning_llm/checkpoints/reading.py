@@ -92,8 +92,8 @@ def check_run_checkpoint(path: str | os.PathLike[str], *, is_described: bool = T
     content = read_checkpoint(path, mmap=True, needs=(*RESUME, "TokenDataModule") if is_described else RESUME)
     if is_described:
         check_described(content, path)
-    own: dict[str, Any] = content[FORMAT]
-    return own
+    ours: dict[str, Any] = content[FORMAT]
+    return ours
 
 
 def load_transformer(

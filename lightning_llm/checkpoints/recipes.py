@@ -25,11 +25,11 @@ from lightning_llm.optim.schedules import Schedule
 Recipe = dict[str, Any]
 
 
-def _by_path(kinds: Iterable[Any]) -> dict[str, Any]:
-    return {f"{kind.__module__}.{kind.__qualname__}": kind for kind in kinds}
+def _by_path(classes: Iterable[Any]) -> dict[str, Any]:
+    return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in classes}
 
 
-_OF_TORCH = [kind for kind in vars(torch.optim).values() if isinstance(kind, type) and issubclass(kind, Optimizer)]
+_OF_TORCH = [cls for cls in vars(torch.optim).values() if isinstance(cls, type) and issubclass(cls, Optimizer)]
 OPTIMIZERS = _by_path([*_OF_TORCH, optim.AdamW, optim.MuonAdamW])
 
 
@@ -47,41 +47,45 @@ def schedule_recipe(schedule: Any) -> Recipe | None:
     return _recipe(schedule, _known_schedules(), vars(schedule).copy() if dataclasses.is_dataclass(schedule) else None)
 
 
-def _recipe(made: object, known: Mapping[str, Any], arguments: dict[str, Any] | None) -> Recipe:
-    (path,) = _by_path([type(made)])
-    is_known = known.get(path) is type(made) and arguments is not None
-    return {"class_path": path, **({"init_args": arguments} if is_known else {})}
+def _recipe(value: object, restorable: Mapping[str, Any], arguments: dict[str, Any] | None) -> Recipe:
+    (path,) = _by_path([type(value)])
+    is_restorable = restorable.get(path) is type(value) and arguments is not None
+    return {"class_path": path, **({"init_args": arguments} if is_restorable else {})}
 
 
-def restored_optimizer(given: Any) -> Any:
+def restored_optimizer(recipe: Any) -> Any:
     """The factory of an optimizer from its recipe; after a warning one that raises if it cannot be restored.
 
     Anything but a recipe is returned unchanged.
     """
-    if not isinstance(given, dict):
-        return given
-    if known := known_optimizer(given):
-        return known
-    _warn_not_restored("optimizer", given)
-    return partial(_lost_optimizer, given["class_path"])
+    if not isinstance(recipe, dict):
+        return recipe
+    if factory := known_optimizer(recipe):
+        return factory
+    _warn_not_restored("optimizer", recipe)
+    return partial(_lost_optimizer, recipe["class_path"])
 
 
 def _lost_optimizer(class_path: str, params: object) -> Optimizer:
     raise _not_restored("optimizer", class_path)
 
 
-def known_optimizer(given: Recipe) -> Callable[..., Optimizer] | None:
+def known_optimizer(recipe: Recipe) -> Callable[..., Optimizer] | None:
     """The factory of an optimizer, or ``None`` if its class or arguments are not known.
 
     Raises:
         ValueError: The class does not accept the arguments.
     """
-    kind = OPTIMIZERS.get(given["class_path"])
-    if kind is None or "init_args" not in given:
+    cls = OPTIMIZERS.get(recipe["class_path"])
+    if cls is None or "init_args" not in recipe:
         return None
-    made: Callable[..., Optimizer] = partial(kind, **given["init_args"])
-    _try("optimizer", given, lambda: made(params=[{"params": [torch.nn.Parameter(torch.zeros(1))], "name": "vectors"}]))
-    return made
+    factory: Callable[..., Optimizer] = partial(cls, **recipe["init_args"])
+    _try(
+        "optimizer",
+        recipe,
+        lambda: factory(params=[{"params": [torch.nn.Parameter(torch.zeros(1))], "name": "vectors"}]),
+    )
+    return factory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,19 +109,19 @@ class LostSchedule(Schedule):
 
 def _known_schedules() -> dict[str, Any]:
     """All that ``optim.schedules`` defines: none is left out because a list lacks it."""
-    kinds: list[Any] = [kind for kind in vars(schedules).values() if dataclasses.is_dataclass(kind)]
-    return _by_path(kind for kind in kinds if issubclass(kind, Schedule) and not inspect.isabstract(kind))
+    classes: list[Any] = [cls for cls in vars(schedules).values() if dataclasses.is_dataclass(cls)]
+    return _by_path(cls for cls in classes if issubclass(cls, Schedule) and not inspect.isabstract(cls))
 
 
-def restored_schedule(given: Any) -> Any:
+def restored_schedule(recipe: Any) -> Any:
     """The schedule of a recipe; after a warning a ``LostSchedule`` if it cannot be restored."""
-    if not isinstance(given, dict):
-        return given
-    kind = _known_schedules().get(given["class_path"])
-    if kind is None or "init_args" not in given:
-        _warn_not_restored("schedule", given)
-        return LostSchedule(given["class_path"])
-    return _try("schedule", given, lambda: kind(**given["init_args"]))
+    if not isinstance(recipe, dict):
+        return recipe
+    cls = _known_schedules().get(recipe["class_path"])
+    if cls is None or "init_args" not in recipe:
+        _warn_not_restored("schedule", recipe)
+        return LostSchedule(recipe["class_path"])
+    return _try("schedule", recipe, lambda: cls(**recipe["init_args"]))
 
 
 def _try(name: str, recipe: Recipe, make: Callable[[], Any]) -> Any:

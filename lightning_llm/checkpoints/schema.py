@@ -15,8 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_llm.checkpoints.loop_state import LOOPS, loop_problems
 from lightning_llm.data.tokenizers import Tokenizer
-from lightning_llm.io import schema
-from lightning_llm.io.schema import TEXT, Schema, check, list_of, maybe, one_of, open_record, refuse, whole
+from lightning_llm.io.schema import TEXT, Schema, check, list_of, maybe, one_of, open_record, record, refuse, whole
 from lightning_llm.io.untrusted import field_name, shown
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import option_of
@@ -33,7 +32,7 @@ RESUME = (*WEIGHTS, *LIGHTNING, "loops", "callbacks", "optimizer_states", "lr_sc
 PLAIN_LOOP = ("model", "optimizer", "iteration")
 
 
-# ---- kinds that JSON does not have
+# ---- schemas of what JSON does not have
 
 
 def number(low: float = -math.inf, high: float = math.inf) -> Schema:
@@ -45,12 +44,12 @@ def number(low: float = -math.inf, high: float = math.inf) -> Schema:
     return check(f"a number from {low:.6g} to {high:.6g}", fits)
 
 
-def any_of(*kinds: Schema) -> Schema:
-    """Any of several kinds; a message is about the first one."""
+def any_of(*schemas: Schema) -> Schema:
+    """Any of several schemas; a message is about the first one."""
 
     def check(value: Any, name: str) -> Iterable[str]:
-        found = [list(kind(value, name)) for kind in kinds]
-        return found[0] if all(found) else ()
+        problems = [list(schema(value, name)) for schema in schemas]
+        return problems[0] if all(problems) else ()
 
     return check
 
@@ -62,9 +61,9 @@ def mapping(names: Schema, values: Schema) -> Schema:
         if not isinstance(value, dict):
             yield f"{name} is {shown(value)}, expected a dict"
             return
-        for field, each in value.items():
+        for field, item in value.items():
             yield from names(field, f"a name in {name}")
-            yield from values(each, f"{name}.{field_name(field)}")
+            yield from values(item, f"{name}.{field_name(field)}")
 
     return check
 
@@ -84,17 +83,17 @@ TENSOR = check("a tensor", lambda value: isinstance(value, Tensor))
 ROWS = check("a tensor", lambda value: isinstance(value, Tensor) or hasattr(value, "pieces"))  # see checkpoints.sharded
 ANYTHING = check("anything", lambda value: True)
 PLAIN_DICT = mapping(TEXT, ANYTHING)
-KINDS = {int: INTEGER, float: number(), str: TEXT, bool: BOOL, NoneType: NULL, dict[str, Any]: PLAIN_DICT}
+SCHEMAS = {int: INTEGER, float: number(), str: TEXT, bool: BOOL, NoneType: NULL, dict[str, Any]: PLAIN_DICT}
 
 
-def _kind_of(annotation: Any) -> Schema:
-    """The kind of a dataclass's field."""
+def _schema_of(annotation: Any) -> Schema:
+    """The schema of a dataclass's field."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
-        return any_of(*map(_kind_of, arguments))
+        return any_of(*map(_schema_of, arguments))
     if origin is Literal:
         return one_of(*arguments)
-    return list_of(_kind_of(arguments[0])) if origin is list else KINDS[annotation]
+    return list_of(_schema_of(arguments[0])) if origin is list else SCHEMAS[annotation]
 
 
 # ---- the schema
@@ -123,12 +122,12 @@ OPTIONS = {  # of optimizers
     "name": TEXT,
 }
 HYPER_PARAMETERS = {
-    "architecture": schema.record({}, {name: _kind_of(kind) for name, kind in get_type_hints(ModelConfig).items()}),
+    "architecture": record({}, {name: _schema_of(kind) for name, kind in get_type_hints(ModelConfig).items()}),
     "loss_chunks": maybe(COUNT),
     "optimizer": maybe(open_record({"class_path": TEXT}, {"init_args": open_record({}, OPTIONS)})),
     "schedule": maybe(open_record({"class_path": TEXT}, {"init_args": PLAIN_DICT})),
     "groups": list_of(
-        schema.record({"pattern": TEXT}, dict.fromkeys(("lr_factor", "weight_decay_factor"), maybe(RATE))), 1000
+        record({"pattern": TEXT}, dict.fromkeys(("lr_factor", "weight_decay_factor"), maybe(RATE))), 1000
     ),
     **dict.fromkeys(("memory_budget", "memory_reserve", "init_from", "compile_mode", "compile_scope"), maybe(TEXT)),
     "_instantiator": NULL,  # Lightning would import the class of this name
@@ -196,12 +195,12 @@ def _contradictions(content: Mapping[str, Any], of_tensors: bool) -> Iterator[st
     version, step = content.get(VERSION, "2.6"), content.get("global_step")
     if not _LIGHTNING.fullmatch(version):
         yield f"{VERSION} is {shown(version)}, expected one of Lightning 2"
-    own, config = content.get(FORMAT, {}), None
-    if own.get("format_version", 1) > FORMAT_VERSION:
-        yield f"it has format {own['format_version']}, this version reads up to {FORMAT_VERSION}: upgrade"
+    ours, config = content.get(FORMAT, {}), None
+    if ours.get("format_version", 1) > FORMAT_VERSION:
+        yield f"it has format {ours['format_version']}, this version reads up to {FORMAT_VERSION}: upgrade"
     try:
-        if (given := content.get("hyper_parameters", {}).get("architecture")) is not None:
-            config = ModelConfig(**given)
+        if (architecture := content.get("hyper_parameters", {}).get("architecture")) is not None:
+            config = ModelConfig(**architecture)
             if config.vocab_size is None:
                 yield f"{ARCHITECTURE}.vocab_size is null, expected a whole number"
             # each expert has at least one tensor: the model is not built for a file that has none
@@ -214,7 +213,7 @@ def _contradictions(content: Mapping[str, Any], of_tensors: bool) -> Iterator[st
         yield from loop_problems(content["loops"], step)
     if of_tensors:
         yield from _callback_problems(content.get("callbacks", {}), step or 0)
-        yield from _tokenizer_problems(own.get("tokenizer"), config)
+        yield from _tokenizer_problems(ours.get("tokenizer"), config)
         yield from _optimizer_problems(content)
 
 
@@ -250,15 +249,15 @@ def _optimizer_problems(content: Mapping[str, Any]) -> Iterator[str]:
     states, schedulers = content.get("optimizer_states", []), content.get("lr_schedulers", [])
     last = content.get("global_step", math.inf) if len(states) == 1 else math.inf
     if "schedule" in content.get("hyper_parameters", {}) and "optimizer_states" in content:  # LanguageModel's own
-        for name, given in (("optimizer_states", states), ("lr_schedulers", schedulers)):
-            if len(given) != 1:
-                yield f"{name} is a list of {len(given)}, expected one"
+        for name, items in (("optimizer_states", states), ("lr_schedulers", schedulers)):
+            if len(items) != 1:
+                yield f"{name} is a list of {len(items)}, expected one"
     for index, state in enumerate([*states, *([content["optimizer"]] if "optimizer" in content else [])]):
         where = f"optimizer_states[{index}]"
-        known = [each for group in state["param_groups"] for each in group["params"]]
-        if len(set(known)) != len(known) or not known:
+        parameters = [number for group in state["param_groups"] for number in group["params"]]
+        if len(set(parameters)) != len(parameters) or not parameters:
             yield f"{where}.param_groups have parameters twice, or none"
-        if state["state"].keys() - set(known):
+        if state["state"].keys() - set(parameters):
             yield f"{where}.state is of parameters that are in no group"
         for parameter, saved in state["state"].items():
             if isinstance(saved.get("step"), int | float) and saved["step"] > last:
