@@ -1,7 +1,7 @@
 """The classes of model and data: ``--model.class_path``, ``--data.class_path``, the same keys in a config, or ours.
 
 The parser asks a class for its options, so the classes are chosen before the parser is made. A class that the command
-line names is imported; one that a config names is printed first, see ``command_line.check_configs``.
+line names is imported; one that a config names is printed first, see ``parsing.check_configs``.
 """
 
 import inspect

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.cli import command_line, jobs
+from lightning_llm.cli import command_line, jobs, parsing
 from lightning_llm.cli.errors import USER_ERROR, reason_of, reports
 from lightning_llm.cli.process import is_first_process
 from lightning_llm.data.corpora import STDIN, open_corpus
@@ -30,7 +30,7 @@ def refused(words: Sequence[str]) -> int:
         return 0
     try:
         complete = command_line.with_config_paths(words)
-        command_line.check_configs(complete)
+        parsing.check_configs(complete)
         jobs.check_restarts()
         jobs.check_address()
         if is_first_process() and "--print_config" not in words:  # another host may lack the text

@@ -28,7 +28,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint, read_outline
 from lightning_llm.checkpoints.schema import LIGHTNING
-from lightning_llm.cli import command_line, custom_classes, early_checks, jobs
+from lightning_llm.cli import command_line, custom_classes, early_checks, jobs, parsing
 from lightning_llm.cli.commands import help_of, with_page
 from lightning_llm.cli.errors import FAILED, USER_ERROR, reason_of, reports
 from lightning_llm.cli.parser_words import in_plain_words
@@ -119,7 +119,7 @@ class TrainingCLI(LightningCLI):
         command = words[0] if words and words[0] in self.subcommands() else "fit"
         hidden = custom_classes.hide_options_of_ours(self._parser(command), words, data_class)
         self.experiment, self._words = command_line.experiment_of(words), words
-        self.config = command_line.parse(parser, words)
+        self.config = parsing.parse(parser, words)
         self._options = self.config[self.config.subcommand]
         custom_classes.check_parsed(self._options, words, self.classes)
         self._ckpt_path = self._options.pop("ckpt_path", None)
@@ -307,7 +307,7 @@ class _LeftTheOthers(SystemExit):
 def _run_command(command: str, words: list[str], python_classes: dict[str, type | None]) -> TrainingCLI:
     try:
         complete = command_line.complete(words)
-        for line in command_line.check_configs(complete):  # before anything imports what they name
+        for line in parsing.check_configs(complete):  # before anything imports what they name
             _say(f"lightning-llm {command}: {line}")
         classes: dict[str, Any] = custom_classes.choose(complete, python_classes)
         cli_class = _of_one(command)
@@ -323,7 +323,7 @@ def _run_command(command: str, words: list[str], python_classes: dict[str, type 
             load_from_checkpoint_support=False,
             parser_kwargs={
                 "exit_on_error": False,
-                "parser_mode": command_line.STRICT_YAML,
+                "parser_mode": parsing.STRICT_YAML,
                 **{word: help_of(word) for word in cli_class.subcommands()},
             },
             args=complete,

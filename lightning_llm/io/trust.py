@@ -11,7 +11,7 @@ places: configs, and the architecture of a checkpoint. There are two policies:
    ``--trust-code``: :func:`refuse_custom`. The option is on the command line alone, where no file can grant it.
 
 Both fill ``TRUSTED``, with what the user types. Nothing else is imported by a path: :func:`import_trusted` and the
-option parser, which gets ``TRUSTED`` and ``OFFERED`` (``cli.command_line``), judge a path by where the object that it
+option parser, which gets ``TRUSTED`` and ``OFFERED`` (``cli.parsing``), judge a path by where the object that it
 leads to is *defined*. A path through this package to ``subprocess.Popen`` is refused, whatever it begins with.
 
 A module of a trusted path may be in the current folder, which no other import searches: a ``pandas.py`` in a stranger's
