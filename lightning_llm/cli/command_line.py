@@ -13,6 +13,7 @@ import yaml
 from lightning_llm.cli.commands import TRAINER_WORDS
 from lightning_llm.data.prepare import check_named_store
 from lightning_llm.io.config_file import config_path, parse_yaml, read_config
+from lightning_llm.io.trust import TRUST_CODE
 from lightning_llm.io.untrusted import file_name, shown
 from lightning_llm.runs.directory import CONFIG
 from lightning_llm.runs.find import find_checkpoint, newest_run, run_of
@@ -23,7 +24,7 @@ FIT = ("fit", "check")  # which start without a trained model
 SINGLE_OPTIONS = ("seed_everything", "keep_freed_memory", "ckpt_path", "weights_only", "return_predictions", "verbose")
 ABSENT = object()
 OPTIONAL_VALUE = (".help", "--print_config")  # the ends of options whose value may be left out
-FLAGS = ("-h", "--help", "--print_config", "--trust-code")
+FLAGS = ("-h", "--help", "--print_config", TRUST_CODE)
 DEFAULT_STEPS = 300  # of a run without a config; Lightning's default is 1,000 epochs
 LENGTHS = ("max_epochs", "max_time", "min_steps", "min_epochs", "fast_dev_run")
 
