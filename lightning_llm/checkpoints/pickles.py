@@ -35,9 +35,8 @@ _ITEM_BYTES |= {"Char": 1, "Byte": 1, "Bool": 1}
 _STORAGES = {f"torch {kind}Storage": size for kind, size in _ITEM_BYTES.items()} | {"torch.storage UntypedStorage": 1}
 _SMALL, _STORAGE = "a small number", "a storage"  # kinds of values besides types
 _EASY_KEYS = (str, _SMALL)
-_CALLED: dict[
-    str, tuple[list[Any], int, Any]
-] = {  # what a pickle may call: the kinds of the first arguments, the most arguments, the kind that is made
+# What a pickle may call: the kinds of the first arguments, the most arguments, the kind that is made
+_CALLED: dict[str, tuple[list[Any], int, Any]] = {
     "collections OrderedDict": ([], 0, OrderedDict),
     "collections Counter": ([dict], 1, Counter),
     "builtins set": ([list], 1, set),
@@ -57,12 +56,11 @@ _TAKEN |= {"SETITEM": 2, "SETITEMS": None, "BUILD": 1}
 _CHANGED = {"APPEND": (list,), "SETITEM": (dict, OrderedDict), "BUILD": (OrderedDict,)}  # the kinds they apply to
 _NAMES = {*_CONSTANTS, *_TAKEN, "PROTO", "STOP", "MARK", "GLOBAL", "BINPERSID", "REDUCE"}
 _NAMES |= {"BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"}
-_OPERATIONS: dict[
-    bytes, tuple[str, Any, Any]
-] = {  # those that torch writes, by their byte: name, what reads the argument, kind of a constant
-    each.code.encode("latin-1"): (each.name, each.arg and each.arg.reader, _CONSTANTS.get(each.name))
-    for each in pickletools.opcodes
-    if each.name in _NAMES
+# Those that torch writes, by their byte: name, what reads the argument, kind of a constant
+_OPERATIONS: dict[bytes, tuple[str, Any, Any]] = {
+    code.code.encode("latin-1"): (code.name, code.arg and code.arg.reader, _CONSTANTS.get(code.name))
+    for code in pickletools.opcodes
+    if code.name in _NAMES
 }
 _PLAIN = {bool, int, float, torch.dtype, torch.device, type(None)}
 

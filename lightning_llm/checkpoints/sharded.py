@@ -47,7 +47,7 @@ class Rows:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of each element."""
+        """The dtype of each element."""
         return self.pieces[0][1].dtype
 
     def between(self, start: int, stop: int) -> Tensor:

@@ -137,7 +137,9 @@ def with_config_of_run(words: list[str]) -> list[str]:
 
 def configs_first(words: Sequence[str]) -> list[str]:
     """The same words with the configs before all other options, which override them wherever they were typed."""
-    configs, others, rest = list[str](), list[str](), iter(words[1:])
+    configs: list[str] = []
+    others: list[str] = []
+    rest = iter(words[1:])
     for word in rest:
         if word in CONFIG_OPTIONS:
             configs += [word, *islice(rest, 1)]

@@ -63,7 +63,8 @@ def run_prepare(options: argparse.Namespace) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> TokenStore:
-    inputs, tokenizer, out, share = options.inputs, options.tokenizer, options.out, None
+    inputs, tokenizer, out = options.inputs, options.tokenizer, options.out
+    share: Share | None = None
     vocab_size = DEFAULT_VOCAB_SIZE if options.vocab_size is None else options.vocab_size
     if not inputs:
         raise ValueError("no INPUT: give a file, a folder, a glob, - or a corpus; see lightning-llm prepare --help")

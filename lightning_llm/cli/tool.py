@@ -55,7 +55,7 @@ class Tool:
         self._mistakes: tuple[type[Exception], ...] = (ValueError, OSError, *mistakes)
 
     def __call__(self, words: Sequence[str]) -> int:
-        """Run it."""
+        """Run the tool with the words behind its name; returns the exit status."""
         command = self.parser.prog.split()[1]
         if command != "-m":  # of python -m benchmarks
             interrupts.command = command

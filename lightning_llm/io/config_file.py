@@ -93,7 +93,7 @@ def check_yaml(text: str) -> None:
 
 
 class _Size(NamedTuple):
-    """Of a tree, in which an alias counts as what it stands for."""
+    """The size of a tree, in which an alias counts as what it stands for."""
 
     nodes: int
     levels: int

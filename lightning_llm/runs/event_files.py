@@ -52,7 +52,8 @@ def read_curves(run: Path, wanted: Callable[[str], bool]) -> dict[str, Curve]:
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 
-    curves, values, size = dict[str, dict[int, float]](), 0, 0
+    curves: dict[str, dict[int, float]] = {}
+    values = size = 0
     points: list[tuple[int, str]] = []  # a heap: the highest step first, as a negative number
     for path in (path for path in event_files(run) if path.parent == run):
         for record in _records(path):

@@ -77,7 +77,9 @@ def run_folders(name: str) -> list[Path]:
     folder = Path(name)
     if not folder.is_dir():
         raise ValueError(f"{name}: no such directory; give run directories, or a folder that contains some")
-    seen, runs, level = set[str](), list[Path](), [folder]
+    seen: set[str] = set()
+    runs: list[Path] = []
+    level = [folder]
     for _ in range(3):  # each folder once, however many links lead to it
         new = {os.path.realpath(path): path for path in sorted(level, key=_natural, reverse=True)}
         level = [path for real, path in new.items() if real not in seen and path.is_dir()]
@@ -138,7 +140,7 @@ def descriptions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[s
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:
-    """As :func:`descriptions`, all different, each valid as the name of a folder; a place is a folder in a folder.
+    """The :func:`descriptions`, made different and valid as names of folders; a place is a folder in a folder.
 
     No name is that of a folder that another one is in: it would lead into the run of that name.
     """
@@ -163,7 +165,7 @@ def made_different(texts: Sequence[str], runs: Sequence[Run]) -> list[str]:
 
 
 def _options(run: Path) -> dict[str, Any]:
-    """Of its config; of a run that Python started, what its summary has."""
+    """The options in its config; of a run that Python started, those in its summary."""
     options: Any = None
     if (run / CONFIG).is_file():
         options = read_config(run / CONFIG)

@@ -38,7 +38,7 @@ class ClassPath(str):
     path: str
 
     def __new__(cls, path: str) -> "ClassPath":
-        """From the complete path."""
+        """Make it from the complete path."""
         made = super().__new__(cls, path.rpartition(".")[2])
         made.path = path
         return made
