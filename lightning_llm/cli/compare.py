@@ -32,8 +32,7 @@ from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console, folded, room
 from lightning_llm.runs.names import THREADS, find_runs
-from lightning_llm.runs.status import unfinished
-from lightning_llm.runs.summary import read_summary
+from lightning_llm.runs.status import read_summary, unfinished
 from lightning_llm.statistics.verdict import Verdict
 
 THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."

@@ -20,7 +20,7 @@ from lightning_llm.io.trust import add_trust_option
 from lightning_llm.io.untrusted import file_name
 from lightning_llm.runs.directory import CONFIG, SUMMARY
 from lightning_llm.runs.find import RUNS, find_checkpoint, run_of, step_in
-from lightning_llm.runs.summary import read_summary
+from lightning_llm.runs.status import read_summary
 from lightning_llm.training.run_config import size_option
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ job                       the SLURM or torchrun job that made it, if one did
 lock                      which process writes here, or did last: see runs.lock
 turn                      a sequence number, which grows with each start of a run in the same parent: clocks may jump
 status.json               how the run ended, or that it still trains: see runs.status
-summary.json              the result, once the run has ended: see runs.summary
+summary.json              the result, once the run has ended: see runs.status
 windows.json              sums of blocks of validation windows, see statistics.windows
 
 The first process of a run claims the folder by creating it, which only one of several processes can do, and holds its

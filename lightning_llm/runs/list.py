@@ -16,8 +16,7 @@ from lightning_llm.io.atomic import remove_path
 from lightning_llm.runs.directory import CHECKPOINTS, CONFIG, SUMMARY
 from lightning_llm.runs.lock import RunLock, is_locked
 from lightning_llm.runs.names import find_runs, option_columns, run_folders
-from lightning_llm.runs.status import FINISHED, state_of
-from lightning_llm.runs.summary import read_summary
+from lightning_llm.runs.status import FINISHED, read_summary, state_of
 
 
 @dataclasses.dataclass(frozen=True)

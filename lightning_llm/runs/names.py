@@ -11,7 +11,7 @@ from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import LONGEST_NAME, file_name, number_in
 from lightning_llm.runs.directory import CONFIG, SUMMARY
 from lightning_llm.runs.options import ABSENT, CALLBACKS, SEEDS, identity, labels, short_options
-from lightning_llm.runs.summary import read_summary
+from lightning_llm.runs.status import read_summary
 
 EVENTS = "events.out.tfevents*"
 THREADS = "threads"  # in the summary; older ones lack it

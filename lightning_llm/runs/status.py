@@ -1,8 +1,10 @@
-"""How a run ended, or that it still trains: ``status.json``, and what other files tell. Needs no torch."""
+"""How a run ended, or that it still trains: ``status.json``, ``summary.json`` and what other files tell. No torch."""
 
 import dataclasses
 import os
+import re
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 from lightning_llm.checkpoints.names import step_files, step_of
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.processes import is_alive
-from lightning_llm.io.schema import NUMBER, TEXT, maybe, open_record, validate, whole
+from lightning_llm.io.schema import NUMBER, TEXT, check, list_of, maybe, open_record, validate, whole
 from lightning_llm.io.untrusted import read_json
 from lightning_llm.runs.directory import CHECKPOINTS, STATUS, SUMMARY
 
@@ -22,6 +24,9 @@ _STATUS = open_record(
     {"status": TEXT},
     {"step": whole(), "val_loss": maybe(NUMBER), "reason": TEXT, "host": TEXT, "process": maybe(whole(1, 1 << 30))},
 )
+_BOOL = check("true or false", lambda value: isinstance(value, bool))
+_TEXTS = check("texts by name", lambda value: _are_texts(value, ".*"))
+_BY_STEP = check("texts by step", lambda value: _are_texts(value, "[0-9]{1,15}"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,3 +93,31 @@ def _how_it_ended(facts: dict[str, Any]) -> str:
         return f"still trains on {facts.get('host')}, or was killed"
     process = facts.get("process")
     return KILLED if process is None or not is_alive(process) else "still trains"
+
+
+def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
+    """The content of ``summary.json``.
+
+    Args:
+        run: The run's directory.
+        measured: Fields that are numbers, or null if they were not measured.
+
+    Raises:
+        ValueError: It is damaged.
+        OSError: It cannot be read.
+    """
+    fields = {**dict.fromkeys(measured, maybe(NUMBER)), "threads": maybe(whole()), "changed_on_resume": list_of(TEXT)}
+    fields |= dict.fromkeys(("precision", "device", "torch", "numpy", "package"), maybe(TEXT))
+    fields |= {"tf32": maybe(_BOOL), "initial_values": maybe(_TEXTS), "batches_at": maybe(_BY_STEP)}
+    fields |= dict.fromkeys(("batches", "validation_batches"), maybe(TEXT))
+    try:
+        content = read_json(run / SUMMARY, nan_is_null=True)  # older ones contain Infinity
+        validate(content, open_record({}, fields), run / SUMMARY)
+    except ValueError as error:
+        raise ValueError(f"{run / SUMMARY} is damaged: {error}") from error
+    return content
+
+
+def _are_texts(value: Any, names: str) -> bool:
+    texts = value.items() if isinstance(value, dict) else [("", None)]
+    return all(isinstance(each, str) and re.fullmatch(names, name, re.DOTALL) for name, each in texts)

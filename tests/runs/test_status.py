@@ -6,8 +6,7 @@ import os
 import pytest
 
 from lightning_llm.runs.directory import STATUS, SUMMARY, sequence_number_of
-from lightning_llm.runs.status import FAILED, unfinished, write_status
-from lightning_llm.runs.summary import read_summary
+from lightning_llm.runs.status import FAILED, read_summary, unfinished, write_status
 
 KNOWN = "failed (NaN); step 7, last validation loss 2.5000"
 UNKNOWN = "has not ended yet, or was killed; no checkpoint"
@@ -45,3 +44,14 @@ def test_every_leaf_of_a_status_has_its_meaning_or_says_nothing(tmp_path, change
         assert what not in ("nan", "retyped", "null") or (field, what) == ("val_loss", "null"), label
     assert {KNOWN, UNKNOWN} < said
     assert len(said) < 15
+
+
+def test_every_leaf_of_a_summary_is_a_number_or_refused(tmp_path, changed_leaves):
+    for _, changed in changed_leaves({"val_loss": 2.5, "seconds": 3, "threads": 1, "note": {"a": [1]}}):
+        (tmp_path / SUMMARY).write_text(json.dumps(changed))
+        try:
+            found = read_summary(tmp_path, ["val_loss", "seconds"])
+        except ValueError:
+            continue
+        values = [found.get(name) for name in ("val_loss", "seconds", "threads")]
+        assert all(value is None or type(value) in (int, float) for value in values)
