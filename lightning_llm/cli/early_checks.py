@@ -63,9 +63,8 @@ def _check_named(words: Sequence[str]) -> None:
             raise ValueError(next(part_faults(kind, name)))
     source = value_of("model.init_from")
     if source is not None and not os.path.exists(str(source)):
-        raise ValueError(
-            f"model.init_from {shown(source)} does not exist: give a checkpoint, a run or a model's folder"
-        )
+        advice = "give a checkpoint, a run or a model's folder"
+        raise ValueError(f"model.init_from {shown(source)} does not exist: {advice}")
     _check_data({name: value_of(f"data.{name}") for name in DATA_OPTIONS}, words)
 
 
@@ -74,9 +73,8 @@ def _check_checkpoint(checkpoint: str, words: Sequence[str], has_section: bool) 
     if checkpoint not in ("last", "best"):
         named_checkpoint(checkpoint, Path())
     elif not has_section:
-        folder = Path(value_of("trainer.default_root_dir") or "runs", command_line.experiment_of(words))
-        if not command_line.configs_in(words):  # then any run below the folder counts
-            folder = folder.parent
+        root = Path(value_of("trainer.default_root_dir") or "runs")  # without a config any run below it counts
+        folder = root / command_line.experiment_of(words) if command_line.configs_in(words) else root
         named_checkpoint(checkpoint, Path(value_of("trainer.run_dir") or folder))
 
 

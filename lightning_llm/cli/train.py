@@ -351,11 +351,11 @@ def _report_end(error: Exception, command: str, words: Sequence[str]) -> int | N
     if isinstance(error, RuntimeError | MemoryError):
         if lost := jobs.lost_contact(error):  # every process prints it: it may be the only one left
             print(with_page(command, f"{name}: {lost}"), file=sys.stderr)
-            return FAILED
-        if is_out_of_memory(error):  # the memory profiler has printed what to do
+        elif is_out_of_memory(error):  # the memory profiler has printed what to do
             _say(with_page(command, f"{name}: out of memory: {reason_of(error)}"))
-            return FAILED
-        return None
+        else:
+            return None
+        return FAILED
     if not isinstance(error, MISTAKES):
         return None
     reason = in_plain_words(str(error)) if isinstance(error, argparse.ArgumentError) else reason_of(error)

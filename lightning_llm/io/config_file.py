@@ -131,14 +131,13 @@ def _size(node: yaml.Node, sizes: dict[int, _Size]) -> _Size:
         leaves=max(1, sum(child.leaves for child in children)),
         characters=sum(child.characters for child in children),
     )
+    problem = ""
     if size.nodes > MOST_NODES or size.levels > DEEPEST:
-        raise HostileYAMLError(
-            f"aliases expand to more than {MOST_NODES} values or {DEEPEST} levels, in line {line}: write less"
-        )
-    if size.characters > MOST_CHARACTERS:
-        raise HostileYAMLError(
-            f"aliases and names expand to more than {MOST_CHARACTERS} characters, in line {line}: write less"
-        )
+        problem = f"aliases expand to more than {MOST_NODES} values or {DEEPEST} levels"
+    elif size.characters > MOST_CHARACTERS:
+        problem = f"aliases and names expand to more than {MOST_CHARACTERS} characters"
+    if problem:
+        raise HostileYAMLError(f"{problem}, in line {line}: write less")
     sizes[id(node)] = size
     return size
 

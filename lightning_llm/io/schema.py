@@ -115,5 +115,6 @@ def record(
 open_record = partial(record, is_open=True)
 NUMBER = check("a finite number", lambda value: type(value) in (int, float) and abs(value) <= LARGEST)
 POSITIVE = check("a number above 0", lambda value: type(value) in (int, float) and 1 / LARGEST <= value <= LARGEST)
+BOOL = check("true or false", lambda value: isinstance(value, bool))
 TEXT = check("text", lambda value: isinstance(value, str))
 SHA256 = check("64 hex digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)))

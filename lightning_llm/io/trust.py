@@ -42,14 +42,9 @@ from lightning_llm.io.untrusted import shown
 PACKAGE = "lightning_llm."
 TRUSTED: set[str] = set()  # custom paths that the user typed, trusts, or was shown
 TRUST_CODE = "--trust-code"
-CLASS_KINDS = ("accelerators", "callbacks", "loggers", "plugins", "profilers", "strategies")
 # The classes that Lightning and torch have for an option, which short names stand for
-OFFERED = (
-    "lightning_llm",
-    "torch.optim",
-    "lightning.fabric.plugins",
-    *(f"lightning.pytorch.{kind}" for kind in CLASS_KINDS),
-)
+ROOMS = ("accelerators", "callbacks", "loggers", "plugins", "profilers", "strategies")
+OFFERED = ("lightning_llm", "torch.optim", "lightning.fabric.plugins", *(f"lightning.pytorch.{room}" for room in ROOMS))
 MOST_YAML_LEVELS = 3  # texts of YAML inside one another
 MOST_TEXTS = 2000  # in a config; for each one in a list of callbacks, the parser takes a millisecond
 MOST_IMPORTS = 200  # that a config names
@@ -149,10 +144,8 @@ def refuse_custom(paths: Iterable[str], source: object, *, trust_code: bool) -> 
         ValueError: It names some, and is not trusted.
     """
     if (paths := dict.fromkeys(paths)) and not trust_code:
-        raise ValueError(
-            f"{source} names code from outside lightning_llm: {', '.join(paths)}; nothing was imported. "
-            f"If you trust it, give {TRUST_CODE} (in Python: trust_code=True)"
-        )
+        advice = f"nothing was imported. If you trust it, give {TRUST_CODE} (in Python: trust_code=True)"
+        raise ValueError(f"{source} names code from outside lightning_llm: {', '.join(paths)}; {advice}")
 
 
 # ---- importing

@@ -146,13 +146,11 @@ def _made(folder: Path) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
-    except FileExistsError as error:
-        advice = "add --ckpt_path last to resume the run in it, or give another folder"
-        raise ValueError(f"trainer.run_dir {folder} exists: {advice}") from error
     except OSError as error:
-        raise ValueError(
-            f"trainer.run_dir {folder} cannot be created ({error.strerror}): give another folder"
-        ) from error
+        problem = f"cannot be created ({error.strerror}): give another folder"
+        if isinstance(error, FileExistsError):
+            problem = "exists: add --ckpt_path last to resume the run in it, or give another folder"
+        raise ValueError(f"trainer.run_dir {folder} {problem}") from error
     return folder
 
 

@@ -187,11 +187,10 @@ def check_device(name: str) -> None:
         device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"device {name!r} is unknown: choose cpu, cuda or mps") from error
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise ValueError(f"device {name}: this torch finds {count} CUDA devices on this machine: choose cpu")
-    elif device.type == "mps" and not torch.backends.mps.is_available():
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ValueError(f"device {name}: this torch finds {count} CUDA devices on this machine: choose cpu")
+    if device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError(f"device {name}: this torch finds none on this machine: choose cpu")
-    elif device.type not in ("cpu", "mps"):
+    if device.type not in ("cpu", "cuda", "mps"):
         raise ValueError(f"device {name!r} is not supported: choose cpu, cuda or mps")

@@ -12,7 +12,7 @@ from typing import Any
 from lightning_llm.checkpoints.names import step_files, step_of
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.processes import is_alive
-from lightning_llm.io.schema import NUMBER, TEXT, check, list_of, maybe, open_record, validate, whole
+from lightning_llm.io.schema import BOOL, NUMBER, TEXT, check, list_of, maybe, open_record, validate, whole
 from lightning_llm.io.untrusted import read_json
 from lightning_llm.runs.directory import CHECKPOINTS, STATUS, SUMMARY
 
@@ -24,7 +24,6 @@ _STATUS = open_record(
     {"status": TEXT},
     {"step": whole(), "val_loss": maybe(NUMBER), "reason": TEXT, "host": TEXT, "process": maybe(whole(1, 1 << 30))},
 )
-_BOOL = check("true or false", lambda value: isinstance(value, bool))
 _TEXTS = check("texts by name", lambda value: _are_texts(value, ".*"))
 _BY_STEP = check("texts by step", lambda value: _are_texts(value, "[0-9]{1,15}"))
 
@@ -108,7 +107,7 @@ def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
     """
     fields = {**dict.fromkeys(measured, maybe(NUMBER)), "threads": maybe(whole()), "changed_on_resume": list_of(TEXT)}
     fields |= dict.fromkeys(("precision", "device", "torch", "numpy", "package"), maybe(TEXT))
-    fields |= {"tf32": maybe(_BOOL), "initial_values": maybe(_TEXTS), "batches_at": maybe(_BY_STEP)}
+    fields |= {"tf32": maybe(BOOL), "initial_values": maybe(_TEXTS), "batches_at": maybe(_BY_STEP)}
     fields |= dict.fromkeys(("batches", "validation_batches"), maybe(TEXT))
     try:
         content = read_json(run / SUMMARY, nan_is_null=True)  # older ones contain Infinity
