@@ -5,7 +5,7 @@
 
 `bits` starts identical commands, two at a time beside busy processes, without a precision or a number of threads. Then
 it kills runs with SIGKILL at random moments and resumes each with `--ckpt_path last`. It compares the sha256 of weights
-and optimizer state (`lightning_llm.checkpoints.reading.digest`). `two` times one run alone, and two at once: with
+and optimizer state (`benchmarks.digest`). `two` times one run alone, and two at once: with
 the bounded waiting of idle OpenMP threads that the command sets, and with libgomp's own. Take its figures on an idle
 machine.
 """
@@ -32,9 +32,10 @@ from typing import Any
 
 from rich.progress import track
 
+from benchmarks.digest import digest
 from lightning_llm.bench.harness import Request
 from lightning_llm.bench.rows import Row, ratios, write_rows
-from lightning_llm.checkpoints.reading import digest, step_files
+from lightning_llm.checkpoints.names import step_files
 from lightning_llm.io.console import Console
 
 ROOT = Path(__file__).resolve().parents[1]

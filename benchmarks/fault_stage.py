@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from benchmarks.fault_process import MOMENT, Ended, Forker
-from lightning_llm.checkpoints.reading import BEST, read_checkpoint, step_files
+from lightning_llm.checkpoints.names import BEST, step_files
+from lightning_llm.checkpoints.reading import read_checkpoint
 
 STEPS, SAVED_EVERY, MICRO_BATCHES = 12, 2, 2  # micro-batches of a step
 PARTS = ("global_step", "state_dict", "optimizer_states", "lr_schedulers")

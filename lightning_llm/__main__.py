@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from signal import SIGINT
 
-from lightning_llm.cli.errors import COMMANDS, TRAINER_WORDS, reports
+from lightning_llm.cli.commands import COMMANDS, TRAINER_WORDS
+from lightning_llm.cli.errors import reports
 from lightning_llm.cli.process import PROGRAM, drop_output, interrupts, note_imports, open_streams
-from lightning_llm.io.imports import look_in_current_folder
 
 # Idle OpenMP threads sleep after this many rounds of waiting, unless the user has set how they wait. libgomp reads it
 # once, when torch loads it. With its own default of 300,000, two runs on two cores take 4 to 7 times as long as one:
@@ -63,6 +63,8 @@ def main(
         if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
             os.environ["GOMP_SPINCOUNT"] = SPINS
         if command in IMPORT_PARTS:
+            from lightning_llm.io.trust import look_in_current_folder
+
             look_in_current_folder()
     try:
         if argv is None:

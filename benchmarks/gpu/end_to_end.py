@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import checkpoint, runs
+from benchmarks.digest import digest
 from benchmarks.gpu.runner import GIB, Machine, Part, Task, installed, with_target
 from benchmarks.runs import ROOT, fit
 from lightning_llm.bench import generate
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
 from lightning_llm.bench.rows import Columns, Row, columns
-from lightning_llm.checkpoints.reading import digest
 
 CONFIG = "shakespeare-char-gpu.yaml"
 COMPILED = "--model.compile_mode=default"

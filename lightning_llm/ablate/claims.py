@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from lightning_llm.io.processes import is_alive
 from lightning_llm.io.untrusted import read_text
 
 STALE_S = 60.0
@@ -97,7 +98,7 @@ def _is_stale(claim: Path) -> bool:
     if not renewed:
         return True
     pid, _, place = read_text(claim, 1 << 10).strip().partition(" ")
-    if place == _place() and _NUMBER.fullmatch(pid) and not _is_alive(int(pid)):
+    if place == _place() and _NUMBER.fullmatch(pid) and not is_alive(int(pid)):
         return True
     return _file_system_time(claim.parent) - renewed > STALE_S
 
@@ -116,11 +117,3 @@ def _place() -> str:
     except OSError:  # not Linux
         namespace = start = ""
     return f"{socket.gethostname()} {start} {namespace}".rstrip()
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except OSError as error:
-        return isinstance(error, PermissionError)
-    return True

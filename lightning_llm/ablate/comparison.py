@@ -19,10 +19,10 @@ from typing import Any
 from lightning_llm.ablate.experiment import BASELINE
 from lightning_llm.ablate.plan import PLAN, RUNS
 from lightning_llm.ablate.results import load_experiment
-from lightning_llm.runs.directory import read_summary
 from lightning_llm.runs.event_files import read_curves
 from lightning_llm.runs.names import EVENTS, THREADS, Run, descriptions, made_different, option_columns
 from lightning_llm.runs.options import MEMORY, PEAK, SEEDS, identity
+from lightning_llm.runs.status import read_summary
 from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, VALIDATION_BATCHES, mismatch
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 

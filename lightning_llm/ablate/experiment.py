@@ -13,20 +13,8 @@ from typing import Any
 import yaml
 
 from lightning_llm.ablate.tuning import FIRST_SEED, MOST_EXTENSIONS
-from lightning_llm.io.untrusted import (
-    SLASH,
-    TEXT,
-    by_name,
-    file_name,
-    list_of,
-    maybe,
-    printable,
-    record,
-    rule,
-    shown,
-    validate,
-    whole,
-)
+from lightning_llm.io.schema import TEXT, by_name, check, list_of, maybe, record, validate, whole
+from lightning_llm.io.untrusted import SLASH, file_name, printable, shown
 
 BASELINE, AGAIN, NULL = "baseline", "baseline-again", "null"
 METRICS = ("val_loss", "bits_per_byte")
@@ -89,20 +77,20 @@ class Experiment:
         return self.out or f"runs/{file_name(self.name)}"
 
 
-NAME = rule(
+NAME = check(
     "one line without control characters",
     lambda value: isinstance(value, str) and value == printable(value) and not {"\n", "\t"} & set(value),
 )
-_TUNED = rule(
+_TUNED = check(
     "a number of the model that changes no initial value, such as model.optimizer.init_args.lr",
     lambda value: isinstance(value, str) and value.startswith("model.") and not value.startswith("model.architecture."),
 )
-_FACTORS = rule(
+_FACTORS = check(
     "at least three increasing numbers above 0, each at least 1 % above the one before",
     lambda value: _are_factors(value),
 )
-_OPTIONS = rule("options by dotted name", lambda value: isinstance(value, dict) and all(map(_is_text, value)))
-_NUMBER = rule("a number above 0 and below a million", lambda value: type(value) in (int, float) and 0 < value < 1e6)
+_OPTIONS = check("options by dotted name", lambda value: isinstance(value, dict) and all(map(_is_text, value)))
+_NUMBER = check("a number above 0 and below a million", lambda value: type(value) in (int, float) and 0 < value < 1e6)
 
 
 def _is_text(value: object) -> bool:
@@ -113,16 +101,16 @@ def _texts(value: Any, name: str) -> Any:
     return list_of(TEXT)([value] if isinstance(value, str) else value, name)
 
 
-LOOKS_KIND = rule(
+LOOKS_KIND = check(
     f"at most {MOST_LOOKS} increasing numbers of pairs, such as {list(LOOKS)}", lambda value: _are_looks(value)
 )
 SEED = whole(0, LAST_SEED)
 RULES = {  # what a file and a plan have in common
     "name": NAME,
     "variants": by_name(_OPTIONS),
-    "metric": rule(" or ".join(METRICS), lambda value: value in METRICS),
+    "metric": check(" or ".join(METRICS), lambda value: value in METRICS),
     "delta": maybe(_NUMBER),
-    "alpha": rule("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5),
+    "alpha": check("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5),
     "looks": LOOKS_KIND,
     "precision": maybe(_NUMBER),
 }
@@ -134,7 +122,7 @@ _FILE = record(
         "options": maybe(_OPTIONS),
         "pairs": whole(1, MOST_PAIRS),
         "seeds": record({"first": SEED}),
-        "match": rule(
+        "match": check(
             f"{', '.join(MATCHES)} or {PARAMETERS}: {{option: model.architecture.NAME}}",
             lambda value: value in MATCHES or _solved(value) is not None,
         ),

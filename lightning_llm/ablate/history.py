@@ -12,11 +12,12 @@ from typing import Any
 
 from lightning_llm.ablate.experiment import BASELINE
 from lightning_llm.ablate.plan import PLAN, REPORT, RUNS
-from lightning_llm.io.untrusted import NUMBER, maybe, read_json, some, validate
+from lightning_llm.io.schema import NUMBER, maybe, open_record, validate
+from lightning_llm.io.untrusted import read_json
 from lightning_llm.statistics.power import SPREADS
 
 MOST = 200  # experiments that are looked at
-_REPORT = some({}, {"aa": some({}, {"null_sd": maybe(NUMBER)})})
+_REPORT = open_record({}, {"aa": open_record({}, {"null_sd": maybe(NUMBER)})})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,25 +36,21 @@ from lightning_llm.ablate.experiment import (
 from lightning_llm.ablate.scheduler import Added, Rules, Run
 from lightning_llm.ablate.tuning import Tune
 from lightning_llm.io.atomic import atomic_path, remove_path, write_json, write_text
-from lightning_llm.io.untrusted import (
-    MIB,
+from lightning_llm.io.schema import (
     POSITIVE,
     SHA256,
     TEXT,
     by_name,
-    file_in,
+    check,
     list_of,
     maybe,
     one_of,
-    open_regular,
-    read_json,
+    open_record,
     record,
-    rule,
-    shown,
-    some,
     validate,
     whole,
 )
+from lightning_llm.io.untrusted import MIB, file_in, open_regular, read_json, shown
 
 PLAN, ADDED, CONFIGS, CODE, RUNS, REPORT = "plan.json", "added.json", "configs", "code", "runs", "report.json"
 MAIN = "fit.py"  # in the code: what a run executes. Its folder comes first in the path of imports
@@ -72,13 +68,13 @@ ASKED = {
     "asked_configs": by_name(SHA256, least=0),
     "code": SHA256,
 }
-INTERVAL = rule("two numbers", lambda value: isinstance(value, list) and [type(each) for each in value] == [float] * 2)
-_SIDE = some(
+INTERVAL = check("two numbers", lambda value: isinstance(value, list) and [type(each) for each in value] == [float] * 2)
+_SIDE = open_record(
     {"steps": whole(1), "tokenizer": TEXT, "config": SHA256},
     {
         **dict.fromkeys(("parameters", "tokens_per_step", "solved"), maybe(whole(1))),
         **dict.fromkeys(("flops_per_token", "tuned", "chance", "ratio", "time_ratio"), maybe(POSITIVE)),
-        **{"time_ratio_interval": maybe(INTERVAL), "matched": rule("options", lambda value: isinstance(value, dict))},
+        **{"time_ratio_interval": maybe(INTERVAL), "matched": check("options", lambda value: isinstance(value, dict))},
     },
 )
 _FROZEN = {"threads": whole(1), "accelerator": TEXT, "folder": TEXT, "sides": by_name(_SIDE)}

@@ -18,7 +18,7 @@ from lightning_llm.ablate.results import Loaded
 from lightning_llm.ablate.scheduler import Rules, Run
 from lightning_llm.ablate.tuning import FIRST_SEED
 from lightning_llm.io.config_file import read_config
-from lightning_llm.io.untrusted import NUMBER, maybe, some, validate
+from lightning_llm.io.schema import NUMBER, maybe, open_record, validate
 from lightning_llm.statistics.design import FEWEST, NOT_SHOWN
 from lightning_llm.statistics.estimates import Array
 from lightning_llm.statistics.looks import RESERVE, RHO
@@ -33,7 +33,7 @@ _OF_PLAN = (
     *("name", "metric", "delta", "alpha", "looks", "precision", "first_seed", "match", "solved"),
     *("threads", "accelerator", "commit", "seen"),
 )
-_VALIDATING = some({}, {"trainer": maybe(some({}, {"limit_val_batches": maybe(NUMBER)}))})  # of a config
+_VALIDATING = open_record({}, {"trainer": maybe(open_record({}, {"limit_val_batches": maybe(NUMBER)}))})  # of a config
 Curve = list[tuple[int, float]]
 NO_LOOK: dict[str, Any] = {  # of a variant; its other numbers are null
     **{"verdict": UNDECIDED, "direction": NOT_SHOWN, "has_ended": False, "pairs": 0, "diverged": 0},

@@ -8,22 +8,12 @@ from typing import Any
 from lightning_llm.ablate.experiment import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.plan import INTERVAL, RUNS, Plan
 from lightning_llm.ablate.scheduler import Run, State, state_of
-from lightning_llm.io.untrusted import (
-    MIB,
-    NUMBER,
-    POSITIVE,
-    TEXT,
-    by_name,
-    list_of,
-    maybe,
-    read_json,
-    record,
-    validate,
-    whole,
-)
-from lightning_llm.runs.directory import DIVERGED, FINISHED, STATUS, WINDOWS, read_summary
-from lightning_llm.runs.directory import state_of as run_state
+from lightning_llm.io.schema import NUMBER, POSITIVE, TEXT, by_name, list_of, maybe, record, validate, whole
+from lightning_llm.io.untrusted import MIB, read_json
+from lightning_llm.runs.directory import STATUS, WINDOWS
 from lightning_llm.runs.event_files import read_curves
+from lightning_llm.runs.status import DIVERGED, FINISHED, read_summary
+from lightning_llm.runs.status import state_of as run_state
 from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, MLP_VALUES, VALIDATION_BATCHES, mismatch
 from lightning_llm.statistics.windows import MOST_BLOCKS
 

@@ -18,7 +18,8 @@ from lightning_llm.ablate.results import Result, results_of
 from lightning_llm.ablate.scheduler import Run, state_of
 from lightning_llm.io.atomic import open_to_append, remove_path
 from lightning_llm.io.untrusted import open_regular
-from lightning_llm.runs.directory import CHECKPOINTS, is_locked
+from lightning_llm.runs.directory import CHECKPOINTS
+from lightning_llm.runs.lock import is_locked
 
 POLL_S = 0.5
 LOGS = "logs"

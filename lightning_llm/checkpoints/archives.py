@@ -182,8 +182,8 @@ def open_index(file: IO[bytes]) -> zipfile.ZipFile:
     archive = zipfile.ZipFile(file)
     parts = archive.infolist()
     names = [_ENTRY.fullmatch(part.orig_filename) for part in parts]
-    known = {name[0].lower() for name in names if name}  # torch's reader ignores case
-    if len(known) < len(parts) or len({name[1] for name in names if name}) != 1:
+    distinct = {name[0].lower() for name in names if name}  # torch's reader ignores case
+    if len(distinct) < len(parts) or len({name[1] for name in names if name}) != 1:
         raise zipfile.BadZipFile("parts with other names")
     if any(part.filename != part.orig_filename or UNICODE_PATH in _fields(part.extra) for part in parts):
         raise zipfile.BadZipFile("parts with two names")
@@ -195,6 +195,6 @@ def open_index(file: IO[bytes]) -> zipfile.ZipFile:
 def _fields(extra: bytes) -> Iterator[int]:
     """The kinds of the extra fields of a part."""
     while len(extra) >= 4:
-        kind, size = struct.unpack_from("<HH", extra)
-        yield kind
+        field, size = struct.unpack_from("<HH", extra)
+        yield field
         extra = extra[4 + size :]

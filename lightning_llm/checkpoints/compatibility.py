@@ -1,42 +1,21 @@
-"""Whether a checkpoint fits a model: its architecture, its weights, its optimizer and its schedule.
+"""Whether a checkpoint fits a model: its architecture, its weights, its optimizer and its schedule."""
 
-A checkpoint holds recipes of optimizer and schedule, ``{"class_path": …, "init_args": {…}}``, which
-``load_from_checkpoint`` turns back into objects. Only classes of ``lightning_llm.optim`` and ``torch.optim`` are
-restored, looked up by name: a checkpoint never decides what is imported. For any other class, and for schedulers that
-do not expose their arguments, the recipe holds the name alone, and loading warns that it is not restored. The model can
-be used, but it does not train with another schedule than the checkpoint's.
-"""
-
-import dataclasses
-import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
-from lightning_llm import optim
-from lightning_llm.checkpoints.schema import ARCHITECTURE, RESUME, is_plain, validate
-from lightning_llm.io.untrusted import refuse, shown
+from lightning_llm.checkpoints.recipes import Recipe, known_optimizer
+from lightning_llm.checkpoints.schema import ARCHITECTURE, RESUME, validate
+from lightning_llm.io.schema import refuse
+from lightning_llm.io.untrusted import shown
 from lightning_llm.model.config import SWIGLUS, ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import lr_factors
 from lightning_llm.optim.base import saved_state_faults
 from lightning_llm.optim.groups import GroupRule, param_groups
-from lightning_llm.optim.schedules import SCHEDULES, Schedule
-
-Recipe = dict[str, Any]
-
-
-def _by_path(kinds: Iterable[Any]) -> dict[str, Any]:
-    return {f"{kind.__module__}.{kind.__qualname__}": kind for kind in kinds}
-
-
-_OF_TORCH = [kind for kind in vars(torch.optim).values() if isinstance(kind, type) and issubclass(kind, Optimizer)]
-OPTIMIZERS = _by_path([*_OF_TORCH, optim.AdamW, optim.MuonAdamW])
 
 # What may differ between a checkpoint and the model that loads it: the parameters and their meaning stay the same.
 EXECUTION_FIELDS = frozenset({"checkpoint_level", "recompute", "dropout", "loss"})
@@ -124,7 +103,7 @@ def check_described(content: Mapping[str, Any], path: object) -> None:
     A model with parts of the user's own is not compared. Raises as :func:`check_fits`.
     """
     config = ModelConfig(**content["hyper_parameters"]["architecture"])
-    if config.own_parts or config.vocab_size is None:
+    if config.custom_parts or config.vocab_size is None:
         return
     model = nn.Module()
     with torch.device("meta"):
@@ -148,121 +127,22 @@ def _optimizer_problems(state: dict[str, Any], recipe: Recipe | None, groups: li
     if not recipe or not (make := known_optimizer(recipe)):
         return
     optimizer = make(groups)
-    asked = [dict(group) for group in optimizer.param_groups]
-    saved = {number: {name: _on_meta(value) for name, value in own.items()} for number, own in state["state"].items()}
+    expected = [dict(group) for group in optimizer.param_groups]
+    saved = {number: _on_meta(values) for number, values in state["state"].items()}
     try:
         optimizer.load_state_dict({**state, "state": saved})
     except (ValueError, TypeError, AttributeError, RuntimeError) as error:
         yield f"optimizer_states[0]: {error}"
         return
-    for number, (ours, theirs) in enumerate(zip(asked, optimizer.param_groups, strict=True)):
+    for number, (ours, theirs) in enumerate(zip(expected, optimizer.param_groups, strict=True)):
         for name, value in ours.items():
             if name not in theirs or (isinstance(value, tuple) and len(value) != len(theirs[name])):
                 yield f"optimizer_states[0].param_groups[{number}].{name} is {shown(theirs.get(name))}"
 
 
-def _on_meta(value: Any) -> Any:
-    is_sharded = hasattr(value, "pieces")
-    return torch.empty(tuple(value.shape), dtype=value.dtype, device="meta") if is_sharded else value
-
-
-# ---- recipes
-
-
-def optimizer_recipe(optimizer: Optimizer) -> Recipe:
-    """The class of an optimizer, and the arguments in its ``defaults``."""
-    accepted = inspect.signature(type(optimizer)).parameters
-    arguments = {name: value for name, value in optimizer.defaults.items() if name in accepted}
-    return _recipe(optimizer, OPTIMIZERS, arguments if is_plain(arguments) else None)
-
-
-def schedule_recipe(schedule: Any) -> Recipe | None:
-    """The class of a schedule, and its fields if it is one of this project's. ``None`` stays ``None``."""
-    if schedule is None:
-        return None
-    return _recipe(
-        schedule, _by_path(SCHEDULES.values()), vars(schedule).copy() if dataclasses.is_dataclass(schedule) else None
-    )
-
-
-def _recipe(made: object, known: Mapping[str, Any], arguments: dict[str, Any] | None) -> Recipe:
-    (path,) = _by_path([type(made)])
-    is_known = known.get(path) is type(made) and arguments is not None
-    return {"class_path": path, **({"init_args": arguments} if is_known else {})}
-
-
-def restored_optimizer(given: Any) -> Any:
-    """The factory of an optimizer from its recipe; after a warning one that raises if it cannot be restored.
-
-    Anything but a recipe is returned unchanged.
-    """
-    if not isinstance(given, dict):
-        return given
-    if known := known_optimizer(given):
-        return known
-    _warn_not_restored("optimizer", given)
-    return partial(_lost_optimizer, given["class_path"])
-
-
-def _lost_optimizer(class_path: str, params: object) -> Optimizer:
-    raise _not_restored("optimizer", class_path)
-
-
-def known_optimizer(given: Recipe) -> Callable[..., Optimizer] | None:
-    """The factory of an optimizer, or ``None`` if its class or arguments are not known.
-
-    Raises:
-        ValueError: The class does not accept the arguments.
-    """
-    kind = OPTIMIZERS.get(given["class_path"])
-    if kind is None or "init_args" not in given:
-        return None
-    made: Callable[..., Optimizer] = partial(kind, **given["init_args"])
-    _try("optimizer", given, lambda: made(params=[{"params": [torch.nn.Parameter(torch.zeros(1))], "name": "vectors"}]))
-    return made
-
-
-@dataclasses.dataclass(frozen=True)
-class LostSchedule(Schedule):
-    """In place of a schedule that cannot be restored: the model can be used, but not trained.
-
-    Attributes:
-        class_path: Of the schedule.
-    """
-
-    class_path: str
-
-    def factor(self, step: int, total_steps: int | None = None) -> float:
-        """Refuse to train with another schedule.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise _not_restored("schedule", self.class_path)
-
-
-def restored_schedule(given: Any) -> Any:
-    """The schedule of a recipe; after a warning a ``LostSchedule`` if it cannot be restored."""
-    if not isinstance(given, dict):
-        return given
-    kind = _by_path(SCHEDULES.values()).get(given["class_path"])
-    if kind is None or "init_args" not in given:
-        _warn_not_restored("schedule", given)
-        return LostSchedule(given["class_path"])
-    return _try("schedule", given, lambda: kind(**given["init_args"]))
-
-
-def _try(name: str, recipe: Recipe, make: Callable[[], Any]) -> Any:
-    try:
-        return make()
-    except (TypeError, ValueError, OverflowError, RuntimeError, AttributeError) as error:
-        raise ValueError(f"the checkpoint's {name} {recipe['class_path']} cannot be made: {error}") from error
-
-
-def _not_restored(name: str, class_path: str) -> ValueError:
-    give = f"give load_from_checkpoint the argument {name} to train this model"
-    return ValueError(f"the checkpoint's {name} {class_path} is not restored: {give}")
-
-
-def _warn_not_restored(name: str, recipe: Recipe) -> None:
-    warnings.warn(str(_not_restored(name, recipe["class_path"])), stacklevel=3)
+def _on_meta(values: Mapping[str, Any]) -> dict[str, Any]:
+    """State of a parameter, with a tensor that has no data in place of each sharded one."""
+    return {
+        name: torch.empty(tuple(value.shape), dtype=value.dtype, device="meta") if hasattr(value, "pieces") else value
+        for name, value in values.items()
+    }

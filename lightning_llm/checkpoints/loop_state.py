@@ -7,7 +7,7 @@ Lightning documents neither the attributes of its loops nor the keys of their st
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lightning_llm.io.untrusted import list_of, one_of, record, some, whole
+from lightning_llm.io.schema import list_of, one_of, open_record, record, whole
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -16,26 +16,26 @@ FIT_LOOP, TRAINING, VALIDATION = "fit_loop", "epoch_loop.batch_progress", "epoch
 AUTOMATIC = "epoch_loop.automatic_optimization.optim_progress"
 MANUAL = "epoch_loop.manual_optimization.optim_step_progress"
 
-_COUNT, _STATE = whole(), some({})
+_COUNT, _STATE = whole(), open_record({})
 _COUNTS = record({"ready": _COUNT, "completed": _COUNT}, {"started": _COUNT, "processed": _COUNT})
 _ALL_COUNTS = record(dict.fromkeys(("ready", "completed", "started", "processed"), _COUNT))
 _PROGRESS = record({"total": _COUNTS, "current": _COUNTS})
 _BATCHES = record({"total": _ALL_COUNTS, "current": _ALL_COUNTS, "is_last_batch": one_of(True, False)})
-_EVALUATION = some({"state_dict": _STATE, "batch_progress": _BATCHES})
+_EVALUATION = open_record({"state_dict": _STATE, "batch_progress": _BATCHES})
 FIT_LOOP_PARTS = {
-    "state_dict": some({}, {"combined_loader": list_of(_STATE)}),
-    "epoch_loop.state_dict": some({}, {"_batches_that_stepped": _COUNT}),
+    "state_dict": open_record({}, {"combined_loader": list_of(_STATE)}),
+    "epoch_loop.state_dict": open_record({}, {"_batches_that_stepped": _COUNT}),
     **dict.fromkeys(("epoch_loop.automatic_optimization.state_dict", "epoch_loop.val_loop.state_dict"), _STATE),
     "epoch_loop.manual_optimization.state_dict": _STATE,
     **dict.fromkeys(("epoch_progress", "epoch_loop.scheduler_progress", MANUAL), _PROGRESS),
     **dict.fromkeys((TRAINING, VALIDATION), _BATCHES),
-    AUTOMATIC: some({"optimizer": some({"step": _PROGRESS, "zero_grad": _PROGRESS})}),
+    AUTOMATIC: open_record({"optimizer": open_record({"step": _PROGRESS, "zero_grad": _PROGRESS})}),
 }
-LOOPS = some(
+LOOPS = open_record(
     {
-        FIT_LOOP: some(FIT_LOOP_PARTS),
+        FIT_LOOP: open_record(FIT_LOOP_PARTS),
         **dict.fromkeys(("validate_loop", "test_loop"), _EVALUATION),
-        "predict_loop": some({"state_dict": _STATE, "batch_progress": _PROGRESS}),
+        "predict_loop": open_record({"state_dict": _STATE, "batch_progress": _PROGRESS}),
     }
 )
 
@@ -115,9 +115,9 @@ def set_validation_due(checkpoint: dict[str, Any], is_due: bool) -> None:
 def loop_problems(loops: Mapping[str, Any], global_step: int | None) -> Iterator[str]:
     """Counters that contradict each other or ``global_step``: Lightning takes the step from the counters."""
     for name, counts in _counts(loops, "loops"):
-        order = [counts[each] for each in ("ready", "started", "processed", "completed") if each in counts]
+        order = [counts[counter] for counter in ("ready", "started", "processed", "completed") if counter in counts]
         if order != sorted(order, reverse=True) or order[0] > order[-1] + 1:
-            yield f"{name} counts {', '.join(f'{each} {count}' for each, count in counts.items())}"
+            yield f"{name} counts {', '.join(f'{counter} {count}' for counter, count in counts.items())}"
     steps = [progress["total"]["completed"] for progress in _step_counts(loops[FIT_LOOP])]
     if global_step is not None and global_step not in steps:
         yield f"global_step is {global_step}, the loops count {max(steps)} steps"
@@ -127,7 +127,7 @@ def _step_counts(fit_loop: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [fit_loop[AUTOMATIC]["optimizer"]["step"], fit_loop[MANUAL]]
 
 
-def _counts(part: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, int]]]:
-    for name, each in part.items():
-        if isinstance(each, dict):
-            yield from [(f"{where}.{name}", each)] if "ready" in each else _counts(each, f"{where}.{name}")
+def _counts(progress: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, int]]]:
+    for name, inner in progress.items():
+        if isinstance(inner, dict):
+            yield from [(f"{where}.{name}", inner)] if "ready" in inner else _counts(inner, f"{where}.{name}")

@@ -35,9 +35,8 @@ _ITEM_BYTES |= {"Char": 1, "Byte": 1, "Bool": 1}
 _STORAGES = {f"torch {kind}Storage": size for kind, size in _ITEM_BYTES.items()} | {"torch.storage UntypedStorage": 1}
 _SMALL, _STORAGE = "a small number", "a storage"  # kinds of values besides types
 _EASY_KEYS = (str, _SMALL)
-_CALLED: dict[
-    str, tuple[list[Any], int, Any]
-] = {  # what a pickle may call: the kinds of the first arguments, the most arguments, the kind that is made
+# What a pickle may call: the kinds of the first arguments, the most arguments, the kind that is made
+_CALLED: dict[str, tuple[list[Any], int, Any]] = {
     "collections OrderedDict": ([], 0, OrderedDict),
     "collections Counter": ([dict], 1, Counter),
     "builtins set": ([list], 1, set),
@@ -57,12 +56,11 @@ _TAKEN |= {"SETITEM": 2, "SETITEMS": None, "BUILD": 1}
 _CHANGED = {"APPEND": (list,), "SETITEM": (dict, OrderedDict), "BUILD": (OrderedDict,)}  # the kinds they apply to
 _NAMES = {*_CONSTANTS, *_TAKEN, "PROTO", "STOP", "MARK", "GLOBAL", "BINPERSID", "REDUCE"}
 _NAMES |= {"BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"}
-_OPERATIONS: dict[
-    bytes, tuple[str, Any, Any]
-] = {  # those that torch writes, by their byte: name, what reads the argument, kind of a constant
-    each.code.encode("latin-1"): (each.name, each.arg and each.arg.reader, _CONSTANTS.get(each.name))
-    for each in pickletools.opcodes
-    if each.name in _NAMES
+# Those that torch writes, by their byte: name, what reads the argument, kind of a constant
+_OPERATIONS: dict[bytes, tuple[str, Any, Any]] = {
+    code.code.encode("latin-1"): (code.name, code.arg and code.arg.reader, _CONSTANTS.get(code.name))
+    for code in pickletools.opcodes
+    if code.name in _NAMES
 }
 _PLAIN = {bool, int, float, torch.dtype, torch.device, type(None)}
 
@@ -187,13 +185,13 @@ def _made_by(called: Any, arguments: _Item) -> _Item:
     if not isinstance(called, _Name) or called not in _CALLED:
         raise Rejected(f"its pickle calls {shown(called)}")
     kinds, most, made = _CALLED[called]
-    given = arguments.value or [] if arguments.kind is tuple else [arguments] * (most + 1)
-    if [item.kind for item in given[: len(kinds)]] != kinds or len(given) > most:
+    values = arguments.value or [] if arguments.kind is tuple else [arguments] * (most + 1)
+    if [item.kind for item in values[: len(kinds)]] != kinds or len(values) > most:
         raise Rejected(f"its pickle calls {called} with other values than torch does")
-    if called == "_codecs encode" and given[1].value != "latin1":
+    if called == "_codecs encode" and values[1].value != "latin1":
         raise Rejected("its pickle calls _codecs encode with another encoding than latin1")
     copied = 8 if called == "torch Size" else 1  # a pointer for each value
-    return _Item(made, None, copied * _sum_of(given), arguments.depth)  # of now: a list grows after its tuple is made
+    return _Item(made, None, copied * _sum_of(values), arguments.depth)  # of now: a list grows after its tuple is made
 
 
 def _allowed(argument: Any) -> _Name:

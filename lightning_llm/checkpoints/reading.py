@@ -1,10 +1,10 @@
-"""Checkpoints of a run, in one file or in a folder of shards, and those of a plain training loop.
+"""Checkpoints, in one file or in a folder of shards: read, validated, and turned into a model.
 
-``checkpoints.archives`` writes and reads files, ``checkpoints.sharded`` folders. Lightning is not imported: a trained
-model can be loaded without it.
+``checkpoints.archives`` reads files, ``checkpoints.sharded`` folders. A run writes its checkpoints through
+``training.checkpoint_io``, when ``training.callbacks.run_checkpoints`` says. Lightning is not imported: a trained model
+can be loaded without it.
 """
 
-import hashlib
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -13,22 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from lightning_llm.checkpoints import archives, sharded
 from lightning_llm.checkpoints.archives import Source
 from lightning_llm.checkpoints.compatibility import check_described, check_fits
-from lightning_llm.checkpoints.schema import ARCHITECTURE, FORMAT, LIGHTNING, PLAIN_LOOP, RESUME, WEIGHTS, validate
-from lightning_llm.io.untrusted import refuse
+from lightning_llm.checkpoints.schema import ARCHITECTURE, FORMAT, LIGHTNING, RESUME, WEIGHTS, validate
 from lightning_llm.model.config import config_of_file
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import only_finite
-from lightning_llm.optim.base import saved_state_faults
 
-EXECUTION = "execution"  # in the part under FORMAT: see training.execution
+EXECUTION = "execution"  # in the part under FORMAT: see training.environment
 RENAMED_CALLBACKS = {"HonestResume": "ResumeDiff"}  # keys of their states in checkpoints of earlier versions
-BEST = "best.ckpt"
 MOST_TRIED, MOST_SECONDS = 3, 5.0  # of files that are read one after the other: more of them if they are read fast
 
 
@@ -97,8 +92,8 @@ def check_run_checkpoint(path: str | os.PathLike[str], *, is_described: bool = T
     content = read_checkpoint(path, mmap=True, needs=(*RESUME, "TokenDataModule") if is_described else RESUME)
     if is_described:
         check_described(content, path)
-    own: dict[str, Any] = content[FORMAT]
-    return own
+    ours: dict[str, Any] = content[FORMAT]
+    return ours
 
 
 def load_transformer(
@@ -143,89 +138,3 @@ def only_checkpoints(path: Source, *, trust_code: bool) -> Iterator[None]:
 def is_whole(path: Path) -> bool:
     """Whether every part of a checkpoint exists and matches its checksum, and torch can open it (about 1 s per GB)."""
     return sharded.is_whole_folder(path) if sharded.is_folder(path) else archives.is_whole_file(path)
-
-
-def digest(path: str | os.PathLike[str]) -> str:
-    """The sha256 of a checkpoint's weights and optimizer state: two runs with the same digest have the same bits.
-
-    Args:
-        path: A checkpoint that ``lightning-llm fit`` has written.
-
-    Raises:
-        ValueError: As :func:`read_checkpoint`.
-    """
-    content, total = read_checkpoint(path, needs=("state_dict", "optimizer_states")), hashlib.sha256()
-    _add(total, [content["state_dict"], content["optimizer_states"]])
-    return total.hexdigest()
-
-
-def save_checkpoint(model: nn.Module, optimizer: Optimizer, iteration: int, out: Source) -> None:
-    """Save the state of a plain training loop.
-
-    Args:
-        model: Its parameters and buffers are saved.
-        optimizer: Its state is saved.
-        iteration: Number of finished steps.
-        out: A path, written atomically, or a file open for writing.
-    """
-    content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "iteration": iteration}
-    if isinstance(out, str | os.PathLike):
-        archives.write_atomically(content, out)
-    else:
-        torch.save(content, out)
-
-
-def load_checkpoint(src: Source, model: nn.Module, optimizer: Optimizer) -> int:
-    """Restore what :func:`save_checkpoint` saved, in place.
-
-    Args:
-        src: A path, or a file open for reading.
-        model: Gets the parameters and buffers.
-        optimizer: Gets the state.
-
-    Returns:
-        The number of finished steps.
-
-    Raises:
-        ValueError: As :func:`read_checkpoint`, or the file is of another model.
-    """
-    content = read_checkpoint(src, needs=PLAIN_LOOP)
-    refuse(saved_state_faults(optimizer.param_groups, content["optimizer"]), "the checkpoint is of another model")
-    try:
-        model.load_state_dict(content["model"])
-        optimizer.load_state_dict(content["optimizer"])
-    except RuntimeError as error:
-        raise ValueError(f"the checkpoint is of another model: {' '.join(str(error).split())}") from error
-    return int(content["iteration"])
-
-
-def step_name(step: int) -> str:
-    """The file name of the checkpoint of an optimizer step."""
-    return f"step-{step:08d}.ckpt"
-
-
-def step_of(path: Path) -> int:
-    """The optimizer step in the name of a checkpoint, or -1 if the run has not named it."""
-    digits = path.name.removeprefix("step-").removesuffix(".ckpt")
-    return int(digits) if digits.isdecimal() and path.name == step_name(int(digits)) else -1
-
-
-def step_files(folder: Path) -> list[Path]:
-    """The numbered checkpoints in a folder, files or folders, oldest first."""
-    return sorted((path for path in folder.glob("step-*.ckpt") if step_of(path) >= 0), key=step_of)
-
-
-def _add(total: Any, value: Any) -> None:
-    """Add a nested value to a sha256: names in sorted order, shapes and bytes of tensors."""
-    if isinstance(value, dict):
-        for name in sorted(value, key=str):
-            total.update(f"{name}\0".encode())
-            _add(total, value[name])
-    elif isinstance(value, list | tuple):
-        for each in value:
-            _add(total, each)
-    elif isinstance(value, torch.Tensor):
-        total.update(f"{value.dtype} {tuple(value.shape)}\0".encode())
-        total.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    else:
-        total.update(f"{value!r}\0".encode())

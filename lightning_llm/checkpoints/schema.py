@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_llm.checkpoints.loop_state import LOOPS, loop_problems
 from lightning_llm.data.tokenizers import Tokenizer
-from lightning_llm.io import untrusted
-from lightning_llm.io.untrusted import TEXT, Kind, field_name, list_of, maybe, one_of, refuse, rule, shown, some, whole
+from lightning_llm.io.schema import TEXT, Schema, check, list_of, maybe, one_of, open_record, record, refuse, whole
+from lightning_llm.io.untrusted import field_name, shown
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import option_of
 
@@ -32,38 +32,38 @@ RESUME = (*WEIGHTS, *LIGHTNING, "loops", "callbacks", "optimizer_states", "lr_sc
 PLAIN_LOOP = ("model", "optimizer", "iteration")
 
 
-# ---- kinds that JSON does not have
+# ---- schemas of what JSON does not have
 
 
-def number(low: float = -math.inf, high: float = math.inf) -> Kind:
+def number(low: float = -math.inf, high: float = math.inf) -> Schema:
     """A number within bounds; infinity only if the bounds include it."""
 
     def fits(value: Any) -> bool:
         return (type(value) is float or (type(value) is int and abs(value) < 2**63)) and low <= value <= high
 
-    return rule(f"a number from {low:.6g} to {high:.6g}", fits)
+    return check(f"a number from {low:.6g} to {high:.6g}", fits)
 
 
-def any_of(*kinds: Kind) -> Kind:
-    """Any of several kinds; a message is about the first one."""
+def any_of(*schemas: Schema) -> Schema:
+    """Any of several schemas; a message is about the first one."""
 
     def check(value: Any, name: str) -> Iterable[str]:
-        found = [list(kind(value, name)) for kind in kinds]
-        return found[0] if all(found) else ()
+        problems = [list(schema(value, name)) for schema in schemas]
+        return problems[0] if all(problems) else ()
 
     return check
 
 
-def mapping(names: Kind, values: Kind) -> Kind:
+def mapping(names: Schema, values: Schema) -> Schema:
     """A dict of any length."""
 
     def check(value: Any, name: str) -> Iterable[str]:
         if not isinstance(value, dict):
             yield f"{name} is {shown(value)}, expected a dict"
             return
-        for field, each in value.items():
+        for field, item in value.items():
             yield from names(field, f"a name in {name}")
-            yield from values(each, f"{name}.{field_name(field)}")
+            yield from values(item, f"{name}.{field_name(field)}")
 
     return check
 
@@ -77,37 +77,37 @@ def is_plain(value: object) -> bool:
 COUNT, POSITIVE, STEP_OR_NONE, INTEGER = whole(), whole(1), whole(-1), whole(-(2**63), 2**63 - 1)
 RATE, BELOW_ONE = number(0, 1e6), number(0, math.nextafter(1, 0))
 BOOL, NULL = one_of(True, False), one_of(None)
-HASH = rule("16 hex digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{16}", value)))
-STEP_NAME = rule("digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9]{1,15}", value)))
-TENSOR = rule("a tensor", lambda value: isinstance(value, Tensor))
-ROWS = rule("a tensor", lambda value: isinstance(value, Tensor) or hasattr(value, "pieces"))  # see checkpoints.sharded
-ANYTHING = rule("anything", lambda value: True)
+HASH = check("16 hex digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{16}", value)))
+STEP_NAME = check("digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9]{1,15}", value)))
+TENSOR = check("a tensor", lambda value: isinstance(value, Tensor))
+ROWS = check("a tensor", lambda value: isinstance(value, Tensor) or hasattr(value, "pieces"))  # see checkpoints.sharded
+ANYTHING = check("anything", lambda value: True)
 PLAIN_DICT = mapping(TEXT, ANYTHING)
-KINDS = {int: INTEGER, float: number(), str: TEXT, bool: BOOL, NoneType: NULL, dict[str, Any]: PLAIN_DICT}
+SCHEMAS = {int: INTEGER, float: number(), str: TEXT, bool: BOOL, NoneType: NULL, dict[str, Any]: PLAIN_DICT}
 
 
-def _kind_of(annotation: Any) -> Kind:
-    """The kind of a dataclass's field."""
+def _schema_of(annotation: Any) -> Schema:
+    """The schema of a dataclass's field."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
-        return any_of(*map(_kind_of, arguments))
+        return any_of(*map(_schema_of, arguments))
     if origin is Literal:
         return one_of(*arguments)
-    return list_of(_kind_of(arguments[0])) if origin is list else KINDS[annotation]
+    return list_of(_schema_of(arguments[0])) if origin is list else SCHEMAS[annotation]
 
 
 # ---- the schema
 
 BEST = {"best_loss": number(), "best_step": STEP_OR_NONE, "validated_step": STEP_OR_NONE}
 CALLBACKS = {
-    "InputHashes": some(
+    "InputHashes": open_record(
         {"initial_values": mapping(TEXT, TEXT), "batches": HASH}, {"batches_at": mapping(STEP_NAME, HASH)}
     ),
-    "ResumeDiff": some({"options": mapping(TEXT, rule("a plain value", is_plain))}, {"changes": list_of(TEXT)}),
-    "RunCheckpoints": some(BEST, {"turn": COUNT}),
-    "TrainingLog": some({"loss": TENSOR}, {"count": TENSOR, "steps": COUNT}),  # steps: of earlier versions
+    "ResumeDiff": open_record({"options": mapping(TEXT, check("a plain value", is_plain))}, {"changes": list_of(TEXT)}),
+    "RunCheckpoints": open_record(BEST, {"turn": COUNT}),
+    "TrainingLog": open_record({"loss": TENSOR}, {"count": TENSOR, "steps": COUNT}),  # steps: of earlier versions
 }
-MODEL_CHECKPOINT = some(  # Lightning's, which removes files of these names
+MODEL_CHECKPOINT = open_record(  # Lightning's, which removes files of these names
     {"best_model_path": TEXT, "best_model_score": any_of(TENSOR, number(), NULL)},
     {"dirpath": maybe(TEXT), "best_k_models": PLAIN_DICT, "kth_best_model_path": TEXT, "last_model_path": TEXT},
 )
@@ -122,18 +122,18 @@ OPTIONS = {  # of optimizers
     "name": TEXT,
 }
 HYPER_PARAMETERS = {
-    "architecture": untrusted.record({}, {name: _kind_of(kind) for name, kind in get_type_hints(ModelConfig).items()}),
+    "architecture": record({}, {name: _schema_of(kind) for name, kind in get_type_hints(ModelConfig).items()}),
     "loss_chunks": maybe(COUNT),
-    "optimizer": maybe(some({"class_path": TEXT}, {"init_args": some({}, OPTIONS)})),
-    "schedule": maybe(some({"class_path": TEXT}, {"init_args": PLAIN_DICT})),
+    "optimizer": maybe(open_record({"class_path": TEXT}, {"init_args": open_record({}, OPTIONS)})),
+    "schedule": maybe(open_record({"class_path": TEXT}, {"init_args": PLAIN_DICT})),
     "groups": list_of(
-        untrusted.record({"pattern": TEXT}, dict.fromkeys(("lr_factor", "weight_decay_factor"), maybe(RATE))), 1000
+        record({"pattern": TEXT}, dict.fromkeys(("lr_factor", "weight_decay_factor"), maybe(RATE))), 1000
     ),
     **dict.fromkeys(("memory_budget", "memory_reserve", "init_from", "compile_mode", "compile_scope"), maybe(TEXT)),
     "_instantiator": NULL,  # Lightning would import the class of this name
 }
-GROUP = some({"params": list_of(COUNT)}, OPTIONS)
-OPTIMIZER = some({"state": mapping(INTEGER, PLAIN_DICT), "param_groups": list_of(GROUP)})
+GROUP = open_record({"params": list_of(COUNT)}, OPTIONS)
+OPTIMIZER = open_record({"state": mapping(INTEGER, PLAIN_DICT), "param_groups": list_of(GROUP)})
 SCHEDULER = {
     "last_epoch": STEP_OR_NONE,
     "_step_count": COUNT,
@@ -146,18 +146,18 @@ PRECISIONS = "16-mixed 16-true bf16-mixed bf16-true 32-true 64-true transformer-
 # a run with precision auto takes it over
 EXECUTION = {"precision": one_of(*PRECISIONS.split()), "threads": POSITIVE, "device": TEXT, "tf32": BOOL}
 EXECUTION |= {"torch": TEXT, "numpy": TEXT, "package": HASH}
-OWN = some({"format_version": POSITIVE, "tokenizer": maybe(TEXT)}, {"execution": some({}, EXECUTION)})
+OWN = open_record({"format_version": POSITIVE, "tokenizer": maybe(TEXT)}, {"execution": open_record({}, EXECUTION)})
 CHECKPOINT = {
     **dict.fromkeys(("epoch", "global_step", "iteration"), COUNT),
     VERSION: TEXT,
     "loops": LOOPS,
-    "callbacks": some({}, CALLBACKS),
-    "lr_schedulers": list_of(some({}, SCHEDULER)),
+    "callbacks": open_record({}, CALLBACKS),
+    "lr_schedulers": list_of(open_record({}, SCHEDULER)),
     **dict.fromkeys(("hparams_name", "hparams_type"), maybe(TEXT)),
     # of Lightning before 1.0, which takes them for arguments of the model
     **dict.fromkeys(("hparams", "module_arguments"), NULL),
-    "hyper_parameters": some({}, HYPER_PARAMETERS),
-    "TokenDataModule": some({"store": TEXT}, {"optimizer_steps": COUNT, "seed": INTEGER, **DATA}),
+    "hyper_parameters": open_record({}, HYPER_PARAMETERS),
+    "TokenDataModule": open_record({"store": TEXT}, {"optimizer_steps": COUNT, "seed": INTEGER, **DATA}),
     FORMAT: OWN,
     "model": PLAIN_DICT,  # of a plain loop
     "optimizer": OPTIMIZER,
@@ -183,7 +183,7 @@ def validate(content: Mapping[str, Any], path: object, needs: tuple[str, ...] = 
         ValueError: One line with the problems.
     """
     checked = content if of_tensors else {name: content[name] for name in content.keys() - TENSORS.keys()}
-    refuse(some({}, {**CHECKPOINT, **TENSORS})(checked, ""), f"checkpoint {path}")
+    refuse(open_record({}, {**CHECKPOINT, **TENSORS})(checked, ""), f"checkpoint {path}")
     present = {*content, *(f"hyper_parameters.{name}" for name in content.get("hyper_parameters", ()))}
     if missing := [name for name in needs if name not in present]:
         writer = "save_checkpoint" if needs == PLAIN_LOOP else "lightning-llm fit"
@@ -195,17 +195,17 @@ def _contradictions(content: Mapping[str, Any], of_tensors: bool) -> Iterator[st
     version, step = content.get(VERSION, "2.6"), content.get("global_step")
     if not _LIGHTNING.fullmatch(version):
         yield f"{VERSION} is {shown(version)}, expected one of Lightning 2"
-    own, config = content.get(FORMAT, {}), None
-    if own.get("format_version", 1) > FORMAT_VERSION:
-        yield f"it has format {own['format_version']}, this version reads up to {FORMAT_VERSION}: upgrade"
+    ours, config = content.get(FORMAT, {}), None
+    if ours.get("format_version", 1) > FORMAT_VERSION:
+        yield f"it has format {ours['format_version']}, this version reads up to {FORMAT_VERSION}: upgrade"
     try:
-        if (given := content.get("hyper_parameters", {}).get("architecture")) is not None:
-            config = ModelConfig(**given)
+        if (architecture := content.get("hyper_parameters", {}).get("architecture")) is not None:
+            config = ModelConfig(**architecture)
             if config.vocab_size is None:
                 yield f"{ARCHITECTURE}.vocab_size is null, expected a whole number"
             # each expert has at least one tensor: the model is not built for a file that has none
             least = config.num_hidden_layers * (option_of("mlp", config.mlp, "num_experts") or 1)
-            if of_tensors and "block" not in config.own_parts and len(content.get("state_dict", ())) < least:
+            if of_tensors and "block" not in config.custom_parts and len(content.get("state_dict", ())) < least:
                 yield f"state_dict has {len(content.get('state_dict', ()))} tensors, the architecture at least {least}"
     except (ValueError, TypeError) as error:  # a value that cannot be compared
         yield f"{ARCHITECTURE}: {error}"
@@ -213,7 +213,7 @@ def _contradictions(content: Mapping[str, Any], of_tensors: bool) -> Iterator[st
         yield from loop_problems(content["loops"], step)
     if of_tensors:
         yield from _callback_problems(content.get("callbacks", {}), step or 0)
-        yield from _tokenizer_problems(own.get("tokenizer"), config)
+        yield from _tokenizer_problems(ours.get("tokenizer"), config)
         yield from _optimizer_problems(content)
 
 
@@ -249,15 +249,15 @@ def _optimizer_problems(content: Mapping[str, Any]) -> Iterator[str]:
     states, schedulers = content.get("optimizer_states", []), content.get("lr_schedulers", [])
     last = content.get("global_step", math.inf) if len(states) == 1 else math.inf
     if "schedule" in content.get("hyper_parameters", {}) and "optimizer_states" in content:  # LanguageModel's own
-        for name, given in (("optimizer_states", states), ("lr_schedulers", schedulers)):
-            if len(given) != 1:
-                yield f"{name} is a list of {len(given)}, expected one"
+        for name, items in (("optimizer_states", states), ("lr_schedulers", schedulers)):
+            if len(items) != 1:
+                yield f"{name} is a list of {len(items)}, expected one"
     for index, state in enumerate([*states, *([content["optimizer"]] if "optimizer" in content else [])]):
         where = f"optimizer_states[{index}]"
-        known = [each for group in state["param_groups"] for each in group["params"]]
-        if len(set(known)) != len(known) or not known:
+        parameters = [number for group in state["param_groups"] for number in group["params"]]
+        if len(set(parameters)) != len(parameters) or not parameters:
             yield f"{where}.param_groups have parameters twice, or none"
-        if state["state"].keys() - set(known):
+        if state["state"].keys() - set(parameters):
             yield f"{where}.state is of parameters that are in no group"
         for parameter, saved in state["state"].items():
             if isinstance(saved.get("step"), int | float) and saved["step"] > last:

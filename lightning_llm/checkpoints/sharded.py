@@ -22,13 +22,14 @@ from torch import Tensor
 from lightning_llm.checkpoints.archives import is_whole_file, read_archive, write_atomically
 from lightning_llm.checkpoints.schema import COUNT, TENSOR, mapping
 from lightning_llm.io.atomic import flush_folder, remove_path, replace_path
-from lightning_llm.io.untrusted import TEXT, list_of, shown, some, validate
+from lightning_llm.io.schema import TEXT, list_of, open_record, validate
+from lightning_llm.io.untrusted import shown
 
 MAIN = "checkpoint.pt"
 MOST_COPIES = 2  # bytes of all tensors for each byte of the shards: their rows may share a storage
 MARK, PROCESSES = "__shards__", "__processes__"
-SHARDED = some({MARK: TEXT, "shape": list_of(COUNT)})
-SHARD = mapping(TEXT, some({"start": COUNT, "rows": TENSOR}))
+SHARDED = open_record({MARK: TEXT, "shape": list_of(COUNT)})
+SHARD = mapping(TEXT, open_record({"start": COUNT, "rows": TENSOR}))
 Shard = dict[str, dict[str, Any]]
 Agree = Callable[[bool], bool]
 
@@ -46,7 +47,7 @@ class Rows:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of each element."""
+        """The dtype of each element."""
         return self.pieces[0][1].dtype
 
     def between(self, start: int, stop: int) -> Tensor:

@@ -36,8 +36,8 @@ from lightning_llm.ablate.slurm import submit
 from lightning_llm.ablate.worker import Stopped, work
 from lightning_llm.cli.ablate_outlook import show_outlook
 from lightning_llm.cli.ablate_report import show_report, write_report
-from lightning_llm.cli.errors import OneLineParser, Tool
 from lightning_llm.cli.process import interrupts
+from lightning_llm.cli.tool import OneLineParser, Tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.config_file import config_path, read_config
 from lightning_llm.io.console import Console
@@ -163,9 +163,9 @@ def _planned(experiment: Experiment, source: str | None, of_fit: Sequence[str], 
     for file in experiment.baseline:
         config_path(file)
     from lightning_llm.cli.ablate_setup import Setup
-    from lightning_llm.cli.command_line import notes_on
+    from lightning_llm.io.trust import trust_printed
 
-    for line in notes_on(Path(source), [experiment.options, experiment.variants]) if source else ():
+    for line in trust_printed(Path(source), [experiment.options, experiment.variants]) if source else ():
         print(f"{PROG}: {line}", file=sys.stderr)
     variants = ", ".join(experiment.variants)
     print(f"{PROG}: checking the baseline and {variants}", file=sys.stderr)

@@ -25,14 +25,14 @@ from lightning_llm.ablate.history import earlier
 from lightning_llm.ablate.local import threads_for
 from lightning_llm.ablate.plan import PACKAGE, PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
 from lightning_llm.ablate.results import COST
-from lightning_llm.cli.command_line import check_configs
 from lightning_llm.cli.errors import one_line
+from lightning_llm.cli.parsing import check_configs
 from lightning_llm.cli.train import cli_main
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.gauges import resident_bytes
-from lightning_llm.runs.directory import RunLock
+from lightning_llm.runs.lock import RunLock
 
 BITS_PER_BYTE = "bits_per_byte"
 FREE_DATA = ("num_workers", "micro_batch_size", "eval_batch_size", "predict_prompts")  # change no batch

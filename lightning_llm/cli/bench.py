@@ -11,7 +11,8 @@ from importlib import import_module
 from itertools import product
 from pathlib import Path
 
-from lightning_llm.cli.errors import OneLineParser, Tool, reports
+from lightning_llm.cli.errors import reports
+from lightning_llm.cli.tool import OneLineParser, Tool
 from lightning_llm.io.config_file import config_path
 
 PROG, PACKAGE = "lightning-llm bench", "lightning_llm.bench"

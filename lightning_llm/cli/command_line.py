@@ -1,41 +1,30 @@
-"""The words of a training command and the configs that they name, checked before LightningCLI parses them."""
+"""The words of a training command: configs by name, options that do not exist, the values that options have."""
 
-import os
 import shlex
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import typeshed_client
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser, get_loader, set_loader, set_parsing_settings
-from jsonargparse.typing import Path as ParsersPath
 
-from lightning_llm.cli.errors import TRAINER_WORDS
+from lightning_llm.cli.commands import TRAINER_WORDS
 from lightning_llm.data.find_store import check_named_store
-from lightning_llm.io.config_file import check_yaml, config_path, parse_yaml, read_config
-from lightning_llm.io.imports import NAMED, definitions, is_foreign, is_import_path
-from lightning_llm.io.untrusted import check_regular, file_name, shown
-from lightning_llm.model.parts import BUILT_IN, name_of, normalized
+from lightning_llm.io.config_file import config_path, parse_yaml, read_config
+from lightning_llm.io.trust import TRUST_CODE
+from lightning_llm.io.untrusted import file_name, shown
 from lightning_llm.runs.directory import CONFIG
 from lightning_llm.runs.find import find_checkpoint, newest_run, run_of
 
 CONFIG_OPTIONS = ("--config", "-c")
 SECTIONS = ("model", "data", "trainer")
 FIT = ("fit", "check")  # which start without a trained model
-STRICT_YAML = "strict_yaml"  # the parser's own mode, but for keys that are given twice
-MOST_TEXTS = 3  # texts of YAML inside one another
-MOST_STRINGS = 2000  # in a config; for each one in a list of callbacks, the parser takes a millisecond
-MOST_IMPORTS = 200  # that a config names
-KINDS = ("accelerators", "callbacks", "loggers", "plugins", "profilers", "strategies")
-OFFERED = ("lightning_llm", "torch.optim", "lightning.fabric.plugins", *(f"lightning.pytorch.{kind}" for kind in KINDS))
-_PERMITTED: set[str] = set()
 SINGLE_OPTIONS = ("seed_everything", "keep_freed_memory", "ckpt_path", "weights_only", "return_predictions", "verbose")
-FLAGS = ("-h", "--help", "--print_config", "--trust-code")
+ABSENT = object()
+OPTIONAL_VALUE = (".help", "--print_config")  # the ends of options whose value may be left out
+FLAGS = ("-h", "--help", "--print_config", TRUST_CODE)
 DEFAULT_STEPS = 300  # of a run without a config; Lightning's default is 1,000 epochs
 LENGTHS = ("max_epochs", "max_time", "min_steps", "min_epochs", "fast_dev_run")
 
@@ -46,35 +35,35 @@ def with_config_paths(words: Sequence[str]) -> list[str]:
     Raises:
         ValueError: A config is neither a file nor shipped, or a word is no option, or an option lacks its value.
     """
-    found, rest = list(words[:1]), iter(words[1:])
-    if not {*found} <= {*TRAINER_WORDS}:  # the parser names the commands
+    complete, rest = list(words[:1]), iter(words[1:])
+    if not {*complete} <= {*TRAINER_WORDS}:  # the parser names the commands
         return list(words)
     for word in rest:
         name, equals, value = word.partition("=")
         if len(name) > len("--c") and "--config".startswith(name):  # an abbreviation
             name = "--config"
-        if not name.startswith("-") and found[-1].endswith((".help", "--print_config")):  # their value may be left out
-            found.append(word)
+        if not name.startswith("-") and complete[-1].endswith(OPTIONAL_VALUE):
+            complete.append(word)
             continue
         _check_option(name)
         if not equals and (name in FLAGS or name.endswith(".help")):
-            found.append(name)
+            complete.append(name)
             continue
         if not equals and (value := next(rest, "--")).startswith("--"):
             raise ValueError(f"{name} needs a value")
         value = _config_path(value) if name in CONFIG_OPTIONS else value
-        found += [f"{name}={value}"] if equals else [name, value]
-    return found
+        complete += [f"{name}={value}"] if equals else [name, value]
+    return complete
 
 
-def _config_path(given: str) -> str:
+def _config_path(name: str) -> str:
     """As :func:`config_path`; a config may also be typed itself, such as ``{trainer: {max_steps: 9}}``."""
     try:
-        return config_path(given)
+        return config_path(name)
     except ValueError:
         with suppress(yaml.YAMLError):
-            if isinstance(parse_yaml(given), dict):
-                return given
+            if isinstance(parse_yaml(name), dict):
+                return name
         raise
 
 
@@ -104,7 +93,7 @@ def set_length(trainer: Any, words: Sequence[str]) -> str:
         What to print; empty if nothing was set.
     """
     is_set = trainer.max_steps != -1 or any(trainer.get(name) for name in LENGTHS)
-    if is_set or words[0] not in FIT or option_values(words, "--ckpt_path", *CONFIG_OPTIONS):
+    if is_set or words[0] not in FIT or [*configs_in(words), *option_values(words, "--ckpt_path")]:
         return ""
     trainer.max_steps = DEFAULT_STEPS
     return (
@@ -117,11 +106,11 @@ def experiment_of(words: Sequence[str]) -> str:
 
     A config that only says how to train, such as ``configs/ddp.yaml``, gives no name if another one does.
     """
-    given = [Path(file) for file in option_values(words, *CONFIG_OPTIONS)]
-    if not given:
+    configs = [Path(file) for file in configs_in(words)]
+    if not configs:
         return "run"
-    with_model = (file for file in reversed(given) if file.is_file() and {"model", "data"} & read_config(file).keys())
-    path = next(with_model, given[-1])
+    with_model = (file for file in reversed(configs) if file.is_file() and {"model", "data"} & read_config(file).keys())
+    path = next(with_model, configs[-1])
     return file_name(path.resolve().parent.parent.name if path.name == CONFIG else path.stem)
 
 
@@ -136,93 +125,27 @@ def complete(words: Sequence[str]) -> list[str]:
 
 def with_config_of_run(words: list[str]) -> list[str]:
     """Without ``--config``, a checkpoint of a run comes with that run's own config."""
-    given = option_values(words, "--ckpt_path")
-    if not words or not given or option_values(words, *CONFIG_OPTIONS):
+    checkpoints = option_values(words, "--ckpt_path")
+    if not words or not checkpoints or configs_in(words):
         return words
     roots = (option_values(words, f"--trainer.{name}") for name in ("run_dir", "default_root_dir"))
     root = Path(next(filter(None, roots), ["runs"])[-1])
-    is_newest = given[-1] in ("last", "best")
-    run = newest_run(root) if is_newest else run_of(find_checkpoint(given[-1], root, lambda line: None))
+    is_newest = checkpoints[-1] in ("last", "best")
+    run = newest_run(root) if is_newest else run_of(find_checkpoint(checkpoints[-1], root, lambda line: None))
     return words if run is None else [words[0], "--config", str(run / CONFIG), *words[1:]]
 
 
 def configs_first(words: Sequence[str]) -> list[str]:
     """The same words with the configs before all other options, which override them wherever they were typed."""
-    configs, others, rest = list[str](), list[str](), iter(words[1:])
+    configs: list[str] = []
+    others: list[str] = []
+    rest = iter(words[1:])
     for word in rest:
         if word in CONFIG_OPTIONS:
             configs += [word, *islice(rest, 1)]
         else:
             (configs if word.partition("=")[0] in CONFIG_OPTIONS else others).append(word)
     return [*words[:1], *configs, *others]
-
-
-def check_configs(words: Sequence[str]) -> list[str]:
-    """Check the configs of a command, which the parser reads without naming the file, dropping what is empty.
-
-    Returns:
-        What they import from outside this package, as ``FILE imports PATH, …``; to find it out imports nothing.
-
-    Raises:
-        ValueError: A config is invalid.
-        OSError: It cannot be read.
-    """
-    known = ", ".join((*SECTIONS, *SINGLE_OPTIONS))
-    for file in map(Path, option_values(words, *CONFIG_OPTIONS)):
-        for name, value in read_config(file).items() if file.exists() else ():
-            if name not in (*SECTIONS, *SINGLE_OPTIONS):
-                raise ValueError(f"config {file}: {name!r} is unknown; at the top there may be {known}")
-            if name in SECTIONS and not isinstance(value, dict):
-                raise ValueError(f"config {file}: {name} must hold options by name, got {shown(value)}")
-    NAMED.update(imports_of([each for word in words for each in (word, word.partition("=")[2])]))
-    return [line for path, content in config_files(words).items() for line in notes_on(path, content)]
-
-
-def notes_on(file: Path, content: object) -> list[str]:
-    """The line about what the content of a file imports; none if it imports nothing. From then on, it may."""
-    found = imports_of(content)
-    if len(found) > MOST_IMPORTS:
-        raise ValueError(f"{file} names {len(found)} import paths, expected at most {MOST_IMPORTS}")
-    NAMED.update(found)
-    return [f"{file} imports {', '.join(found)}"] if found else []
-
-
-def imports_of(content: object) -> list[str]:
-    """The import paths from outside this package in nested options."""
-    return sorted({leaf for leaf in _leaves(content) if is_foreign(leaf) and is_import_path(leaf)})
-
-
-def parse(parser: ArgumentParser, words: Sequence[str]) -> Any:
-    """Parse words and configs that have been checked: the parser imports what they name, and nothing else.
-
-    Raises:
-        ArgumentError: An option is wrong.
-        ValueError: A part of the model was not named where :func:`check_configs` looks.
-    """
-    _permit()
-    while True:  # again, if what it has just imported is defined elsewhere than where it is named
-        try:
-            parsed = parser.parse_args(list(words))
-        except ArgumentError:
-            if not _permit():
-                raise
-        else:
-            if not _permit():
-                break
-    options = parsed[parsed.subcommand]  # the parser imports no parts: the model does
-    parts = {kind: name_of(normalized(options.get(f"model.architecture.{kind}", ""))) for kind in BUILT_IN}
-    for kind, path in parts.items():
-        if path not in BUILT_IN[kind] and is_foreign(path) and "." in path and path not in NAMED:
-            raise ValueError(f"model.architecture.{kind} {shown(path)} is hidden in a text: write it without quotes")
-    return parsed
-
-
-def _permit() -> bool:
-    """Let the parser import what was named, wherever that is defined; returns whether anything is new."""
-    new = {path for path in NAMED | definitions() if path.partition(".")[0] != "jsonargparse"} - _PERMITTED
-    _PERMITTED.update(new)
-    set_parsing_settings(import_path_allowlist=sorted(new))
-    return bool(new)
 
 
 def check_store(data: Mapping[str, Any], words: Sequence[str]) -> None:
@@ -245,72 +168,6 @@ def check_store(data: Mapping[str, Any], words: Sequence[str]) -> None:
         check_named_store(store, data.get("corpus") if is_given else None, data.get("path"))
 
 
-def config_files(words: Sequence[str]) -> dict[Path, Any]:
-    """The YAML that a command reads: its configs, sections such as ``--trainer FILE``, and the files these name.
-
-    The parser reads options of a class from any file that a value names, so FIFOs and devices are refused here.
-    """
-    found: dict[Path, Any] = {}
-    for config in map(Path, option_values(words, *CONFIG_OPTIONS)):
-        if config.is_file():
-            _look_into(config, read_config(config), found)
-    for name in dict.fromkeys(word.partition("=")[0].removesuffix("+") for word in words):
-        if name == "--data" or name.startswith(("--model", "--trainer")):
-            for value in option_values(words, name, f"{name}+"):
-                if name.endswith(".init_args") and not isinstance(parse_yaml(value), dict):
-                    raise ValueError(f"{name[2:]} must hold options by name, got {shown(value)}")
-                _look_at(value, Path(), found)
-    return found
-
-
-def _look_into(file: Path, content: dict[str, Any], found: dict[Path, Any]) -> None:
-    found[file] = content
-    for name, value in content.items():
-        _look_at(value, file.parent, found, is_read=name != "data")  # whose paths may be texts
-
-
-def _look_at(value: object, folder: Path, found: dict[Path, Any], *, is_read: bool = True) -> None:
-    for leaf in _leaves(value):
-        path = Path(ParsersPath(leaf, "", cwd=folder).absolute)  # with ~ and file: as the parser opens them
-        if os.path.exists(path) and not path.is_dir():
-            check_regular(path)
-            if is_read and path not in found:
-                # whatever its name: the parser takes any file that holds options; one that cannot hold any, such as
-                # the checkpoint of init_from, is left to the option that names it
-                with nullcontext() if path.suffix in (".yaml", ".yml") else suppress(ValueError):
-                    _look_into(path, read_config(path), found)
-
-
-def _leaves(value: object) -> Iterator[str]:
-    """The strings in nested options, and in texts that the parser reads as YAML again; each of them once."""
-    queue, seen = [(value, 0)], dict[Any, object]()  # what was met by its id, which no other value can have meanwhile
-    strings = 0
-    for each, depth in queue:
-        strings += isinstance(each, str)
-        if strings > MOST_STRINGS:
-            raise ValueError(f"a config holds more than {MOST_STRINGS} texts: write less")
-        key = each if isinstance(each, str) else id(each)
-        if key in seen:
-            continue
-        seen[key] = each
-        if isinstance(each, str):
-            yield each
-            with suppress(yaml.YAMLError, ValueError):
-                queue += [(parse_yaml(each), depth + 1)] if depth < MOST_TEXTS else []
-        elif isinstance(each, dict | list):
-            if isinstance(each, dict) and not depth:
-                _check_class(each)
-            queue += [(inner, depth) for inner in (each.values() if isinstance(each, dict) else each)]
-
-
-def _check_class(options: dict[str, Any]) -> None:
-    if not isinstance(options.get("class_path", ""), str):
-        raise ValueError(f"class_path must be an import path, got {shown(options['class_path'])}")
-    if not isinstance(options.get("init_args"), dict | None):
-        where = f" of {options['class_path']}" if "class_path" in options else ""
-        raise ValueError(f"init_args{where} must hold options by name, got {shown(options['init_args'])}")
-
-
 def resume_command(words: Sequence[str]) -> str:
     """The same command, resuming from its newest checkpoint instead of the one it was given."""
     pairs = zip(words, ["", *words], strict=False)
@@ -328,22 +185,19 @@ def option_values(words: Sequence[str], *names: str) -> list[str]:
     return values
 
 
-def _load_strictly(text: str) -> Any:
-    check_yaml(text)
-    return get_loader("yaml")(text)
+def configs_in(words: Sequence[str]) -> list[str]:
+    """The configs that a command line names, in their order."""
+    return option_values(words, *CONFIG_OPTIONS)
 
 
-def _context_of_stubs(**options: Any) -> Any:
-    return _get_search_context(search_path=[Path(path) for path in sys.path if path], **options)
-
-
-set_loader(STRICT_YAML, _load_strictly, (yaml.YAMLError,))
-# The parser reads stubs of functions. To know where, the library would start a Python in the current folder, whose
-# json.py would run.
-_get_search_context, typeshed_client.get_search_context = typeshed_client.get_search_context, _context_of_stubs
-# The parser imports what is ours, what was named (``parse``), and the classes that Lightning and torch offer for an
-# option, which short names stand for. It judges a path by where the object is defined. Below an option of any type,
-# class_path is a word like any other: no class is made there.
-set_parsing_settings(
-    import_path_denylist=["*"], import_path_allowlist=[*OFFERED], instantiate_subclass_spec_in_any=False
-)
+def given_option(words: Sequence[str], name: str) -> Any:
+    """The value of an option on the command line, else in the last config that has it; ``None``: it is not given."""
+    if typed := option_values(words, f"--{name}"):
+        return None if typed[-1] == "null" else typed[-1]
+    for file in map(Path, reversed(configs_in(words))):
+        value: Any = read_config(file) if file.is_file() else {}
+        for key in name.split("."):
+            value = value.get(key, ABSENT) if isinstance(value, dict) else ABSENT
+        if value is not ABSENT:
+            return value
+    return None

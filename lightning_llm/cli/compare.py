@@ -28,11 +28,11 @@ from lightning_llm.ablate.comparison import (
     read_results,
     with_threads,
 )
-from lightning_llm.cli.errors import OneLineParser, tool
+from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console, folded, room
-from lightning_llm.runs.directory import read_summary, unfinished
 from lightning_llm.runs.names import THREADS, find_runs
+from lightning_llm.runs.status import read_summary, unfinished
 from lightning_llm.statistics.verdict import Verdict
 
 THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."

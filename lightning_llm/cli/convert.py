@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lightning_llm.cli.errors import OneLineParser, tool
+from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_text
 from lightning_llm.io.config_file import read_config
+from lightning_llm.io.trust import add_trust_option
 from lightning_llm.io.untrusted import file_name
-from lightning_llm.runs.directory import CONFIG, SUMMARY, read_summary
-from lightning_llm.runs.find import RUNS, add_trust, find_checkpoint, run_of, step_in
+from lightning_llm.runs.directory import CONFIG, SUMMARY
+from lightning_llm.runs.find import RUNS, find_checkpoint, run_of, step_in
+from lightning_llm.runs.status import read_summary
 from lightning_llm.training.run_config import size_option
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ def _export_options(parser: OneLineParser) -> None:
     add("--to", choices=("hf",), default="hf", help="the format: hf, for transformers (default)")
     add("out", type=Path, metavar="DIR", help="the folder to write; must not exist, or be empty")
     add("--max-shard-size", type=_size, default="5GB", metavar="SIZE", help="largest file of weights (default: 5GB)")
-    add_trust(parser)
+    add_trust_option(parser)
 
 
 def _size(words: str) -> int:

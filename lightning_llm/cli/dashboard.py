@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.cli.process import interrupts
+from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.untrusted import check_regular
 from lightning_llm.runs.event_files import event_files
 from lightning_llm.runs.names import EVENTS, find_runs, run_names
@@ -44,9 +44,9 @@ def run_dashboard(options: argparse.Namespace) -> None:
     with interrupts.taken("dashboard"), tempfile.TemporaryDirectory(prefix="lightning-llm-dashboard-") as folder:
         try:
             names = {Path(folder, name): run.path for run, name in zip(runs, run_names(runs), strict=True)}
-            for place, path in names.items():
-                link_events(path, place)
-                print(f"{place.relative_to(folder)}  {path}")
+            for links, path in names.items():
+                link_events(path, links)
+                print(f"{links.relative_to(folder)}  {path}")
             _serve(Path(folder), options.port, names)
         except KeyboardInterrupt:
             interrupts.hold_off()  # a second signal must not disturb the cleanup
@@ -96,10 +96,10 @@ def start(folder: Path, port: int) -> str:
         raise ValueError(f"--port {port}: {error.msg}; give another, or --port 0 for any free one") from error
 
 
-def link_events(run: Path, place: Path) -> None:
+def link_events(run: Path, folder: Path) -> None:
     """Put a link to each event file of a run that has none yet into a folder, in folders as in the run."""
     for path in event_files(run):
-        link = place / path.relative_to(run)
+        link = folder / path.relative_to(run)
         if path.exists() and not link.is_symlink():
             check_regular(path)
             link.parent.mkdir(parents=True, exist_ok=True)
@@ -123,5 +123,5 @@ def _serve(folder: Path, port: int, names: Mapping[Path, Path]) -> None:
     print(f"TensorBoard shows {len(names)} run{'s' if len(names) > 1 else ''} at {address} until Ctrl-C")
     print(f"charts by group: {address}#custom_scalars", flush=True)
     while not threading.Event().wait(RELOAD_S):
-        for place, path in names.items():
-            link_events(path, place)
+        for links, path in names.items():
+            link_events(path, links)

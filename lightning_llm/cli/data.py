@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.cli.errors import OneLineParser, tool
+from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.find_store import default_store
 from lightning_llm.data.prepare import (
@@ -64,7 +64,8 @@ def run_prepare(options: argparse.Namespace) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> TokenStore:
-    inputs, tokenizer, out, shard = options.inputs, options.tokenizer, options.out, None
+    inputs, tokenizer, out = options.inputs, options.tokenizer, options.out
+    shard: Shard | None = None
     vocab_size = DEFAULT_VOCAB_SIZE if options.vocab_size is None else options.vocab_size
     if not inputs:
         raise ValueError("no INPUT: give a file, a folder, a glob, - or a corpus; see lightning-llm prepare --help")
@@ -73,12 +74,12 @@ def _prepare(options: argparse.Namespace) -> TokenStore:
             f"--vocab-size {vocab_size} needs --tokenizer bpe: {tokenizer!r} determines its own vocabulary"
         )
     if options.shard is not None:
-        found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", options.shard)
-        if found is None or not 1 <= int(found[1]) <= int(found[2]) <= MOST_SHARDS:
+        numbers = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", options.shard)
+        if numbers is None or not 1 <= int(numbers[1]) <= int(numbers[2]) <= MOST_SHARDS:
             raise ValueError(f"--shard {options.shard!r} is not I/N with 1 ≤ I ≤ N ≤ {MOST_SHARDS}, such as 1/16")
         if out is None:
             raise ValueError(f"--shard {options.shard} needs --out DIR, the same for all shards")
-        shard = Shard(int(found[1]), int(found[2]))
+        shard = Shard(int(numbers[1]), int(numbers[2]))
     if "-" in inputs and out is None:
         raise ValueError("the standard input has no name: give the store one with --out DIR")
     out = out or default_store(inputs, tokenizer, vocab_size)

@@ -18,7 +18,7 @@ from lightning_llm.accounting.memory import (
 )
 from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.accounting.step_time import matmul_dtype
-from lightning_llm.cli.errors import OneLineParser, tool
+from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.model.parts import BUILT_IN
 from lightning_llm.training.run_config import RunConfig, add_options, read_run, size_option

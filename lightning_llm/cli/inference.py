@@ -11,16 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_llm.cli.errors import OneLineParser, one_line, tool
+from lightning_llm.cli.errors import one_line
 from lightning_llm.cli.process import interrupts, print_data
+from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.formats import Document
 from lightning_llm.data.prepare import encode_document
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.progress import progress_bar
+from lightning_llm.io.trust import add_trust_option
 from lightning_llm.io.untrusted import read_text
-from lightning_llm.runs.find import RUNS, add_model_options, named_checkpoint, open_model
+from lightning_llm.runs.find import RUNS, named_checkpoint, open_model
 
 if TYPE_CHECKING:
     from lightning_llm.generation import Sampling, Score
@@ -29,9 +31,17 @@ if TYPE_CHECKING:
 STDIN = "-"
 LONGEST_PROMPT = 4 << 20  # ten times the longest contexts; the model could not read the rest
 INPUTS = ("prompt", "prompt_file", "stdin", "interactive")
+MODELS = "a checkpoint, a run directory (its best checkpoint, else its newest), or an exported folder"
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 # Imports inside the functions come after the options are parsed: a typo is reported without waiting for torch.
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """The options of :func:`open_model`."""
+    parser.add_argument("checkpoint", help=MODELS)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or mps (default: cpu)")
+    add_trust_option(parser)
 
 
 def _generate_options(parser: OneLineParser) -> None:
@@ -59,9 +69,9 @@ def run_generate(options: argparse.Namespace) -> None:
         raise ValueError(f"--num-samples must be at least 1, got {options.num_samples}")
     if not 0 <= options.seed < 2**63:
         raise ValueError(f"--seed must be at least 0 and below 2^63, got {options.seed}")
-    given = [name for name in INPUTS if getattr(options, name) not in (None, False)]
-    if len(given) > 1:
-        raise ValueError(f"one prompt at a time: {' and '.join(given)} were given")
+    inputs = [name for name in INPUTS if getattr(options, name) not in (None, False)]
+    if len(inputs) > 1:
+        raise ValueError(f"one prompt at a time: {' and '.join(inputs)} were given")
     prompt = None if options.interactive else _prompt(options)
     named_checkpoint(options.checkpoint, RUNS)
     from lightning_llm.generation import Sampling
@@ -145,10 +155,10 @@ def run_evaluate(options: argparse.Namespace) -> None:
     total, rows = Score(), []
     with progress_bar(corpus.size, True) as phase:
         for document in corpus.documents(phase("evaluating")):
-            found = _score(model, tokenizer, document, options.stride)
-            total += found
+            scored = _score(model, tokenizer, document, options.stride)
+            total += scored
             if options.per_document:
-                rows.append({"document": document.name, **_numbers(found)})
+                rows.append({"document": document.name, **_numbers(scored)})
     if not total.tokens:
         raise ValueError(f"{', '.join(options.data)}: too few tokens: each token is predicted from those before it")
     for row in rows:
@@ -169,25 +179,25 @@ def _score(model: "Transformer", tokenizer: Tokenizer, document: Document, strid
 
     def ids() -> Iterator[int]:
         nonlocal size
-        for place, (numbers, text_bytes) in enumerate(encode_document(tokenizer, document)):
+        for number, (numbers, text_bytes) in enumerate(encode_document(tokenizer, document)):
             size += text_bytes
-            if place == 0 and numbers:
+            if number == 0 and numbers:
                 size -= tokenizer.byte_count(numbers[0])
             yield from numbers
 
     try:
-        found = score(model, ids(), stride=stride)
+        result = score(model, ids(), stride=stride)
     except IndexError as error:
         vocabulary = f"the model's vocabulary of {model.config.vocab_size}"
         raise ValueError(f"the tokenizer has ids beyond {vocabulary}") from error
-    return dataclasses.replace(found, bytes=size)
+    return dataclasses.replace(result, bytes=size)
 
 
-def _numbers(found: "Score") -> dict[str, Any]:
+def _numbers(result: "Score") -> dict[str, Any]:
     """The results; null where they are not known, NaN or infinite, which JSON cannot express."""
-    named = {"loss": found.loss, "perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte}
+    named = {"loss": result.loss, "perplexity": result.perplexity, "bits_per_byte": result.bits_per_byte}
     finite = {name: value if value is not None and math.isfinite(value) else None for name, value in named.items()}
-    return {**finite, "tokens": found.tokens, "bytes": found.bytes}
+    return {**finite, "tokens": result.tokens, "bytes": result.bytes}
 
 
 def _line(numbers: dict[str, Any]) -> str:

@@ -6,7 +6,11 @@ The settings of a job are checked before torch is imported, so it is imported wh
 import os
 import re
 import socket
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from lightning_llm.runs.find import checkpoint_in, newest_run
 
 NAMELESS = ("", "none")  # torchrun's name for a job without --rdzv-id
 GLOO = re.compile(r"third_party/gloo/\S+\] (.+?)(?:\. This is typically| ?\[|$)", re.DOTALL)
@@ -35,6 +39,23 @@ def may_have_run_before() -> bool:
     to the job alone. Without a name only the count can tell.
     """
     return restarts() > 0 or os.environ.get("TORCHELASTIC_RUN_ID", "") not in NAMELESS
+
+
+def checkpoint_of_earlier_attempt(folder: Path, say: Callable[[str], object]) -> Path | None:
+    """The checkpoint to resume from where SLURM or torchrun starts a job again, whatever had ended it; else none.
+
+    Args:
+        folder: Where the runs of the job are.
+        say: Called with a line if another checkpoint than the newest is used, or none.
+    """
+    job = this_job()
+    if job is None or not may_have_run_before():
+        return None
+    if (run := newest_run(folder, job=job)) is not None:
+        return checkpoint_in(run, say, prefer_best=False)
+    if restarts():
+        say(f"job {job} was started again; it left no checkpoint in {folder}: starting from scratch")
+    return None
 
 
 def check_restarts() -> None:
@@ -89,8 +110,8 @@ def lost_contact(error: BaseException) -> str | None:
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     message = str(error)
-    if found := GLOO.search(message):
-        reason = found[1]
+    if match := GLOO.search(message):
+        reason = match[1]
     elif message == TIMED_OUT_BESIDE:
         reason = "Timed out waiting in another exchange with them"
     elif isinstance(error, dist.DistError):

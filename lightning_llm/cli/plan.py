@@ -18,7 +18,7 @@ from lightning_llm.accounting.memory import STRATEGIES
 from lightning_llm.accounting.plan_report import decisions, described, frontier_table
 from lightning_llm.accounting.planner import Plan, Planner, Task, choose
 from lightning_llm.accounting.step_time import GENERIC, LINK_BANDWIDTH, MATMUL_SHARE, CostModel
-from lightning_llm.cli.errors import OneLineParser, tool
+from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.config_file import Section
 from lightning_llm.training.run_config import RunConfig, add_options, merged, read_run, size_option

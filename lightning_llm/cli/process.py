@@ -282,11 +282,11 @@ def lasting(stream: TextIO) -> TextIO:
     return _printable(stream, _Lasting)
 
 
-def _printable(stream: TextIO, kind: type[io.FileIO]) -> TextIO:
+def _printable(stream: TextIO, file_class: type[io.FileIO]) -> TextIO:
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     stream.flush()
-    raw: Any = kind(stream.fileno(), "wb", closefd=False)
+    raw: Any = file_class(stream.fileno(), "wb", closefd=False)
     raw.name = stream.name
     buffer: Any = raw if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(cast(io.RawIOBase, raw))
     settings = {name: getattr(stream, name) for name in ("encoding", "line_buffering", "write_through")}

@@ -14,11 +14,12 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_llm.checkpoints.reading import BEST
-from lightning_llm.cli.own_classes import is_own, path_of
+from lightning_llm.checkpoints.names import BEST
+from lightning_llm.cli.custom_classes import is_custom_class, path_of
 from lightning_llm.data.datamodule import TokenDataModule, offered, tokenizer_of
 from lightning_llm.generation import generate
 from lightning_llm.io.console import Console
+from lightning_llm.io.trust import TRUST_CODE
 from lightning_llm.runs.directory import run_dir_of
 from lightning_llm.training.callbacks.record import callback_of, write_summary
 from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints
@@ -90,19 +91,13 @@ class RunReport(Callback):
         if trainer.barebones:  # no metrics and no run directory
             self.console.print(f"\n[bold]result[/]  {steps - self._first_step} steps in {seconds:.1f} s")
             return
-        checkpoints = callback_of(trainer, RunCheckpoints)
-        known = -1 if checkpoints is None else checkpoints.validated_step  # also of a run that this one resumed
-        is_validated = steps in (self._validated_step, known)
         if not self._has_trained:  # it resumed from its last step, where Lightning starts nothing
             self._first_step = steps
             if trainer.is_global_zero:
                 resumed = f"Resumed from step {steps}: {escape(str(trainer.ckpt_path))}; " if trainer.ckpt_path else ""
                 self.console.print(f"{resumed}no steps are left")
-        if (not is_validated or not self._has_trained) and is_overridden("val_dataloader", data):
-            loggers = trainer.loggers
-            trainer.loggers = [] if is_validated else loggers  # the curve already has it
-            trainer.validate(model, data, verbose=False)
-            trainer.loggers = loggers
+        checkpoints = callback_of(trainer, RunCheckpoints)
+        self._validate_last_step(trainer, model, data, checkpoints)
         run = run_dir_of(trainer)  # a broadcast: every process must ask
         summary = write_summary(trainer, model, data, run, seconds)
         if not trainer.is_global_zero:
@@ -112,15 +107,29 @@ class RunReport(Callback):
         if not is_sharded(model):  # no process could generate alone
             print_sample(self.console, model, data)
         if run is not None:
-            place = escape(shlex.quote(str(run)))
-            self.console.print("\n[bold]next[/]")
-            if newest is not None and tokenizer_of(data) is not None:
-                foreign = getattr(getattr(model, "architecture", None), "foreign_code", ())
-                words = f'{place} --prompt "…" --max-new-tokens 200{" --trust-code" if foreign else ""}'
-                self.console.print(f"  lightning-llm generate {words}")
-            if newest is not None:
-                self.console.print(f"  lightning-llm validate --ckpt_path {place}")
-            self.console.print(f"  lightning-llm dashboard {escape(shlex.quote(str(run.parent)))}")
+            self._print_next(run, model, data, is_saved=newest is not None)
+
+    def _validate_last_step(
+        self, trainer: Trainer, model: LightningModule, data: Any, checkpoints: RunCheckpoints | None
+    ) -> None:
+        saved_step = -1 if checkpoints is None else checkpoints.validated_step  # also of a run that this one resumed
+        is_validated = trainer.global_step in (self._validated_step, saved_step)
+        if (not is_validated or not self._has_trained) and is_overridden("val_dataloader", data):
+            loggers = trainer.loggers
+            trainer.loggers = [] if is_validated else loggers  # the curve already has it
+            trainer.validate(model, data, verbose=False)
+            trainer.loggers = loggers
+
+    def _print_next(self, run: Path, model: LightningModule, data: Any, *, is_saved: bool) -> None:
+        folder = escape(shlex.quote(str(run)))
+        self.console.print("\n[bold]next[/]")
+        if is_saved and tokenizer_of(data) is not None:
+            custom = getattr(getattr(model, "architecture", None), "custom_parts", ())
+            options = f'{folder} --prompt "…" --max-new-tokens 200{f" {TRUST_CODE}" if custom else ""}'
+            self.console.print(f"  lightning-llm generate {options}")
+        if is_saved:
+            self.console.print(f"  lightning-llm validate --ckpt_path {folder}")
+        self.console.print(f"  lightning-llm dashboard {escape(shlex.quote(str(run.parent)))}")
 
     def print_metrics(self, trainer: Trainer) -> None:
         """The results of an evaluation: one line per metric."""
@@ -130,13 +139,14 @@ class RunReport(Callback):
 
     def _print_results(self, run: Path | None, newest: Path | None, summary: dict[str, Any]) -> None:
         bits = summary["bits_per_byte"]
-        words = ["not validated"]
+        results = ["not validated"]
         if summary["val_loss"] is not None:
-            words = [f"validation loss {summary['val_loss']:.4f} nats/token", f"perplexity {summary['perplexity']:.2f}"]
-        words += [f"{bits:.4f} bits/byte"] if bits is not None and math.isfinite(bits) else []
-        words += [f"training text {summary['train_loss']:.4f}"] if summary["train_loss"] is not None else []
+            loss, perplexity = summary["val_loss"], summary["perplexity"]
+            results = [f"validation loss {loss:.4f} nats/token", f"perplexity {perplexity:.2f}"]
+        results += [f"{bits:.4f} bits/byte"] if bits is not None and math.isfinite(bits) else []
+        results += [f"training text {summary['train_loss']:.4f}"] if summary["train_loss"] is not None else []
         done = summary["steps"] - self._first_step
-        self.console.print(f"\n[bold]result[/]  {', '.join(words)}; {done} steps in {summary['seconds']:.1f} s")
+        self.console.print(f"\n[bold]result[/]  {', '.join(results)}; {done} steps in {summary['seconds']:.1f} s")
         if newest is not None:
             best = f" (best: {BEST})" if newest.with_name(BEST).exists() else ""
             self.console.print(f"[bold]saved[/]   {escape(str(newest))}{best}")
@@ -186,7 +196,7 @@ def _describe_model(model: Any) -> str:
     config, parameters = model.transformer.config, dict(model.named_parameters())
     embedding = sum(p.numel() for name, p in parameters.items() if "embed" in name or "lm_head" in name)
     return (
-        f"{f'{path_of(type(model))}: ' if is_own(type(model)) else ''}"
+        f"{f'{path_of(type(model))}: ' if is_custom_class(type(model)) else ''}"
         f"{sum(p.numel() for p in parameters.values()):,} parameters ({embedding:,} in embedding and head): "
         f"{config.num_hidden_layers} layers, {config.hidden_size} wide, {config.num_attention_heads} heads, "
         f"{config.mlp}, vocabulary {config.vocab_size}"

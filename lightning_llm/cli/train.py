@@ -10,7 +10,6 @@ before_fit, (the Trainer's ``fit``), after_fit.
 """
 
 import argparse
-import errno
 import json
 import os
 import signal
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from jsonargparse import ArgumentError, set_parsing_settings
+from jsonargparse import set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -29,15 +28,18 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint, read_outline
 from lightning_llm.checkpoints.schema import LIGHTNING
-from lightning_llm.cli import command_line, early_checks, jobs, own_classes
-from lightning_llm.cli.errors import FAILED, USER_ERROR, help_of, in_plain_words, one_line, reports, with_page
+from lightning_llm.cli import command_line, custom_classes, early_checks, jobs, parsing
+from lightning_llm.cli.commands import help_of, with_page
+from lightning_llm.cli.errors import FAILED, USER_ERROR, reason_of, reports
+from lightning_llm.cli.parser_words import in_plain_words
 from lightning_llm.cli.process import interrupts, is_first_process, quieten
 from lightning_llm.cli.report import RunReport, print_checks
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.atomic import write_json, write_text
+from lightning_llm.io.trust import TRUST_CODE
 from lightning_llm.measure.attribution import is_out_of_memory
-from lightning_llm.runs.directory import CONFIG
-from lightning_llm.runs.find import JOB, checkpoint_in, find_checkpoint, newest_run, run_of, step_in
+from lightning_llm.runs.directory import CONFIG, JOB
+from lightning_llm.runs.find import find_checkpoint, run_of, step_in
 from lightning_llm.training.callbacks.consistency import RankConsistencyCheck, ResumeDiff
 from lightning_llm.training.callbacks.dashboard import RunLogger
 from lightning_llm.training.callbacks.non_finite import NonFinite
@@ -52,10 +54,8 @@ from lightning_llm.training.preflight import refuse
 from lightning_llm.training.trainer import Trainer
 
 PLAN = "plan.json"
-TRUST_CODE = "--trust-code"
 ENDED_TOGETHER = (0, 129, 130, 143)  # all processes at the same step: none waits for another any more
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-MISTAKES = (ArgumentError, argparse.ArgumentError, ValueError, OSError, MisconfigurationException)
+MISTAKES = (argparse.ArgumentError, ValueError, OSError, MisconfigurationException)
 
 
 # Lightning turns it on: a config at an address would be fetched from the network
@@ -102,8 +102,8 @@ class TrainingCLI(LightningCLI):
         text += "The process stays at its largest size. On two CPU cores, this changed the speed of a training step by "
         text += "+1.5 percent in bf16 and by -6 percent in float32 (November 2026)."
         parser.add_argument("--keep_freed_memory", type=bool, default=True, help=text)
-        for section, kind in self.classes.items():
-            own_classes.add_option(parser, section, kind)
+        for section, cls in self.classes.items():
+            custom_classes.add_option(parser, section, cls)
 
     @property
     def classes(self) -> dict[str, Any]:
@@ -117,21 +117,21 @@ class TrainingCLI(LightningCLI):
         for word in {"validate", "test"} & self.subcommands().keys():  # our report prints the metrics
             self._parser(word).set_defaults(verbose=False)
         command = words[0] if words and words[0] in self.subcommands() else "fit"
-        hidden = own_classes.hide_options_of_ours(self._parser(command), words, data_class)
+        hidden = custom_classes.hide_options_of_ours(self._parser(command), words, data_class)
         self.experiment, self._words = command_line.experiment_of(words), words
-        self.config = command_line.parse(parser, words)
+        self.config = parsing.parse(parser, words)
         self._options = self.config[self.config.subcommand]
-        own_classes.check_parsed(self._options, words, self.classes)
+        custom_classes.check_parsed(self._options, words, self.classes)
         self._ckpt_path = self._options.pop("ckpt_path", None)
         if left_out := [name for name in hidden if self._options.pop(name, self) is not self]:
-            _say(f"lightning-llm {command}: {own_classes.path_of(data_class)} lacks {', '.join(left_out)}: left out")
+            _say(f"lightning-llm {command}: {custom_classes.path_of(data_class)} lacks {', '.join(left_out)}: left out")
 
     def before_instantiate_classes(self) -> None:
         """Find the checkpoint; prepare the process."""
         jobs.check_restarts()
         jobs.check_address()
-        asked = self._options.trainer
-        if line := command_line.set_length(asked, self._words):
+        options = self._options.trainer
+        if line := command_line.set_length(options, self._words):
             _say(f"lightning-llm {self.subcommand}: {line}")
         if self._options.get("weights_only") is False:
             raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
@@ -139,11 +139,11 @@ class TrainingCLI(LightningCLI):
             command_line.check_store(self._options.data, self._words)
         elif self.subcommand == "predict":
             raise ValueError("predict continues the predict_prompts of TokenDataModule: use lightning-llm generate")
-        folder = Path(asked.run_dir or Path(asked.default_root_dir) / self.experiment)
+        folder = Path(options.run_dir or Path(options.default_root_dir) / self.experiment)
         if self._ckpt_path is not None:
             self.checkpoint = find_checkpoint(self._ckpt_path, folder, _say)
         elif self.subcommand == "fit":
-            self.checkpoint = _of_earlier_attempt(folder)
+            self.checkpoint = jobs.checkpoint_of_earlier_attempt(folder, _say)
         else:
             early_checks.check_trained(str(self.subcommand))
         if self.checkpoint is not None and self.subcommand not in ("fit", "check"):
@@ -151,17 +151,17 @@ class TrainingCLI(LightningCLI):
         saved: dict[str, Any] = {}
         if self.subcommand in ("fit", "check"):
             if self.checkpoint is not None:
-                is_described = not any(map(own_classes.is_own, self.classes.values()))
+                is_described = not any(map(custom_classes.is_custom_class, self.classes.values()))
                 saved = check_run_checkpoint(self.checkpoint, is_described=is_described).get(EXECUTION, {})
             elif self._options.model.get("init_from") is not None and not self._trusts_code:
                 check_trust(self._options.model.init_from)
         # what `auto` means goes into the config, so that its record, the checkpoints and all ranks have the same
         self.precision_reason = "as asked for"
-        if asked.precision in ("auto", None):
+        if options.precision in ("auto", None):
             if "precision" in saved:
-                asked.precision, self.precision_reason = saved["precision"], "as in the checkpoint"
+                options.precision, self.precision_reason = saved["precision"], "as in the checkpoint"
             else:
-                asked.precision, self.precision_reason = choose_precision(asked.accelerator)
+                options.precision, self.precision_reason = choose_precision(options.accelerator)
         self._options["ckpt_path"] = None if self.checkpoint is None else str(self.checkpoint)
         if self._options.keep_freed_memory:
             keep_freed_memory()
@@ -170,9 +170,9 @@ class TrainingCLI(LightningCLI):
         """Model, data and trainer; the seed of ``seed_everything`` is that of the initial weights too."""
         config = self.config.clone()
         for section in self.classes:  # it has chosen the class, whose constructor does not take it
-            config.pop(f"{self.subcommand}.{section}.{own_classes.CLASS_PATH}")
-        own_classes.check_architecture(config.get(f"{self.subcommand}.model.architecture"))
-        with own_classes.blaming(*self.classes.values()):
+            config.pop(f"{self.subcommand}.{section}.{custom_classes.CLASS_PATH}")
+        custom_classes.check_architecture(config.get(f"{self.subcommand}.model.architecture"))
+        with custom_classes.blaming(*self.classes.values()):
             self.config_init = self.parser.instantiate_classes(config)
         self.datamodule, self.model = (self._get(self.config_init, name) for name in ("data", "model"))
         self.trainer = self.instantiate_trainer()
@@ -304,14 +304,14 @@ class _LeftTheOthers(SystemExit):
     """This process ends wherever it was; others may be waiting for it."""
 
 
-def _run_command(command: str, words: list[str], given: dict[str, type | None]) -> TrainingCLI:
+def _run_command(command: str, words: list[str], python_classes: dict[str, type | None]) -> TrainingCLI:
     try:
         complete = command_line.complete(words)
-        for line in command_line.check_configs(complete):  # before anything imports what they name
+        for line in parsing.check_configs(complete):  # before anything imports what they name
             _say(f"lightning-llm {command}: {line}")
-        classes: dict[str, Any] = own_classes.choose(complete, given)
-        kind = _of_one(command)
-        return kind(
+        classes: dict[str, Any] = custom_classes.choose(complete, python_classes)
+        cli_class = _of_one(command)
+        return cli_class(
             classes["model"],
             classes["data"],
             save_config_callback=SaveConfig,
@@ -323,39 +323,58 @@ def _run_command(command: str, words: list[str], given: dict[str, type | None]) 
             load_from_checkpoint_support=False,
             parser_kwargs={
                 "exit_on_error": False,
-                "parser_mode": command_line.STRICT_YAML,
-                **{word: help_of(word) for word in kind.subcommands()},
+                "parser_mode": parsing.STRICT_YAML,
+                **{word: help_of(word) for word in cli_class.subcommands()},
             },
             args=complete,
         )
-    except Interrupted as interruption:
-        interrupts.hold_off()
-        outcome = "no checkpoint was saved: the run has none"
-        if interruption.is_saved:
-            outcome = f"nothing is lost. Resume with: {command_line.resume_command(words)}"
-        _say(f"lightning-llm {command}: {interruption}; {outcome}")
-        if interruption.requeue and is_first_process():
-            try:
-                _say(f"SLURM queues job {requeue_job()} again")
-            except OSError as error:
-                _say(f"the job could not be queued again: {_reason(error)}")
-        raise SystemExit(interruption.exit_status) from None
-    except NonFinite as finding:
-        _say(with_page(command, f"lightning-llm {command}: stopped: {finding}"))
-        raise SystemExit(FAILED) from None
-    except (RuntimeError, MemoryError) as error:
-        if lost := jobs.lost_contact(error):  # every process prints it: it may be the only one left
-            print(with_page(command, f"lightning-llm {command}: {lost}"), file=sys.stderr)
-        elif is_out_of_memory(error):  # the memory profiler has printed what to do
-            _say(with_page(command, f"lightning-llm {command}: out of memory: {_reason(error)}"))
-        else:
+    except Exception as error:
+        status = _report_end(error, command, words)
+        if status is None:
             raise
-        raise SystemExit(FAILED) from None
-    except MISTAKES as error:
-        line = f"lightning-llm {command}: error: {_reason(error)}"
-        # before the processes have met, all find the same; after that, it may be the only one that knows
-        is_mine = dist.is_initialized() or is_first_process()
-        raise SystemExit(reports.mistake(command, line) if is_mine else USER_ERROR) from None
+        raise SystemExit(status) from None
+
+
+def _report_end(error: Exception, command: str, words: Sequence[str]) -> int | None:
+    """Print one line about what has ended a command. Call it inside the ``except`` clause.
+
+    Returns:
+        The exit status; ``None`` if nobody has expected the error.
+    """
+    name = f"lightning-llm {command}"
+    if isinstance(error, Interrupted):
+        _report_interruption(error, name, words)
+        return error.exit_status
+    if isinstance(error, NonFinite):
+        _say(with_page(command, f"{name}: stopped: {error}"))
+        return FAILED
+    if isinstance(error, RuntimeError | MemoryError):
+        if lost := jobs.lost_contact(error):  # every process prints it: it may be the only one left
+            print(with_page(command, f"{name}: {lost}"), file=sys.stderr)
+        elif is_out_of_memory(error):  # the memory profiler has printed what to do
+            _say(with_page(command, f"{name}: out of memory: {reason_of(error)}"))
+        else:
+            return None
+        return FAILED
+    if not isinstance(error, MISTAKES):
+        return None
+    reason = in_plain_words(str(error)) if isinstance(error, argparse.ArgumentError) else reason_of(error)
+    # before the processes have met, all find the same; after that, it may be the only one that knows
+    is_mine = dist.is_initialized() or is_first_process()
+    return reports.mistake(command, f"{name}: error: {reason}") if is_mine else USER_ERROR
+
+
+def _report_interruption(interruption: Interrupted, name: str, words: Sequence[str]) -> None:
+    interrupts.hold_off()
+    outcome = "no checkpoint was saved: the run has none"
+    if interruption.is_saved:
+        outcome = f"nothing is lost. Resume with: {command_line.resume_command(words)}"
+    _say(f"{name}: {interruption}; {outcome}")
+    if interruption.requeue and is_first_process():
+        try:
+            _say(f"SLURM queues job {requeue_job()} again")
+        except OSError as error:
+            _say(f"the job could not be queued again: {reason_of(error)}")
 
 
 def _of_one(command: str) -> type[TrainingCLI]:
@@ -371,29 +390,6 @@ def _of_thread(failure: threading.ExceptHookArgs) -> None:
         reports.unexpected(interrupts.command, failure.exc_value)
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, argparse.ArgumentError | ArgumentError):
-        return in_plain_words(str(error))
-    if not isinstance(error, OSError) or not error.strerror:
-        return one_line(error)
-    where = error.filename
-    if not where and error.errno in DISK_FULL:
-        where = "a file of the run cannot be written: free some space and resume with --ckpt_path last"
-    return f"{error.strerror}: {where}" if where else error.strerror
-
-
 def _say(text: str) -> None:
     if is_first_process():
         print(text, file=sys.stderr)
-
-
-def _of_earlier_attempt(folder: Path) -> Path | None:
-    """The checkpoint to resume from where SLURM or torchrun starts a job again, whatever had ended it; else none."""
-    job = jobs.this_job()
-    if job is None or not jobs.may_have_run_before():
-        return None
-    if (run := newest_run(folder, job=job)) is not None:
-        return checkpoint_in(run, _say, prefer_best=False)
-    if jobs.restarts():
-        _say(f"job {job} was started again; it left no checkpoint in {folder}: starting from scratch")
-    return None

@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER
-from lightning_llm.io import untrusted
-from lightning_llm.io.untrusted import SHA256, TEXT, file_in, maybe, read_bytes, record, shown, whole
+from lightning_llm.io import schema, untrusted
+from lightning_llm.io.schema import SHA256, TEXT, maybe, record, whole
+from lightning_llm.io.untrusted import file_in, read_bytes, shown
 
 FORMAT = "lightning-llm token store"
 VERSION = 1
@@ -46,18 +47,18 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 # ---- what meta.json and shard.json contain; the writer's journal has the same split counts
 
 _COUNTS = record({"tokens": whole(), "bytes": whole(), "documents": whole(), "sha256": SHA256})
-_SOURCE = {"inputs": untrusted.list_of(TEXT, 1 << 16), "fingerprint": TEXT, "text_key": TEXT, "tokenizer": TEXT}
+_SOURCE = {"inputs": schema.list_of(TEXT, 1 << 16), "fingerprint": TEXT, "text_key": TEXT, "tokenizer": TEXT}
 SPLIT_COUNTS = record({"train": _COUNTS, "val": _COUNTS}, {"test": _COUNTS})
 _META = {
     "format": TEXT,
-    "version": untrusted.one_of(VERSION),
-    "dtype": untrusted.one_of(*DTYPES),
+    "version": schema.one_of(VERSION),
+    "dtype": schema.one_of(*DTYPES),
     "vocab_size": whole(1, MOST_IDS),
     "tokenizer_sha256": SHA256,
     "splits": SPLIT_COUNTS,
     "source": record({}, {**_SOURCE, "vocab_size": maybe(whole()), "eos_token_id": maybe(whole(0, MOST_IDS))}),
 }
-_PAIR = untrusted.rule(
+_PAIR = schema.check(
     "its index and their count",
     lambda pair: isinstance(pair, list) and len(pair) == 2 and all(type(n) is int and n > 0 for n in pair),
 )
@@ -310,7 +311,7 @@ def read_meta(path: Path, name: str = META) -> dict[str, Any]:
             f"{source} says format {shown(meta.get('format'))} version {shown(meta.get('version'))}, "
             f"this program reads {FORMATS[name]!r} version {VERSION}"
         )
-    untrusted.validate(meta, _SCHEMAS[name], source, "prepare the store again")
+    schema.validate(meta, _SCHEMAS[name], source, "prepare the store again")
     if checksum != meta_checksum(meta):
         raise ValueError(f"{source} was edited, its checksum does not match: put it back or prepare the store again")
     eos = meta["source"].get("eos_token_id")

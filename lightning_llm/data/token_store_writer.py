@@ -30,14 +30,15 @@ import numpy as np
 from lightning_llm.data import token_store as stores
 from lightning_llm.data.token_store import DTYPES, FORMATS, META, SHARD, TOKENIZER, TokenStore, shards_of
 from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER
-from lightning_llm.io import untrusted
+from lightning_llm.io import schema, untrusted
 from lightning_llm.io.atomic import atomic_file, open_to_append, replace_path, write_text
+from lightning_llm.io.processes import is_alive
 from lightning_llm.io.progress import progress_bar
 from lightning_llm.io.untrusted import file_in
 
 _JOURNAL = "journal.json"
-_CURSOR = untrusted.list_of(untrusted.whole(), 2)
-_JOURNAL_SCHEMA = untrusted.record({"key": untrusted.TEXT, "cursor": _CURSOR, "splits": stores.SPLIT_COUNTS})
+_CURSOR = schema.list_of(schema.whole(), 2)
+_JOURNAL_SCHEMA = schema.record({"key": schema.TEXT, "cursor": _CURSOR, "splits": stores.SPLIT_COUNTS})
 _BLOCK_BYTES = 1 << 24
 _LISTED = 8  # missing shards that a message lists
 _active: set[Path] = set()  # folders that this process is writing
@@ -249,23 +250,15 @@ def _left_behind(path: Path) -> list[Path]:
         number = folder.name.removeprefix(_prefix(path)).split("-")[0]
         own = number == str(os.getpid()) and folder not in _active
         pid = untrusted.number_in(number)
-        if own or pid is None or not _is_running(pid):
+        if own or pid is None or not is_alive(pid):
             found.append(folder)
     return found
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (OSError, OverflowError) as error:  # OverflowError: no process has so high a number
-        return not isinstance(error, ProcessLookupError | OverflowError)
-    return True
 
 
 def _read_journal(folder: Path) -> dict[str, Any]:
     try:
         content = untrusted.read_json(file_in(folder, _JOURNAL), stores.LARGEST_META)
-        untrusted.validate(content, _JOURNAL_SCHEMA, folder, "")
+        schema.validate(content, _JOURNAL_SCHEMA, folder, "")
     except (OSError, ValueError):
         return {}
     return content

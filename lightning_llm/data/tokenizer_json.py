@@ -15,8 +15,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from lightning_llm.io import untrusted
-from lightning_llm.io.untrusted import MIB, list_of, maybe, parse_json, record, rule, shown, validate, whole
+from lightning_llm.io import schema
+from lightning_llm.io.schema import check, list_of, maybe, open_record, record, validate, whole
+from lightning_llm.io.untrusted import MIB, parse_json, shown
 
 LARGEST_TOKENIZER = 48 * MIB  # Gemma's has 32
 MOST_IDS = 1 << 19  # Gemma has half as many; the library takes about 1 kB for each
@@ -282,24 +283,26 @@ def _is_small(value: Any) -> bool:
     return not waiting
 
 
-_IDS = rule(f"at most {MOST_IDS} tokens with whole numbers below that, each up to {LONGEST_TOKEN} characters", _are_ids)
-_SCORES = rule(f"pairs of token and score, and tokens of at most {MOST_BYTES} bytes in total", _are_scores)
-_FLAG = rule("true or false", lambda value: isinstance(value, bool))
-_ADDED = {"id": whole(0, MOST_IDS - 1), "content": rule(f"a text of 1 to {LONGEST_TOKEN} characters", _is_token)}
+_IDS = check(
+    f"at most {MOST_IDS} tokens with whole numbers below that, each up to {LONGEST_TOKEN} characters", _are_ids
+)
+_SCORES = check(f"pairs of token and score, and tokens of at most {MOST_BYTES} bytes in total", _are_scores)
+_FLAG = check("true or false", lambda value: isinstance(value, bool))
+_ADDED = {"id": whole(0, MOST_IDS - 1), "content": check(f"a text of 1 to {LONGEST_TOKEN} characters", _is_token)}
 _ADDED |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), _FLAG)
 _AFFIX = maybe(
-    rule(f"up to {LONGEST_AFFIX} characters", lambda text: _is_token(text, 0) and len(text) <= LONGEST_AFFIX)
+    check(f"up to {LONGEST_AFFIX} characters", lambda text: _is_token(text, 0) and len(text) <= LONGEST_AFFIX)
 )
 _MODEL = {
-    "type": rule("a kind of model", lambda kind: kind in (None, "BPE", "WordLevel", "WordPiece", "Unigram")),
-    "merges": rule(f"at most {MOST_MERGES}", lambda merges: isinstance(merges, list) and len(merges) <= MOST_MERGES),
+    "type": check("a kind of model", lambda kind: kind in (None, "BPE", "WordLevel", "WordPiece", "Unigram")),
+    "merges": check(f"at most {MOST_MERGES}", lambda merges: isinstance(merges, list) and len(merges) <= MOST_MERGES),
     "max_input_chars_per_word": whole(1, MOST),
     **dict.fromkeys(("continuing_subword_prefix", "end_of_word_suffix", "unk_token"), _AFFIX),
 }
-_SMALL = rule(f"at most {MOST_ADDED} values and texts of up to {LONGEST_TEXT} characters", _is_small)
+_SMALL = check(f"at most {MOST_ADDED} values and texts of up to {LONGEST_TEXT} characters", _is_small)
 
 
-def _object(required: Mapping[str, untrusted.Kind], optional: Mapping[str, untrusted.Kind]) -> untrusted.Kind:
+def _object(required: Mapping[str, schema.Schema], optional: Mapping[str, schema.Schema]) -> schema.Schema:
     """A record whose other fields, which the library knows or ignores, are small."""
 
     def check(value: Any, name: str) -> Iterable[str]:
@@ -321,7 +324,7 @@ def _check_model(model: Any, name: str) -> Iterable[str]:
 
 
 def _check_added(tokens: Any, name: str) -> Iterable[str]:
-    yield from (problems := list(maybe(list_of(record(_ADDED, others=True), MOST_ADDED))(tokens, name)))
+    yield from (problems := list(maybe(list_of(open_record(_ADDED), MOST_ADDED))(tokens, name)))
     if not problems and sum(len(token["content"].encode()) for token in tokens or ()) > MOST_BYTES:
         yield f"{name} has tokens of more than {MOST_BYTES} bytes in total"
 

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from lightning_llm.io.untrusted import Kind, maybe, rule, shown
+from lightning_llm.io.schema import Schema, check, maybe
+from lightning_llm.io.untrusted import shown
 
 # How weights are stored, how text is generated, what a head for another task does: they do not change logits.
 _HARMLESS = """
@@ -32,7 +33,7 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-_ROPE = rule(
+_ROPE = check(
     "plain values, of one rotation for all layers",
     lambda given: (
         isinstance(given, dict)
@@ -59,7 +60,7 @@ class Fields:
         value = self._left.pop(name, None)
         return default if value is None else value
 
-    def checked(self, name: str, kind: Kind) -> Any:
+    def checked(self, name: str, kind: Schema) -> Any:
         """The value of a field if it matches a schema; else adds a problem and returns ``None``."""
         value = self.take(name)
         problems = list(maybe(kind)(value, name))

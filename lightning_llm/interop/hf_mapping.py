@@ -19,7 +19,8 @@ from itertools import product
 from typing import Any
 
 from lightning_llm.interop.config_json import Fields, read_rope
-from lightning_llm.io.untrusted import list_of, one_of, shown
+from lightning_llm.io.schema import list_of, one_of
+from lightning_llm.io.untrusted import shown
 from lightning_llm.model.config import MOST_LAYERS, SWIGLUS, ModelConfig
 from lightning_llm.model.parts import name_of
 

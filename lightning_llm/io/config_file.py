@@ -29,19 +29,19 @@ class HostileYAMLError(ValueError):
     """A key is given twice in one mapping, or a limit is exceeded; the text says where."""
 
 
-def config_path(given: str) -> str:
+def config_path(name: str) -> str:
     """The file that a config option means: one of that name, with or without ``.yaml``, else the shipped config.
 
     Raises:
         ValueError: There is neither.
     """
-    for path in (given, f"{given}.yaml"):
+    for path in (name, f"{name}.yaml"):
         if os.path.exists(path) and not os.path.isdir(path):
             return path
     shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.yaml"))}
-    if (file := shipped.get(given.removesuffix(".yaml"))) is not None:
+    if (file := shipped.get(name.removesuffix(".yaml"))) is not None:
         return str(file)
-    raise ValueError(f"config {shown(given)} is no file and no shipped config: give a file, or {', '.join(shipped)}")
+    raise ValueError(f"config {shown(name)} is no file and no shipped config: give a file, or {', '.join(shipped)}")
 
 
 def read_config(file: Path) -> Section:
@@ -93,7 +93,7 @@ def check_yaml(text: str) -> None:
 
 
 class _Size(NamedTuple):
-    """Of a tree, in which an alias counts as what it stands for."""
+    """The size of a tree, in which an alias counts as what it stands for."""
 
     nodes: int
     levels: int
@@ -113,34 +113,33 @@ def _size(node: yaml.Node, sizes: dict[int, _Size]) -> _Size:
     if isinstance(node, yaml.MappingNode):
         _refuse_repeated([key for key, _ in node.value])
         # the options of a callback are named with its class
-        kind = sum(_size(value, sizes).characters for key, value in node.value if key.value == "class_path")
+        class_name = sum(_size(value, sizes).characters for key, value in node.value if key.value == "class_path")
         for key, value in node.value:
             name, below = _size(key, sizes), _size(value, sizes)
-            characters = below.characters + below.leaves * (name.characters + kind)
+            characters = below.characters + below.leaves * (name.characters + class_name)
             children += [name._replace(leaves=0, characters=0), below._replace(characters=characters)]
     elif isinstance(node, yaml.SequenceNode):
-        children = [_size(each, sizes) for each in node.value]
+        children = [_size(child, sizes) for child in node.value]
     elif node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
         raise HostileYAMLError(f"a number of {len(node.value)} characters, in line {line}")
     else:
         sizes[id(node)] = _Size(1, 0, 1, len(node.value) + 1)
         return sizes[id(node)]
-    found = _Size(
-        nodes=1 + sum(each.nodes for each in children),
-        levels=1 + max((each.levels for each in children), default=-1),
-        leaves=max(1, sum(each.leaves for each in children)),
-        characters=sum(each.characters for each in children),
+    size = _Size(
+        nodes=1 + sum(child.nodes for child in children),
+        levels=1 + max((child.levels for child in children), default=-1),
+        leaves=max(1, sum(child.leaves for child in children)),
+        characters=sum(child.characters for child in children),
     )
-    if found.nodes > MOST_NODES or found.levels > DEEPEST:
-        raise HostileYAMLError(
-            f"aliases expand to more than {MOST_NODES} values or {DEEPEST} levels, in line {line}: write less"
-        )
-    if found.characters > MOST_CHARACTERS:
-        raise HostileYAMLError(
-            f"aliases and names expand to more than {MOST_CHARACTERS} characters, in line {line}: write less"
-        )
-    sizes[id(node)] = found
-    return found
+    problem = ""
+    if size.nodes > MOST_NODES or size.levels > DEEPEST:
+        problem = f"aliases expand to more than {MOST_NODES} values or {DEEPEST} levels"
+    elif size.characters > MOST_CHARACTERS:
+        problem = f"aliases and names expand to more than {MOST_CHARACTERS} characters"
+    if problem:
+        raise HostileYAMLError(f"{problem}, in line {line}: write less")
+    sizes[id(node)] = size
+    return size
 
 
 def _refuse_repeated(keys: list[yaml.Node]) -> None:

@@ -1,12 +1,12 @@
-"""Untrusted files and text: read within limits, checked before anything relies on the content, printed as escapes.
+"""Untrusted files and text: opened safely, read within limits, printed as escapes.
 
 1. :func:`file_in` turns a name from a file into a path. :func:`open_regular` opens every file that others may have
    made, and regular files only. :func:`check_regular` is for libraries that want a path.
 2. :func:`read_text` and :func:`read_json` read no more than a limit. JSON is read strictly.
-3. :func:`validate` compares the content with a schema made of the kinds below it.
-4. :func:`printable` escapes control characters for a terminal, :func:`file_name` for the name of a file.
+3. :func:`printable` escapes control characters for a terminal, :func:`file_name` for the name of a file.
 
-Every problem is a ``ValueError`` of one line, or the system's ``OSError``. Imports neither torch nor numpy.
+What was read is compared with a schema of ``io.schema``. Every problem is a ``ValueError`` of one line, or the
+system's ``OSError``. Imports neither torch nor numpy.
 """
 
 import codecs
@@ -18,17 +18,14 @@ import re
 import reprlib
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeGuard
 
 MIB = 1 << 20
 MOST_VALUES = 1 << 22  # in a JSON file: each takes up to 70 bytes of memory
 SNAPSHOTS, BLOBS = "snapshots", "blobs"  # of the Hugging Face cache: snapshots/HASH/NAME is a link to ../../blobs/HASH
-_LISTED, _LONGEST = 5, 600  # problems in one line, and its characters
 
 # C0 but for tab and newline, DEL and C1, line and paragraph separators, surrogates; and what has no width and no shape:
 # bidi marks, embeddings and isolates, zero-width spaces, joiners, invisible operators, annotations, notes, tags
@@ -38,12 +35,8 @@ _OBEYED = re.compile(f"[{_RANGES}]")
 _JOINERS, _LAST_LATIN = "\u200c\u200d", "\u036f"  # joiners shape Persian, Hindi and emoji, but no Latin
 ESCAPE = "lightning-llm-escape"  # for ``errors=`` of a stream: escapes characters that its encoding lacks
 SLASH = "∕"  # looks like a slash, but separates no folders
-MOST_CHOICES = 16  # that a message lists
-LARGEST = 1e100  # number: its square is finite, and so are sums
 DEEPEST = 100  # lists and objects in one another, in a JSON file
 LONGEST_NAME = 120  # bytes of UTF-8; file systems allow 255, and a suffix or a number may be added
-
-Kind = Callable[[Any, str], Iterable[str]]  # value and its name -> what is wrong with it
 
 
 class _Short(reprlib.Repr):
@@ -117,12 +110,12 @@ def check_regular(path: str | os.PathLike[str], limit: int | None = None) -> Non
     _check_kind(path, os.stat(path), limit)
 
 
-def _check_kind(path: object, found: os.stat_result, limit: int | None) -> None:
-    if not stat.S_ISREG(found.st_mode):
+def _check_kind(path: object, status: os.stat_result, limit: int | None) -> None:
+    if not stat.S_ISREG(status.st_mode):
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
-        raise ValueError(f"{path} is {kinds.get(stat.S_IFMT(found.st_mode), 'a device')}, expected a file")
-    if limit is not None and found.st_size > limit:
-        raise ValueError(f"{path} has {found.st_size} bytes, expected at most {limit}")
+        raise ValueError(f"{path} is {kinds.get(stat.S_IFMT(status.st_mode), 'a device')}, expected a file")
+    if limit is not None and status.st_size > limit:
+        raise ValueError(f"{path} has {status.st_size} bytes, expected at most {limit}")
 
 
 def descriptor_of(path: str | os.PathLike[str], flags: int, limit: int | None = None) -> int:
@@ -171,11 +164,14 @@ def read_json(path: str | Path, limit: int = 8 * MIB, *, nan_is_null: bool = Fal
     content = parse_json(read_text(path, limit), path, nan_is_null=nan_is_null)
     inner: list[Any] = [content]
     for _ in range(DEEPEST):
-        groups = (each.values() if isinstance(each, dict) else each for each in inner if isinstance(each, dict | list))
-        inner = [each for group in groups for each in group]
+        inner = [value for group in inner if isinstance(group, dict | list) for value in _values(group)]
     if inner:
         raise ValueError(f"{path} is not JSON that can be read: it is nested too deeply")
     return content
+
+
+def _values(group: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return group.values() if isinstance(group, dict) else group
 
 
 def parse_json(text: str, source: object, *, nan_is_null: bool = False) -> dict[str, Any]:
@@ -192,10 +188,10 @@ def parse_json(text: str, source: object, *, nan_is_null: bool = False) -> dict[
     """
 
     def number(word: str) -> float | None:
-        found = float(word)
-        if not math.isfinite(found) and not nan_is_null:
+        value = float(word)
+        if not math.isfinite(value) and not nan_is_null:
             raise ValueError(f"{word} is not a finite number")
-        return found if math.isfinite(found) else None
+        return value if math.isfinite(value) else None
 
     try:
         if sum(map(text.count, ",[{")) > MOST_VALUES:
@@ -219,121 +215,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-# ---- schemas
-
-
-def refuse(problems: Iterable[str], source: object, advice: str = "") -> None:
-    """Raise a ValueError of one line with the first few problems, if there are any."""
-    if listed := list(islice(problems, _LISTED)):
-        text = " ".join("; ".join(listed).split())[:_LONGEST]
-        raise ValueError(f"{source}: {text}{advice and f'; {advice}'}")
-
-
-def validate(content: object, kind: Kind, source: object, advice: str = "") -> None:
-    """Compare with a schema.
-
-    Args:
-        content: What was read.
-        kind: The schema.
-        source: The file.
-        advice: What to do.
-
-    Raises:
-        ValueError: They differ. One line lists the first few differences.
-    """
-    refuse(kind(content, ""), source, advice)
-
-
-def rule(expected: str, fits: Callable[[Any], bool]) -> Kind:
-    """A value that passes a test, described in words."""
-
-    def check(value: Any, name: str) -> Iterable[str]:
-        return () if fits(value) else (f"{name or 'the content'} is {shown(value)}, expected {expected}",)
-
-    return check
-
-
-def whole(low: int = 0, high: int = 2**53) -> Kind:
-    """A whole number within bounds. ``True`` is none."""
-    return rule(f"a whole number from {low} to {high}", lambda value: type(value) is int and low <= value <= high)
-
-
-def one_of(*values: object) -> Kind:
-    """One of a few values, of the same type."""
-    known = [(type(value), value) for value in values]
-    return rule(" or ".join(map(repr, values)), lambda value: (type(value), value) in known)
-
-
-def maybe(kind: Kind) -> Kind:
-    """That, or null."""
-    return lambda value, name: () if value is None else kind(value, name)
-
-
-def list_of(kind: Kind, most: float = math.inf) -> Kind:
-    """A list of at most ``most`` items."""
-    expected = "a list" if most == math.inf else f"a list of at most {most}"
-
-    def check(value: Any, name: str) -> Iterable[str]:
-        if not isinstance(value, list | tuple) or len(value) > most:
-            return [f"{name} is {shown(value)}, expected {expected}"]
-        return (problem for number, each in enumerate(value) for problem in kind(each, f"{name}[{number}]"))
-
-    return check
-
-
-def by_name(kind: Kind, least: int = 1) -> Kind:
-    """An object with at least one field, or ``least``, of any name, whose values are all of one kind."""
-
-    def check(value: Any, name: str) -> Iterable[str]:
-        if not isinstance(value, dict) or len(value) < least or not all(isinstance(k, str) and k for k in value):
-            return [f"{name} is {shown(value)}, expected {'at least one' if least else 'options'} by name"]
-        return (problem for key, each in value.items() for problem in kind(each, f"{name}.{field_name(key)}"))
-
-    return check
-
-
-def record(required: Mapping[str, Kind], optional: Mapping[str, Kind] | None = None, *, others: bool = False) -> Kind:
-    """An object with these fields; ``others`` allows more."""
-    known = {**(optional or {}), **required}
-
-    def check(value: Any, name: str) -> Iterable[str]:
-        if not isinstance(value, dict):
-            yield f"{name or 'the content'} is {shown(value)}, expected an object with fields by name"
-            return
-        prefix = f"{name}." if name else ""
-        yield from (f"{prefix}{field} is missing" for field in required if field not in value)
-        for field, each in value.items():
-            if field in known:
-                yield from known[field](each, prefix + field)
-            elif not others or not isinstance(field, str):
-                choice = f": choose one of {', '.join(known)}" if len(known) <= MOST_CHOICES else ""
-                yield f"{prefix}{field_name(field)} is unknown{choice}"
-
-    return check
-
-
-some = partial(record, others=True)
-
-
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether it is an integer or a float, and no boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def number_in(text: str) -> int | None:
-    """The whole number that 1 to 18 digits from 0 to 9 stand for. ``str.isdigit`` also accepts ², which is none."""
-    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
-
-
-def field_name(name: object) -> str:
-    """A field's name for a message."""
-    return name if isinstance(name, str) and re.fullmatch(r"[\w.]{1,80}", name) else shown(name)
-
-
-NUMBER = rule("a finite number", lambda value: type(value) in (int, float) and abs(value) <= LARGEST)
-POSITIVE = rule("a number above 0", lambda value: type(value) in (int, float) and 1 / LARGEST <= value <= LARGEST)
-TEXT = rule("text", lambda value: isinstance(value, str))
-SHA256 = rule("64 hex digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)))
 
 
 # ---- text on a terminal and in file names
@@ -345,12 +229,22 @@ def printable(text: str) -> str:
     Tabs and newlines are unchanged. JSON stays JSON with the same content.
     """
 
-    def escaped(found: re.Match[str]) -> str:
-        before = text[max(0, found.start() - 1) : found.start()]
-        is_shaping = found[0] in _JOINERS and before > _LAST_LATIN and not _OBEYED.match(before)
-        return found[0] if is_shaping else _escaped(found[0])
+    def escaped(match: re.Match[str]) -> str:
+        before = text[max(0, match.start() - 1) : match.start()]
+        is_shaping = match[0] in _JOINERS and before > _LAST_LATIN and not _OBEYED.match(before)
+        return match[0] if is_shaping else _escaped(match[0])
 
     return _OBEYED.sub(escaped, text)
+
+
+def field_name(name: object) -> str:
+    """A field's name for a message."""
+    return name if isinstance(name, str) and re.fullmatch(r"[\w.]{1,80}", name) else shown(name)
+
+
+def number_in(text: str) -> int | None:
+    """The whole number that 1 to 18 digits from 0 to 9 stand for. ``str.isdigit`` also accepts ², which is none."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def file_name(label: str) -> str:

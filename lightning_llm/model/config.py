@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from lightning_llm.io.imports import is_foreign
 from lightning_llm.io.options import number, option, option_problems
+from lightning_llm.io.trust import refuse_custom
 from lightning_llm.io.untrusted import is_number, shown
 from lightning_llm.model.mup import mup_problems
 from lightning_llm.model.parts import (
@@ -177,8 +177,8 @@ class ModelConfig:
         return [window_of_layer(layer, window, every) for layer in range(self.num_hidden_layers)]
 
     @property
-    def own_parts(self) -> dict[str, str]:
-        """The kinds of parts that are not built in, and the import paths of their classes."""
+    def custom_parts(self) -> dict[str, str]:
+        """The kinds of parts that are not built in, and the import paths of their classes, which building imports."""
         names = {kind: name_of(getattr(self, kind)) for kind in BUILT_IN}
         return {kind: name for kind, name in names.items() if name not in BUILT_IN[kind]}
 
@@ -186,11 +186,6 @@ class ModelConfig:
     def vocab_rows(self) -> int:
         """Rows of the embedding and of the head; 0 where the vocabulary is not known."""
         return self.vocab_multiple_of * math.ceil((self.vocab_size or 0) / self.vocab_multiple_of)
-
-    @property
-    def foreign_code(self) -> list[str]:
-        """Import paths from outside this package: building the model imports and runs them."""
-        return list(dict.fromkeys(path for path in self.own_parts.values() if is_foreign(path)))
 
     @property
     def checkpoint_levels(self) -> list[int]:
@@ -314,11 +309,7 @@ def config_of_file(fields: dict[str, Any], source: object, *, trust_code: bool =
         ValueError: A field is wrong, or names code that is not trusted.
     """
     config = ModelConfig(**fields)
-    if config.foreign_code and not trust_code:
-        raise ValueError(
-            f"{source} names code from outside lightning_llm: {', '.join(config.foreign_code)}; nothing was imported. "
-            "If you trust it, give --trust-code (in Python: trust_code=True)"
-        )
+    refuse_custom(config.custom_parts.values(), source, trust_code=trust_code)
     return config
 
 

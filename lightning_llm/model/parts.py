@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from lightning_llm.io.imports import PACKAGE, is_foreign
+from lightning_llm.io.trust import PACKAGE, is_custom
 from lightning_llm.io.untrusted import field_name, is_number, shown
 
 Part = str | dict[str, Any]
@@ -162,7 +162,7 @@ def part_faults(kind: str, part: Part) -> Iterator[str]:
     name, given, known = name_of(part), arguments_of(part), BUILT_IN[kind]
     if name in known:
         yield from _option_faults(kind, name, known[name].options, given)
-    elif "." not in name or not is_foreign(name):
+    elif "." not in name or not is_custom(name):
         yield (
             f"{kind} {shown(name)} is unknown: choose one of {', '.join(known)}, "
             "or give the import path of a class (package.module.Class)"

@@ -26,8 +26,8 @@ def put_events_before(run: Path, now_s: int) -> None:
     names = [path.name.removeprefix(EVENTS).partition(".") for path in files]
     newest = number_in(names[-1][0]) if names else None
     if newest is not None and newest > now_s:  # in one second no process ends and another starts; in tests they do
-        for place, (path, (_, _, rest)) in enumerate(zip(files, names, strict=True)):
-            path.rename(path.with_name(f"{EVENTS}{now_s - len(files) + place:010d}.{rest}"))
+        for number, (path, (_, _, rest)) in enumerate(zip(files, names, strict=True)):
+            path.rename(path.with_name(f"{EVENTS}{now_s - len(files) + number:010d}.{rest}"))
 
 
 def event_files(run: Path) -> Iterator[Path]:
@@ -52,7 +52,8 @@ def read_curves(run: Path, wanted: Callable[[str], bool]) -> dict[str, Curve]:
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 
-    found, values, size = dict[str, dict[int, float]](), 0, 0
+    curves: dict[str, dict[int, float]] = {}
+    values = size = 0
     points: list[tuple[int, str]] = []  # a heap: the highest step first, as a negative number
     for path in (path for path in event_files(run) if path.parent == run):
         for record in _records(path):
@@ -66,14 +67,14 @@ def read_curves(run: Path, wanted: Callable[[str], bool]) -> dict[str, Curve]:
             if event.session_log.status == SessionLog.START:
                 while points and -points[0][0] >= event.step:
                     step, name = heappop(points)
-                    del found[name][-step]
+                    del curves[name][-step]
             for value in event.summary.value:
                 if value.HasField("simple_value") and math.isfinite(value.simple_value) and wanted(value.tag):
-                    curve = found.setdefault(value.tag, {})
+                    curve = curves.setdefault(value.tag, {})
                     if event.step not in curve:
                         heappush(points, (-event.step, value.tag))
                     curve[event.step] = value.simple_value
-    return {name: sorted(curve.items()) for name, curve in found.items()}
+    return {name: sorted(curve.items()) for name, curve in curves.items()}
 
 
 def _records(path: Path) -> Iterator[Any]:

@@ -1,35 +1,22 @@
-"""Run directories, and the checkpoint or model in one that a command is given.
-
-A run directory is ``<trainer.default_root_dir>/<name of the config>/version_<n>``, and in it are
-
-config.yaml               every option, resolved: `lightning-llm fit --config` reads it again
-checkpoints/              see training.callbacks.checkpoints
-events.out.tfevents…      TensorBoard
-job                       the SLURM or torchrun job that made it, if one did
-lock                      which process writes here, or did last (see checkpoints.run_lock)
-turn                      a number that grows with each start of a run in the same folder: clocks may jump
-status.json               how the run stands or ended, see checkpoints.run_status
-summary.json              the result, once the run has ended
-windows.json              sums of blocks of validation windows, see ablate.windows
+"""Which run, checkpoint and model a command means by a word such as ``last``, ``best`` or a path.
 
 torch is imported where checkpoints are opened: ``compare`` and ``dashboard`` do not wait for it.
 """
 
-import argparse
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_llm.checkpoints.names import BEST, step_of
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.untrusted import read_text
-from lightning_llm.runs.directory import CHECKPOINTS, CONFIG, turn_of
+from lightning_llm.runs.directory import CHECKPOINTS, CONFIG, JOB, sequence_number_of
 
 if TYPE_CHECKING:
     from lightning_llm.model.transformer import Transformer
 
-JOB = "job"
 RUNS = Path("runs")  # where `last` and `best` are looked for
 EXAMPLE = "runs/quickstart/version_0"
 
@@ -51,7 +38,7 @@ def newest_run(root: Path, job: str | None = None) -> Path | None:
     if job is not None:
         runs = [run for run in runs if (run / JOB).is_file() and read_text(run / JOB, 1 << 10).strip() == job]
     # within an experiment by number, which no clock can change; between experiments by the time of the newest file
-    newest = {run.parent: run for run in sorted(runs, key=lambda run: (turn_of(run), _written(run)))}
+    newest = {run.parent: run for run in sorted(runs, key=lambda run: (sequence_number_of(run), _written(run)))}
     return max(newest.values(), key=_written, default=None)
 
 
@@ -68,11 +55,11 @@ def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def find_checkpoint(given: str, root: Path, say: Callable[[str], object] = _to_stderr) -> Path:
+def find_checkpoint(name: str, root: Path, say: Callable[[str], object] = _to_stderr) -> Path:
     """The file that ``--ckpt_path`` means.
 
     Args:
-        given: ``last`` or ``best`` (of the newest run at or below ``root``), a run directory (its best, else its
+        name: ``last`` or ``best`` (of the newest run at or below ``root``), a run directory (its best, else its
             newest), or a checkpoint, in a file or a folder. See :func:`_newest_first` for which is the newest.
         root: Where to look for ``last`` and ``best``.
         say: Called with a line if another one is used in place of a damaged one.
@@ -80,25 +67,25 @@ def find_checkpoint(given: str, root: Path, say: Callable[[str], object] = _to_s
     Raises:
         ValueError: There is no such checkpoint. Training from scratch instead would silently lose the run.
     """
-    path = named_checkpoint(given, root)
-    if given in ("last", "best"):
-        return checkpoint_in(path, say, prefer_best=given == "best")
+    path = named_checkpoint(name, root)
+    if name in ("last", "best"):
+        return checkpoint_in(path, say, prefer_best=name == "best")
     from lightning_llm.checkpoints.sharded import is_folder
 
     return checkpoint_in(path, say) if path.is_dir() and not is_folder(path) else path
 
 
-def named_checkpoint(given: str, root: Path) -> Path:
+def named_checkpoint(name: str, root: Path) -> Path:
     """The run, or the checkpoint, that ``--ckpt_path`` names, without torch. As :func:`find_checkpoint`."""
-    if given in ("last", "best"):
+    if name in ("last", "best"):
         if (run := newest_run(root)) is None:
-            raise ValueError(f"ckpt_path {given!r}: no checkpoint in {root}: leave ckpt_path out to start from scratch")
+            raise ValueError(f"ckpt_path {name!r}: no checkpoint in {root}: leave ckpt_path out to start from scratch")
         return run
-    if "://" in given:
-        raise ValueError(f"ckpt_path {given!r} is a URL: download it and give the file")
-    path = Path(given)
+    if "://" in name:
+        raise ValueError(f"ckpt_path {name!r} is a URL: download it and give the file")
+    path = Path(name)
     if not (path.is_file() or path.is_dir()):
-        raise ValueError(f"ckpt_path {given!r}: no such file; give a checkpoint, a run directory, 'last' or 'best'")
+        raise ValueError(f"ckpt_path {name!r}: no such file; give a checkpoint, a run directory, 'last' or 'best'")
     return path
 
 
@@ -106,7 +93,7 @@ def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefe
     """The best or newest whole checkpoint of a run. Arguments and errors as in :func:`find_checkpoint`."""
     if not any(path.exists() for path in _files(run)):
         raise ValueError(f"{run} holds no checkpoint: give a run directory, such as {newest_run(run) or EXAMPLE}")
-    from lightning_llm.checkpoints.reading import BEST, in_time, is_whole
+    from lightning_llm.checkpoints.reading import in_time, is_whole
 
     best, files = run / CHECKPOINTS / BEST, _newest_first(run)
     candidates = [best, *files] if prefer_best and best.exists() else files
@@ -126,7 +113,7 @@ def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefe
 
 def step_in(checkpoint: Path) -> int:
     """The optimizer step that a checkpoint was written at: from its name, else from its content."""
-    from lightning_llm.checkpoints.reading import read_outline, step_of
+    from lightning_llm.checkpoints.reading import read_outline
 
     step = step_of(checkpoint)
     return step if step >= 0 else int(read_outline(checkpoint).get("global_step", 0))
@@ -145,16 +132,16 @@ def _newest_first(run: Path) -> list[Path]:
     Those that cannot be opened come before all others, to be reported; those with weights only, from which no run can
     resume, come last. If there are too many to open in time, the oldest files are left out.
     """
-    from lightning_llm.checkpoints.reading import BEST, in_time, read_outline, step_of
+    from lightning_llm.checkpoints.reading import in_time, read_outline
 
     def age(path: Path) -> tuple[int, int, int, bool]:
-        is_own = step_of(path) >= 0
+        is_named_by_run = step_of(path) >= 0
         try:
             content = read_outline(path)
             start = content.get("callbacks", {}).get("RunCheckpoints", {}).get("turn", 0)
-            return ("optimizer_states" in content), start, content["global_step"], is_own
+            return ("optimizer_states" in content), start, content["global_step"], is_named_by_run
         except (ValueError, KeyError):
-            return 2, 0, step_of(path), is_own
+            return 2, 0, step_of(path), is_named_by_run
 
     files = [path for path in _files(run) if path.name != BEST]
     if all(step_of(path) >= 0 for path in files):
@@ -163,29 +150,13 @@ def _newest_first(run: Path) -> list[Path]:
     return sorted(ages, key=ages.__getitem__, reverse=True)
 
 
-MODELS = "a checkpoint, a run directory (its best checkpoint, else its newest), or an exported folder"
-
-
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """The options of :func:`open_model`."""
-    parser.add_argument("checkpoint", help=MODELS)
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or mps (default: cpu)")
-    add_trust(parser)
-
-
-def add_trust(parser: argparse.ArgumentParser) -> None:
-    """The option without which no code runs that a checkpoint or a config names."""
-    text = "import and run classes outside lightning_llm that the model names"
-    parser.add_argument("--trust-code", action="store_true", help=text)
-
-
-def open_model(given: str, device: str, *, trust_code: bool = False) -> tuple["Transformer", Tokenizer]:
+def open_model(name: str, device: str, *, trust_code: bool = False) -> tuple["Transformer", Tokenizer]:
     """The model, in evaluation mode, and its tokenizer.
 
     Args:
-        given: One of ``MODELS``, or ``last`` or ``best`` of the runs below ``runs``.
+        name: A checkpoint, a run directory, an exported folder, or ``last`` or ``best`` of the runs below ``runs``.
         device: Where it goes.
-        trust_code: As of ``add_trust``.
+        trust_code: Whether it may name classes outside lightning_llm.
 
     Raises:
         ValueError: There is no such model or device, or the model cannot be read, is not trusted, or has no tokenizer.
@@ -195,16 +166,16 @@ def open_model(given: str, device: str, *, trust_code: bool = False) -> tuple["T
     from lightning_llm.interop.reader import is_model_folder, load_model
 
     content: str | None
-    if is_model_folder(Path(given)):
-        model, content = load_model(Path(given), device)
+    if is_model_folder(Path(name)):
+        model, content = load_model(Path(name), device)
     else:
-        model, content = load_transformer(find_checkpoint(given, RUNS), device, trust_code=trust_code)
+        model, content = load_transformer(find_checkpoint(name, RUNS), device, trust_code=trust_code)
     if content is None:
-        raise ValueError(f"{given} holds no tokenizer: give a model that was trained or exported with one")
+        raise ValueError(f"{name} holds no tokenizer: give a model that was trained or exported with one")
     return model, Tokenizer.from_str(content)
 
 
-def check_device(given: str) -> None:
+def check_device(name: str) -> None:
     """Refuse a device that this machine lacks, before anything is read.
 
     Raises:
@@ -213,14 +184,13 @@ def check_device(given: str) -> None:
     import torch
 
     try:
-        device = torch.device(given)
+        device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"device {given!r} is unknown: choose cpu, cuda or mps") from error
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise ValueError(f"device {given}: this torch finds {count} CUDA devices on this machine: choose cpu")
-    elif device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError(f"device {given}: this torch finds none on this machine: choose cpu")
-    elif device.type not in ("cpu", "mps"):
-        raise ValueError(f"device {given!r} is not supported: choose cpu, cuda or mps")
+        raise ValueError(f"device {name!r} is unknown: choose cpu, cuda or mps") from error
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ValueError(f"device {name}: this torch finds {count} CUDA devices on this machine: choose cpu")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f"device {name}: this torch finds none on this machine: choose cpu")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"device {name!r} is not supported: choose cpu, cuda or mps")

@@ -9,8 +9,9 @@ from typing import Any
 
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import LONGEST_NAME, file_name, number_in
-from lightning_llm.runs.directory import CONFIG, SUMMARY, read_summary
+from lightning_llm.runs.directory import CONFIG, SUMMARY
 from lightning_llm.runs.options import ABSENT, CALLBACKS, SEEDS, identity, labels, short_options
+from lightning_llm.runs.status import read_summary
 
 EVENTS = "events.out.tfevents*"
 THREADS = "threads"  # in the summary; older ones lack it
@@ -40,12 +41,12 @@ class Run:
 
 
 def find_runs(
-    given: Sequence[str], file: str = "", without: str = "", say: Callable[[str], object] = lambda line: None
+    names: Sequence[str], file: str = "", without: str = "", say: Callable[[str], object] = lambda line: None
 ) -> list[Run]:
     """The runs that a command line names.
 
     Args:
-        given: Run directories, and folders that contain some, up to two levels down.
+        names: Run directories, and folders that contain some, up to two levels down.
         file: Pattern of a file that a run must have; empty: none.
         without: The message about a run that does not have it.
         say: Called with a line for each run that was found below a folder and left out for that.
@@ -53,18 +54,18 @@ def find_runs(
     Raises:
         ValueError: A directory that does not exist, contains no run, or is a run without the file.
     """
-    found: dict[Path, Path] = {}
-    for name in given:
+    paths: dict[Path, Path] = {}
+    for name in names:
         runs = run_folders(name)
         complete = [path for path in runs if not file or any(path.glob(file))]
         if not complete:
             raise ValueError(f"{name}: {without}")
         for path in runs:
             if path in complete:
-                found.setdefault(path.resolve(), path)
+                paths.setdefault(path.resolve(), path)
             else:
                 say(f"left out {path}: {without}")
-    return [Run(path, _options(path)) for path in found.values()]
+    return [Run(path, _options(path)) for path in paths.values()]
 
 
 def run_folders(name: str) -> list[Path]:
@@ -76,7 +77,9 @@ def run_folders(name: str) -> list[Path]:
     folder = Path(name)
     if not folder.is_dir():
         raise ValueError(f"{name}: no such directory; give run directories, or a folder that contains some")
-    seen, runs, level = set[str](), list[Path](), [folder]
+    seen: set[str] = set()
+    runs: list[Path] = []
+    level = [folder]
     for _ in range(3):  # each folder once, however many links lead to it
         new = {os.path.realpath(path): path for path in sorted(level, key=_natural, reverse=True)}
         level = [path for real, path in new.items() if real not in seen and path.is_dir()]
@@ -94,18 +97,18 @@ def differences(runs: Sequence[Run]) -> list[str]:
 
     The number of threads and the options of a callback are compared among the runs that have them.
     """
-    known = [run.options for run in runs if run.options]
+    options_of_runs = [run.options for run in runs if run.options]
 
     def differs(name: str) -> bool:
         is_partial = name == THREADS or name.startswith(f"{CALLBACKS}.")
-        values = {identity(options.get(name, ABSENT)) for options in known if not is_partial or name in options}
-        return len(values) > 1
+        compared = [options for options in options_of_runs if not is_partial or name in options]
+        return len({identity(options.get(name, ABSENT)) for options in compared}) > 1
 
     def section(name: str) -> int:
         first = "seed" if name in SEEDS else name.partition(".")[0]
         return {"data": 1, "trainer": 2, "keep_freed_memory": 2, THREADS: 2, "seed": 3}.get(first, 0)
 
-    names = dict.fromkeys(name for options in known for name in options)
+    names = dict.fromkeys(name for options in options_of_runs for name in options)
     return sorted(filter(differs, names), key=section)
 
 
@@ -137,7 +140,7 @@ def descriptions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[s
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:
-    """As :func:`descriptions`, all different, each valid as the name of a folder; a place is a folder in a folder.
+    """The :func:`descriptions`, made different and valid as names of folders; a place is a folder in a folder.
 
     No name is that of a folder that another one is in: it would lead into the run of that name.
     """
@@ -162,7 +165,7 @@ def made_different(texts: Sequence[str], runs: Sequence[Run]) -> list[str]:
 
 
 def _options(run: Path) -> dict[str, Any]:
-    """Of its config; of a run that Python started, what its summary has."""
+    """The options in its config; of a run that Python started, those in its summary."""
     options: Any = None
     if (run / CONFIG).is_file():
         options = read_config(run / CONFIG)
@@ -173,8 +176,8 @@ def _options(run: Path) -> dict[str, Any]:
 
 def _natural(path: Path) -> list[tuple[int, str]]:
     """A key that sorts version_2 before version_10."""
-    parts = [(number_in(part), part) for part in re.split("([0-9]+)", str(path))]
-    return [(-1, part) if number is None else (number, "") for number, part in parts]
+    pieces = [(number_in(piece), piece) for piece in re.split("([0-9]+)", str(path))]
+    return [(-1, piece) if number is None else (number, "") for number, piece in pieces]
 
 
 def _distinguished(runs: Sequence[Run], leave_out: Collection[str]) -> list[str]:

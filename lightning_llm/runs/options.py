@@ -4,6 +4,8 @@ import json
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+from lightning_llm.io.trust import is_custom
+
 WRAPPERS = ("model", "architecture", "init_args", "class_path")  # add nothing to the rest of a name
 CLASS_PATH = "class_path"
 
@@ -17,7 +19,6 @@ UNCOMPARED = (
 MOST_WORDS = 64  # of a path or class path, that a label has
 CALLBACKS = "trainer.callbacks"
 # Callbacks change training or evaluation unless they are known only to show, log or save, as all of this project's do.
-OWN_CALLBACKS = "lightning_llm."
 LIGHTNINGS_CALLBACKS = ("lightning.pytorch.callbacks.", "pytorch_lightning.callbacks.")
 SHOWING = (
     *("ProgressBar", "RichProgressBar", "TQDMProgressBar", "ModelSummary", "RichModelSummary", "BasePredictionWriter"),
@@ -37,7 +38,7 @@ class ClassPath(str):
     path: str
 
     def __new__(cls, path: str) -> "ClassPath":
-        """From the complete path."""
+        """Make it from the complete path."""
         made = super().__new__(cls, path.rpartition(".")[2])
         made.path = path
         return made
@@ -61,24 +62,24 @@ def short_options(options: Mapping[str, Any]) -> dict[str, Any]:
         Flat; ``model.optimizer.init_args.lr`` is ``optimizer.lr``, ``model.architecture.mlp`` is ``mlp``. A class path
         is a ``ClassPath``. Callbacks that may change a result are a list of these, each with its options.
     """
-    found: dict[str, Any] = {}
+    shortened: dict[str, Any] = {}
     for full, value in flat(options).items():
         names = full.split(".")
         short = ".".join(name for name in names if name not in WRAPPERS) or names[0]
         if full == CALLBACKS:
-            found |= _callbacks(value)
+            shortened |= _callbacks(value)
         elif not any(full == name or full.startswith(f"{name}.") for name in UNCOMPARED):
             is_class = names[-1] == CLASS_PATH and isinstance(value, str)
-            found[full if short in found else short] = ClassPath(value) if is_class else value
-    return found
+            shortened[full if short in shortened else short] = ClassPath(value) if is_class else value
+    return shortened
 
 
 def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested options by their dotted names."""
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for name, value in options.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
+        named |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return named
 
 
 def shown(value: Any, detail: int = 0) -> str:
@@ -94,9 +95,9 @@ def shown(value: Any, detail: int = 0) -> str:
     if isinstance(value, float):
         return repr(value) if detail else f"{value:g}"
     if isinstance(value, list | tuple):
-        return f"[{' '.join(shown(each, detail) for each in value)}]"
+        return f"[{' '.join(shown(item, detail) for item in value)}]"
     if isinstance(value, Mapping):
-        return " ".join(f"{name}={shown(each, detail)}" for name, each in value.items())
+        return " ".join(f"{name}={shown(item, detail)}" for name, item in value.items())
     text, separator = (value.path, ".") if isinstance(value, ClassPath) else (str(value).rstrip("/"), "/")
     return separator.join(text.rsplit(separator, detail + 1)[-1 - detail :])
 
@@ -107,15 +108,15 @@ def labels(values: Sequence[Any]) -> list[str]:
     return [texts[identity(value)] for value in values]
 
 
-def _different(kinds: Mapping[Hashable, Any]) -> dict[Hashable, str]:
+def _different(values: Mapping[Hashable, Any]) -> dict[Hashable, str]:
     texts: dict[Hashable, str] = {}
     for detail in range(MOST_WORDS):
-        before, texts = texts, {kind: shown(value, detail) for kind, value in kinds.items()}
+        before, texts = texts, {key: shown(value, detail) for key, value in values.items()}
         if len(set(texts.values())) == len(texts):
             return texts
         if texts == before:  # more words say nothing new
             break
-    return {kind: str(v) if v is ABSENT else json.dumps(v, default=str) for kind, v in kinds.items()}
+    return {key: str(v) if v is ABSENT else json.dumps(v, default=str) for key, v in values.items()}
 
 
 def identity(value: Any) -> Hashable:
@@ -125,26 +126,26 @@ def identity(value: Any) -> Hashable:
     if isinstance(value, int | float):
         return ("number", value if value == value else "NaN")
     if isinstance(value, list | tuple):
-        return ("list", tuple(identity(each) for each in value))
+        return ("list", tuple(identity(item) for item in value))
     if isinstance(value, Mapping):
-        return ("options", frozenset((str(name), identity(each)) for name, each in value.items()))
+        return ("options", frozenset((str(name), identity(item)) for name, item in value.items()))
     return ("text", value.path if isinstance(value, ClassPath) else str(value))
 
 
-def _callbacks(given: Any) -> dict[str, Any]:
+def _callbacks(callbacks: Any) -> dict[str, Any]:
     """Those that may change a result: their classes in order, and the options of each."""
-    listed = given if isinstance(given, list | tuple) else [given]
-    written = [each if isinstance(each, Mapping) else {CLASS_PATH: each} for each in listed if each is not None]
-    kinds = [ClassPath(str(each.get(CLASS_PATH))) for each in written]
-    changing = [(kind, each) for kind, each in zip(kinds, written, strict=True) if not _only_shows(kind)]
-    found: dict[str, Any] = {CALLBACKS: [kind for kind, _ in changing]} if changing else {}
-    for number, (kind, each) in enumerate(changing):
-        again = found[CALLBACKS][:number].count(kind)
-        name = f"{CALLBACKS}.{kind}" + (f"#{again + 1}" if again else "")
-        given = each.get("init_args")
-        found |= flat(given if isinstance(given, Mapping) else {}, f"{name}.")
-    return found
+    listed = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    specs = [spec if isinstance(spec, Mapping) else {CLASS_PATH: spec} for spec in listed if spec is not None]
+    paths = [ClassPath(str(spec.get(CLASS_PATH))) for spec in specs]
+    changing = [(path, spec) for path, spec in zip(paths, specs, strict=True) if not _only_shows(path)]
+    options: dict[str, Any] = {CALLBACKS: [path for path, _ in changing]} if changing else {}
+    for number, (path, spec) in enumerate(changing):
+        repeats = options[CALLBACKS][:number].count(path)
+        name = f"{CALLBACKS}.{path}" + (f"#{repeats + 1}" if repeats else "")
+        arguments = spec.get("init_args")
+        options |= flat(arguments if isinstance(arguments, Mapping) else {}, f"{name}.")
+    return options
 
 
-def _only_shows(kind: ClassPath) -> bool:
-    return kind.path.startswith(OWN_CALLBACKS) or (kind.path.startswith(LIGHTNINGS_CALLBACKS) and kind in SHOWING)
+def _only_shows(callback: ClassPath) -> bool:
+    return not is_custom(callback.path) or (callback.path.startswith(LIGHTNINGS_CALLBACKS) and callback in SHOWING)

@@ -14,9 +14,10 @@ from lightning.pytorch import LightningModule
 
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.background import Background, HostCopy
-from lightning_llm.checkpoints.compatibility import check_loading, optimizer_recipe, schedule_recipe
+from lightning_llm.checkpoints.compatibility import check_loading
 from lightning_llm.checkpoints.loop_state import rescale_batch_progress
 from lightning_llm.checkpoints.reading import EXECUTION, only_checkpoints, read_checkpoint
+from lightning_llm.checkpoints.recipes import optimizer_recipe, schedule_recipe
 from lightning_llm.checkpoints.schema import FORMAT, FORMAT_VERSION, LIGHTNING
 from lightning_llm.data.datamodule import tokenizer_of
 from lightning_llm.io.atomic import remove_path

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer as Backend
 from torch import Tensor, nn
 
 from lightning_llm.checkpoints.compatibility import architecture_differences, check_fits, free_fields
-from lightning_llm.checkpoints.reading import BEST, read_checkpoint, read_outline, step_files
+from lightning_llm.checkpoints.names import BEST, step_files
+from lightning_llm.checkpoints.reading import read_checkpoint, read_outline
 from lightning_llm.checkpoints.schema import FORMAT, WEIGHTS
 from lightning_llm.checkpoints.sharded import Rows, is_folder, local_rows
 from lightning_llm.data.datamodule import offered, tokenizer_of

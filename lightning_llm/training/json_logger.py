@@ -9,12 +9,13 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_llm.io.atomic import json_text, open_to_append, write_text
-from lightning_llm.io.untrusted import MIB, maybe, number_in, parse_json, read_text, record, validate, whole
+from lightning_llm.io.schema import maybe, open_record, validate, whole
+from lightning_llm.io.untrusted import MIB, number_in, parse_json, read_text
 from lightning_llm.runs.directory import RunDirectory
 
 METRICS = "metrics.jsonl"
 LARGEST = 1024 * MIB  # a million entries of a kilobyte
-_ENTRY = record({}, {"step": maybe(whole())}, others=True)
+_ENTRY = open_record({}, {"step": maybe(whole())})
 
 
 class JSONLinesLogger(Logger):

@@ -81,7 +81,7 @@ def _measured(kind: str, config: ModelConfig, precision: str, dtype: torch.dtype
 
     with torch.device("meta"):
         part = _built(kind, whole, min(1, layers - 1))
-        different = range(layers) if kind in whole.own_parts else ()  # a built-in part has as many in each layer
+        different = range(layers) if kind in whole.custom_parts else ()  # a built-in part has as many in each layer
         more = sum(_elements(_built(kind, whole, layer)) - _elements(part) for layer in different)
     return MeasuredPart(
         parameters=_elements(part),
@@ -97,7 +97,7 @@ def _measured(kind: str, config: ModelConfig, precision: str, dtype: torch.dtype
 
 def _shrunk(kind: str, config: ModelConfig, seq: int) -> tuple[ModelConfig, int]:
     """The config with a built-in part narrow enough to be measured, and how many times as wide the part is."""
-    if kind not in ("mlp", "attention") or kind in config.own_parts:
+    if kind not in ("mlp", "attention") or kind in config.custom_parts:
         return config, 1
     sizes = {name: int(getattr(config, name)) for name in WIDTHS}
     has_experts = kind == "mlp" and option_of("mlp", config.mlp, "num_experts") is not None

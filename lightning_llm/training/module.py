@@ -8,7 +8,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from lightning_llm.checkpoints.compatibility import restored_optimizer, restored_schedule
+from lightning_llm.checkpoints.recipes import restored_optimizer, restored_schedule
 from lightning_llm.generation import generate
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.optim.adamw import AdamW

@@ -27,7 +27,7 @@ from lightning_llm.accounting.hardware import (
 from lightning_llm.accounting.memory import STRATEGIES
 from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.io.config_file import Section, config_path, read_config
-from lightning_llm.io.imports import is_foreign
+from lightning_llm.io.trust import add_trust_option, is_custom
 from lightning_llm.io.untrusted import file_in, read_json, shown
 from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.runs.directory import CHECKPOINTS, CONFIG
@@ -120,7 +120,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--reserve", type=size_option, metavar="SIZE", help=free)
     add("--json", type=Path, metavar="FILE", help="write all figures to this file")
-    add("--trust-code", action="store_true", help="import and measure classes outside lightning_llm")
+    add_trust_option(parser, "import and measure classes outside lightning_llm")
 
 
 def size_option(words: str) -> int:
@@ -145,9 +145,9 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         raw, source = merged(raw, content), file if VOCABULARY & _section(content, "data").keys() else source
     if not isinstance(document_mask := _section(raw, "data").get("document_mask", False), bool):
         raise ValueError(f"data.document_mask must be true or false, got {shown(document_mask)}")
-    if is_foreign(path := _name(raw, "data.class_path", OWN)) and not _section(raw, "data").keys() >= SIZES:
+    if is_custom(path := _name(raw, "data.class_path", OWN)) and not _section(raw, "data").keys() >= SIZES:
         raise ValueError(f"data.class_path {path} is not run: add data.context_length and data.global_batch_size")
-    if is_foreign(path := _name(raw, "model.class_path", OWN)):
+    if is_custom(path := _name(raw, "model.class_path", OWN)):
         print(f"model.class_path {path} is counted as a LanguageModel: what it adds is left out", file=sys.stderr)
     config = _architecture(raw, options, source)
     device = None if options.device is None else device_from_part(options.device)
@@ -254,7 +254,7 @@ def _vocab_size_of_data(raw: Section, source: Path) -> Any:
     if (of_run := _vocab_size_of_run(source)) is not None:
         return of_run
     kind, path = _name(raw, "data.tokenizer"), data.get("path")
-    if kind is None or kind == "bpe" or is_foreign(_name(raw, "data.class_path", OWN)):
+    if kind is None or kind == "bpe" or is_custom(_name(raw, "data.class_path", OWN)):
         return data.get("vocab_size") if kind == "bpe" else None
     from lightning_llm.data.corpora import open_corpus
     from lightning_llm.data.find_store import DEFAULT_CORPUS, default_store

@@ -14,7 +14,7 @@ from lightning_llm.ablate.plan import CONFIGS
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.worker import work
-from lightning_llm.runs.directory import RunLock
+from lightning_llm.runs.lock import RunLock
 
 
 def test_a_worker_takes_runs_until_the_verdicts_are_in(experiment):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lightning_llm import LanguageModel, ModelConfig, TokenDataModule
-from lightning_llm.checkpoints.compatibility import LostSchedule
 from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.checkpoints.recipes import LostSchedule
 from lightning_llm.optim import AdamW, MuonAdamW, Schedule, WarmupLinear, WarmupStableDecay
 from lightning_llm.optim.groups import param_groups
 from lightning_llm.optim.schedules import SCHEDULES

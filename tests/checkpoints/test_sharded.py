@@ -7,8 +7,12 @@ import zipfile
 import pytest
 import torch
 
-from lightning_llm.checkpoints.reading import is_whole, read_checkpoint, read_outline
-from lightning_llm.checkpoints.sharded import MARK, Rows, write_folder
+from lightning_llm.checkpoints.reading import (
+    is_whole,
+    read_checkpoint,
+    read_outline,
+)
+from lightning_llm.checkpoints.sharded import MARK, PROCESSES, Rows, write_folder
 from lightning_llm.io.atomic import link_path, remove_path, replace_path
 from lightning_llm.runs.find import find_checkpoint
 
@@ -163,3 +167,63 @@ def test_folders_are_linked_replaced_and_removed_like_files(tmp_path):
     replace_path(tmp_path / "file", best)  # one process resumes from what two have saved
     assert best.read_text() == "one"
     assert os.listdir(tmp_path) == ["best.ckpt"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "x.ckpt"
+    path.mkdir()
+    main = {"state_dict": {"w": {MARK: "w", "shape": [4, 2]}}, PROCESSES: 2}
+    shards = [{"w": {"start": 2 * number, "rows": torch.ones(2, 2)}} for number in range(2)]
+
+    def write(main_changes=(), first=None):
+        torch.save({**main, **dict(main_changes)}, path / "checkpoint.pt")
+        for number, shard in enumerate([shards[0] if first is None else first, shards[1]]):
+            torch.save(shard, path / f"shard-0000{number}.pt")
+        return path
+
+    return write
+
+
+MARKED = {MARK: "w", "shape": [4, 2]}
+
+
+FOLDERS = [
+    ({PROCESSES: -1}, None, "__processes__ is -1"),
+    ({PROCESSES: "2"}, None, "__processes__ is '2', expected"),
+    ({PROCESSES: 10**15}, None, "does not exist"),
+    ({PROCESSES: 1}, None, "lacks rows of w"),
+    ({"state_dict": {"w": {MARK: "../w", "shape": [4, 2]}}}, None, "lacks rows of ../w"),
+    ({"state_dict": {"w": {MARK: ["w"], "shape": [4, 2]}}}, None, r"__shards__ is \['w'\]"),
+    ({"state_dict": {"w": {**MARKED, "shape": [-4, 2]}}}, None, r"shape\[0\] is -4"),
+    ({"state_dict": {"w": {**MARKED, "shape": [10**12, 2]}}}, None, "lacks rows of w"),
+    ({"state_dict": {"w": {**MARKED, "shape": []}}}, None, "lacks rows of w"),
+    ({"state_dict": {"w": {MARK: "w"}}}, None, "shape is missing"),
+    ({}, {"w": {"start": 1, "rows": torch.ones(2, 2)}}, "lacks rows of w"),
+    ({}, {"w": {"start": 0, "rows": torch.ones(3, 2)}}, "lacks rows of w"),
+    ({}, {"w": {"start": 0, "rows": torch.ones(2, 3)}}, "lacks rows of w"),
+    ({}, {"w": {"start": 0, "rows": torch.ones(2, 2, dtype=torch.int64)}}, "lacks rows of w"),
+    ({}, {"w": {"start": 0, "rows": torch.ones(())}}, "lacks rows of w"),
+    ({}, {"w": {"start": "0", "rows": torch.ones(2, 2)}}, "start is '0', expected"),
+    ({}, {"w": {"start": 0, "rows": 3}}, "rows is 3, expected a tensor"),
+    ({}, {"w": 3}, "w is 3, expected an object"),
+]
+
+
+@pytest.mark.parametrize(("changes", "first", "says"), FOLDERS)
+def test_a_folder_of_shards_is_checked(folder, changes, first, says):
+    path = folder(changes, first)
+    for mmap in (False, True):
+        with pytest.raises(ValueError, match=says) as refusal:
+            read_checkpoint(path, mmap=mmap)
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["shard-00001.pt", "checkpoint.pt"])
+def test_a_shard_that_is_a_link_is_refused(folder, tmp_path, name):
+    path = folder()
+    assert torch.equal(read_checkpoint(path)["state_dict"]["w"], torch.ones(4, 2))
+    (path / name).rename(tmp_path / "elsewhere.pt")
+    (path / name).symlink_to(tmp_path / "elsewhere.pt")
+    with pytest.raises(ValueError, match=f"{name} is a link"):
+        read_checkpoint(path)

@@ -33,8 +33,8 @@ from lightning_llm.cli.compare import (
 )
 from lightning_llm.cli.report import RunReport
 from lightning_llm.io.console import Console
-from lightning_llm.runs.directory import FAILED, FINISHED, INTERRUPTED, RUNNING, unfinished
 from lightning_llm.runs.names import Run, find_runs
+from lightning_llm.runs.status import FAILED, FINISHED, INTERRUPTED, RUNNING, unfinished
 from lightning_llm.statistics.estimates import paired, unpaired
 from lightning_llm.statistics.verdict import BETTER, UNDECIDED, WORSE
 from lightning_llm.training.callbacks import StopOnSignal

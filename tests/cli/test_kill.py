@@ -14,7 +14,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_llm.__main__ import SPINS
-from lightning_llm.checkpoints.reading import read_checkpoint, step_files
+from lightning_llm.checkpoints.names import step_files
+from lightning_llm.checkpoints.reading import read_checkpoint
 from tests.docs.shell import KILLED, PROCESS_ID, WHOLE, Shell
 
 STEPS, DEADLINE_S = 64, 240

@@ -12,7 +12,8 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_llm.checkpoints.reading import read_checkpoint, step_files
+from lightning_llm.checkpoints.names import step_files
+from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.cli.train import cli_main
 from lightning_llm.training.callbacks import RunCheckpoints, StopOnSignal
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_llm.runs.directory import state_of
+from lightning_llm.runs.status import state_of
 
 RUN = Path("made/mlp=relu,seed=3")
 NAMED = {"trainer.run_dir": str(RUN)}

@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from lightning_llm.__main__ import TOOLS, TRAINER_WORDS
-from lightning_llm.cli.errors import COMMANDS, OneLineParser
+from lightning_llm.cli.commands import COMMANDS
+from lightning_llm.cli.tool import OneLineParser
 from tests.docs.markdown import PAGES, README, ROOT, blocks, outside_of_blocks
 from tests.docs.shell import Shell
 

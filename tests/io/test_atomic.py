@@ -126,3 +126,12 @@ def test_folders_are_replaced_and_removed_beside_links(tmp_path, ending):
     remove_path(old)
     assert not old.is_symlink()
     assert [path.name for path in precious.iterdir()] == ["file"]
+
+
+def test_a_link_to_the_file_that_has_the_name_already_leaves_nothing_beside_it(tmp_path):
+    source, target = tmp_path / "step.ckpt", tmp_path / "best.ckpt"
+    source.write_text("x")
+    for _ in range(2):
+        link_path(source, target)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["best.ckpt", "step.ckpt"]
+    assert target.samefile(source)

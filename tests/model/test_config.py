@@ -131,7 +131,7 @@ def test_derived_sizes():
 
 def test_a_part_without_arguments_is_its_name():
     config = ModelConfig(mlp={"class_path": "gelu"}, norm={"class_path": "my.Norm", "init_args": {}})
-    assert (config.mlp, config.norm, config.foreign_code) == ("gelu", "my.Norm", ["my.Norm"])
+    assert (config.mlp, config.norm, config.custom_parts) == ("gelu", "my.Norm", {"norm": "my.Norm"})
     own = window(window=8)
     assert ModelConfig(attention=own).attention == own
     assert ModelConfig(**ModelConfig(attention=own).to_dict()) == ModelConfig(attention=own)
@@ -153,8 +153,8 @@ def test_a_class_is_its_path():
 def test_code_from_elsewhere_is_listed_for_every_kind_of_part():
     kinds = ("attention", "mlp", "norm", "position", "block", "loss")
     config = ModelConfig(**{kind: {"class_path": f"my.{kind}", "init_args": {"a": [1, {"b": "c"}]}} for kind in kinds})
-    assert sorted(config.foreign_code) == sorted(f"my.{kind}" for kind in kinds)
-    assert ModelConfig(mlp="lightning_llm.model.experts.MixtureOfExperts").foreign_code == []
+    assert config.custom_parts == {kind: f"my.{kind}" for kind in kinds}
+    assert ModelConfig(mlp="lightning_llm.model.experts.MixtureOfExperts").custom_parts == {}
 
 
 def test_frozen_and_keyword_only():

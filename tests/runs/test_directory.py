@@ -1,12 +1,6 @@
 """Each run has a folder of its own, which it alone writes to."""
 
-import errno
-import fcntl
-import os
 import pickle
-import signal
-import subprocess
-import sys
 
 import pytest
 from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -16,20 +10,8 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning_llm import LanguageModel, TokenDataModule
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.runs import directory
-from lightning_llm.runs.directory import LOCK, RunDirectory, RunLock, claim, is_locked, take_turn, turn_of
+from lightning_llm.runs.directory import RunDirectory, claim, sequence_number_of, take_sequence_number
 from lightning_llm.training.trainer import Trainer
-
-HOLDER = """
-import os, sys, time
-from pathlib import Path
-from lightning_llm.runs.directory import RunLock
-RunLock(Path(sys.argv[1])).acquire()
-if os.fork() == 0:  # as workers that load data
-    print(os.getpid(), flush=True)
-    time.sleep(600)
-    os._exit(0)
-time.sleep(600)
-"""
 
 
 @pytest.fixture
@@ -62,7 +44,7 @@ def test_a_run_from_python_has_a_folder_of_its_own(train, tmp_path, logger):
         runs.append(trainer.run_dir)
         assert "step-00000002.ckpt" in names(trainer.run_dir / "checkpoints")
     assert [str(run) for run in runs] == ["here/run/version_0", "here/run/version_1"]
-    assert [turn_of(run) for run in runs] == [1, 2]
+    assert [sequence_number_of(run) for run in runs] == [1, 2]
     assert names(tmp_path / "here") == {"run"}
     assert any(runs[0].glob("events*")) is (logger is None)
     assert (tmp_path / "logs").is_dir() is (logger == "csv")
@@ -82,7 +64,7 @@ def test_a_trainer_trains_twice(train, text_file):
     trainer.fit_loop.epoch_loop.max_steps = 4
     trainer.fit(trainer.model, trainer.datamodule)
     assert "step-00000004.ckpt" in names(trainer.run_dir / "checkpoints")
-    assert turn_of(trainer.run_dir) == 2
+    assert sequence_number_of(trainer.run_dir) == 2
     assert not trainer.run_directory.is_open
 
 
@@ -120,63 +102,6 @@ def test_a_root_that_is_no_folder_is_named(tmp_path):
         RunDirectory(tmp_path / "file").open()
 
 
-@pytest.fixture
-def holder(tmp_path):
-    """A process that holds the lock of a folder and has forked a worker."""
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    worker = int(process.stdout.readline())
-    yield process, worker
-    os.kill(worker, signal.SIGKILL)
-    process.kill()
-    process.communicate()  # ends when neither has the pipe open any more
-
-
-def test_the_process_that_trains_there_is_named_and_a_kill_frees_the_folder(tmp_path, holder, monkeypatch):
-    process, worker = holder
-    monkeypatch.setattr(directory, "WAIT_S", 0.0)
-    lock = RunLock(tmp_path)
-    with pytest.raises(
-        ValueError, match=rf"process {process.pid} on \S+ trains in {tmp_path}: wait until it has ended"
-    ):
-        lock.acquire()
-    process.kill()
-    process.wait()
-    os.kill(worker, 0)  # it lives, and does not hold the lock
-    lock.acquire()
-    lock.release()
-
-
-def test_a_process_that_is_ending_is_waited_for(tmp_path, holder, monkeypatch):
-    process, _ = holder
-    monkeypatch.setattr(directory.time, "sleep", lambda seconds: (process.kill(), process.wait()))
-    lock = RunLock(tmp_path)
-    lock.acquire()
-    assert (tmp_path / LOCK).read_text().startswith(f"{os.getpid()} ")
-    lock.release()
-
-
-def test_one_process_locks_a_folder_once_at_a_time(tmp_path):
-    lock = RunLock(tmp_path)
-    for _ in range(2):
-        lock.acquire()
-        with pytest.raises(ValueError, match=f"process {os.getpid()} on "):
-            RunLock(tmp_path).acquire()
-        lock.release()
-
-
-@pytest.mark.parametrize("instead", ["a FIFO", "a link", "a folder"])
-def test_a_lock_that_is_no_file_locks_nobody_in(tmp_path, capsys, instead):
-    put = {"a FIFO": os.mkfifo, "a link": lambda path: path.symlink_to("other"), "a folder": os.mkdir}[instead]
-    put(tmp_path / LOCK)
-    for run in (RunLock(tmp_path), RunDirectory(tmp_path)):
-        run.take(tmp_path) if isinstance(run, RunDirectory) else None
-        with pytest.raises(ValueError, match=f"{LOCK} is {instead}, expected a file"):
-            run.acquire() if isinstance(run, RunLock) else run.open()
-    assert is_locked(tmp_path) is None
-    assert names(tmp_path) == {LOCK}
-    assert capsys.readouterr().err == ""  # no word about a file system without locks
-
-
 @pytest.mark.parametrize("name", ["turn", "job", "config.yaml", "hparams.yaml", "checkpoints", "memory/report.png"])
 def test_a_run_whose_links_lead_elsewhere_is_not_resumed(tmp_path, name):
     run, outside = tmp_path / "runs" / "theirs", tmp_path / "precious"
@@ -195,29 +120,15 @@ def test_a_turn_is_written_to_no_other_file(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "precious").write_text("kept")
     (tmp_path / "run" / "turn").symlink_to(tmp_path / "precious")
-    take_turn(tmp_path / "run")
+    take_sequence_number(tmp_path / "run")
     assert (tmp_path / "precious").read_text() == "kept"
-    assert turn_of(tmp_path / "run") == 1
+    assert sequence_number_of(tmp_path / "run") == 1
 
 
 def test_numbers_of_others_in_names_are_passed_over(tmp_path):
     for name in ("version_7", "version_²", "version_٣", "version_", "version_1_0", f"version_{'9' * 200}"):
         (tmp_path / name).mkdir()
     assert claim(tmp_path).name == "version_8"
-
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
-def test_a_file_system_without_locks_is_named_once(tmp_path, monkeypatch, capsys, number):
-    def refuse(*args):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "lockf", refuse)
-    run = RunDirectory(tmp_path)
-    run.open()
-    run.open()
-    run.close()
-    said = capsys.readouterr().err
-    assert said.count(f"{run.path} is on a file system without locks ({os.strerror(number)})") == 1
 
 
 def test_a_spawned_process_knows_the_folder_and_has_no_lock(tmp_path):
@@ -247,3 +158,13 @@ def test_a_name_that_leads_out_of_the_root_is_refused(tmp_path, names):
     with pytest.raises(ValueError, match=f"points outside {tmp_path}: give the name of a folder in it"):
         RunDirectory(tmp_path, *names)
     assert RunDirectory(tmp_path, "family/of..runs").root == tmp_path
+
+
+@pytest.mark.parametrize("content", ["-1", "9" * 5000, "\udcff", "1e9", ""])
+def test_a_turn_that_is_no_number_is_none(tmp_path, content):
+    runs = [tmp_path / "version_0", tmp_path / "version_1"]
+    for run in runs:
+        run.mkdir()
+    (runs[0] / "turn").write_text(content, errors="surrogateescape")
+    take_sequence_number(runs[1])
+    assert sequence_number_of(runs[1]) >= 0

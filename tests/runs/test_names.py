@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from lightning_llm.io.untrusted import printable
-from lightning_llm.runs.names import EVENTS, LONGEST_NAME, differences, find_runs, run_names
+from lightning_llm.runs.names import EVENTS, LONGEST_NAME, differences, find_runs, run_folders, run_names
 
 BASE = {
     "seed_everything": 1,
@@ -162,3 +162,13 @@ def test_a_config_that_is_none_is_named(tmp_path):
         Path(run, "config.yaml").write_text(content)
         with pytest.raises(ValueError, match=says):
             found(run)
+
+
+def test_folders_are_sorted_by_the_numbers_in_their_names(tmp_path):
+    names = ["version_²", "version_2", "version_10", "1²2", "version_x"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text("seed_everything: 1\n")
+    found = [path.name for path in run_folders(str(tmp_path))]
+    assert sorted(found) == sorted(names)
+    assert found.index("version_2") < found.index("version_10")

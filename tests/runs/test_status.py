@@ -5,17 +5,8 @@ import os
 
 import pytest
 
-from lightning_llm.runs.directory import (
-    FAILED,
-    STATUS,
-    SUMMARY,
-    read_summary,
-    take_turn,
-    turn_of,
-    unfinished,
-    write_status,
-)
-from lightning_llm.training.json_logger import JSONLinesLogger
+from lightning_llm.runs.directory import STATUS, SUMMARY, sequence_number_of
+from lightning_llm.runs.status import FAILED, read_summary, unfinished, write_status
 
 KNOWN = "failed (NaN); step 7, last validation loss 2.5000"
 UNKNOWN = "has not ended yet, or was killed; no checkpoint"
@@ -35,7 +26,7 @@ def test_a_file_that_is_none_says_nothing_and_is_not_waited_for(tmp_path, instea
         else:
             file.symlink_to("/dev/zero")
     assert unfinished(tmp_path) == (None if instead == "a large file" else UNKNOWN)
-    assert turn_of(tmp_path) == 0
+    assert sequence_number_of(tmp_path) == 0
     with pytest.raises(ValueError, match="is damaged"):
         read_summary(tmp_path, ["val_loss"])
 
@@ -64,24 +55,3 @@ def test_every_leaf_of_a_summary_is_a_number_or_refused(tmp_path, changed_leaves
             continue
         values = [found.get(name) for name in ("val_loss", "seconds", "threads")]
         assert all(value is None or type(value) in (int, float) for value in values)
-
-
-@pytest.mark.parametrize("content", ["-1", "9" * 5000, "\udcff", "1e9", ""])
-def test_a_turn_that_is_no_number_is_none(tmp_path, content):
-    runs = [tmp_path / "version_0", tmp_path / "version_1"]
-    for run in runs:
-        run.mkdir()
-    (runs[0] / "turn").write_text(content, errors="surrogateescape")
-    take_turn(runs[1])
-    assert turn_of(runs[1]) >= 0
-
-
-@pytest.mark.parametrize(
-    "line", ["[]", "null", "{", '{"step": "x"}', '{"step": NaN}', '{"step": -1}', '{"step": true}', "[" * 100_000]
-)
-def test_a_run_that_goes_on_cuts_metrics_at_a_damaged_line(tmp_path, line):
-    folder = tmp_path / "run" / "version_0"
-    folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text(f'{{"step": 1, "loss": 2.0}}\n{line}\n{{"step": 2, "loss": 1.0}}\n')
-    JSONLinesLogger(str(tmp_path), version=0).log_metrics({"loss": 0.5}, step=3)
-    assert (folder / "metrics.jsonl").read_text() == '{"step": 1, "loss": 2.0}\n{"step": 3, "loss": 0.5}\n'

@@ -64,3 +64,14 @@ def test_a_half_written_line_is_cut(tmp_path):
     again = JSONLinesLogger(str(tmp_path), version=0)
     log(again, (8, {"train": 4.0}))
     assert lines(again) == [{"step": step, **metrics} for step, metrics in [*OLD, (8, {"train": 4.0})]]
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "null", "{", '{"step": "x"}', '{"step": NaN}', '{"step": -1}', '{"step": true}', "[" * 100_000]
+)
+def test_a_run_that_goes_on_cuts_metrics_at_a_damaged_line(tmp_path, line):
+    folder = tmp_path / "run" / "version_0"
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text(f'{{"step": 1, "loss": 2.0}}\n{line}\n{{"step": 2, "loss": 1.0}}\n')
+    JSONLinesLogger(str(tmp_path), version=0).log_metrics({"loss": 0.5}, step=3)
+    assert (folder / "metrics.jsonl").read_text() == '{"step": 1, "loss": 2.0}\n{"step": 3, "loss": 0.5}\n'

@@ -16,7 +16,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from lightning_llm.checkpoints.loop_state import step_is_complete
 from lightning_llm.optim.base import local_shard
-from lightning_llm.runs.directory import RunDirectory, is_first_process
+from lightning_llm.runs.directory import RunDirectory, is_rank_zero
 from lightning_llm.runs.event_files import put_events_before
 from lightning_llm.runs.options import MEMORY, PEAK, short_options, shown
 from lightning_llm.training.callbacks.consistency import ResumeDiff
@@ -110,7 +110,7 @@ class RunLogger(TensorBoardLogger):
     @property
     def experiment(self) -> Any:
         """The ``SummaryWriter``."""
-        if "purge_step" in self._kwargs and self._experiment is None and is_first_process():
+        if "purge_step" in self._kwargs and self._experiment is None and is_rank_zero():
             put_events_before(self._run.path, int(time.time()))
         return super().experiment
 

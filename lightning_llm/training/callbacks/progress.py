@@ -15,7 +15,8 @@ from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
 from lightning_llm.checkpoints.loop_state import is_log_step
 from lightning_llm.io.console import Console
-from lightning_llm.runs.directory import DIVERGED, FAILED, INTERRUPTED, RUNNING, run_dir_of, write_status
+from lightning_llm.runs.directory import run_dir_of
+from lightning_llm.runs.status import DIVERGED, FAILED, INTERRUPTED, RUNNING, write_status
 from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.callbacks.signals import Interrupted
 from lightning_llm.training.run_length import total_steps

@@ -14,7 +14,8 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from lightning_llm.data.datamodule import TokenDataModule, offered
 from lightning_llm.io.atomic import remove_path, write_json
-from lightning_llm.runs.directory import FINISHED, RUNNING, SUMMARY, WINDOWS, run_dir_of, write_status
+from lightning_llm.runs.directory import SUMMARY, WINDOWS, run_dir_of
+from lightning_llm.runs.status import FINISHED, RUNNING, write_status
 from lightning_llm.training.callbacks.consistency import ResumeDiff
 from lightning_llm.training.callbacks.inputs import InputHashes
 from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler

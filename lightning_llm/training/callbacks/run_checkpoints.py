@@ -17,9 +17,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from lightning_llm.checkpoints.loop_state import set_validation_due, step_is_complete, validation_follows
-from lightning_llm.checkpoints.reading import BEST, read_outline, step_files, step_name, step_of
+from lightning_llm.checkpoints.names import BEST, step_files, step_name, step_of
+from lightning_llm.checkpoints.reading import read_outline
 from lightning_llm.io.atomic import link_path, remove_path, replace_path
-from lightning_llm.runs.directory import CHECKPOINTS, run_dir_of, turn_of
+from lightning_llm.runs.directory import CHECKPOINTS, run_dir_of, sequence_number_of
 from lightning_llm.training.callbacks.signals import Interrupted
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 
@@ -80,7 +81,7 @@ class RunCheckpoints(Checkpoint):
         if stage == "fit":
             run = run_dir_of(trainer)
             self.folder = None if run is None else self._given_folder or run / CHECKPOINTS
-            self._turn = 0 if run is None else turn_of(run)
+            self._turn = 0 if run is None else sequence_number_of(run)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """In a resumed run, clean up what the previous process may have left unfinished."""

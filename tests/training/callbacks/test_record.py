@@ -9,7 +9,7 @@ import pytest
 
 from lightning_llm import LanguageModel, ModelConfig, TokenDataModule, Trainer
 from lightning_llm.__main__ import main
-from lightning_llm.runs.directory import unfinished
+from lightning_llm.runs.status import unfinished
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*tensorboard")
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 16}

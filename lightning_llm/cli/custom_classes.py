@@ -1,25 +1,23 @@
 """The classes of model and data: ``--model.class_path``, ``--data.class_path``, the same keys in a config, or ours.
 
 The parser asks a class for its options, so the classes are chosen before the parser is made. A class that the command
-line names is imported; one that a config names is printed first, see ``command_line.check_configs``.
+line names is imported; one that a config names is printed first, see ``parsing.check_configs``.
 """
 
 import inspect
 from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_llm.cli.command_line import CONFIG_OPTIONS, option_values
+from lightning_llm.cli.command_line import given_option, option_values
 from lightning_llm.cli.errors import one_line
 from lightning_llm.data.datamodule import TokenDataModule
-from lightning_llm.io.config_file import read_config
-from lightning_llm.io.imports import NAMED, imported, is_foreign
+from lightning_llm.io.trust import TRUSTED, import_trusted, is_custom
 from lightning_llm.io.untrusted import shown
 from lightning_llm.training.module import LanguageModel
 
@@ -42,38 +40,31 @@ def choose(words: Sequence[str], given: Mapping[str, type | None]) -> dict[str, 
     """
     chosen = {}
     for section, (base, default, expected) in BASES.items():
-        kind, path = given[section] or default, named(words, section)
-        if path is not None and path != path_of(kind):
-            kind = _imported(f"{section}.{CLASS_PATH}", path)
-        if not (isinstance(kind, type) and issubclass(kind, base)):
-            raise ValueError(f"{section}.{CLASS_PATH} must be {expected}, got {path or kind}")
-        chosen[section] = kind
+        cls = given[section] or default
+        path: str | None = given_option(words, f"{section}.{CLASS_PATH}")
+        if path is not None and path != path_of(cls):
+            cls = _imported(f"{section}.{CLASS_PATH}", path)
+        if not (isinstance(cls, type) and issubclass(cls, base)):
+            raise ValueError(f"{section}.{CLASS_PATH} must be {expected}, got {path or cls}")
+        chosen[section] = cls
     return chosen
 
 
-def named(words: Sequence[str], section: str) -> str | None:
-    """The class path that configs and options give for ``model`` or ``data``; the last one counts."""
-    configs = map(Path, option_values(words, *CONFIG_OPTIONS))
-    sections = [read_config(file).get(section) or {} for file in configs if file.is_file()]
-    paths = [options[CLASS_PATH] for options in sections if CLASS_PATH in options]
-    return next(reversed([*paths, *option_values(words, f"--{section}.{CLASS_PATH}")]), None)
-
-
-def path_of(kind: type) -> str:
+def path_of(cls: type) -> str:
     """The import path of a class."""
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def is_own(kind: type) -> bool:
+def is_custom_class(cls: type) -> bool:
     """Whether a class is the user's, and not the default of its section."""
-    return all(kind is not default for _, default, _ in BASES.values())
+    return all(cls is not default for _, default, _ in BASES.values())
 
 
 def _imported(option: str, path: str) -> Any:
-    if is_foreign(path) and path not in NAMED:
+    if is_custom(path) and path not in TRUSTED:
         raise ValueError(f"{option} {shown(path)} is no import path that was found: give package.module.Class")
     try:
-        return imported(path)
+        return import_trusted(path)
     except Exception as error:  # whatever the user's module raises
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise ValueError(f"{option} {path} cannot be imported: {reason}; give package.module.Class") from error
@@ -82,60 +73,60 @@ def _imported(option: str, path: str) -> Any:
 # ---- their options
 
 
-def add_option(parser: LightningArgumentParser, section: str, kind: type) -> None:
+def add_option(parser: LightningArgumentParser, section: str, cls: type) -> None:
     """Add ``class_path`` to the options of a section. It is in a run's config only if the class is not the default."""
     expected, default = BASES[section][2], BASES[section][1].__name__
     text = f"Import path of {expected}, whose arguments become options of this section. Default: ``{default}``."
-    default_path = path_of(kind) if is_own(kind) else SUPPRESS
+    default_path = path_of(cls) if is_custom_class(cls) else SUPPRESS
     parser.add_argument(f"--{section}.{CLASS_PATH}", type=str, default=default_path, help=text)
 
 
-def hide_options_of_ours(parser: LightningArgumentParser, words: Sequence[str], kind: type) -> list[str]:
+def hide_options_of_ours(parser: LightningArgumentParser, words: Sequence[str], cls: type) -> list[str]:
     """Let a parser read configs that were written for token data, if the data are of another class.
 
     Returns:
         The options of ``data`` to leave out: those that only :class:`TokenDataModule` takes, unless they are typed.
     """
-    taken, ours = (inspect.signature(each).parameters for each in (kind, TokenDataModule))
-    names = [f"data.{name}" for name in ours if name not in taken and not issubclass(kind, TokenDataModule)]
+    taken, ours = (inspect.signature(owner).parameters for owner in (cls, TokenDataModule))
+    names = [f"data.{name}" for name in ours if name not in taken and not issubclass(cls, TokenDataModule)]
     for name in (hidden := [name for name in names if not option_values(words, f"--{name}")]):
         parser.add_argument(f"--{name}", type=Any, default=SUPPRESS, help=SUPPRESS)
     return hidden
 
 
 def check_parsed(options: Mapping[str, Any], words: Sequence[str], classes: Mapping[str, type]) -> None:
-    """Refuse a ``class_path`` that the parser found and :func:`named` did not: the options were those of another class.
+    """Refuse a ``class_path`` that the parser found and :func:`choose` did not: the options were of another class.
 
     Raises:
         ValueError: There is one.
     """
-    for section, kind in classes.items():
+    for section, cls in classes.items():
         path = options.get(f"{section}.{CLASS_PATH}")
-        if path not in (named(words, section), path_of(kind)):
+        if path not in (given_option(words, f"{section}.{CLASS_PATH}"), path_of(cls)):
             raise ValueError(f"{section}.{CLASS_PATH} {path}: write it in a config, or --{section}.{CLASS_PATH} {path}")
 
 
-def check_architecture(given: object) -> None:
+def check_architecture(architecture: object) -> None:
     """Refuse a ``model.architecture`` that holds no options: the parser lets a number and a list pass.
 
     Raises:
         ValueError: It is one of these.
     """
-    if isinstance(given, int | float | str | list):
-        raise ValueError(f"model.architecture must hold options by name, got {shown(given)}")
+    if isinstance(architecture, int | float | str | list):
+        raise ValueError(f"model.architecture must hold options by name, got {shown(architecture)}")
 
 
 # ---- making them
 
 
 @contextmanager
-def blaming(*kinds: type) -> Iterator[None]:
+def blaming(*classes: type) -> Iterator[None]:
     """An error in the constructor of one of these classes becomes a ``ValueError`` that names the class."""
     try:
         yield
     except Exception as error:
         owners = (type(frame.f_locals.get("self")) for frame, _ in walk_tb(error.__traceback__))
-        owner = next((each for each in owners if issubclass(each, kinds) and is_own(each)), None)
+        owner = next((cls for cls in owners if issubclass(cls, classes) and is_custom_class(cls)), None)
         if owner is None:
             raise
         reason = f"{type(error).__name__}: {one_line(error)}"

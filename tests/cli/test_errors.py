@@ -13,7 +13,8 @@ from lightning.pytorch.callbacks import Callback
 
 from benchmarks.__main__ import main as benchmarks
 from lightning_llm.__main__ import TOOLS, TRAINER_WORDS, main
-from lightning_llm.cli.errors import COMMANDS, one_line, reports
+from lightning_llm.cli.commands import COMMANDS
+from lightning_llm.cli.errors import one_line, reports
 from lightning_llm.data.batches import TrainBatches
 
 

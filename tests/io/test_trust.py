@@ -1,6 +1,8 @@
 """No command runs code that a checkpoint or a config names, unless it is told to; fit says what a config imports."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from lightning_llm.__main__ import TOOLS, TRAINER_WORDS, main
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.reading import load_transformer, read_checkpoint
 from lightning_llm.cli.train import cli_main
+from lightning_llm.io.trust import custom_paths, import_trusted
 
 CANARY = """
 import pathlib
@@ -186,3 +189,57 @@ def test_in_python_too(trained, canary):
     assert not canary()
     assert type(load_transformer(path, trust_code=True)[0].layers[0].mlp).__name__ == "MLP"
     assert type(LanguageModel.load_from_checkpoint(path, trust_code=True).transformer.layers[0].mlp).__name__ == "MLP"
+
+
+def test_aliases_of_texts_are_read_once():
+    text = json.dumps([f"a: {number}" for number in range(500)])
+    content = yaml.safe_load(f"x: &a '{text}'\ny: &b [{', '.join(['*a'] * 100)}]\nz: [{', '.join(['*b'] * 100)}]")
+    assert custom_paths(content) == []
+
+
+# The script that pip installs does not put the current folder on the path
+SCRIPT = """
+import sys
+sys.path[:] = [path for path in sys.path if path]
+from lightning_llm.__main__ import main
+sys.exit(main())
+"""
+
+
+def as_script(*words, script=SCRIPT):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
+    return subprocess.run([sys.executable, "-c", script, *words], env=environment, capture_output=True, text=True)
+
+
+# All modules that torch, TensorBoard and others try to import
+STRAY = ("dill", "pandas", "gmpy2", "opt_einsum", "pydot", "tensorflow", "isal", "cython", "lz4", "snappy", "canary")
+
+
+FINDS = """
+import sys
+from lightning_llm.__main__ import main
+status = main()
+for name in {names!r}:
+    try:
+        __import__(name)
+    except ImportError:
+        pass
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize(
+    "words", [["ablate", "status", "."], ["generate", "model.ckpt"], ["check", "--config", "no.yaml"]]
+)
+def test_nothing_else_in_the_current_folder_runs(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in STRAY:
+        Path(f"{name}.py").write_text("import pathlib\npathlib.Path(__file__ + '.ran').touch()\n")
+    assert as_script(*words, script=FINDS.format(names=STRAY)).returncode == 2
+    assert not list(tmp_path.glob("*.ran"))
+
+
+def test_a_path_through_this_package_to_what_others_define_is_refused():
+    with pytest.raises(ImportError, match="not defined in lightning_llm"):
+        import_trusted("lightning_llm.ablate.local.Path")
+    assert import_trusted("lightning_llm.optim.AdamW").__name__ == "AdamW"

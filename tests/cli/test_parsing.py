@@ -12,8 +12,7 @@ import typeshed_client
 import yaml
 
 from lightning_llm.__main__ import main
-from lightning_llm.cli.command_line import imports_of
-from lightning_llm.io import imports
+from lightning_llm.io.trust import custom_paths
 
 SHELL = {"class_path": "lightning_llm.cli.ablate.subprocess.Popen", "init_args": {"args": "touch ran", "shell": True}}
 LAMBDA = {"class_path": "lightning.pytorch.callbacks.LambdaCallback"}
@@ -163,17 +162,11 @@ def test_what_is_hidden_too_deep_is_not_imported(stranger, flags, error_line):
     text = f"{{class_path: {stranger}.Class}}"
     for _ in range(6):
         text = yaml.safe_dump([text])
-    assert imports_of(text) == []
+    assert custom_paths(text) == []
     Path("theirs.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": text}}))
     assert main(["check", "--config", "theirs.yaml", *flags()]) == 2
     error_line()
     assert not Path("ran").exists()
-
-
-def test_aliases_of_texts_are_read_once():
-    text = json.dumps([f"a: {number}" for number in range(500)])
-    content = yaml.safe_load(f"x: &a '{text}'\ny: &b [{', '.join(['*a'] * 100)}]\nz: [{', '.join(['*b'] * 100)}]")
-    assert imports_of(content) == []
 
 
 @pytest.mark.parametrize(
@@ -240,38 +233,6 @@ def test_a_class_in_the_current_folder_may_import_others_there_at_any_time(tmp_p
     words = flags(**{"trainer.max_steps": 1, "model.architecture.mlp": "own.MLP"})
     done = as_script("fit", *words)
     assert done.returncode == 0, done.stderr
-
-
-# All modules that torch, TensorBoard and others try to import
-STRAY = ("dill", "pandas", "gmpy2", "opt_einsum", "pydot", "tensorflow", "isal", "cython", "lz4", "snappy", "canary")
-FINDS = """
-import sys
-from lightning_llm.__main__ import main
-status = main()
-for name in {names!r}:
-    try:
-        __import__(name)
-    except ImportError:
-        pass
-sys.exit(status)
-"""
-
-
-@pytest.mark.parametrize(
-    "words", [["ablate", "status", "."], ["generate", "model.ckpt"], ["check", "--config", "no.yaml"]]
-)
-def test_nothing_else_in_the_current_folder_runs(words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in STRAY:
-        Path(f"{name}.py").write_text("import pathlib\npathlib.Path(__file__ + '.ran').touch()\n")
-    assert as_script(*words, script=FINDS.format(names=STRAY)).returncode == 2
-    assert not list(tmp_path.glob("*.ran"))
-
-
-def test_a_path_through_this_package_to_what_others_define_is_refused():
-    with pytest.raises(ImportError, match="not defined in lightning_llm"):
-        imports.imported("lightning_llm.ablate.local.Path")
-    assert imports.imported("lightning_llm.optim.AdamW").__name__ == "AdamW"
 
 
 @pytest.mark.parametrize("section", ["model", "data"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightning_llm.__main__ import main
-from lightning_llm.cli.errors import COMMANDS, FIRST, OPTIONS, with_page
+from lightning_llm.cli.commands import COMMANDS, FIRST, OPTIONS, with_page
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = "lightning_llm.training.callbacks.SampleText"

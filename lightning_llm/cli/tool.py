@@ -1,0 +1,83 @@
+"""Tools: every command but those of the Trainer. A function with the decorator :func:`tool` is one."""
+
+import argparse
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from lightning_llm.cli.commands import page_of, with_page
+from lightning_llm.cli.errors import USER_ERROR, one_line, reports
+from lightning_llm.cli.process import interrupts
+
+Action = Callable[[argparse.Namespace], object]
+AddOptions = Callable[["OneLineParser"], object]
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """``argparse`` without the usage text before each error. Options cannot be abbreviated.
+
+    Args:
+        prog: As it is typed, such as ``lightning-llm data inspect``.
+        description: What the command does.
+        options: As in ``argparse``.
+    """
+
+    def __init__(self, prog: str, description: str | None = None, **options: Any) -> None:
+        page = page_of(prog.split()[1])
+        super().__init__(prog=prog, description=description, allow_abbrev=False, epilog=f"More: {page}", **options)
+
+    def error(self, message: str) -> NoReturn:
+        """One line, and status 2."""
+        line = f"{self.prog}: error: {message}; {self.prog} --help explains"
+        self.exit(USER_ERROR, f"{with_page(self.prog.split()[1], line)}\n")
+
+
+class Tool:
+    """A command of its own: call it with the words behind its name.
+
+    Calling it returns the exit status: 0; 2 after a line about what is wrong; 130 after a line about Ctrl-C. It raises
+    ``BrokenPipeError`` if nobody reads the output any more.
+
+    Args:
+        act: What it does with the options. Its docstring is shown by ``--help``.
+        prog: As it is typed, such as ``lightning-llm data``.
+        add_options: Adds its options to a parser.
+        mistakes: Errors that are a user's mistake, besides ``ValueError`` and ``OSError``.
+        when_interrupted: Added to the line about Ctrl-C.
+    """
+
+    def __init__(
+        self, act: Action, prog: str, add_options: AddOptions, *mistakes: type[Exception], when_interrupted: str = ""
+    ) -> None:
+        self.parser = OneLineParser(prog, act.__doc__)
+        add_options(self.parser)
+        self._act, self._when_interrupted = act, when_interrupted
+        self._mistakes: tuple[type[Exception], ...] = (ValueError, OSError, *mistakes)
+
+    def __call__(self, words: Sequence[str]) -> int:
+        """Run the tool with the words behind its name; returns the exit status."""
+        command = self.parser.prog.split()[1]
+        if command != "-m":  # of python -m benchmarks
+            interrupts.command = command
+        try:
+            options = self.parser.parse_args(words)
+        except SystemExit as leaving:  # --help, or a wrong option
+            return int(leaving.code or 0)
+        try:
+            self._act(options)
+        except BrokenPipeError:
+            raise
+        except KeyboardInterrupt:
+            return interrupts.say(interrupts.number or signal.SIGINT, self._when_interrupted)
+        except self._mistakes as error:
+            return reports.mistake(command, f"{self.parser.prog}: error: {one_line(error)}")
+        return 0
+
+
+def tool(add_options: AddOptions, *mistakes: type[Exception], **options: str) -> Callable[[Action], Tool]:
+    """Make a tool ``lightning-llm NAME`` of a function ``run_NAME``. Arguments as for :class:`Tool`."""
+
+    def made(act: Any) -> Tool:
+        return Tool(act, f"lightning-llm {act.__name__.removeprefix('run_')}", add_options, *mistakes, **options)
+
+    return made

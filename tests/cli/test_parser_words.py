@@ -1,0 +1,31 @@
+"""The messages of the parser in our words."""
+
+import pytest
+
+from lightning_llm.cli.parser_words import in_plain_words
+
+
+def test_a_message_of_any_length_is_shortened_in_time():
+    text = "Does not validate against any of the Union subtypes Subtypes: [ Errors: - Given value type: " * 5000
+    assert len(in_plain_words(text)) < 5000
+
+
+UNION = """Parser key "trainer.max_steps": Does not validate against any of the Union subtypes
+Subtypes: [<class 'int'>, <class 'NoneType'>]
+Errors:
+  - Expected a <class 'int'>. Got value: x
+  - Expected a <class 'NoneType'>. Got value: x
+Given value type: <class 'str'>
+Given value: x"""
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("Parser key \"a.b\": Expected a <class 'int'>. Got value: all", "a.b: expected a whole number, got all"),
+        (UNION, "trainer.max_steps: expected a whole number or null, got x"),
+        ("Expected a typing.Literal['a', 'b']. Got value: c", "expected one of 'a', 'b', got c"),
+    ],
+)
+def test_types_have_our_names(message, line):
+    assert in_plain_words(message) == line
