@@ -91,35 +91,6 @@ class MemoryBudget:
         return "" if self.plan is None else summary(self.plan, self.size) + overrides
 
 
-class PlannedModule:
-    """A model that keeps to its ``budget``.
-
-    Attributes:
-        budget: Of ``memory_budget``, if there is one.
-        plan: What was chosen for it.
-    """
-
-    budget: MemoryBudget | None = None
-    plan: Plan | None = None
-
-    def setup(self, stage: str) -> None:
-        """Plan, unless the data's ``setup`` has asked for it."""
-        trainer = cast(Any, self)._trainer
-        if stage == "fit" and self.plan is None:
-            self.keep_to_budget(getattr(trainer, "datamodule", None), trainer)
-
-    def keep_to_budget(self, data: Any, trainer: Any) -> None:
-        """Plan for ``memory_budget``; the data call this in their ``setup``. See :meth:`MemoryBudget.apply`."""
-        if self.budget is not None:
-            self.plan = self.budget.apply(self, data, trainer)
-            cast(Any, self).save_plain_hyperparameters()
-
-    @property
-    def plan_summary(self) -> str:
-        """``str(budget)``, by its name in 0.1, for one more version."""
-        return "" if self.budget is None else str(self.budget)
-
-
 def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
     """Bytes of the optimizer state, found by one step without storage.
 

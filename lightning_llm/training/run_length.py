@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from lightning_llm.data.batches import limited_batches
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine
+from lightning_llm.training.optimization import check_validated
 
 DEFAULT_WARMUP = 100  # steps
 LIGHTNINGS_EPOCHS = 1000  # of a run without any limit
@@ -43,14 +44,21 @@ def total_steps(trainer: Trainer, data: Any = None, accumulation: int | None = N
     return min(limits, default=None)
 
 
-def lambda_scheduler(schedule: Schedule | None, optimizer: Optimizer, trainer: Trainer) -> LambdaLR:
-    """The scheduler of one of our schedules. Until the length of the run is known, its factor is 0.
+def scheduler_of(schedule: Any, optimizer: Optimizer, trainer: Trainer) -> Any:
+    """The scheduler of a schedule. Until the length of the run is known, the factor of one of ours is 0.
 
     Args:
         schedule: ``None``: ``WarmupCosine`` over the run, or ``Constant`` after a warmup if the run has no known end.
+            A scheduler of torch is its own.
         optimizer: Its learning rates are multiplied by the factor.
         trainer: The trainer, which knows the length of the run.
+
+    Raises:
+        ValueError: The schedule follows the validation, and there is none.
     """
+    if not isinstance(schedule, Schedule | None):
+        check_validated(schedule, trainer)
+        return schedule
     data = getattr(trainer, "datamodule", None)
     is_known = trainer.train_dataloader is not None or isinstance(data, TokenDataModule)
     if _epochs(trainer) is not None and not is_known:

@@ -88,8 +88,6 @@ class RunLogger(TensorBoardLogger):
         """Hide what was logged after this step before the run was killed: it will be logged again."""
         self._kwargs["purge_step"] = step + 1
 
-    go_on_after = resume_after  # its name in 0.1, for one more version
-
     @property
     def log_dir(self) -> str:
         """The run directory."""

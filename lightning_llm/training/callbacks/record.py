@@ -20,6 +20,7 @@ from lightning_llm.training.callbacks.inputs import InputHashes
 from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
 from lightning_llm.training.callbacks.progress import StatusFile
 from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints
+from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.environment import record
 
 OF_TRAINER = ("max_steps", "max_epochs", "precision", "gradient_clip_val", "limit_train_batches", "limit_val_batches")
@@ -105,6 +106,13 @@ class RunRecord(StatusFile):
         more = {"validated_step": self._validated_step, "options": options_of(trainer, pl_module, data)}
         if self._folder is not None:
             write_summary(trainer, pl_module, data, self._folder, seconds, **more)
+
+
+def missing_callbacks(trainer: Trainer) -> list[Callback]:
+    """What a run needs for ``compare`` and does not have: with Lightning's own trainer, all of it."""
+    needed = {InputHashes: InputHashes, TrainingLog: TrainingLog, StatusFile: RunRecord}
+    missing = [make() for base, make in needed.items() if callback_of(trainer, base) is None]
+    return [] if trainer.barebones else missing
 
 
 def options_of(trainer: Trainer, model: LightningModule, data: Any) -> dict[str, Any]:

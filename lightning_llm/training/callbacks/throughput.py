@@ -104,7 +104,7 @@ class TrainingLog(Callback):
         """Add to the sums; log at log steps."""
         self._clock.mark("optimizer")
         loss = outputs["loss"].detach()  # already divided by the number of micro-batches in a step
-        counted = getattr(pl_module, "counted", None)
+        counted = getattr(getattr(pl_module, "step_loss", None), "counted", None)
         scale, count = counted or (trainer.accumulate_grad_batches, torch.ones_like(loss))
         sums = torch.stack([loss.to(count.dtype) * scale, count])
         self._sums = sums if self._sums is None else self._sums + sums
