@@ -38,11 +38,12 @@ from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.runs.directory import CONFIG
 from lightning_llm.runs.find import JOB, checkpoint_in, find_checkpoint, newest_run, run_of, step_in
-from lightning_llm.training.callbacks.consistency import RankConsistencyCheck, ResumeDiff
 from lightning_llm.training.callbacks.dashboard import RunLogger
 from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.callbacks.progress import StatusFile
-from lightning_llm.training.callbacks.record import callback_of
+from lightning_llm.training.callbacks.rank_consistency import RankConsistencyCheck
+from lightning_llm.training.callbacks.resume_diff import ResumeDiff
+from lightning_llm.training.callbacks.run_record import callback_of
 from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
 from lightning_llm.training.distributed import leave_groups
 from lightning_llm.training.environment import choose_precision, keep_freed_memory

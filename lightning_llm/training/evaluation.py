@@ -15,9 +15,10 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_llm.data.batches import IGNORED, EvalBatches, limited_batches
-from lightning_llm.data.datamodule import TokenDataModule, offered
+from lightning_llm.data.datamodule import TokenDataModule, data_attribute
 from lightning_llm.data.mixture import Source
 from lightning_llm.statistics.windows import MOST_BLOCKS, WINDOWS
+from lightning_llm.training.metrics import TRAIN_LOSS_EVAL
 
 
 class LanguageModelMetrics(Metric):
@@ -75,7 +76,7 @@ class Evaluation:
         self._loaders: list[tuple[list[str], float | None]] = []  # names of metrics, bytes per token
         for split, source in itertools.product(splits, sources):
             if source is None or split == "train":
-                self._loaders.append(([split], None if split == "train" else offered(data, "bytes_per_token")))
+                self._loaders.append(([split], None if split == "train" else data_attribute(data, "bytes_per_token")))
             else:
                 parts = [f"{split}/{source.name}"] if len(sources) > 1 else []
                 self._loaders.append(([split, *parts], source.store.bytes_per_token(split)))
@@ -123,7 +124,7 @@ class Evaluation:
             split, _, source = name.partition("/")
             found = metric.compute()
             if split == "train":
-                results["train_loss_eval"] = found["loss"]
+                results[TRAIN_LOSS_EVAL] = found["loss"]
             elif source:
                 results[f"{split}_loss/{source}"] = found["loss"]
             else:

@@ -17,7 +17,7 @@ from lightning_llm.checkpoints.compatibility import architecture_differences, ch
 from lightning_llm.checkpoints.reading import BEST, read_checkpoint, read_outline, step_files
 from lightning_llm.checkpoints.schema import FORMAT, WEIGHTS
 from lightning_llm.checkpoints.sharded import Rows, is_folder, local_rows
-from lightning_llm.data.datamodule import offered, tokenizer_of
+from lightning_llm.data.datamodule import data_attribute, tokenizer_of
 from lightning_llm.interop.reader import is_model_folder, read_folder
 from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.model.weights import only_finite, with_vocab_rows
@@ -69,7 +69,7 @@ class InitialWeights(NamedTuple):
         """Why a model of another architecture, or with data of another tokenizer, cannot start from these weights."""
         faults = []
         if wanted.vocab_size is None:
-            wanted = dataclasses.replace(wanted, vocab_size=offered(data, "vocab_size"))
+            wanted = dataclasses.replace(wanted, vocab_size=data_attribute(data, "vocab_size"))
         if differences := architecture_differences(self.config, wanted, ignored=free_fields(wanted)):
             faults.append(f"init_from {self.path} is of another architecture: {'; '.join(differences)}")
         used = tokenizer_of(data)

@@ -24,9 +24,9 @@ from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.groups import Group, GroupRule, own_rates, param_groups
 from lightning_llm.optim.schedules import Schedule
 from lightning_llm.training.budget import MemoryBudget
-from lightning_llm.training.callbacks.record import missing_callbacks
+from lightning_llm.training.callbacks.run_record import missing_callbacks
 from lightning_llm.training.distributed import build_for, share_work
-from lightning_llm.training.environment import print_changes, record, seed_dropout, switch_tf32
+from lightning_llm.training.environment import environment_of, print_changes, seed_dropout, switch_tf32
 from lightning_llm.training.evaluation import Evaluation
 from lightning_llm.training.initial_weights import start_from
 from lightning_llm.training.optimization import follow_metrics, switch_weights
@@ -308,8 +308,8 @@ class LanguageModel(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the tokenizer: a checkpoint alone is enough to generate text."""
         tokenizer = tokenizer_of(getattr(self._trainer, "datamodule", None))
-        content = None if tokenizer is None else tokenizer.to_str()
-        checkpoint[FORMAT] = {"format_version": FORMAT_VERSION, "tokenizer": content, EXECUTION: record(self.trainer)}
+        content = {"format_version": FORMAT_VERSION, "tokenizer": None if tokenizer is None else tokenizer.to_str()}
+        checkpoint[FORMAT] = {**content, EXECUTION: environment_of(self.trainer)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that the checkpoint fits, and convert Lightning's counts of micro-batches to this run's size."""

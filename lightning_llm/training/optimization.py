@@ -15,7 +15,7 @@ from lightning.pytorch import Trainer
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-MONITORED = "val_loss"
+from lightning_llm.training.metrics import VAL_LOSS
 
 
 def switch_weights(optimizers: Iterable[Optimizer], mode: Literal["train", "eval"]) -> None:
@@ -64,7 +64,7 @@ def follow_metrics(trainer: Trainer, metrics: Mapping[str, float]) -> None:
         return
     for scheduler in (config.scheduler for config in trainer.lr_scheduler_configs):
         if isinstance(scheduler, ReduceLROnPlateau):
-            monitor = getattr(scheduler, "monitor", MONITORED)
+            monitor = getattr(scheduler, "monitor", VAL_LOSS)
             if monitor not in metrics:
                 raise ValueError(f"model.schedule monitors {monitor!r}: choose one of {', '.join(metrics)}")
             scheduler.step(metrics[monitor])

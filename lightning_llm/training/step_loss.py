@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_llm.checkpoints.loop_state import micro_batch_of_step
-from lightning_llm.model.loss import IGNORED
+from lightning_llm.data.batches import IGNORED
 from lightning_llm.optim.clipping import clip_grad_norm_
 
 Batch = dict[str, Tensor]

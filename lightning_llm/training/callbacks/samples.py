@@ -14,7 +14,8 @@ from lightning_llm.checkpoints.loop_state import step_is_complete
 from lightning_llm.data.datamodule import tokenizer_of
 from lightning_llm.generation import generate
 from lightning_llm.io.console import Console
-from lightning_llm.training.callbacks.dashboard import SAMPLES, tensorboard_writers
+from lightning_llm.training.callbacks.dashboard import tensorboard_writers
+from lightning_llm.training.metrics import SAMPLES
 from lightning_llm.training.optimization import evaluated
 from lightning_llm.training.preflight import refuse
 

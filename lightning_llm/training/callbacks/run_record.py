@@ -12,16 +12,17 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from lightning_llm.data.datamodule import TokenDataModule, offered
+from lightning_llm.data.datamodule import TokenDataModule, data_attribute
 from lightning_llm.io.atomic import remove_path, write_json
 from lightning_llm.runs.directory import FINISHED, RUNNING, SUMMARY, WINDOWS, run_dir_of, write_status
-from lightning_llm.training.callbacks.consistency import ResumeDiff
+from lightning_llm.training import metrics
 from lightning_llm.training.callbacks.inputs import InputHashes
 from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
 from lightning_llm.training.callbacks.progress import StatusFile
+from lightning_llm.training.callbacks.resume_diff import ResumeDiff
 from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.throughput import TrainingLog
-from lightning_llm.training.environment import record
+from lightning_llm.training.environment import environment_of
 
 OF_TRAINER = ("max_steps", "max_epochs", "precision", "gradient_clip_val", "limit_train_batches", "limit_val_batches")
 
@@ -44,20 +45,23 @@ def write_summary(
         seconds: How long it trained.
         more: Further fields.
     """
-    steps, metrics = trainer.global_step, {name: float(value) for name, value in trainer.callback_metrics.items()}
-    evaluation, checkpoints = getattr(model, "evaluation", None), callback_of(trainer, RunCheckpoints)
+    steps = trainer.global_step
+    results = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    evaluation = getattr(model, "evaluation", None)
+    checkpoints = callback_of(trainer, RunCheckpoints)
+    inputs = callback_of(trainer, InputHashes)
     windows = None if evaluation is None else evaluation.windows(trainer)  # every process must ask
-    newest, inputs = None if checkpoints is None else checkpoints.newest, callback_of(trainer, InputHashes)
+    newest = None if checkpoints is None else checkpoints.newest
     summary = {
-        "val_loss": metrics.get("val_loss"),  # none with trainer.limit_val_batches 0
-        "perplexity": metrics.get("val_perplexity"),
-        "bits_per_byte": metrics.get("val_bits_per_byte"),
-        "train_loss": metrics.get("train_loss_eval"),
+        "val_loss": results.get(metrics.VAL_LOSS),  # none with trainer.limit_val_batches 0
+        "perplexity": results.get(metrics.VAL_PERPLEXITY),
+        "bits_per_byte": results.get(metrics.VAL_BITS_PER_BYTE),
+        "train_loss": results.get(metrics.TRAIN_LOSS_EVAL),
         "best_val_loss": None if checkpoints is None else checkpoints.best_loss,
         "steps": steps,
-        **({} if (tokens := offered(data, "tokens_per_step")) is None else {"tokens": steps * tokens}),
+        **({} if (tokens := data_attribute(data, "tokens_per_step")) is None else {"tokens": steps * tokens}),
         "seconds": round(seconds, 3),
-        **record(trainer),
+        **environment_of(trainer),
         "changed_on_resume": getattr(callback_of(trainer, ResumeDiff), "changes", []),
         "peak_memory_gib": getattr(callback_of(trainer, MemoryProfiler), "highest_gib", None),
         "checkpoint": None if newest is None else str(newest),

@@ -5,12 +5,8 @@ import torch
 import torch.distributed as dist
 
 from lightning_llm.training import callbacks
-from lightning_llm.training.callbacks.consistency import (
-    RankConsistencyCheck,
-    ResumeDiff,
-    differences_of,
-    gather,
-)
+from lightning_llm.training.callbacks.rank_consistency import RankConsistencyCheck, differences_of, gather
+from lightning_llm.training.callbacks.resume_diff import ResumeDiff
 from lightning_llm.training.environment import code_digest
 
 
