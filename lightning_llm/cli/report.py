@@ -24,7 +24,7 @@ from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.run_record import callback_of, write_summary
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.distributed import is_sharded
-from lightning_llm.training.preflight import Check, refuse
+from lightning_llm.training.preflight import Check, raise_all
 from lightning_llm.training.run_length import total_steps
 
 COMPILES = "the first step and the first validation wait until the {} compiled (mode {})"
@@ -41,7 +41,7 @@ def print_checks(checks: Sequence[Check]) -> None:
     for check in checks:
         table.add_row("[red]error[/]" if check.fault else "ok", f"[bold]{check.name}", escape(check.finding))
     _console().print(table)
-    refuse(check.fault for check in checks if check.fault)
+    raise_all(check.fault for check in checks if check.fault)
     print("ok")
 
 

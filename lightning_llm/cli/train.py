@@ -49,7 +49,7 @@ from lightning_llm.training.distributed import leave_groups
 from lightning_llm.training.environment import choose_precision, keep_freed_memory
 from lightning_llm.training.initial_weights import check_trust
 from lightning_llm.training.module import LanguageModel
-from lightning_llm.training.preflight import refuse
+from lightning_llm.training.preflight import raise_all
 from lightning_llm.training.trainer import Trainer
 
 PLAN = "plan.json"
@@ -206,7 +206,7 @@ class TrainingCLI(LightningCLI):
         """Run the pre-flight checks in one process, as preparing the data does; lock the run until the report."""
         trainer: Any = self.trainer
         if trainer.is_global_zero:
-            refuse(check.fault for check in trainer.preflight(self.model, self.datamodule) if check.fault)
+            raise_all(check.fault for check in trainer.preflight(self.model, self.datamodule) if check.fault)
         if trainer.num_nodes > 1 and trainer.local_rank == 0:
             print(jobs.waiting_line(trainer), file=sys.stderr)
         trainer.open_run()

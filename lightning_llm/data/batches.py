@@ -223,13 +223,13 @@ def prompt_batches(tokenizer: Tokenizer, prompts: list[str]) -> EvalBatches:
     Raises:
         ValueError: If the tokenizer cannot encode a prompt, or a prompt is empty and there is no end-of-text token.
     """
-    found: list[dict[str, Any]] = []
+    batches: list[dict[str, Any]] = []
     for prompt in prompts:
         ids = tokenizer.encode(prompt)
         if not ids and tokenizer.eos_token_id is None:
             raise ValueError(f"an empty prompt needs end of text, which tokenizer {tokenizer.kind!r} lacks")
-        found.append({"input_ids": torch.tensor([ids or [tokenizer.eos_token_id]]), "prompt": prompt})
-    return EvalBatches(lambda number: found[number], len(found), rank=0, world_size=1)
+        batches.append({"input_ids": torch.tensor([ids or [tokenizer.eos_token_id]]), "prompt": prompt})
+    return EvalBatches(lambda number: batches[number], len(batches), rank=0, world_size=1)
 
 
 def every_target_once(reader: WindowReader, batch_size: int, **share: Any) -> EvalBatches:

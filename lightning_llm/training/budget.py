@@ -149,22 +149,22 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any, reserve: int | Non
 def _overridden(model: Any, data: TokenDataModule, plan: Plan) -> list[str]:
     """The options that are not at their defaults and that a plan sets to something else, with their values."""
     architecture: ModelConfig = model.architecture
-    given = {  # null: at its default
+    options = {  # null: at its default
         "data.micro_batch_size": data.micro_batch_size,
         "model.architecture.checkpoint_level": architecture.checkpoint_level or None,
         "model.architecture.recompute": None if architecture.recompute == "none" else architecture.recompute,
         "model.loss_chunks": model.loss_chunks,
     }
     chosen = chosen_options(plan)
-    return [f"{name} {value}" for name, value in given.items() if value is not None and value != chosen[name]]
+    return [f"{name} {value}" for name, value in options.items() if value is not None and value != chosen[name]]
 
 
 def _cost_model(device: torch.device, tf32: bool) -> CostModel:
     if device.type not in GENERIC:
         raise ValueError(f"memory_budget knows CPUs and CUDA devices, not {device.type}: set the sizes yourself")
-    known = GENERIC[device.type]
+    spec = GENERIC[device.type]
     if device.type == "cuda":
         with suppress(ValueError):  # no peak is printed from it, and the order of settings is nearly that of any GPU
-            known = find_device(torch.cuda.get_device_name(device))
+            spec = find_device(torch.cuda.get_device_name(device))
     is_tf32 = tf32 and device.type == "cuda"  # a CPU ignores torch's setting
-    return CostModel(device=known, kind=cast(Literal["cpu", "cuda"], device.type), tf32=is_tf32)
+    return CostModel(device=spec, kind=cast(Literal["cpu", "cuda"], device.type), tf32=is_tf32)

@@ -175,25 +175,25 @@ class ShardedStrategy(ModelParallelStrategy):
             optimizer.load_state_dict({**saved, "state": state})
 
 
-def strategy_for(given: Any) -> Any:
+def strategy_for(option: Any) -> Any:
     """The strategy that ``trainer.strategy`` means: the word ``fsdp2``, and Lightning's class, are ours.
 
     Raises:
         ValueError: FSDP1, or a kind of parallelism that the model has no plan for.
     """
-    if given in (NAME, DEFERRED):
-        return ShardedStrategy(defer_reduction=given == DEFERRED)
-    if isinstance(given, FSDPStrategy) or (isinstance(given, str) and given.startswith("fsdp")):
-        name = given if isinstance(given, str) else type(given).__name__
+    if option in (NAME, DEFERRED):
+        return ShardedStrategy(defer_reduction=option == DEFERRED)
+    if isinstance(option, FSDPStrategy) or (isinstance(option, str) and option.startswith("fsdp")):
+        name = option if isinstance(option, str) else type(option).__name__
         raise ValueError(f"trainer.strategy {name} is FSDP1, for which the model has no plan: write {NAME}")
-    if not isinstance(given, ModelParallelStrategy) or isinstance(given, ShardedStrategy):
-        return given
+    if not isinstance(option, ModelParallelStrategy) or isinstance(option, ShardedStrategy):
+        return option
     return ShardedStrategy(
-        given._data_parallel_size,
-        tensor_parallel_size=given._tensor_parallel_size,
-        save_distributed_checkpoint=given._save_distributed_checkpoint,
-        process_group_backend=given._process_group_backend,
-        timeout=given._timeout,
+        option._data_parallel_size,
+        tensor_parallel_size=option._tensor_parallel_size,
+        save_distributed_checkpoint=option._save_distributed_checkpoint,
+        process_group_backend=option._process_group_backend,
+        timeout=option._timeout,
     )
 
 

@@ -70,8 +70,8 @@ _own_code = functools.cache(code_digest)  # of the first save: later edits do no
 
 def uses_tf32(trainer: Any) -> bool:
     """Whether matmuls of float32 may use TF32: ``trainer.tf32``, or torch's setting."""
-    asked = getattr(trainer, "tf32", None)
-    return torch.get_float32_matmul_precision() != "highest" if asked is None else bool(asked)
+    option = getattr(trainer, "tf32", None)
+    return torch.get_float32_matmul_precision() != "highest" if option is None else bool(option)
 
 
 def switch_tf32(trainer: Any) -> None:

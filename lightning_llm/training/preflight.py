@@ -50,7 +50,7 @@ class Check(NamedTuple):
     fault: str = ""
 
 
-def refuse(errors: Iterable[str]) -> None:
+def raise_all(errors: Iterable[str]) -> None:
     """Raise a ``ValueError`` that lists all errors, if there are any."""
     if listed := list(errors):
         raise ValueError("; ".join(listed))
@@ -79,7 +79,7 @@ def check_options(options: Mapping[str, Any], callbacks: Sequence[Any]) -> None:
             "trainer.val_check_interval must be a number of steps above 0 or a fraction above 0, at most 1.0, got 0: "
             "for no validation set trainer.limit_val_batches to 0"
         )
-    refuse([*errors, *_accumulation_errors(callbacks)])
+    raise_all([*errors, *_accumulation_errors(callbacks)])
 
 
 def check_nodes(environment: ClusterEnvironment, num_nodes: int) -> None:
@@ -90,8 +90,8 @@ def check_nodes(environment: ClusterEnvironment, num_nodes: int) -> None:
     """
     if num_nodes == 1 or type(environment) is not LightningEnvironment:  # a launcher's, or the user's own
         return
-    found = {**os.environ, "NODE_RANK": os.environ.get("NODE_RANK") or os.environ.get("GROUP_RANK")}
-    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if not found.get(name)]:
+    variables = {**os.environ, "NODE_RANK": os.environ.get("NODE_RANK") or os.environ.get("GROUP_RANK")}
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if not variables.get(name)]:
         raise ValueError(
             f"trainer.num_nodes {num_nodes}: the other nodes cannot find this process, which would wait forever: "
             f"{', '.join(missing)} not set. Start the command on every node with torchrun or SLURM "
@@ -107,7 +107,7 @@ def check_setup(model: Any, trainer: Any) -> None:
     """
     data, errors = getattr(trainer, "datamodule", None), [*_compile_errors(model, trainer), *_tf32_errors(trainer)]
     errors += [check.fault for check in _fit_together(model.architecture, data) if check.fault]
-    refuse([*errors, *(_accumulation_errors(trainer.callbacks) if isinstance(data, TokenDataModule) else ())])
+    raise_all([*errors, *(_accumulation_errors(trainer.callbacks) if isinstance(data, TokenDataModule) else ())])
 
 
 def check_batch(batch: Any) -> None:
@@ -204,13 +204,13 @@ def _fit_together(architecture: ModelConfig, data: Any) -> Iterator[Check]:
 
 def _initial_weights(model: Any, data: Any) -> Iterator[Check]:
     """Those of ``init_from``, if they exist: a resumed run does not need them."""
-    given = getattr(model, "init_from", None)
-    if given is not None and Path(given).exists():
+    init_from = getattr(model, "init_from", None)
+    if init_from is not None and Path(init_from).exists():
         try:
-            fault = read_initial_weights(given).fault(model.architecture, data)
+            fault = read_initial_weights(init_from).fault(model.architecture, data)
         except ValueError as error:
             fault = str(error)
-        yield Check("weights", f"those of {given}", fault)
+        yield Check("weights", f"those of {init_from}", fault)
 
 
 def _compiler(model: Any, trainer: Any) -> Iterator[Check]:
@@ -248,10 +248,12 @@ def _texts(data: TokenDataModule, problems: Mapping[str, str]) -> Iterator[Check
 
 def _devices(trainer: Any) -> Iterator[Check]:
     """On a CPU a device is a process; Lightning accepts any number of them."""
-    cores, asked = os.cpu_count() or 1, trainer.num_devices
-    if trainer.strategy.root_device.type == "cpu" and asked > 1:
-        fault = f"trainer.devices {asked}: this machine has {cores} cores, and each process needs one; ask for fewer"
-        yield Check("devices", f"{asked} processes on {cores} cores", fault if asked > cores else "")
+    cores, processes = os.cpu_count() or 1, trainer.num_devices
+    if trainer.strategy.root_device.type == "cpu" and processes > 1:
+        fault = (
+            f"trainer.devices {processes}: this machine has {cores} cores, and each process needs one; ask for fewer"
+        )
+        yield Check("devices", f"{processes} processes on {cores} cores", fault if processes > cores else "")
 
 
 def _budget(model: Any, data: Any, trainer: Any) -> Iterator[Check]:

@@ -246,8 +246,8 @@ def _with_defaults(callbacks: list[Any], *, progress: bool, checkpoints: bool) -
     """The user's callbacks, and ours of which there is none of the same kind."""
     defaults: list[pl.Callback] = [TrainingLog(), MemoryProfiler(), Dashboard()]
     defaults += [RunCheckpoints()] if checkpoints else []
-    missing = [one for one in defaults if not any(isinstance(given, type(one)) for given in callbacks)]
-    if progress and not any(isinstance(given, ProgressBar) for given in callbacks):
+    missing = [one for one in defaults if not any(isinstance(callback, type(one)) for callback in callbacks)]
+    if progress and not any(isinstance(callback, ProgressBar) for callback in callbacks):
         missing.append(StepProgressBar())
     # InputHashes is first: what others save at the end of a step contains that step. StopOnSignal is last: it ends the
     # run after the others have seen the step

@@ -148,16 +148,16 @@ def tensorboard_writers(trainer: Trainer) -> list[Any]:
 def _hyperparameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
     """The options of the command line, or the module's own hyperparameters, by short names."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    given = next((callback.options for callback in callbacks if isinstance(callback, ResumeDiff)), None)
-    options = short_options(dict(pl_module.hparams) if given is None else given)
+    recorded = next((callback.options for callback in callbacks if isinstance(callback, ResumeDiff)), None)
+    options = short_options(dict(pl_module.hparams) if recorded is None else recorded)
     options["trainer.precision"] = trainer.precision  # as "auto" was resolved
-    found = {}
+    hyperparameters = {}
     for name, value in options.items():
         section, _, option = name.partition(".")
         if value is not None and (section != "trainer" or option in TRAINER_OPTIONS):
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            found[name] = value if is_number else shown(value)
-    return found
+            hyperparameters[name] = value if is_number else shown(value)
+    return hyperparameters
 
 
 def _add_histograms(trainer: Trainer, prefix: str, tensors: Mapping[str, Tensor], step: int) -> None:

@@ -77,10 +77,10 @@ class StopOnNonFinite(Callback):
         values += [local(weight.detach()).sum(dtype=torch.float32) for weight in weights]
         if not values:
             return
-        found = not bool(torch.stack(values).isfinite().all())
+        is_non_finite = not bool(torch.stack(values).isfinite().all())
         if trainer.world_size > 1:
-            found = trainer.strategy.reduce_boolean_decision(found, all=False)
-        if found:
+            is_non_finite = trainer.strategy.reduce_boolean_decision(is_non_finite, all=False)
+        if is_non_finite:
             self._report(trainer)
         self._values.clear()
 

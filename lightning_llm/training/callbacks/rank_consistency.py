@@ -65,22 +65,25 @@ def differences_of(all_facts: list[Facts]) -> list[str]:
     for rank, facts in enumerate(others, start=1):
         names = sorted((first.keys() | facts.keys()) - {"host"})
         pairs = [(name, facts.get(name), first.get(name)) for name in names]
-        if found := [f"{name} is {own} there and {zero} in process 0" for name, own, zero in pairs if own != zero]:
-            more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-            lines.append(f"process {rank} on {facts.get('host')}: {', '.join(found[:SHOWN])}{more}")
+        differences = [
+            f"{name} is {there} there and {zero} in process 0" for name, there, zero in pairs if there != zero
+        ]
+        if differences:
+            more = f" and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
+            lines.append(f"process {rank} on {facts.get('host')}: {', '.join(differences[:SHOWN])}{more}")
     return lines
 
 
 def gather(facts: Facts, group: Any) -> list[Facts]:
     """The facts of all ranks, in order. As JSON, since torch's own way to gather objects unpickles them."""
-    own = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)
+    content = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(own)]), group=group)
+    dist.all_gather(sizes, torch.tensor([len(content)]), group=group)
     padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
-    padded[: len(own)] = own
-    found = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(found, padded, group=group)
-    return [json.loads(bytes(one[: int(size)].tolist())) for one, size in zip(found, sizes, strict=True)]
+    padded[: len(content)] = content
+    contents = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(contents, padded, group=group)
+    return [json.loads(bytes(padded[: int(size)].tolist())) for padded, size in zip(contents, sizes, strict=True)]
 
 
 SameEverywhere = RankConsistencyCheck  # its name in 0.1, for one more version

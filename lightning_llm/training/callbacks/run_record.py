@@ -29,7 +29,8 @@ OF_TRAINER = ("max_steps", "max_epochs", "precision", "gradient_clip_val", "limi
 
 def callback_of(trainer: Trainer, kind: type[Callback]) -> Any:
     """The first callback of this class, or ``None``."""
-    return next((each for each in trainer.callbacks if isinstance(each, kind)), None)  # type: ignore[attr-defined]
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return next((callback for callback in callbacks if isinstance(callback, kind)), None)
 
 
 def write_summary(

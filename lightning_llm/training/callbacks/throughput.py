@@ -202,17 +202,17 @@ def utilization_of(trainer: Trainer, architecture: Any, peak_tflops: float | Non
     return Utilization(flops, peak * trainer.world_size, note)
 
 
-def _peak_of(trainer: Trainer, given: float | None) -> tuple[float, str]:
+def _peak_of(trainer: Trainer, peak_tflops: float | None) -> tuple[float, str]:
     """FLOP per second of one device, and its source; a ValueError says why there is none."""
-    if given is not None:
-        return given * TERA, f"peak {given:g} TFLOP/s, as given"
+    if peak_tflops is not None:
+        return peak_tflops * TERA, f"peak {peak_tflops:g} TFLOP/s, as given"
     device, dtype = trainer.strategy.root_device, _matmul_dtype(str(trainer.precision))
     if device.type != "cuda":
         raise ValueError(f"no peak is known for this {device.type}; give peak_tflops to the TrainingLog callback")
-    known = find_device(torch.cuda.get_device_name(device))
-    if dtype not in known.flops:
-        raise ValueError(f"{known.name} has no {dtype} matrix multiplications")
-    return known.flops[dtype], f"peak {known.flops[dtype] / TERA:g} TFLOP/s in {dtype} ({known.source})"
+    spec = find_device(torch.cuda.get_device_name(device))
+    if dtype not in spec.flops:
+        raise ValueError(f"{spec.name} has no {dtype} matrix multiplications")
+    return spec.flops[dtype], f"peak {spec.flops[dtype] / TERA:g} TFLOP/s in {dtype} ({spec.source})"
 
 
 def _matmul_dtype(precision: str) -> str:
