@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
-import lightning.pytorch as pl
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ CompileMode = Literal["default", "max-autotune-no-cudagraphs"]  # torch's modes 
 PREDICTED_TOKENS = 100
 
 
-class LanguageModel(pl.LightningModule):
+class LanguageModel(LightningModule):
     """A transformer and how it is trained.
 
     Args:
@@ -143,7 +143,7 @@ class LanguageModel(pl.LightningModule):
             compile_ = self.transformer.compile if self.compile_scope == "model" else self.transformer.compile_blocks
             compile_(mode=self.compile_mode)
 
-    def configure_callbacks(self) -> list[pl.Callback]:
+    def configure_callbacks(self) -> list[Callback]:
         """The training log and what ``compare`` reads, once, with any trainer."""
         return missing_callbacks(self.trainer)
 
