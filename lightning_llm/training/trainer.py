@@ -29,8 +29,8 @@ from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 from lightning_llm.training.distributed import strategy_for
 from lightning_llm.training.environment import choose_precision
 from lightning_llm.training.json_logger import JSONLinesLogger
-from lightning_llm.training.optimization import evaluated
 from lightning_llm.training.preflight import Check, check_nodes, check_options, check_run
+from lightning_llm.training.schedule_free import evaluated
 
 Plugin = Precision | ClusterEnvironment | CheckpointIO | LayerSync  # as in Lightning
 NOTHING = nullcontext()

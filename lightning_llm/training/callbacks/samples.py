@@ -16,8 +16,8 @@ from lightning_llm.generation import generate
 from lightning_llm.io.console import Console
 from lightning_llm.training.callbacks.dashboard import tensorboard_writers
 from lightning_llm.training.metrics import SAMPLES
-from lightning_llm.training.optimization import evaluated
 from lightning_llm.training.preflight import raise_all
+from lightning_llm.training.schedule_free import evaluated
 
 LEAST = {"every_n_steps": 1, "max_new_tokens": 1, "temperature": 0, "top_k": 1}
 
