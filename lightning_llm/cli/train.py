@@ -45,6 +45,7 @@ from lightning_llm.training.callbacks.rank_consistency import RankConsistencyChe
 from lightning_llm.training.callbacks.resume_diff import ResumeDiff
 from lightning_llm.training.callbacks.run_record import callback_of
 from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
+from lightning_llm.training.checkpoint_io import refuse_code
 from lightning_llm.training.distributed import leave_groups
 from lightning_llm.training.environment import choose_precision, keep_freed_memory
 from lightning_llm.training.initial_weights import check_trust
@@ -134,8 +135,7 @@ class TrainingCLI(LightningCLI):
         asked = self._options.trainer
         if line := command_line.set_length(asked, self._words):
             _say(f"lightning-llm {self.subcommand}: {line}")
-        if self._options.get("weights_only") is False:
-            raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
+        refuse_code(self._options.get("weights_only"))
         if issubclass(self.classes["data"], TokenDataModule):
             command_line.check_store(self._options.data, self._words)
         elif self.subcommand == "predict":

@@ -70,8 +70,7 @@ class AtomicCheckpointIO(CheckpointIO):
         self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Read ``path``, tensors to ``map_location`` (default: the CPU)."""
-        if weights_only is False:
-            raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
+        refuse_code(weights_only)
         return read_checkpoint(path, map_location, needs=LIGHTNING)
 
     def remove_checkpoint(self, path: str | Path) -> None:
@@ -84,3 +83,13 @@ class AtomicCheckpointIO(CheckpointIO):
             self.wait()
         except OSError as error:
             print(error, file=sys.stderr)
+
+
+def refuse_code(weights_only: bool | None) -> None:
+    """Refuse an option of Lightning with which torch would run what a checkpoint names.
+
+    Raises:
+        ValueError: It is false.
+    """
+    if weights_only is False:
+        raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")

@@ -35,7 +35,7 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import local
 from lightning_llm.optim.muon import MuonAdamW
-from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
+from lightning_llm.training.checkpoint_io import AtomicCheckpointIO, refuse_code
 
 NAME, DEFERRED = "fsdp2", "fsdp2_deferred"
 DEVICES = ("cpu", "cuda")
@@ -149,8 +149,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Read all but the tensors, which are read from their files when they are needed."""
-        if weights_only is False:
-            raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
+        refuse_code(weights_only)
         return read_checkpoint(Path(self.broadcast(checkpoint_path)), mmap=True, needs=LIGHTNING)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:

@@ -56,16 +56,14 @@ class StepLoss:
             return loss
         if micro_batch_of_step(trainer) == 0:
             self._total = None
-            self._choose_unit(1.0 if targets is None else float(max(1, targets.numel())), trainer)
+            size = 1.0 if targets is None else float(max(1, targets.numel()))
+            if trainer.world_size == 1:
+                self._unit = size
+            elif not self._unit:  # the same in all processes
+                self._unit = trainer.strategy.broadcast(size)
         self._total = count if self._total is None else self._total + count
         self.counted = self._unit * trainer.accumulate_grad_batches, count
         return loss * (count / self._unit).to(loss.dtype)
-
-    def _choose_unit(self, size: float, trainer: Trainer) -> None:
-        if trainer.world_size == 1:
-            self._unit = size
-        elif not self._unit:  # the same in all processes
-            self._unit = trainer.strategy.broadcast(size)
 
     def finish(
         self, optimizer: Optimizer, clip_value: float | None, clip_algorithm: str | None, trainer: Trainer
