@@ -29,7 +29,8 @@ from lightning_llm.measure.timer import now
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
-from lightning_llm.training.callbacks.consistency import RankConsistencyCheck, ResumeDiff
+from lightning_llm.training.callbacks.rank_consistency import RankConsistencyCheck
+from lightning_llm.training.callbacks.resume_diff import ResumeDiff
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from lightning_llm.__main__ import main
 from lightning_llm.cli.train import cli_main
 
 TINY = {
@@ -58,3 +59,28 @@ def error_line(capsys):
         return lines[0]
 
     return line
+
+
+@pytest.fixture
+def refused(flags, tmp_path, monkeypatch, capsys):
+    """``refused("fit", …)``: the one line that a command answers with; all files are as before."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words, tiny=True, **changes):
+        before = contents(tmp_path)
+        assert main([*words, *(flags(**changes) if tiny else [])]) == 2
+        error = capsys.readouterr().err.strip()
+        assert "Traceback" not in error
+        assert len(error.splitlines()) == 1, error
+        assert error.startswith(f"lightning-llm {words[0]}: error: "), error
+        after = contents(tmp_path)
+        # the token store may have been prepared, whole; no run may have begun
+        assert {name: after[name] for name in before} == before
+        assert not [name for name in after if name.startswith("runs") or ".tmp" in name], after.keys()
+        return error
+
+    return run
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -21,10 +21,11 @@ from lightning_llm.ablate.plan import PLAN, RUNS
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.runs.event_files import read_curves
 from lightning_llm.runs.names import EVENTS, THREADS, Run, descriptions, made_different, option_columns
-from lightning_llm.runs.options import MEMORY, PEAK, SEEDS, identity
+from lightning_llm.runs.options import SEEDS, identity
 from lightning_llm.runs.status import read_summary
 from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, VALIDATION_BATCHES, mismatch
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
+from lightning_llm.training.metrics import MEMORY, PEAK
 
 LOSS, BITS, PEAK_MEMORY = "val_loss", "bits_per_byte", "peak_memory_gib"
 METRICS = {  # key in summary.json: what it is, its unit, digits

@@ -19,6 +19,7 @@ from itertools import product
 from typing import Any
 
 from lightning_llm.accounting.counts import Measured, parameters_by_part
+from lightning_llm.accounting.global_batch import rows_per_micro_batch
 from lightning_llm.accounting.hardware import Reserve
 from lightning_llm.accounting.memory import (
     LEVELS,
@@ -127,10 +128,7 @@ class Planner:
     """
 
     def __init__(self, task: Task, tick: Callable[[], object] = lambda: None) -> None:
-        share, rest = divmod(task.global_batch_size, task.world_size)
-        if rest:
-            uneven = f"global_batch_size {task.global_batch_size} cannot be divided by {task.world_size} processes"
-            raise ValueError(f"{uneven}: change one of them")
+        share = rows_per_micro_batch(task.global_batch_size, None, task.world_size)
         parameters_by_part(task.config, task.measured)  # reports what is not covered before anything else fails on it
         self.task, self._tick = task, tick
         if share > MOST_ROWS:

@@ -7,6 +7,7 @@ import argparse
 from typing import Any
 
 from lightning_llm.accounting.counts import parameter_terms, parameters_by_part, step_flops
+from lightning_llm.accounting.global_batch import rows_per_micro_batch
 from lightning_llm.accounting.hardware import shown_duration, shown_size
 from lightning_llm.accounting.memory import (
     SharedMemory,
@@ -56,12 +57,8 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
     """
     run = read_run(options)
     world_size, rows_per_step = run.world_size, run.global_batch_size
-    rows = options.micro_batch_size or run.micro_batch_size or max(1, rows_per_step // world_size)
-    if rows < 1 or rows_per_step % (rows * world_size):
-        raise ValueError(
-            f"global_batch_size {rows_per_step} is not a multiple of micro-batch size {rows} times "
-            f"--world-size {world_size}: change one of them"
-        )
+    micro_batch_size = options.micro_batch_size or run.micro_batch_size or None
+    rows = rows_per_micro_batch(rows_per_step, micro_batch_size, world_size)
     strategy = run.strategy if world_size > 1 else None
     settings: dict[str, Any] = {
         "context_length": run.context_length,

@@ -16,16 +16,16 @@ from rich.table import Table
 
 from lightning_llm.checkpoints.names import BEST
 from lightning_llm.cli.custom_classes import is_custom_class, path_of
-from lightning_llm.data.datamodule import TokenDataModule, offered, tokenizer_of
+from lightning_llm.data.datamodule import TokenDataModule, data_attribute, tokenizer_of
 from lightning_llm.generation import generate
 from lightning_llm.io.console import Console
 from lightning_llm.io.trust import TRUST_CODE
 from lightning_llm.runs.directory import run_dir_of
-from lightning_llm.training.callbacks.record import callback_of, write_summary
 from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints
+from lightning_llm.training.callbacks.run_record import callback_of, write_summary
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.distributed import is_sharded
-from lightning_llm.training.preflight import Check, refuse
+from lightning_llm.training.preflight import Check, raise_all
 from lightning_llm.training.run_length import total_steps
 
 COMPILES = "the first step and the first validation wait until the {} compiled (mode {})"
@@ -42,7 +42,7 @@ def print_checks(checks: Sequence[Check]) -> None:
     for check in checks:
         table.add_row("[red]error[/]" if check.fault else "ok", f"[bold]{check.name}", escape(check.finding))
     _console().print(table)
-    refuse(check.fault for check in checks if check.fault)
+    raise_all(check.fault for check in checks if check.fault)
     print("ok")
 
 
@@ -217,7 +217,7 @@ def _describe_data(data: Any) -> str:
 def _describe_steps(trainer: Trainer) -> str:
     data = trainer.datamodule  # type: ignore[attr-defined]
     accumulation = f" in {n} micro-batches" if (n := trainer.accumulate_grad_batches) > 1 else ""
-    is_token_data, tokens = isinstance(data, TokenDataModule), offered(data, "tokens_per_step")
+    is_token_data, tokens = isinstance(data, TokenDataModule), data_attribute(data, "tokens_per_step")
     size = "" if tokens is None else f"of {tokens:,} tokens"
     size += f" ({data.global_batch_size} × {data.context_length}{accumulation})" if is_token_data else accumulation
     if (steps := total_steps(trainer)) is None:

@@ -40,17 +40,19 @@ from lightning_llm.io.trust import TRUST_CODE
 from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.runs.directory import CONFIG, JOB
 from lightning_llm.runs.find import find_checkpoint, run_of, step_in
-from lightning_llm.training.callbacks.consistency import RankConsistencyCheck, ResumeDiff
 from lightning_llm.training.callbacks.dashboard import RunLogger
 from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.callbacks.progress import StatusFile
-from lightning_llm.training.callbacks.record import callback_of
+from lightning_llm.training.callbacks.rank_consistency import RankConsistencyCheck
+from lightning_llm.training.callbacks.resume_diff import ResumeDiff
+from lightning_llm.training.callbacks.run_record import callback_of
 from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
+from lightning_llm.training.checkpoint_io import refuse_code
 from lightning_llm.training.distributed import leave_groups
 from lightning_llm.training.environment import choose_precision, keep_freed_memory
 from lightning_llm.training.initial_weights import check_trust
 from lightning_llm.training.module import LanguageModel
-from lightning_llm.training.preflight import refuse
+from lightning_llm.training.preflight import raise_all
 from lightning_llm.training.trainer import Trainer
 
 PLAN = "plan.json"
@@ -133,8 +135,7 @@ class TrainingCLI(LightningCLI):
         options = self._options.trainer
         if line := command_line.set_length(options, self._words):
             _say(f"lightning-llm {self.subcommand}: {line}")
-        if self._options.get("weights_only") is False:
-            raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
+        refuse_code(self._options.get("weights_only"))
         if issubclass(self.classes["data"], TokenDataModule):
             command_line.check_store(self._options.data, self._words)
         elif self.subcommand == "predict":
@@ -205,7 +206,7 @@ class TrainingCLI(LightningCLI):
         """Run the pre-flight checks in one process, as preparing the data does; lock the run until the report."""
         trainer: Any = self.trainer
         if trainer.is_global_zero:
-            refuse(check.fault for check in trainer.preflight(self.model, self.datamodule) if check.fault)
+            raise_all(check.fault for check in trainer.preflight(self.model, self.datamodule) if check.fault)
         if trainer.num_nodes > 1 and trainer.local_rank == 0:
             print(jobs.waiting_line(trainer), file=sys.stderr)
         trainer.open_run()

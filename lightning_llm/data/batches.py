@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from lightning_llm.data.order import check_window
 from lightning_llm.data.token_store import Tokens, TokenStore, check_mapped
 from lightning_llm.data.tokenizers import Tokenizer
 
@@ -52,13 +53,8 @@ class WindowReader:
     document_start: int | None = None
 
     def __post_init__(self) -> None:
-        tokens, needed = len(self.store.tokens(self.split)), self.context_length + 1
-        if tokens < needed:
-            raise ValueError(
-                f"data.context_length {self.context_length} is too long for the {self.split} split of "
-                f"{self.store.path}: it has {tokens} tokens, a window and its last target need {needed}; "
-                "take more text or a shorter context"
-            )
+        tokens = len(self.store.tokens(self.split))
+        check_window(tokens, self.context_length, f"the {self.split} split of {self.store.path}")
 
     @functools.cached_property
     def tokens(self) -> Tokens:
@@ -227,13 +223,13 @@ def prompt_batches(tokenizer: Tokenizer, prompts: list[str]) -> EvalBatches:
     Raises:
         ValueError: If the tokenizer cannot encode a prompt, or a prompt is empty and there is no end-of-text token.
     """
-    found: list[dict[str, Any]] = []
+    batches: list[dict[str, Any]] = []
     for prompt in prompts:
         ids = tokenizer.encode(prompt)
         if not ids and tokenizer.eos_token_id is None:
             raise ValueError(f"an empty prompt needs end of text, which tokenizer {tokenizer.kind!r} lacks")
-        found.append({"input_ids": torch.tensor([ids or [tokenizer.eos_token_id]]), "prompt": prompt})
-    return EvalBatches(lambda number: found[number], len(found), rank=0, world_size=1)
+        batches.append({"input_ids": torch.tensor([ids or [tokenizer.eos_token_id]]), "prompt": prompt})
+    return EvalBatches(lambda number: batches[number], len(batches), rank=0, world_size=1)
 
 
 def every_target_once(reader: WindowReader, batch_size: int, **share: Any) -> EvalBatches:

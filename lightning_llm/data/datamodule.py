@@ -13,12 +13,14 @@ The file reads top to bottom, in Lightning's order:
 
 import functools
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_only
 
+from lightning_llm.accounting.global_batch import rows_per_micro_batch
 from lightning_llm.data import batches
 from lightning_llm.data.batches import EvalBatches, TrainBatches, WindowReader, limited_batches
 from lightning_llm.data.find_store import find_or_prepare
@@ -81,20 +83,6 @@ class TokenDataModule(LightningDataModule):
         document_mask: bool = False,
     ) -> None:
         super().__init__()
-        sizes = {"context_length": context_length, "global_batch_size": global_batch_size}
-        optional = {"micro_batch_size": micro_batch_size, "eval_batch_size": eval_batch_size}
-        sizes |= {name: size for name, size in optional.items() if size is not None}
-        problems = [f"{name} must be at least 1, got {size}" for name, size in sizes.items() if not size or size < 1]
-        if num_workers < 0:
-            problems.append(f"num_workers must be at least 0, got {num_workers}")
-        if not 0 < vocab_size <= LARGEST_VOCABULARY:
-            problems.append(f"vocab_size must be at least 1 and at most {LARGEST_VOCABULARY}, got {vocab_size}")
-        if raw_dtype is not None and store is None:
-            problems.append("raw_dtype needs store, the folder with train.bin and val.bin")
-        if mixture is not None and (path, store, raw_dtype) != (None, None, None):
-            problems.append("mixture names the stores: leave out path, store and raw_dtype")
-        if problems:
-            raise ValueError("; ".join(problems))
         text = {"corpus": corpus, "path": path, "store": store, "tokenizer": tokenizer, "vocab_size": vocab_size}
         self._text: dict[str, Any] = text
         self.context_length = context_length
@@ -109,6 +97,24 @@ class TokenDataModule(LightningDataModule):
         self.document_mask = document_mask
         self.accumulation = 1
         self.loaded_state: dict[str, Any] = {}
+        if errors := list(self._option_errors()):
+            raise ValueError("; ".join(errors))
+
+    def _option_errors(self) -> Iterator[str]:
+        for name in ("context_length", "global_batch_size", "micro_batch_size", "eval_batch_size"):
+            size = getattr(self, name)
+            is_derived = size is None and name in ("micro_batch_size", "eval_batch_size")
+            if not is_derived and (not size or size < 1):
+                yield f"{name} must be at least 1, got {size}"
+        vocab_size, path, store = (self._text[name] for name in ("vocab_size", "path", "store"))
+        if self.num_workers < 0:
+            yield f"num_workers must be at least 0, got {self.num_workers}"
+        if not 0 < vocab_size <= LARGEST_VOCABULARY:
+            yield f"vocab_size must be at least 1 and at most {LARGEST_VOCABULARY}, got {vocab_size}"
+        if self.raw_dtype is not None and store is None:
+            yield "raw_dtype needs store, the folder with train.bin and val.bin"
+        if self.mixture is not None and (path, store, self.raw_dtype) != (None, None, None):
+            yield "mixture names the stores: leave out path, store and raw_dtype"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -171,11 +177,7 @@ class TokenDataModule(LightningDataModule):
 
     @property
     def position(self) -> int:
-        """Completed optimizer steps.
-
-        This is Lightning's own count, saved and restored with its loops. Its counts of batches are in micro-batches,
-        which change their meaning when the micro-batch size changes.
-        """
+        """Completed optimizer steps: Lightning's own count, saved and restored with its loops."""
         if self.trainer is not None:
             return self.trainer.global_step
         return int(self.loaded_state.get("optimizer_steps", 0))
@@ -202,14 +204,46 @@ class TokenDataModule(LightningDataModule):
             keep_to_budget = getattr(getattr(self.trainer, "lightning_module", None), "keep_to_budget", None)
             if keep_to_budget is not None:  # it may choose the micro-batch size, which the rest depends on
                 keep_to_budget(self, self.trainer)
-            self.accumulation = self.global_batch_size // (self._micro_batch_size() * self._share()["world_size"])
+            self.accumulation = self.micro_batches(self.trainer, self._share()["world_size"])
             if self.trainer is not None:
-                if self.trainer.accumulate_grad_batches not in (1, self.accumulation):
-                    raise ValueError(
-                        f"trainer.accumulate_grad_batches {self.trainer.accumulate_grad_batches} contradicts the "
-                        f"{self.accumulation} micro-batches that follow from data.global_batch_size: leave it out"
-                    )
                 self.trainer.accumulate_grad_batches = self.accumulation
+
+    def problems(self, trainer: Any) -> Iterator[tuple[str, str]]:
+        """What ``setup`` and ``train_dataloader`` would raise with this trainer, in which nothing is started.
+
+        Yields:
+            A subject, such as ``train`` for the text of that split, and the error.
+        """
+        checks: dict[str, Callable[[], object]] = {
+            "batch": lambda: self.micro_batches(trainer, trainer.world_size),
+            "data": lambda: self.sources,
+            "documents": self._document_start,
+            "train": lambda: [WindowReader(source.store, "train", self.context_length) for source in self.sources],
+            "val": lambda: [WindowReader(source.store, "val", self.context_length) for source in self.sources],
+            "epoch": lambda: self._train_length(trainer, self.micro_batches(trainer, trainer.world_size)),
+        }
+        for subject, check in checks.items():
+            try:
+                check()
+            except ValueError as error:
+                yield subject, str(error)
+                if subject == "data":  # all others ask the stores
+                    return
+
+    def micro_batches(self, trainer: Any, devices: int) -> int:
+        """Micro-batches of an optimizer step that these devices share.
+
+        Raises:
+            ValueError: They cannot share it, or ``trainer.accumulate_grad_batches`` is another number.
+        """
+        rows = rows_per_micro_batch(self.global_batch_size, self.micro_batch_size, devices)
+        accumulation = self.global_batch_size // (rows * devices)
+        if trainer is not None and trainer.accumulate_grad_batches not in (1, accumulation):
+            raise ValueError(
+                f"trainer.accumulate_grad_batches {trainer.accumulate_grad_batches} contradicts the "
+                f"{accumulation} micro-batches that follow from data.global_batch_size: leave it out"
+            )
+        return accumulation
 
     def _document_start(self) -> int | None:
         """The end-of-text token if there is a document mask."""
@@ -232,16 +266,6 @@ class TokenDataModule(LightningDataModule):
         pin_memory = trainer.strategy.root_device.type == "cuda" and torch.cuda.is_available()
         return {"rank": replicas["rank"], "world_size": replicas["num_replicas"], "pin_memory": pin_memory}
 
-    def _micro_batch_size(self) -> int:
-        """Windows of one process per forward pass in training, so that whole passes make up an optimizer step."""
-        size, world_size = self.global_batch_size, self._share()["world_size"]
-        micro = int(size // world_size) if self.micro_batch_size is None else self.micro_batch_size
-        if not micro or size % (micro * world_size):
-            by = f"{world_size} device{'s' if world_size > 1 else ''}"
-            by += "" if self.micro_batch_size is None else f" times data.micro_batch_size {micro}"
-            raise ValueError(f"data.global_batch_size {size} cannot be divided by {by}: change one")
-        return micro
-
     # ---- loaders
 
     def train_dataloader(self) -> TrainBatches:
@@ -252,28 +276,34 @@ class TokenDataModule(LightningDataModule):
         Raises:
             ValueError: If Lightning would end an epoch within an optimizer step.
         """
-        trainer, length, repeat = self.trainer, self.steps_per_epoch * self.accumulation, 0
-        if trainer is not None:
-            if trainer.max_steps > 0 and trainer.max_epochs in (None, -1):
-                length = trainer.max_steps * self.accumulation
-            limited = limited_batches(length, trainer.limit_train_batches)
-            if limited % self.accumulation:
-                raise ValueError(
-                    f"trainer.limit_train_batches leaves {limited} micro-batches, which is not a multiple of the "
-                    f"{self.accumulation} of an optimizer step: the last step would see a part of its gradient"
-                )
-            repeat = limited if getattr(trainer, "overfit_batches", 0) else 0
+        share = self._share()
+        length, repeat = self._train_length(self.trainer, self.accumulation)
         return TrainBatches(
             train_reader(self.sources, self.context_length, self._document_start()),
             train_order(self.sources, self.context_length, self.seed).starts,
             global_batch_size=self.global_batch_size,
-            micro_batch_size=self._micro_batch_size(),
+            micro_batch_size=rows_per_micro_batch(self.global_batch_size, self.micro_batch_size, share["world_size"]),
             length=length,
             position=lambda: self.position,
             workers=self.num_workers,
             repeat=repeat,
-            **self._share(),
+            **share,
         )
+
+    def _train_length(self, trainer: Any, accumulation: int) -> tuple[int, int]:
+        """Micro-batches of the run or of an epoch, and how many of them ``overfit_batches`` repeats."""
+        length = self.steps_per_epoch * accumulation
+        if trainer is None:
+            return length, 0
+        if trainer.max_steps > 0 and trainer.max_epochs in (None, -1):
+            length = trainer.max_steps * accumulation
+        limited = limited_batches(length, trainer.limit_train_batches)
+        if limited % accumulation:
+            raise ValueError(
+                f"trainer.limit_train_batches leaves {limited} micro-batches, which is not a multiple of the "
+                f"{accumulation} of an optimizer step: the last step would see a part of its gradient"
+            )
+        return length, limited if getattr(trainer, "overfit_batches", 0) else 0
 
     def val_dataloader(self) -> list[EvalBatches]:
         """For each source, every validation target once; then, for each, as many windows across its training split.
@@ -352,8 +382,8 @@ class TokenDataModule(LightningDataModule):
 # ---- any data module
 
 
-def offered(data: Any, name: str) -> Any:
-    """What a data module, perhaps of the user's own class, tells by an attribute; ``None`` if it does not tell.
+def data_attribute(data: Any, name: str) -> Any:
+    """An attribute of a data module, perhaps of the user's own class; ``None`` if it has none of this name.
 
     A property of another class may fail before the ``setup`` that makes what it reads.
     """
@@ -367,5 +397,5 @@ def offered(data: Any, name: str) -> Any:
 
 def tokenizer_of(data: Any) -> Tokenizer | None:
     """The tokenizer of a data module, if it is one that a checkpoint can hold."""
-    found = offered(data, "tokenizer")
-    return found if isinstance(found, Tokenizer) else None
+    tokenizer = data_attribute(data, "tokenizer")
+    return tokenizer if isinstance(tokenizer, Tokenizer) else None

@@ -46,11 +46,7 @@ class WindowOrder:
     def __init__(self, *, num_tokens: int, context_length: int, seed: int) -> None:
         if context_length < 1:
             raise ValueError(f"context_length must be at least 1, got {context_length}")
-        if num_tokens < context_length + 1:
-            raise ValueError(
-                f"{num_tokens} tokens are too few for context_length {context_length}: a window and its last target "
-                f"need {context_length + 1}; take more text or a shorter context"
-            )
+        check_window(num_tokens, context_length, "the text")
         self.context_length = context_length
         self.num_windows, self._left_out = divmod(num_tokens - 1, context_length)
         self._seed = np.array([seed & _MASK], dtype=np.uint64)
@@ -102,6 +98,19 @@ class WindowOrder:
                 left = left ^ (_mixed(right + key) & self._left_mask)
         whole: UInt64 = (left << self._right_bits) | right
         return whole
+
+
+def check_window(num_tokens: int, context_length: int, text: str) -> None:
+    """Refuse a text that is shorter than a window.
+
+    Raises:
+        ValueError: It is; ``text`` names it.
+    """
+    if num_tokens < context_length + 1:
+        raise ValueError(
+            f"data.context_length {context_length} is too long for {text}: it has {num_tokens} tokens, a window and "
+            f"its last target need {context_length + 1}; take more text or a shorter context"
+        )
 
 
 def window_starts(

@@ -101,8 +101,8 @@ def stream(
     """As :func:`generate`, token by token: yields (batch,) ids. Options are checked when it is called."""
     steps = Decoder(model, input_ids, max_new_tokens, Sampling(**sampling), generator, ends := _listed(eos_token_id))
     fill, rows = ends[0] if ends else 0, range(len(steps.prompts))
-    found = (torch.tensor([tokens.get(row, fill) for row in rows], dtype=input_ids.dtype) for tokens in steps)
-    return (tokens.to(input_ids.device, non_blocking=input_ids.is_cuda) for tokens in found)
+    new_tokens = (torch.tensor([tokens.get(row, fill) for row in rows], dtype=input_ids.dtype) for tokens in steps)
+    return (tokens.to(input_ids.device, non_blocking=input_ids.is_cuda) for tokens in new_tokens)
 
 
 def _listed(ends: Ends) -> Sequence[int]:
@@ -247,7 +247,7 @@ class Decoder:
         part = self._cache.row(row)
         if len(kept) > 1 and not self._ended[row]:
             self._model(torch.tensor([kept[:-1]], device=self._device), cache=part)
-        lengths = [part.length if each == row else length for each, length in enumerate(self._cache.lengths)]
+        lengths = [part.length if other == row else length for other, length in enumerate(self._cache.lengths)]
         self._cache.set_lengths(lengths)
 
     @torch.no_grad()

@@ -45,10 +45,10 @@ class StopStrings:
             return ""
         text = self._held + text
         # the one that is complete first, so that the pieces in which the text arrives do not matter
-        found = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
-        if found:
+        matches = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
+        if matches:
             self.is_found, self._held = True, ""
-            return text[: min(found)[1]]
+            return text[: min(matches)[1]]
         # how many characters at the end of the text a stop string begins with
         lengths = (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
         keep = max(lengths, default=0)
@@ -139,8 +139,8 @@ def generate_text(
     return texts[0] if isinstance(prompts, str) else texts
 
 
-def _listed(given: Texts) -> Sequence[str]:
-    return [given] if isinstance(given, str) else given
+def _listed(texts: Texts) -> Sequence[str]:
+    return [texts] if isinstance(texts, str) else texts
 
 
 def _pieces(

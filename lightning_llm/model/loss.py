@@ -6,11 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_llm.data.batches import IGNORED
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.plain import is_plain
 from lightning_llm.ops.losses import check_token_weights, linear_cross_entropy
-
-IGNORED = -100  # the target of tokens that do not count
 
 
 class CrossEntropy(nn.Module):

@@ -25,7 +25,6 @@ SHOWING = (
     *("DeviceStatsMonitor", "LearningRateMonitor", "ThroughputMonitor", "ModelCheckpoint", "OnExceptionCheckpoint"),
 )
 SEEDS = ("seed_everything", "data.seed")
-MEMORY, PEAK = "memory/", "_peak_gib"  # curves such as memory/forward_peak_gib
 
 
 class ClassPath(str):
@@ -68,7 +67,7 @@ def short_options(options: Mapping[str, Any]) -> dict[str, Any]:
         short = ".".join(name for name in names if name not in WRAPPERS) or names[0]
         if full == CALLBACKS:
             shortened |= _callbacks(value)
-        elif not any(full == name or full.startswith(f"{name}.") for name in UNCOMPARED):
+        elif not is_among(full, UNCOMPARED):
             is_class = names[-1] == CLASS_PATH and isinstance(value, str)
             shortened[full if short in shortened else short] = ClassPath(value) if is_class else value
     return shortened
@@ -80,6 +79,11 @@ def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in options.items():
         named |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return named
+
+
+def is_among(name: str, options: Sequence[str]) -> bool:
+    """Whether an option is one of these, or a part of one."""
+    return any(name == option or name.startswith(f"{option}.") for option in options)
 
 
 def shown(value: Any, detail: int = 0) -> str:

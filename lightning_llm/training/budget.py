@@ -91,35 +91,6 @@ class MemoryBudget:
         return "" if self.plan is None else summary(self.plan, self.size) + overrides
 
 
-class PlannedModule:
-    """A model that keeps to its ``budget``.
-
-    Attributes:
-        budget: Of ``memory_budget``, if there is one.
-        plan: What was chosen for it.
-    """
-
-    budget: MemoryBudget | None = None
-    plan: Plan | None = None
-
-    def setup(self, stage: str) -> None:
-        """Plan, unless the data's ``setup`` has asked for it."""
-        trainer = cast(Any, self)._trainer
-        if stage == "fit" and self.plan is None:
-            self.keep_to_budget(getattr(trainer, "datamodule", None), trainer)
-
-    def keep_to_budget(self, data: Any, trainer: Any) -> None:
-        """Plan for ``memory_budget``; the data call this in their ``setup``. See :meth:`MemoryBudget.apply`."""
-        if self.budget is not None:
-            self.plan = self.budget.apply(self, data, trainer)
-            cast(Any, self).save_plain_hyperparameters()
-
-    @property
-    def plan_summary(self) -> str:
-        """``str(budget)``, by its name in 0.1, for one more version."""
-        return "" if self.budget is None else str(self.budget)
-
-
 def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
     """Bytes of the optimizer state, found by one step without storage.
 
@@ -178,22 +149,22 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any, reserve: int | Non
 def _overridden(model: Any, data: TokenDataModule, plan: Plan) -> list[str]:
     """The options that are not at their defaults and that a plan sets to something else, with their values."""
     architecture: ModelConfig = model.architecture
-    given = {  # null: at its default
+    options = {  # null: at its default
         "data.micro_batch_size": data.micro_batch_size,
         "model.architecture.checkpoint_level": architecture.checkpoint_level or None,
         "model.architecture.recompute": None if architecture.recompute == "none" else architecture.recompute,
         "model.loss_chunks": model.loss_chunks,
     }
     chosen = chosen_options(plan)
-    return [f"{name} {value}" for name, value in given.items() if value is not None and value != chosen[name]]
+    return [f"{name} {value}" for name, value in options.items() if value is not None and value != chosen[name]]
 
 
 def _cost_model(device: torch.device, tf32: bool) -> CostModel:
     if device.type not in GENERIC:
         raise ValueError(f"memory_budget knows CPUs and CUDA devices, not {device.type}: set the sizes yourself")
-    known = GENERIC[device.type]
+    spec = GENERIC[device.type]
     if device.type == "cuda":
         with suppress(ValueError):  # no peak is printed from it, and the order of settings is nearly that of any GPU
-            known = find_device(torch.cuda.get_device_name(device))
+            spec = find_device(torch.cuda.get_device_name(device))
     is_tf32 = tf32 and device.type == "cuda"  # a CPU ignores torch's setting
-    return CostModel(device=known, kind=cast(Literal["cpu", "cuda"], device.type), tf32=is_tf32)
+    return CostModel(device=spec, kind=cast(Literal["cpu", "cuda"], device.type), tf32=is_tf32)

@@ -35,7 +35,7 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.base import local_shard
 from lightning_llm.optim.muon import MuonAdamW
-from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
+from lightning_llm.training.checkpoint_io import AtomicCheckpointIO, refuse_code
 
 NAME, DEFERRED = "fsdp2", "fsdp2_deferred"
 DEVICES = ("cpu", "cuda")
@@ -149,8 +149,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Read all but the tensors, which are read from their files when they are needed."""
-        if weights_only is False:
-            raise ValueError("weights_only=False would run code from the checkpoint: leave the option out")
+        refuse_code(weights_only)
         return read_checkpoint(Path(self.broadcast(checkpoint_path)), mmap=True, needs=LIGHTNING)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -175,25 +174,25 @@ class ShardedStrategy(ModelParallelStrategy):
             optimizer.load_state_dict({**saved, "state": state})
 
 
-def strategy_for(given: Any) -> Any:
+def strategy_for(option: Any) -> Any:
     """The strategy that ``trainer.strategy`` means: the word ``fsdp2``, and Lightning's class, are ours.
 
     Raises:
         ValueError: FSDP1, or a kind of parallelism that the model has no plan for.
     """
-    if given in (NAME, DEFERRED):
-        return ShardedStrategy(defer_reduction=given == DEFERRED)
-    if isinstance(given, FSDPStrategy) or (isinstance(given, str) and given.startswith("fsdp")):
-        name = given if isinstance(given, str) else type(given).__name__
+    if option in (NAME, DEFERRED):
+        return ShardedStrategy(defer_reduction=option == DEFERRED)
+    if isinstance(option, FSDPStrategy) or (isinstance(option, str) and option.startswith("fsdp")):
+        name = option if isinstance(option, str) else type(option).__name__
         raise ValueError(f"trainer.strategy {name} is FSDP1, for which the model has no plan: write {NAME}")
-    if not isinstance(given, ModelParallelStrategy) or isinstance(given, ShardedStrategy):
-        return given
+    if not isinstance(option, ModelParallelStrategy) or isinstance(option, ShardedStrategy):
+        return option
     return ShardedStrategy(
-        given._data_parallel_size,
-        tensor_parallel_size=given._tensor_parallel_size,
-        save_distributed_checkpoint=given._save_distributed_checkpoint,
-        process_group_backend=given._process_group_backend,
-        timeout=given._timeout,
+        option._data_parallel_size,
+        tensor_parallel_size=option._tensor_parallel_size,
+        save_distributed_checkpoint=option._save_distributed_checkpoint,
+        process_group_backend=option._process_group_backend,
+        timeout=option._timeout,
     )
 
 

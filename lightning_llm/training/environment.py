@@ -50,7 +50,7 @@ def choose_precision(accelerator: Any) -> tuple[Precision, str]:
     return auto_precision("the CPU", cpu_features())
 
 
-def record(trainer: Any) -> dict[str, Any]:
+def environment_of(trainer: Any) -> dict[str, Any]:
     """Precision, threads, device, TF32 on CUDA, versions of torch and NumPy, hash of this package; plain values."""
     device = trainer.strategy.root_device
     of_gpu = {"tf32": uses_tf32(trainer)} if device.type == "cuda" else {}
@@ -74,8 +74,8 @@ _own_code = functools.cache(code_digest)  # of the first save: later edits do no
 
 def uses_tf32(trainer: Any) -> bool:
     """Whether matmuls of float32 may use TF32: ``trainer.tf32``, or torch's setting."""
-    asked = getattr(trainer, "tf32", None)
-    return torch.get_float32_matmul_precision() != "highest" if asked is None else bool(asked)
+    option = getattr(trainer, "tf32", None)
+    return torch.get_float32_matmul_precision() != "highest" if option is None else bool(option)
 
 
 def switch_tf32(trainer: Any) -> None:
@@ -86,7 +86,7 @@ def switch_tf32(trainer: Any) -> None:
 
 def changes_since(saved: Mapping[str, Any], trainer: Any) -> list[str]:
     """One line ``name: old -> new`` for each value of a checkpoint's record that differs now."""
-    now = record(trainer)
+    now = environment_of(trainer)
     return [f"{name}: {saved[name]} -> {now[name]}" for name in now if name in saved and saved[name] != now[name]]
 
 

@@ -15,9 +15,10 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_llm.data.batches import IGNORED, EvalBatches, limited_batches
-from lightning_llm.data.datamodule import TokenDataModule, offered
+from lightning_llm.data.datamodule import TokenDataModule, data_attribute
 from lightning_llm.data.mixture import MixtureSource
 from lightning_llm.statistics.windows import MOST_BLOCKS, WINDOWS
+from lightning_llm.training.metrics import TRAIN_LOSS_EVAL
 
 
 class LanguageModelMetrics(Metric):
@@ -75,7 +76,7 @@ class Evaluation:
         self._loaders: list[tuple[list[str], float | None]] = []  # names of metrics, bytes per token
         for split, source in itertools.product(splits, sources):
             if source is None or split == "train":
-                self._loaders.append(([split], None if split == "train" else offered(data, "bytes_per_token")))
+                self._loaders.append(([split], None if split == "train" else data_attribute(data, "bytes_per_token")))
             else:
                 parts = [f"{split}/{source.name}"] if len(sources) > 1 else []
                 self._loaders.append(([split, *parts], source.store.bytes_per_token(split)))
@@ -121,13 +122,13 @@ class Evaluation:
             if not metric.update_called:  # on any process: the user's own data had no second loader
                 continue
             split, _, source = name.partition("/")
-            found = metric.compute()
+            values = metric.compute()
             if split == "train":
-                results["train_loss_eval"] = found["loss"]
+                results[TRAIN_LOSS_EVAL] = values["loss"]
             elif source:
-                results[f"{split}_loss/{source}"] = found["loss"]
+                results[f"{split}_loss/{source}"] = values["loss"]
             else:
-                results |= {f"{split}_{key}": value for key, value in found.items()}
+                results |= {f"{split}_{key}": value for key, value in values.items()}
         return results
 
     def log(self, module: LightningModule) -> None:
@@ -162,9 +163,9 @@ class WindowSums:
     @classmethod
     def of(cls, trainer: Any, sources: int, device: Any) -> "WindowSums | None":
         """The sums for the validation of a trainer; ``None`` if the place of a row is not known."""
-        found = getattr(trainer, "val_dataloaders", None)
-        loaders = found[:sources] if isinstance(found, list) else []
-        is_known = bool(loaders) and all(isinstance(each, EvalBatches) and each.rows for each in loaders)
+        dataloaders = getattr(trainer, "val_dataloaders", None)
+        loaders = dataloaders[:sources] if isinstance(dataloaders, list) else []
+        is_known = bool(loaders) and all(isinstance(loader, EvalBatches) and loader.rows for loader in loaders)
         return cls(loaders, trainer.limit_val_batches, device) if is_known else None
 
     def add(self, losses: Tensor, counted: Tensor, loader: int) -> None:
@@ -184,14 +185,14 @@ class WindowSums:
         size, windows = WINDOWS, [len(sums) for sums in self._sums]
         while sum(-(-count // size) for count in windows) > MOST_BLOCKS:
             size *= 2
-        found: dict[str, list[Any]] = {"windows": [], "tokens": [], "nats": []}
+        blocks: dict[str, list[Any]] = {"windows": [], "tokens": [], "nats": []}
         whole = trainer.strategy.reduce(torch.cat(self._sums), reduce_op="sum").cpu()
         if not whole.isfinite().all():
             return None
         for sums in whole.split(windows):
             for block in sums.split(size):
                 if tokens := int(block[:, 0].sum()):
-                    found["windows"].append(int((block[:, 0] > 0).sum()))
-                    found["tokens"].append(tokens)
-                    found["nats"].append(float(block[:, 1].sum()))
-        return found if found["windows"] else None
+                    blocks["windows"].append(int((block[:, 0] > 0).sum()))
+                    blocks["tokens"].append(tokens)
+                    blocks["nats"].append(float(block[:, 1].sum()))
+        return blocks if blocks["windows"] else None

@@ -18,7 +18,7 @@ from lightning_llm.checkpoints.names import BEST, step_files
 from lightning_llm.checkpoints.reading import read_checkpoint, read_outline
 from lightning_llm.checkpoints.schema import FORMAT, WEIGHTS
 from lightning_llm.checkpoints.sharded import Rows, is_folder, local_rows
-from lightning_llm.data.datamodule import offered, tokenizer_of
+from lightning_llm.data.datamodule import data_attribute, tokenizer_of
 from lightning_llm.interop.reader import is_model_folder, read_folder
 from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.model.weights import only_finite, with_vocab_rows
@@ -70,7 +70,7 @@ class InitialWeights(NamedTuple):
         """Why a model of another architecture, or with data of another tokenizer, cannot start from these weights."""
         faults = []
         if wanted.vocab_size is None:
-            wanted = dataclasses.replace(wanted, vocab_size=offered(data, "vocab_size"))
+            wanted = dataclasses.replace(wanted, vocab_size=data_attribute(data, "vocab_size"))
         if differences := architecture_differences(self.config, wanted, ignored=free_fields(wanted)):
             faults.append(f"init_from {self.path} is of another architecture: {'; '.join(differences)}")
         used = tokenizer_of(data)
@@ -82,16 +82,16 @@ class InitialWeights(NamedTuple):
         return "; ".join(faults)
 
 
-def read_initial_weights(given: str) -> InitialWeights:
+def read_initial_weights(source: str) -> InitialWeights:
     """Read what ``init_from`` names.
 
     Args:
-        given: A folder with ``config.json``, a checkpoint, or a run directory (its best, else its newest).
+        source: A folder with ``config.json``, a checkpoint, or a run directory (its best, else its newest).
 
     Raises:
         ValueError: It is none of these, or damaged.
     """
-    path = Path(given)
+    path = Path(source)
     try:
         if is_model_folder(path):
             folder = read_folder(path)
@@ -99,7 +99,7 @@ def read_initial_weights(given: str) -> InitialWeights:
         path = _checkpoint_of(path)
         content = read_checkpoint(path, mmap=True, needs=WEIGHTS)
     except ValueError as error:
-        raise ValueError(f"init_from {given}: {error}") from error
+        raise ValueError(f"init_from {source}: {error}") from error
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for name, tensor in content["state_dict"].items():
@@ -110,46 +110,46 @@ def read_initial_weights(given: str) -> InitialWeights:
     return InitialWeights(path, config, content[FORMAT]["tokenizer"], tensors)
 
 
-def start_from(given: str, model: Any) -> None:
+def start_from(source: str, model: Any) -> None:
     """Copy the weights that ``init_from`` names into a LanguageModel.
 
     Raises:
         ValueError: They are of another architecture (naming each field) or tokenizer, or cannot be read.
     """
-    initial = read_initial_weights(given)
+    initial = read_initial_weights(source)
     if fault := initial.fault(model.architecture, getattr(model.trainer, "datamodule", None)):
         raise ValueError(fault)
     initial.fill(model.transformer)
 
 
-def check_trust(given: str) -> None:
+def check_trust(source: str) -> None:
     """Refuse a model that names code from outside this package, which ``fit`` would run.
 
     Args:
-        given: As in :func:`read_initial_weights`. Its tensors are not read.
+        source: As in :func:`read_initial_weights`. Its tensors are not read.
 
     Raises:
         ValueError: It names such code, or cannot be read.
     """
-    if is_model_folder(Path(given)):
+    if is_model_folder(Path(source)):
         return  # its format cannot name code
     try:
-        saved = read_outline(_checkpoint_of(Path(given))).get("hyper_parameters", {}).get("architecture", {})
+        saved = read_outline(_checkpoint_of(Path(source))).get("hyper_parameters", {}).get("architecture", {})
         config_of_file(saved, "it")
     except ValueError as error:
-        raise ValueError(f"init_from {given}: {error}") from error
+        raise ValueError(f"init_from {source}: {error}") from error
 
 
-def _checkpoint_of(given: Path) -> Path:
-    """The given checkpoint, or a run's best, else newest."""
-    if not given.is_dir() or is_folder(given):
-        return given
-    folder = given / CHECKPOINTS
+def _checkpoint_of(path: Path) -> Path:
+    """This checkpoint, or a run's best, else newest."""
+    if not path.is_dir() or is_folder(path):
+        return path
+    folder = path / CHECKPOINTS
     if (folder / BEST).exists():
         return folder / BEST
-    if not (found := step_files(folder)):
+    if not (files := step_files(folder)):
         raise ValueError("it holds neither config.json nor checkpoints: give a model's folder, a checkpoint or a run")
-    return found[-1]
+    return files[-1]
 
 
 def _ids(tokenizer: str) -> dict[str, Any]:

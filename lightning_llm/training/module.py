@@ -1,39 +1,50 @@
-"""LanguageModel, the LightningModule: how a model is built and evaluated, its optimizer; ``step_loss`` has its loss."""
+"""LanguageModel, the LightningModule, from top to bottom: building, loss, steps, optimizer, checkpoints."""
 
 import dataclasses
 from typing import Any, Literal
 
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lightning_llm.checkpoints.recipes import restored_optimizer, restored_schedule
+from lightning_llm.accounting.planner import Plan
+from lightning_llm.checkpoints.compatibility import check_loading
+from lightning_llm.checkpoints.loop_state import rescale_batch_progress
+from lightning_llm.checkpoints.reading import EXECUTION, only_checkpoints
+from lightning_llm.checkpoints.recipes import (
+    optimizer_recipe,
+    restored_optimizer,
+    restored_schedule,
+    schedule_recipe,
+)
+from lightning_llm.checkpoints.schema import FORMAT, FORMAT_VERSION
+from lightning_llm.data.datamodule import tokenizer_of
 from lightning_llm.generation import generate
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.loss import CrossEntropy
+from lightning_llm.model.weights import lr_factors
 from lightning_llm.optim.adamw import AdamW
-from lightning_llm.optim.groups import GroupRule
+from lightning_llm.optim.groups import Group, GroupRule, apply_group_factors, param_groups
 from lightning_llm.optim.schedules import Schedule
-from lightning_llm.training.budget import MemoryBudget, PlannedModule
-from lightning_llm.training.callbacks.inputs import InputHashes
-from lightning_llm.training.callbacks.progress import StatusFile
-from lightning_llm.training.callbacks.record import RunRecord
-from lightning_llm.training.callbacks.throughput import TrainingLog
-from lightning_llm.training.checkpoint_io import CheckpointedModule
+from lightning_llm.training.budget import MemoryBudget
+from lightning_llm.training.callbacks.run_record import missing_callbacks
 from lightning_llm.training.distributed import build_for, share_work
-from lightning_llm.training.environment import switch_tf32
+from lightning_llm.training.environment import environment_of, print_changes, seed_dropout, switch_tf32
 from lightning_llm.training.evaluation import Evaluation
 from lightning_llm.training.initial_weights import start_from
-from lightning_llm.training.optimization import OptimizedModule, check_validated, follow_metrics
-from lightning_llm.training.preflight import check_setup
-from lightning_llm.training.run_length import lambda_scheduler, start_waiting
-from lightning_llm.training.step_loss import Batch, SummedLoss
+from lightning_llm.training.preflight import check_batch, check_setup
+from lightning_llm.training.run_length import follow_metrics, scheduler_of, start_waiting
+from lightning_llm.training.schedule_free import switch_weights
+from lightning_llm.training.step_loss import Batch, StepLoss
 
 CompileMode = Literal["default", "max-autotune-no-cudagraphs"]  # torch's modes without CUDA graphs
 PREDICTED_TOKENS = 100
 
 
-class LanguageModel(PlannedModule, OptimizedModule, CheckpointedModule, SummedLoss):
+class LanguageModel(LightningModule):
     """A transformer and how it is trained.
 
     Args:
@@ -67,6 +78,9 @@ class LanguageModel(PlannedModule, OptimizedModule, CheckpointedModule, SummedLo
     Attributes:
         transformer: The model; made in ``configure_model``, when the vocabulary is known.
         seed: Of the initial values; ``fit`` sets that of ``seed_everything``. ``None``: drawn.
+        plan: What was chosen for ``memory_budget``.
+        grad_norm: Norm of the last step's gradients before clipping, scalar, on the device.
+        auxiliary_loss: What MLPs added to the loss of the last micro-batch, scalar, on the device.
     """
 
     def __init__(
@@ -87,19 +101,38 @@ class LanguageModel(PlannedModule, OptimizedModule, CheckpointedModule, SummedLo
             raise ValueError(f"loss_chunks must be at least 0 or null, got {loss_chunks}")
         # a checkpoint has plain values for architecture, optimizer and schedule
         self.architecture = ModelConfig(**architecture) if isinstance(architecture, dict) else architecture
-        self.make_optimizer, self.schedule = restored_optimizer(optimizer), restored_schedule(schedule)
+        self.make_optimizer = restored_optimizer(optimizer)
+        self.schedule = restored_schedule(schedule)
         self.groups = [rule if isinstance(rule, GroupRule) else GroupRule(**rule) for rule in groups or ()]
-        self.loss_chunks, self.compile_mode, self.compile_scope = loss_chunks, compile_mode, compile_scope
-        self.init_from, self.budget = init_from, MemoryBudget.of(memory_budget, memory_reserve)
+        self.loss_chunks = loss_chunks
+        self.compile_mode, self.compile_scope = compile_mode, compile_scope
+        self.init_from = init_from
+        self._has_loaded = False  # weights of a file
+        self._recipes: dict[str, Any] = {}
+        self.budget = MemoryBudget.of(memory_budget, memory_reserve)
+        self.plan: Plan | None = None
         self.seed: int | None = None
-        given = {"optimizer": optimizer, "schedule": schedule}
-        self.save_plain_hyperparameters(**{name: part for name, part in given.items() if isinstance(part, dict)})
+        self.step_loss = StepLoss()
+        self.grad_norm: Tensor | None = None
+        self.auxiliary_loss: Tensor | None = None
+        self._count: Tensor | None = None  # of the last batch that `loss` has seen
+        parts: dict[str, Any] = {"optimizer": optimizer, "schedule": schedule}
+        self._save_plain_hyperparameters(**{name: part for name, part in parts.items() if isinstance(part, dict)})
+
+    # ---- building
 
     def setup(self, stage: str) -> None:
-        """Check model and data against each other: a ``ValueError`` lists all errors."""
+        """Check model and data against each other: a ``ValueError`` lists all errors. Plan for the memory budget."""
         check_setup(self, self._trainer)
         switch_tf32(self._trainer)
-        super().setup(stage)
+        if stage == "fit" and self.plan is None:  # else the data's setup has asked for it
+            self.keep_to_budget(getattr(self._trainer, "datamodule", None), self._trainer)
+
+    def keep_to_budget(self, data: Any, trainer: Any) -> None:
+        """Plan for ``memory_budget``; the data call this in their ``setup``. See :meth:`MemoryBudget.apply`."""
+        if self.budget is not None:
+            self.plan = self.budget.apply(self, data, trainer)
+            self._save_plain_hyperparameters()
 
     def configure_model(self) -> None:
         """Make the transformer, once the data know the vocabulary."""
@@ -110,21 +143,81 @@ class LanguageModel(PlannedModule, OptimizedModule, CheckpointedModule, SummedLo
             if vocab_size is None:
                 raise ValueError("architecture.vocab_size is null and there is no data to take it from: give a number")
             self.architecture = dataclasses.replace(self.architecture, vocab_size=vocab_size)
-            self.save_plain_hyperparameters()
+            self._save_plain_hyperparameters()
         self.transformer = build_for(self)
         if self.compile_mode is not None:
             compile_ = self.transformer.compile if self.compile_scope == "model" else self.transformer.compile_blocks
             compile_(mode=self.compile_mode)
 
+    def configure_callbacks(self) -> list[Callback]:
+        """The training log and what ``compare`` reads, once, with any trainer."""
+        return missing_callbacks(self.trainer)
+
     def on_fit_start(self) -> None:
         """Copy the weights of ``init_from``, unless a checkpoint has been loaded."""
-        if self.init_from is not None and not self.has_loaded:
+        if self.init_from is not None and not self._has_loaded:
             start_from(self.init_from, self)
-            self.has_loaded = True
+            self._has_loaded = True
+
+    # ---- loss
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Logits, (batch, seq) -> (batch, seq, vocab)."""
         return self.transformer.logits(self.transformer(input_ids))
+
+    def loss(self, batch: Batch) -> Tensor:
+        """What training minimizes, of one batch: the mean of ``architecture.loss`` and what MLPs add, in float32.
+
+        Args:
+            batch: ``input_ids`` and ``targets``, both (batch, seq); ``documents``, likewise, keeps attention inside;
+                ``weights``, likewise, of the targets.
+        """
+        loss, self._count = self._mean(self.transformer.objective, batch, weighted=True)
+        added = self.transformer.auxiliary_loss() if self.training else None
+        if added is None:
+            return loss
+        self.auxiliary_loss = added.detach()
+        return loss + added
+
+    def cross_entropy(self, batch: Batch) -> Tensor:
+        """Mean cross-entropy of a batch in nats per token, float32, whatever the model was trained for."""
+        return self._mean(CrossEntropy(self.architecture), batch)[0]
+
+    def token_losses(self, batch: Batch) -> Tensor:
+        """Cross-entropy of each target in nats, (batch, seq), float32; 0 where it does not count. For evaluation."""
+        hidden, head = self._hidden(batch), self.transformer.lm_head
+        return CrossEntropy(self.architecture).each(hidden, head, batch["targets"], self.loss_chunks)
+
+    def _mean(self, objective: nn.Module, batch: Batch, weighted: bool = False) -> tuple[Tensor, Tensor]:
+        hidden, head = self._hidden(batch), self.transformer.lm_head
+        weights = batch.get("weights") if weighted else None
+        total, count = objective(hidden, head, batch["targets"], weights=weights, num_chunks=self.loss_chunks)
+        return total / count.where(count > 0, 1), count
+
+    def _hidden(self, batch: Batch) -> Tensor:
+        check_batch(batch)
+        return self.transformer(batch["input_ids"], documents=batch.get("documents"))  # type: ignore[no-any-return]
+
+    # ---- steps
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The loss of one micro-batch, multiplied by its share of the step: see :class:`StepLoss`."""
+        if self.architecture.dropout:
+            seed_dropout(self.trainer)
+        self._count = None
+        loss = self.loss(batch)
+        return self.step_loss.weighted(loss, batch, self._count, self.trainer)
+
+    def configure_gradient_clipping(
+        self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Divide the gradients by the count of the step, and clip; fused optimizers under autocast too."""
+        self.grad_norm = self.step_loss.finish(optimizer, gradient_clip_val, gradient_clip_algorithm, self.trainer)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """Step, then free the gradients: Lightning would hold them until the next forward pass is over."""
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        self.optimizer_zero_grad(epoch, batch_idx, optimizer)
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add a batch to the sums of its data set."""
@@ -146,32 +239,88 @@ class LanguageModel(PlannedModule, OptimizedModule, CheckpointedModule, SummedLo
         """Continue each prompt greedily, (batch, seq + PREDICTED_TOKENS)."""
         return generate(self.transformer, batch["input_ids"], max_new_tokens=PREDICTED_TOKENS, temperature=0)
 
-    def configure_callbacks(self) -> list[Callback]:
-        """The training log and what ``compare`` reads, once, with any trainer."""
-        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        wanted = {InputHashes: InputHashes, TrainingLog: TrainingLog, StatusFile: RunRecord}
-        missing = [make() for kind, make in wanted.items() if not any(isinstance(each, kind) for each in callbacks)]
-        return [] if self.trainer.barebones else missing
+    # ---- optimizer and schedule
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One optimizer over the parameter groups, and the schedule, stepped once per optimizer step."""
         optimizer = share_work(self.optimizer_over(self.groups_of(self)), self.trainer)
-        schedule: Any = self.schedule
-        if schedule is None or isinstance(schedule, Schedule):
-            scheduler: Any = lambda_scheduler(schedule, optimizer, self.trainer)
-        else:
-            schedule = scheduler = schedule(optimizer)
-            check_validated(scheduler, self.trainer)
-        self.save_recipes(optimizer, schedule)
+        schedule: Any = self.schedule if isinstance(self.schedule, Schedule | None) else self.schedule(optimizer)
+        recipe = schedule_recipe(schedule)
+        self._save_plain_hyperparameters(optimizer=optimizer_recipe(optimizer), schedule=recipe)
+        scheduler: Any = scheduler_of(schedule, optimizer, self.trainer)
         config: Any = {"scheduler": scheduler, "interval": "step", "frequency": 1, "reduce_on_plateau": False}
         return {"optimizer": optimizer, "lr_scheduler": config}
 
+    def groups_of(self, module: nn.Module) -> list[Group]:
+        """The parameter groups of this module or of its transformer; a ``ValueError`` if a rule decides nothing."""
+        return param_groups(module, rules=self.groups, lr_factors=lr_factors(self.architecture))
+
+    def optimizer_over(self, groups: list[Group]) -> Optimizer:
+        """The optimizer, with a learning rate for each group.
+
+        Raises:
+            ValueError: An option is out of range; or there is ``architecture.mup``, and it is no kind of Adam.
+        """
+        optimizer = apply_group_factors(self.make_optimizer(groups))
+        name = type(optimizer).__name__
+        if self.architecture.mup is not None and not name.startswith("Adam"):
+            raise ValueError(f"architecture.mup sets the learning rates of Adam, got {name}: use AdamW, or no mup")
+        return optimizer
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        """After each optimizer step, unless the schedule follows a metric: see :func:`follow_metrics`."""
+        if not isinstance(scheduler, ReduceLROnPlateau):
+            super().lr_scheduler_step(scheduler, metric)
+
     def on_train_start(self) -> None:
-        """Start a schedule that had to wait for the user's own data loader."""
-        super().on_train_start()
+        """Put the weights to train into the parameters; start a schedule that waited for the user's own loader."""
+        switch_weights(self.trainer.optimizers, "train")
         start_waiting(self.schedule, self.trainer)
 
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Step, then free the gradients: Lightning would hold them until the next forward pass is over."""
-        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        self.optimizer_zero_grad(epoch, batch_idx, optimizer)
+    def on_validation_start(self) -> None:
+        """Put the weights to evaluate into the parameters."""
+        switch_weights(self.trainer.optimizers, "eval")
+
+    def on_validation_end(self) -> None:
+        """After callbacks have saved them, continue with the weights to train."""
+        if self.trainer.state.fn == "fit":
+            switch_weights(self.trainer.optimizers, "train")
+
+    on_train_end = on_validation_start
+
+    # ---- checkpoints
+
+    def _save_plain_hyperparameters(self, **recipes: Any) -> None:
+        """Note what a checkpoint says of the model: a dataclass in it could not be read without running code."""
+        self._recipes = recipes or self._recipes  # of optimizer and schedule, once they are known
+        plain = {"architecture": self.architecture.to_dict(), "loss_chunks": self.loss_chunks, **self._recipes}
+        if groups := [dataclasses.asdict(rule) for rule in self.groups]:
+            plain["groups"] = groups
+        self.save_hyperparameters(plain, logger=False)
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, trust_code: bool = False, **options: Any) -> Any:
+        """The model of a checkpoint; no code of the file runs. Arguments are those of Lightning's, and of this class.
+
+        Restored, unless given: architecture, ``loss_chunks``, ``groups``, a schedule of ``lightning_llm.optim``, an
+        optimizer of it or of ``torch.optim``. A warning names any other one: the model can be used, but not trained.
+
+        Raises:
+            ValueError: The file is damaged, is not a checkpoint, or names code that is not ours without ``trust_code``.
+        """
+        with only_checkpoints(checkpoint_path, trust_code=trust_code):
+            return super().load_from_checkpoint(checkpoint_path, *args, **{**options, "weights_only": True})
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the tokenizer: a checkpoint alone is enough to generate text."""
+        tokenizer = tokenizer_of(getattr(self._trainer, "datamodule", None))
+        content = {"format_version": FORMAT_VERSION, "tokenizer": None if tokenizer is None else tokenizer.to_str()}
+        checkpoint[FORMAT] = {**content, EXECUTION: environment_of(self.trainer)}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check that the checkpoint fits, and convert Lightning's counts of micro-batches to this run's size."""
+        check_loading(checkpoint, self)
+        self._has_loaded = True
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            rescale_batch_progress(checkpoint, self.trainer.accumulate_grad_batches)
+            print_changes(checkpoint[FORMAT].get(EXECUTION, {}), self.trainer)

@@ -15,8 +15,8 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from lightning_llm.data.datamodule import TokenDataModule, offered
-from lightning_llm.data.token_store import TokenStore
+from lightning_llm.accounting.global_batch import divisor
+from lightning_llm.data.datamodule import TokenDataModule, data_attribute
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.training.budget import optimizer_state_bytes
@@ -50,7 +50,7 @@ class Check(NamedTuple):
     fault: str = ""
 
 
-def refuse(errors: Iterable[str]) -> None:
+def raise_all(errors: Iterable[str]) -> None:
     """Raise a ``ValueError`` that lists all errors, if there are any."""
     if listed := list(errors):
         raise ValueError("; ".join(listed))
@@ -79,7 +79,7 @@ def check_options(options: Mapping[str, Any], callbacks: Sequence[Any]) -> None:
             "trainer.val_check_interval must be a number of steps above 0 or a fraction above 0, at most 1.0, got 0: "
             "for no validation set trainer.limit_val_batches to 0"
         )
-    refuse([*errors, *_accumulation_errors(callbacks)])
+    raise_all([*errors, *_accumulation_errors(callbacks)])
 
 
 def check_nodes(environment: ClusterEnvironment, num_nodes: int) -> None:
@@ -90,8 +90,8 @@ def check_nodes(environment: ClusterEnvironment, num_nodes: int) -> None:
     """
     if num_nodes == 1 or type(environment) is not LightningEnvironment:  # a launcher's, or the user's own
         return
-    found = {**os.environ, "NODE_RANK": os.environ.get("NODE_RANK") or os.environ.get("GROUP_RANK")}
-    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if not found.get(name)]:
+    variables = {**os.environ, "NODE_RANK": os.environ.get("NODE_RANK") or os.environ.get("GROUP_RANK")}
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if not variables.get(name)]:
         raise ValueError(
             f"trainer.num_nodes {num_nodes}: the other nodes cannot find this process, which would wait forever: "
             f"{', '.join(missing)} not set. Start the command on every node with torchrun or SLURM "
@@ -107,7 +107,7 @@ def check_setup(model: Any, trainer: Any) -> None:
     """
     data, errors = getattr(trainer, "datamodule", None), [*_compile_errors(model, trainer), *_tf32_errors(trainer)]
     errors += [check.fault for check in _fit_together(model.architecture, data) if check.fault]
-    refuse([*errors, *(_accumulation_errors(trainer.callbacks) if isinstance(data, TokenDataModule) else ())])
+    raise_all([*errors, *(_accumulation_errors(trainer.callbacks) if isinstance(data, TokenDataModule) else ())])
 
 
 def check_batch(batch: Any) -> None:
@@ -151,35 +151,35 @@ def check_run(model: Any, data: Any, trainer: Any, folder: Path) -> list[Check]:
     Returns:
         All checks. Those that need a token store, or a vocabulary that is not known yet, are left out without one.
     """
-    store, found = None, Check("data", f"{type(data).__module__}.{type(data).__qualname__}")
-    if isinstance(data, TokenDataModule):
-        try:
-            store = data.store
-        except ValueError as error:
-            return [Check("data", "cannot be used", str(error)), _batch(data, trainer), _precision(trainer)]
-        is_small = torch.iinfo(getattr(torch, store.dtype)).max < store.vocab_size - 1
-        fault = f"token store {store.path}: {store.dtype} cannot hold the {store.vocab_size} ids of its vocabulary"
-        found = Check("data", f"{store.path}, {store.dtype}", fault if is_small else "")
-    vocab_size = model.architecture.vocab_size or offered(data, "vocab_size")
+    source = Check("data", f"{type(data).__module__}.{type(data).__qualname__}")
+    is_token_data = isinstance(data, TokenDataModule)
+    if is_token_data:
+        problems = dict(data.problems(trainer))
+        if "data" in problems:
+            unusable = Check("data", "cannot be used", problems["data"])
+            return [unusable, _batch(data, trainer, problems), _precision(trainer)]
+        source = _store(data)
+    vocab_size = model.architecture.vocab_size or data_attribute(data, "vocab_size")
     if vocab_size is None:
-        return [found, *_fit_together(model.architecture, data), *_budget(model, data, trainer), _precision(trainer)]
+        return [source, *_fit_together(model.architecture, data), *_budget(model, data, trainer), _precision(trainer)]
     with torch.device("meta"):
         transformer = Transformer(dataclasses.replace(model.architecture, vocab_size=vocab_size))
     weights = sum(p.nbytes for p in transformer.parameters())
     memory = list(_memory(2 * weights, "parameters and gradients", trainer))
     if any(check.fault for check in memory):  # the other checks take as long as the model is large
-        return [found, *memory]
+        return [source, *memory]
     first = [*_devices(trainer), *_budget(model, data, trainer)]  # the budget changes what is checked below
+    problems = dict(data.problems(trainer)) if is_token_data else {}
     return [
-        found,
+        source,
         *_fit_together(model.architecture, data),
         *_initial_weights(model, data),
         *_compiler(model, trainer),
-        *([] if store is None else [_length(store, split, data.context_length) for split in ("train", "val")]),
+        *(_texts(data, problems) if is_token_data else ()),
         *first,
-        *([] if store is None else [_batch(data, trainer)]),
+        *([_batch(data, trainer, problems)] if is_token_data else ()),
         _precision(trainer),
-        *([] if store is None else _steps(data, trainer)),
+        *(_steps(data, trainer, problems) if is_token_data else ()),
         *_memory_and_disk(model, transformer, weights, trainer, folder),
     ]
 
@@ -187,14 +187,14 @@ def check_run(model: Any, data: Any, trainer: Any, folder: Path) -> list[Check]:
 def _fit_together(architecture: ModelConfig, data: Any) -> Iterator[Check]:
     """Of what the data tell."""
     longest, vocab_size = architecture.max_position_embeddings, architecture.vocab_size
-    if (ids := offered(data, "vocab_size")) is not None:
+    if (ids := data_attribute(data, "vocab_size")) is not None:
         fault = (
             f"architecture.vocab_size {vocab_size} is smaller than the {ids} ids of the data: leave it at null to "
             "take the data's"
         )
         finding = f"{ids} ids in the data, {'as many' if vocab_size is None else vocab_size} in the model"
         yield Check("vocabulary", finding, fault if vocab_size is not None and vocab_size < ids else "")
-    if (tokens := offered(data, "context_length")) is not None:
+    if (tokens := data_attribute(data, "context_length")) is not None:
         fault = (
             f"data.context_length {tokens} is longer than architecture.max_position_embeddings {longest}: "
             "shorten the one or raise the other"
@@ -204,13 +204,13 @@ def _fit_together(architecture: ModelConfig, data: Any) -> Iterator[Check]:
 
 def _initial_weights(model: Any, data: Any) -> Iterator[Check]:
     """Those of ``init_from``, if they exist: a resumed run does not need them."""
-    given = getattr(model, "init_from", None)
-    if given is not None and Path(given).exists():
+    init_from = getattr(model, "init_from", None)
+    if init_from is not None and Path(init_from).exists():
         try:
-            fault = read_initial_weights(given).fault(model.architecture, data)
+            fault = read_initial_weights(init_from).fault(model.architecture, data)
         except ValueError as error:
             fault = str(error)
-        yield Check("weights", f"those of {given}", fault)
+        yield Check("weights", f"those of {init_from}", fault)
 
 
 def _compiler(model: Any, trainer: Any) -> Iterator[Check]:
@@ -230,22 +230,30 @@ def _compiler(model: Any, trainer: Any) -> Iterator[Check]:
     yield Check("compiler", finding, "" if is_there else f"model.compile_mode {mode} {fault}")
 
 
-def _length(store: TokenStore, split: str, context_length: int) -> Check:
-    tokens = store.splits[split].tokens
-    windows = max(0, (tokens - 1) // context_length)
-    fault = (
-        f"data.context_length {context_length} is too long for the {split} split of {store.path}: it has {tokens} "
-        f"tokens, a window and its last target need {context_length + 1}; take more text or a shorter context"
-    )
-    return Check(f"{split} text", f"{tokens:,} tokens, {windows:,} windows", "" if windows else fault)
+def _store(data: TokenDataModule) -> Check:
+    store = data.store
+    is_small = torch.iinfo(getattr(torch, store.dtype)).max < store.vocab_size - 1
+    fault = f"token store {store.path}: {store.dtype} cannot hold the {store.vocab_size} ids of its vocabulary"
+    return Check("data", f"{store.path}, {store.dtype}", fault if is_small else "")
+
+
+def _texts(data: TokenDataModule, problems: Mapping[str, str]) -> Iterator[Check]:
+    for split in ("train", "val"):
+        tokens = data.store.splits[split].tokens
+        windows = max(0, (tokens - 1) // data.context_length)
+        yield Check(f"{split} text", f"{tokens:,} tokens, {windows:,} windows", problems.get(split, ""))
+    if "documents" in problems:
+        yield Check("documents", "no end of text", problems["documents"])
 
 
 def _devices(trainer: Any) -> Iterator[Check]:
     """On a CPU a device is a process; Lightning accepts any number of them."""
-    cores, asked = os.cpu_count() or 1, trainer.num_devices
-    if trainer.strategy.root_device.type == "cpu" and asked > 1:
-        fault = f"trainer.devices {asked}: this machine has {cores} cores, and each process needs one; ask for fewer"
-        yield Check("devices", f"{asked} processes on {cores} cores", fault if asked > cores else "")
+    cores, processes = os.cpu_count() or 1, trainer.num_devices
+    if trainer.strategy.root_device.type == "cpu" and processes > 1:
+        fault = (
+            f"trainer.devices {processes}: this machine has {cores} cores, and each process needs one; ask for fewer"
+        )
+        yield Check("devices", f"{processes} processes on {cores} cores", fault if processes > cores else "")
 
 
 def _budget(model: Any, data: Any, trainer: Any) -> Iterator[Check]:
@@ -257,26 +265,12 @@ def _budget(model: Any, data: Any, trainer: Any) -> Iterator[Check]:
             yield Check("plan", f"none for {budget.size}", str(error))
 
 
-def _accumulation(data: TokenDataModule, trainer: Any) -> int:
-    """Micro-batches per step, as the data module will set them; 1 if the batch cannot be divided."""
-    per_device: int = data.global_batch_size // trainer.world_size
-    return max(1, per_device // (data.micro_batch_size or max(1, per_device)))
-
-
-def _batch(data: TokenDataModule, trainer: Any) -> Check:
-    devices, micro, size = trainer.world_size, data.micro_batch_size, data.global_batch_size
-    by = f"{devices} device{'s' if devices > 1 else ''}"
-    by += "" if micro is None else f" times data.micro_batch_size {micro}"
-    found = f"{size} sequences a step on {by}"
-    if size % (devices * (micro or 1)):
-        return Check("batch", found, f"data.global_batch_size {size} cannot be divided by {by}: change one")
-    accumulation, given = _accumulation(data, trainer), trainer.accumulate_grad_batches
-    fault = (
-        f"trainer.accumulate_grad_batches {given} contradicts the {accumulation} micro-batches that follow from "
-        "data.global_batch_size: leave it out"
-    )
-    finding = f"{found}: {accumulation} micro-batch{'es' if accumulation > 1 else ''}"
-    return Check("batch", finding, "" if given in (1, accumulation) else fault)
+def _batch(data: TokenDataModule, trainer: Any, problems: Mapping[str, str]) -> Check:
+    finding = f"{data.global_batch_size} sequences a step on {divisor(data.micro_batch_size, trainer.world_size)}"
+    if fault := problems.get("batch", problems.get("epoch")):
+        return Check("batch", finding, fault)
+    accumulation = data.micro_batches(trainer, trainer.world_size)
+    return Check("batch", f"{finding}: {accumulation} micro-batch{'es' if accumulation > 1 else ''}")
 
 
 def _precision(trainer: Any) -> Check:
@@ -296,11 +290,11 @@ def _tf32_errors(trainer: Any) -> Iterator[str]:
         yield f"trainer.tf32 true needs an NVIDIA GPU of compute capability 8.0 or later, got {name}: leave it out"
 
 
-def _steps(data: TokenDataModule, trainer: Any) -> Iterator[Check]:
-    if data.store.splits["train"].tokens <= data.context_length:
+def _steps(data: TokenDataModule, trainer: Any, problems: Mapping[str, str]) -> Iterator[Check]:
+    if problems:
         return
     size = f"of {data.tokens_per_step:,} tokens"
-    if (steps := total_steps(trainer, data, _accumulation(data, trainer))) is None:
+    if (steps := total_steps(trainer, data, data.micro_batches(trainer, trainer.world_size))) is None:
         yield Check("steps", f"{size}, until max_time or a signal ends the run")
     else:
         epochs = steps / data.steps_per_epoch

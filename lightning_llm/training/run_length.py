@@ -7,17 +7,19 @@ then starts from its first batch. Here the loader is asked only after Lightning 
 """
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Timer
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from lightning_llm.data.batches import limited_batches
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine
+from lightning_llm.training.metrics import VAL_LOSS
 
 DEFAULT_WARMUP = 100  # steps
 LIGHTNINGS_EPOCHS = 1000  # of a run without any limit
@@ -43,14 +45,24 @@ def total_steps(trainer: Trainer, data: Any = None, accumulation: int | None = N
     return min(limits, default=None)
 
 
-def lambda_scheduler(schedule: Schedule | None, optimizer: Optimizer, trainer: Trainer) -> LambdaLR:
-    """The scheduler of one of our schedules. Until the length of the run is known, its factor is 0.
+def scheduler_of(schedule: Any, optimizer: Optimizer, trainer: Trainer) -> Any:
+    """The scheduler of a schedule. Until the length of the run is known, the factor of one of ours is 0.
 
     Args:
         schedule: ``None``: ``WarmupCosine`` over the run, or ``Constant`` after a warmup if the run has no known end.
+            A scheduler of torch is its own.
         optimizer: Its learning rates are multiplied by the factor.
         trainer: The trainer, which knows the length of the run.
+
+    Raises:
+        ValueError: The schedule follows the validation, and there is none.
     """
+    if not isinstance(schedule, Schedule | None):
+        if isinstance(schedule, ReduceLROnPlateau) and not trainer.enable_validation:
+            name = type(schedule).__name__
+            text = f"model.schedule {name} follows the validation, and this run has none: set limit_val_batches"
+            raise ValueError(text)  # the learning rate would never change
+        return schedule
     data = getattr(trainer, "datamodule", None)
     is_known = trainer.train_dataloader is not None or isinstance(data, TokenDataModule)
     if _epochs(trainer) is not None and not is_known:
@@ -65,6 +77,29 @@ def start_waiting(schedule: Schedule | None, trainer: Trainer) -> None:
         if isinstance(waiting, LambdaLR) and waiting.lr_lambdas[0] is _not_yet:
             position = waiting.last_epoch - 1  # making a scheduler takes its first step
             config.scheduler = LambdaLR(waiting.optimizer, _factor_of_step(schedule, trainer), position)
+
+
+def follow_metrics(trainer: Trainer, metrics: Mapping[str, float]) -> None:
+    """Step a schedule that follows a metric, once for each validation of a fit and before it is saved.
+
+    Lightning's own step would come after the checkpoint, so that a resumed run would lack it.
+
+    Args:
+        trainer: With the schedule: ``ReduceLROnPlateau`` of torch, or of ``lightning.pytorch.cli``, which has
+            ``monitor``.
+        metrics: Of the validation.
+
+    Raises:
+        ValueError: The validation has no such metric.
+    """
+    if trainer.state.fn != "fit" or trainer.sanity_checking:
+        return
+    for scheduler in (config.scheduler for config in trainer.lr_scheduler_configs):
+        if isinstance(scheduler, ReduceLROnPlateau):
+            monitor = getattr(scheduler, "monitor", VAL_LOSS)
+            if monitor not in metrics:
+                raise ValueError(f"model.schedule monitors {monitor!r}: choose one of {', '.join(metrics)}")
+            scheduler.step(metrics[monitor])
 
 
 def _not_yet(step: int) -> float:

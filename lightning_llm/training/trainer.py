@@ -29,8 +29,8 @@ from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 from lightning_llm.training.distributed import strategy_for
 from lightning_llm.training.environment import choose_precision
 from lightning_llm.training.json_logger import JSONLinesLogger
-from lightning_llm.training.optimization import evaluated
 from lightning_llm.training.preflight import Check, check_nodes, check_options, check_run
+from lightning_llm.training.schedule_free import evaluated
 
 Plugin = Precision | ClusterEnvironment | CheckpointIO | LayerSync  # as in Lightning
 NOTHING = nullcontext()
@@ -85,34 +85,28 @@ class Trainer(pl.Trainer):
         **kwargs: Any,
     ) -> None:
         kwargs |= {"val_check_interval": val_check_interval, "num_sanity_val_steps": num_sanity_val_steps}
-        given, all_plugins = _listed(callbacks), _listed(plugins)
-        check_options(kwargs, given)
+        listed = _listed(callbacks)
+        check_options(kwargs, listed)
         self.checks: list[Check] = []
-        self.precision_reason, self.tf32 = "as asked for", tf32
-        if precision in ("auto", None):
-            precision, self.precision_reason = choose_precision(accelerator)
-        has_gpu = accelerator != "cpu" and (CUDAAccelerator.is_available() or torch.backends.mps.is_available())
-        if str(precision) in FLOAT16 and not has_gpu:
-            raise ValueError(f"trainer.precision {precision} needs a GPU: use bf16-mixed, bf16-true or 32-true")
-        own_place = (each.run for each in _listed(logger) if isinstance(each, JSONLinesLogger))
-        self.run_directory = next(own_place, None) or RunDirectory(default_root_dir)
-        if run_dir is not None:
-            self.run_directory.name(Path(run_dir))
+        self.tf32 = tf32
+        precision, self.precision_reason = _precision_for(precision, accelerator)
+        self.run_directory = _run_directory_for(logger, default_root_dir, run_dir)
         self._has_run = self._is_agreed = False
         if not kwargs.get("barebones"):  # there, Lightning refuses what would cost time, and says what
             logger = RunLogger(self.run_directory) if logger in (None, True) else logger
             has_checkpoints = kwargs.get("enable_checkpointing") is not False
-            given = _with_own(given, progress=enable_progress_bar is not False, checkpoints=has_checkpoints)
+            listed = _with_defaults(listed, progress=enable_progress_bar is not False, checkpoints=has_checkpoints)
         if isinstance(val_check_interval, int):  # counted over the whole run, not within an epoch
             kwargs["check_val_every_n_epoch"] = None
         strategy = strategy_for(strategy)
         if isinstance(strategy, ModelParallelStrategy):  # weights gathered in inference mode could not be trained on
             kwargs["inference_mode"] = False
-        if not any(isinstance(plugin, CheckpointIO) for plugin in all_plugins):
-            all_plugins.append(AtomicCheckpointIO())
-        kwargs |= {"logger": logger, "callbacks": given, "plugins": all_plugins, "strategy": strategy}
+        listed_plugins = _listed(plugins)
+        if not any(isinstance(plugin, CheckpointIO) for plugin in listed_plugins):
+            listed_plugins.append(AtomicCheckpointIO())
+        kwargs |= {"accelerator": accelerator, "strategy": strategy, "plugins": listed_plugins, "logger": logger}
         kwargs |= {"enable_progress_bar": enable_progress_bar, "enable_model_summary": enable_model_summary}
-        kwargs["accelerator"] = accelerator
+        kwargs["callbacks"] = listed
         super().__init__(precision=precision, default_root_dir=default_root_dir, max_steps=max_steps, **kwargs)  # type: ignore[arg-type]
         check_nodes(self._accelerator_connector.cluster_environment, self.num_nodes)
         if type(self.profiler) is PassThroughProfiler:  # type: ignore[has-type]
@@ -223,17 +217,38 @@ class NoProfiler(PassThroughProfiler):
         return NOTHING
 
 
-def _listed(given: Any) -> list[Any]:
-    if given is None:
+def _listed(option: Any) -> list[Any]:
+    if option is None:
         return []
-    return list(given) if isinstance(given, list | tuple) else [given]
+    return list(option) if isinstance(option, list | tuple) else [option]
 
 
-def _with_own(given: list[Any], *, progress: bool, checkpoints: bool) -> list[Any]:
-    own: dict[type[pl.Callback], type[pl.Callback]] = {kind: kind for kind in (TrainingLog, MemoryProfiler, Dashboard)}
-    own |= {RunCheckpoints: RunCheckpoints} if checkpoints else {}
-    own |= {ProgressBar: StepProgressBar} if progress else {}
-    missing = [make() for kind, make in own.items() if not any(isinstance(callback, kind) for callback in given)]
+def _precision_for(precision: Any, accelerator: Any) -> tuple[Any, str]:
+    """The precision, and why it is this one."""
+    if precision in ("auto", None):
+        return choose_precision(accelerator)
+    has_gpu = accelerator != "cpu" and (CUDAAccelerator.is_available() or torch.backends.mps.is_available())
+    if str(precision) in FLOAT16 and not has_gpu:
+        raise ValueError(f"trainer.precision {precision} needs a GPU: use bf16-mixed, bf16-true or 32-true")
+    return precision, "as asked for"
+
+
+def _run_directory_for(logger: Any, root: str, run_dir: str | None) -> RunDirectory:
+    """That of a logger that chooses it, or a new one in ``root``; named, if ``run_dir`` names it."""
+    chosen = (one.run for one in _listed(logger) if isinstance(one, JSONLinesLogger))
+    directory = next(chosen, None) or RunDirectory(root)
+    if run_dir is not None:
+        directory.name(Path(run_dir))
+    return directory
+
+
+def _with_defaults(callbacks: list[Any], *, progress: bool, checkpoints: bool) -> list[Any]:
+    """The user's callbacks, and ours of which there is none of the same kind."""
+    defaults: list[pl.Callback] = [TrainingLog(), MemoryProfiler(), Dashboard()]
+    defaults += [RunCheckpoints()] if checkpoints else []
+    missing = [one for one in defaults if not any(isinstance(callback, type(one)) for callback in callbacks)]
+    if progress and not any(isinstance(callback, ProgressBar) for callback in callbacks):
+        missing.append(StepProgressBar())
     # InputHashes is first: what others save at the end of a step contains that step. StopOnSignal is last: it ends the
     # run after the others have seen the step
-    return [InputHashes(), StopOnNonFinite(), *missing, *given, StopOnSignal()]
+    return [InputHashes(), StopOnNonFinite(), *missing, *callbacks, StopOnSignal()]

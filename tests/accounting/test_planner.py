@@ -231,7 +231,7 @@ def test_reducing_once_is_faster_and_needs_more_where_there_are_several_micro_ba
 
 
 def test_a_batch_that_processes_cannot_share_is_refused():
-    with pytest.raises(ValueError, match="global_batch_size 12 cannot be divided by 5 processes"):
+    with pytest.raises(ValueError, match="global_batch_size 12 cannot be divided by 5 devices"):
         Planner(task(world_size=5))
 
 

@@ -14,7 +14,7 @@ from lightning_llm import LanguageModel, ModelConfig, Trainer
 from lightning_llm.__main__ import main
 from lightning_llm.cli.train import cli_main
 from lightning_llm.runs.options import short_options
-from lightning_llm.training.callbacks.consistency import RankConsistencyCheck
+from lightning_llm.training.callbacks.rank_consistency import RankConsistencyCheck
 
 SHAKESPEARE = Path(__file__).parents[2] / "configs" / "shakespeare-char.yaml"
 RUN = Path("runs/run/version_0")

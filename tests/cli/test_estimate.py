@@ -254,7 +254,7 @@ def test_no_torch_is_imported():
             {},
             "precision '8-bit' is not covered: choose one of 32-true, bf16-true, bf16-mixed",
         ),
-        (["--world-size", "3"], {}, "global_batch_size 8 is not a multiple"),
+        (["--world-size", "3"], {}, "data.global_batch_size 8 cannot be divided by 3 devices"),
         (["--device", "H200", "--utilization", "50"], {}, "--utilization must be above 0 and at most 1, got 50.0"),
         ([], {"model": {"architecture": {}}}, "vocab_size is null: give the number of token ids (--vocab-size)"),
         ([], {"model": {"architecture": {**ARCHITECTURE, "dropout": 0.1}}}, "dropout on a CPU is not covered"),

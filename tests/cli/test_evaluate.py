@@ -10,8 +10,6 @@ import torch
 from lightning_llm import ModelConfig, Transformer
 from lightning_llm.__main__ import main
 from lightning_llm.data.tokenizers import Tokenizer
-from lightning_llm.generation import Score, score, scoring
-from lightning_llm.generation.scoring import windows
 from lightning_llm.interop import export_model
 
 CONTEXT = 16
@@ -91,27 +89,6 @@ def test_each_document_is_scored_by_itself(folder, tmp_path, capsys):
     assert "line 3: 0 tokens, 0 bytes" in printed
 
 
-@pytest.mark.parametrize("stride", [1, 3, 7])
-@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 16, 30])
-def test_every_token_but_the_first_is_scored_once_with_enough_before_it(length, stride):
-    scored = []
-    for window, new in windows(range(length), 8, stride):
-        assert len(window) <= 8
-        assert window == list(range(window[0], window[-1] + 1))
-        scored += window[-new:]
-        assert len(window) - new >= min(8 - stride, window[-new])
-    assert scored == list(range(1, length))
-
-
-def test_sums_add_up():
-    both = Score(2.0, 4, 3) + Score(1.0, 2, 1)
-    assert (both.loss, both.tokens, both.bytes) == (0.5, 6, 4)
-    assert both.bits_per_byte == 3 / math.log(2) / 4
-    assert Score(1.0, 1).bits_per_byte is None
-    assert math.isnan(Score().loss)
-    assert Score(1000.0, 1).perplexity == math.inf
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -137,33 +114,3 @@ def test_what_is_missing_or_too_short_is_named(folder, tmp_path, capsys):
     assert "too few tokens: each token is predicted" in capsys.readouterr().err
     assert main(["evaluate", str(tmp_path / "no.ckpt"), "--data", str(tmp_path / "one.txt")]) == 2
     assert "no.ckpt" in capsys.readouterr().err
-
-
-def test_a_model_is_scored_in_python_from_any_iterator():
-    torch.manual_seed(0)
-    model = Transformer(ModelConfig(vocab_size=9, hidden_size=8, num_attention_heads=2, max_position_embeddings=4))
-    found = score(model.eval(), iter([1, 2, 3]), stride=2)
-    logits = model.logits(model(torch.tensor([[1, 2]])))[0]
-    assert found.nats == pytest.approx(torch.nn.functional.cross_entropy(logits, torch.tensor([2, 3])).item() * 2)
-
-
-def test_windows_and_logits_may_be_taken_by_any_number_at_once(monkeypatch):
-    torch.manual_seed(0)
-    model = Transformer(ModelConfig(vocab_size=9, hidden_size=8, num_attention_heads=2, max_position_embeddings=4))
-    model.double().eval()
-    ids = torch.randint(9, (43,)).tolist()
-    found = {}
-    for at_once in ((1, 1), (9, 20), (12, 9 * 5), (4096, 2**23)):
-        monkeypatch.setattr(scoring, "TOKENS_AT_ONCE", {"cpu": at_once[0]})
-        monkeypatch.setattr(scoring, "LOGITS_AT_ONCE", at_once[1])
-        found[at_once] = score(model, ids, stride=3)
-    expected = found.pop((1, 1))
-    assert expected.tokens == 42
-    assert all(other.tokens == 42 for other in found.values())
-    assert [other.nats for other in found.values()] == pytest.approx([expected.nats] * 3, rel=1e-12)
-
-
-def test_an_id_beyond_the_vocabulary_is_said_before_a_device_sees_it():
-    model = Transformer(ModelConfig(vocab_size=9, hidden_size=8, num_attention_heads=2, max_position_embeddings=4))
-    with pytest.raises(IndexError, match="a token id is beyond the vocabulary of 9"):
-        score(model.eval(), [1, 2, 9], stride=2)

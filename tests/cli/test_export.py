@@ -1,6 +1,5 @@
 """``lightning-llm export`` and ``import``, and training on from what was imported."""
 
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -11,13 +10,12 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lightning_llm import ModelConfig, Transformer
+from lightning_llm import ModelConfig
 from lightning_llm.__main__ import main
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.reading import load_transformer, read_checkpoint
 from lightning_llm.cli.train import cli_main
 from lightning_llm.interop.hf_mapping import mapping_for
-from lightning_llm.training.initial_weights import read_initial_weights
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = {
@@ -119,55 +117,6 @@ def test_an_imported_checkpoint_generates_and_validates(exported, runs, text_fil
     assert float(cli.trainer.callback_metrics["val_loss"]) == pytest.approx(loss, rel=1e-5)
 
 
-@pytest.mark.parametrize("source", ["out", "model.ckpt", "run"])
-def test_training_begins_with_the_given_weights(exported, runs, text_file, tmp_path, source):
-    assert main(["import", "out", "--out", "model.ckpt"]) == 0
-    given = str(runs["shakespeare-char"]) if source == "run" else source
-    assert main(["prepare", str(text_file), "--tokenizer", "out/tokenizer.json", "--out", "store"]) == 0
-    data = {"data.path": None, "data.store": "store", "model.init_from": given, "model.optimizer.init_args.lr": 0.0}
-    cli = fit(tmp_path, text_file, "--config=model.yaml", steps=1, **data)
-    before, _ = load_transformer(tmp_path / "model.ckpt")
-    for name, tensor in cli.model.transformer.state_dict().items():
-        assert torch.equal(tensor, before.state_dict()[name])
-    assert cli.trainer.global_step == 1
-    run = Path(cli.trainer.log_dir)
-    assert yaml.safe_load((run / "config.yaml").read_text())["model"]["init_from"] == given
-    if source == "model.ckpt":  # a resumed run needs it no more
-        Path("model.ckpt").unlink()
-        again = fit(tmp_path, text_file, "--config=model.yaml", "--ckpt_path=last", steps=2, **data)
-        assert again.trainer.global_step == 2
-
-
-def test_a_model_with_rows_for_no_token_begins_with_weights_without_them(exported):
-    initial = read_initial_weights("out")
-    model = Transformer(dataclasses.replace(initial.config, vocab_multiple_of=64), seed=1)
-    assert not initial.fault(model.config, None)
-    initial.fill(model)
-    expected = Transformer(initial.config)
-    initial.fill(expected)
-    ids = torch.arange(10)[None]
-    assert torch.equal(model.logits(model(ids)), expected.logits(expected(ids)))
-    assert not model.lm_head.weight[initial.config.vocab_size :].any()
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"model.architecture.rms_norm_eps": 0.1}, "rms_norm_eps is 1e-05 there and 0.1 here"),
-        ({"model.architecture.tie_word_embeddings": True}, "tie_word_embeddings is False there and True here"),
-        ({"data.tokenizer": "byte", "model.architecture.vocab_size": 256}, "its tokenizer is not that of the data"),
-        ({"model.init_from": "nowhere"}, "init_from nowhere: checkpoint nowhere does not exist"),
-        ({"model.init_from": "."}, "init_from .: it holds neither config.json nor checkpoints"),
-    ],
-)
-def test_weights_of_another_model_are_refused(exported, runs, text_file, tmp_path, error_line, changes, says):
-    options = {"model.init_from": "out", **changes}
-    with pytest.raises(SystemExit) as leaving:
-        fit(tmp_path / "runs", text_file, f"--config={CONFIGS / 'shakespeare-char.yaml'}", **options)
-    assert leaving.value.code == 2
-    assert says in error_line()
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -190,15 +139,6 @@ def test_a_users_mistake_is_one_line(exported, runs, tmp_path, capsys, words, sa
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "x").exists()
     assert not (tmp_path / "x.ckpt").exists()
-
-
-def test_such_mistakes_are_found_before_there_is_a_run(exported, text_file, tmp_path, error_line):
-    options = {"model.init_from": "out", "model.architecture.head_dim": 8}
-    config = f"--config={CONFIGS / 'shakespeare-char.yaml'}"
-    with pytest.raises(SystemExit):
-        fit(tmp_path / "runs", text_file, config, **options)
-    assert "head_dim is 16 there and 8 here" in error_line()
-    assert not list((tmp_path / "runs").rglob("config.yaml"))
 
 
 @pytest.fixture
@@ -239,12 +179,3 @@ def test_weights_that_are_nan_or_infinite_are_refused_in_one_line(spoiled, text_
     assert len(error.splitlines()) == 1
     assert not Path("exported").exists()
     assert not Path("imported.ckpt").exists()
-
-
-@pytest.mark.parametrize("source", ["spoiled.ckpt", "out"])
-def test_training_does_not_begin_with_such_weights(spoiled, text_file, tmp_path, error_line, source):
-    config = f"--config={CONFIGS / 'shakespeare-char.yaml'}"
-    with pytest.raises(SystemExit) as leaving:
-        fit(tmp_path / "runs", text_file, config, **{"model.init_from": source})
-    assert leaving.value.code == 2
-    assert f"init_from {source}: the weights are NaN or infinite, such as {spoiled[source]}" in error_line()

@@ -25,13 +25,12 @@ UNWANTED = re.compile("|".join(word.replace(" ", r"[\s#\"']+") for word in WORDS
 CALLBACKS = "lightning_llm/training/callbacks"
 ALLOWED = {  # the callbacks' names in 0.1: their aliases, and the keys of their states in earlier checkpoints
     (
-        f"{CALLBACKS}/consistency.py",
-        "HonestResume, SameEverywhere = ResumeDiff, RankConsistencyCheck  # their names in 0.1, for one more version",
+        f"{CALLBACKS}/rank_consistency.py",
+        "SameEverywhere = RankConsistencyCheck  # its name in 0.1, for one more version",
     ),
-    (
-        f"{CALLBACKS}/__init__.py",
-        'training__callbacks__consistency="RankConsistencyCheck ResumeDiff HonestResume SameEverywhere",',
-    ),
+    (f"{CALLBACKS}/resume_diff.py", "HonestResume = ResumeDiff  # its name in 0.1, for one more version"),
+    (f"{CALLBACKS}/__init__.py", 'training__callbacks__rank_consistency="RankConsistencyCheck SameEverywhere",'),
+    (f"{CALLBACKS}/__init__.py", 'training__callbacks__resume_diff="ResumeDiff HonestResume",'),
     (
         "lightning_llm/checkpoints/reading.py",
         'RENAMED_CALLBACKS = {"HonestResume": "ResumeDiff"}  # keys of their states in checkpoints of earlier versions',

@@ -22,7 +22,7 @@ from lightning_llm.io.atomic import (
 PACKAGE = Path(__file__).parents[2] / "lightning_llm"
 # Compared or hashed between our own processes, and read by nobody else: an option may be infinite there.
 OWN = (
-    "training/callbacks/consistency.py",
+    "training/callbacks/rank_consistency.py",
     "io/untrusted.py",
     "data/token_store.py",
     "data/prepare.py",

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightning_llm.training.json_logger import JSONLinesLogger
+from tests.cli.test_loggers import JSON_LINES, yaml_logger
 
 
 def lines(logger):
@@ -75,3 +76,33 @@ def test_a_run_that_goes_on_cuts_metrics_at_a_damaged_line(tmp_path, line):
     (folder / "metrics.jsonl").write_text(f'{{"step": 1, "loss": 2.0}}\n{line}\n{{"step": 2, "loss": 1.0}}\n')
     JSONLinesLogger(str(tmp_path), version=0).log_metrics({"loss": 0.5}, step=3)
     assert (folder / "metrics.jsonl").read_text() == '{"step": 1, "loss": 2.0}\n{"step": 3, "loss": 0.5}\n'
+
+
+def test_a_run_logs_json_lines_by_config(tiny, tmp_path):
+    cli = tiny("fit", yaml_logger(tmp_path, JSON_LINES, name="mine"))
+    run = Path("runs/mine/version_0")
+    assert Path(cli.trainer.log_dir) == run
+    entries = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in entries if "train_loss" in entry] == [1, 2, 3, 4, 5, 6]
+    assert [entry["step"] for entry in entries if "val_loss" in entry] == [3, 6]
+    last = next(entry for entry in reversed(entries) if "val_loss" in entry)
+    assert last["val_loss"] == pytest.approx(json.loads((run / "summary.json").read_text())["val_loss"])
+    assert (run / "config.yaml").is_file()
+    assert list((run / "checkpoints").iterdir())
+    assert not list(run.glob("events*"))
+
+
+def names_by_step(file):
+    """What each line holds, but for the memory of a validation: it waits for the next entry, perhaps of another run."""
+    entries = map(json.loads, file.read_text().splitlines())
+    return [(e["step"], sorted(name for name in e if not name.startswith("memory/validation"))) for e in entries]
+
+
+def test_a_resumed_run_has_no_line_twice(tiny, tmp_path):
+    options = yaml_logger(tmp_path, JSON_LINES, name="mine", version=0)
+    file = Path("runs/mine/version_0/metrics.jsonl")
+    tiny("fit", options)
+    whole = names_by_step(file)
+    tiny("fit", options, "--ckpt_path=runs/mine/version_0/checkpoints/step-00000003.ckpt")
+    again = names_by_step(file)
+    assert again == whole

@@ -1,4 +1,4 @@
-"""LanguageModel with any Trainer: what it logs and returns."""
+"""LanguageModel with any Trainer: what it logs and returns, and the groups of its optimizer, in a resumed run too."""
 
 import csv
 import dataclasses
@@ -13,6 +13,7 @@ from lightning_llm.accounting import step_memory
 from lightning_llm.measure import MemoryMeter
 from lightning_llm.training.callbacks import TrainingLog
 from lightning_llm.training.trainer import Trainer
+from tests.cli.test_resume import CONSTANT, FOLDER, assert_same_weights, curve, killed_after, weights
 
 ARCHITECTURE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 16}
 OPTIONS = {"accelerator": "cpu", "precision": "32-true", "enable_progress_bar": False, "log_every_n_steps": 2}
@@ -142,3 +143,74 @@ def test_a_batch_of_fewer_tokens_than_loss_chunks_is_cut_into_its_tokens():
     chunked = made.loss({"input_ids": ids, "targets": ids})
     made.loss_chunks = 0
     assert float(chunked.detach()) == pytest.approx(float(made.loss({"input_ids": ids, "targets": ids}).detach()))
+
+
+# ---- groups of parameters
+
+EMBEDDINGS, REST = {"pattern": "embed_*", "lr_factor": 0.1}, {"pattern": "layers.1*", "weight_decay_factor": 0.0}
+GROUPS = {"model.groups": [EMBEDDINGS, REST]}
+
+
+def test_each_group_has_its_rate_in_the_log_and_in_a_resumed_run(tiny, monkeypatch):
+    whole = tiny("fit", **GROUPS, **{"trainer.default_root_dir": "whole"})
+    (optimizer,) = whole.trainer.optimizers
+    names = [group["name"] for group in optimizer.param_groups]
+    assert {"embeddings:embed_*", "hidden_matrices:layers.1*", "hidden_matrices", "vectors"} <= set(names)
+    assert {group["weight_decay"] for group in optimizer.param_groups if "layers.1" in group["name"]} == {0.0}
+    run = whole.trainer.log_dir
+    usual = curve(run, "learning_rate")
+    assert len({rate for _, rate in usual}) > 3  # the schedule
+    assert curve(run, "learning_rate/hidden_matrices") == usual
+    assert curve(run, "learning_rate/embeddings:embed_*") == [(n, pytest.approx(0.1 * rate)) for n, rate in usual]
+    killed_after(monkeypatch, tiny, 5, **GROUPS)
+    assert_same_weights(weights(whole), weights(tiny("fit", "--ckpt_path=last", **GROUPS)))
+    loaded = LanguageModel.load_from_checkpoint(FOLDER / "step-00000006.ckpt")
+    assert [group["name"] for group in loaded.groups_of(loaded)] == names
+
+
+def test_a_resumed_run_may_change_factors_and_not_patterns(tiny, error_line):
+    tiny("fit", **CONSTANT, **GROUPS, **{"trainer.max_steps": 3})
+    changed = {"model.groups": [{**EMBEDDINGS, "lr_factor": 0.5}, REST]}
+    run = tiny("fit", "--ckpt_path=last", **CONSTANT, **changed)
+    rates = {group["name"]: group["lr"] for group in run.trainer.optimizers[0].param_groups}
+    assert rates["embeddings:embed_*"] == pytest.approx(0.5 * rates["vectors"])
+    with pytest.raises(SystemExit):
+        tiny("fit", "--ckpt_path=last", **CONSTANT, **{"model.groups": [EMBEDDINGS], "trainer.max_steps": 7})
+    assert "its parameter groups have" in error_line()
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        (
+            {"pattern": "embd_*"},
+            "model.groups: pattern 'embd_*' matches no trainable parameter, such as",
+        ),
+        ({"pattern": "norm", "lr": 0.1}, "lr"),
+        ({"pattern": "norm", "lr_factor": -1}, "lr_factor must be a number of at least 0, got -1"),
+    ],
+)
+def test_a_mistake_in_a_group_is_one_line(tiny, error_line, rule, says):
+    with pytest.raises(SystemExit):
+        tiny("fit", **{"model.groups": [rule]})
+    assert says in error_line()
+
+
+def test_mup_is_in_the_checkpoint_and_resumes(tiny, monkeypatch, error_line):
+    options = {"model.architecture.mup": {"base_width": 16, "base_head_dim": 16}}
+    whole = tiny("fit", **options, **{"trainer.default_root_dir": "whole"})
+    rates = {group["name"]: group["lr"] for group in whole.trainer.optimizers[0].param_groups}
+    assert rates["hidden_matrices:*_proj.weight"] == pytest.approx(rates["embeddings"] / 2)
+    usual = curve(whole.trainer.log_dir, "learning_rate")
+    half = curve(whole.trainer.log_dir, "learning_rate/matrices:lm_head.weight")
+    assert half == [(step, pytest.approx(rate / 2)) for step, rate in usual]
+    killed_after(monkeypatch, tiny, 5, **options)
+    assert_same_weights(weights(whole), weights(tiny("fit", "--ckpt_path=last", **options)))
+    loaded = LanguageModel.load_from_checkpoint(FOLDER / "step-00000006.ckpt")
+    assert loaded.architecture.mup == options["model.architecture.mup"]
+    with pytest.raises(SystemExit):
+        tiny("fit", "--ckpt_path=last", "--model.architecture.mup=null")
+    assert "mup is {'base_width': 16, 'base_head_dim': 16} there and None here" in error_line()
+    with pytest.raises(SystemExit):
+        tiny("fit", **options, **{"model.optimizer": "lightning_llm.optim.MuonAdamW"})
+    assert "model.optimizer: architecture.mup sets the learning rates of Adam, got MuonAdamW" in error_line()

@@ -3,6 +3,7 @@
 import lightning.pytorch as pl
 import pytest
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_llm import LanguageModel, ModelConfig, TokenDataModule
@@ -10,6 +11,7 @@ from lightning_llm.cli.report import _describe_steps
 from lightning_llm.optim import AdamW, Constant, WarmupCosine, WarmupLinear
 from lightning_llm.training.run_length import total_steps
 from lightning_llm.training.trainer import Trainer
+from tests.cli.test_resume import assert_same_weights, curve, killed_after, weights
 
 CONFIG = ModelConfig(
     vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16
@@ -178,3 +180,55 @@ def test_what_is_printed_agrees_with_the_schedule(data, tmp_path, options, steps
     assert found["loaded"] == found["scheduled"] == expected
     assert before.startswith(f"{expected:,} steps of")
     assert found["said"].startswith(f"{expected:,} of")
+
+
+# ---- schedules that follow the validation
+
+PLATEAU = {
+    "model.schedule": {
+        "class_path": "torch.optim.lr_scheduler.ReduceLROnPlateau",
+        "init_args": {"factor": 0.5, "patience": 0, "threshold": 0.5},  # half the loss, or the rate is halved
+    },
+    "trainer.val_check_interval": 2,
+    "trainer.limit_val_batches": 1,
+}
+
+
+def test_a_schedule_follows_the_validation_and_resumes(tiny, monkeypatch):
+    options = PLATEAU
+    whole = tiny("fit", **options, **{"trainer.default_root_dir": "whole"})
+    expected = [0.001, 0.001, 0.001, 0.001, 0.0005, 0.0005]  # logged before the validations after steps 2, 4 and 6
+    assert [rate for _, rate in curve(whole.trainer.log_dir, "learning_rate")] == pytest.approx(expected)
+    (config,) = whole.trainer.lr_scheduler_configs
+    assert isinstance(config.scheduler, ReduceLROnPlateau)
+    assert config.scheduler.last_epoch == 3
+    killed_after(monkeypatch, tiny, 5, **options)
+    rest = tiny("fit", "--ckpt_path=last", **options)
+    assert_same_weights(weights(whole), weights(rest))
+    # more steps change nothing that it has learned; another rate does
+    more = tiny("fit", "--ckpt_path=last", **options, **{"trainer.max_steps": 8})
+    assert more.trainer.lr_scheduler_configs[0].scheduler.last_epoch == 4
+    assert more.trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.000125)
+    other = tiny("fit", "--ckpt_path=last", **options, **{"model.optimizer.lr": 0.01, "trainer.max_steps": 9})
+    assert other.trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"trainer.limit_val_batches": 0}, "ReduceLROnPlateau follows the validation, and this run has none"),
+        (
+            {
+                "model.schedule": {
+                    "class_path": "lightning.pytorch.cli.ReduceLROnPlateau",
+                    "init_args": {"monitor": "loss"},
+                }
+            },
+            "model.schedule monitors 'loss': choose one of val_loss",
+        ),
+    ],
+)
+def test_a_schedule_that_would_not_hear_of_its_metric_is_an_error(tiny, error_line, changes, says):
+    with pytest.raises(SystemExit):
+        tiny("fit", **{**PLATEAU, **changes})
+    assert says in error_line()

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 from lightning_llm.lazy import lazy
 
 if TYPE_CHECKING:
-    from lightning_llm.training.callbacks.consistency import RankConsistencyCheck as RankConsistencyCheck
-    from lightning_llm.training.callbacks.consistency import ResumeDiff as ResumeDiff
     from lightning_llm.training.callbacks.dashboard import Dashboard as Dashboard
     from lightning_llm.training.callbacks.inputs import InputHashes as InputHashes
     from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler as MemoryProfiler
@@ -14,6 +12,8 @@ if TYPE_CHECKING:
     from lightning_llm.training.callbacks.non_finite import StopOnNonFinite as StopOnNonFinite
     from lightning_llm.training.callbacks.progress import StatusFile as StatusFile
     from lightning_llm.training.callbacks.progress import StepProgressBar as StepProgressBar
+    from lightning_llm.training.callbacks.rank_consistency import RankConsistencyCheck as RankConsistencyCheck
+    from lightning_llm.training.callbacks.resume_diff import ResumeDiff as ResumeDiff
     from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints as RunCheckpoints
     from lightning_llm.training.callbacks.samples import SampleText as SampleText
     from lightning_llm.training.callbacks.signals import Interrupted as Interrupted
@@ -23,7 +23,8 @@ else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         training__callbacks__run_checkpoints="RunCheckpoints",
-        training__callbacks__consistency="RankConsistencyCheck ResumeDiff HonestResume SameEverywhere",
+        training__callbacks__rank_consistency="RankConsistencyCheck SameEverywhere",
+        training__callbacks__resume_diff="ResumeDiff HonestResume",
         training__callbacks__dashboard="Dashboard",
         training__callbacks__inputs="InputHashes",
         training__callbacks__memory_profiler="MemoryProfiler",

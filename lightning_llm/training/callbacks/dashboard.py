@@ -1,8 +1,4 @@
-"""A run in TensorBoard: the names of all curves, the logger, charts, hyperparameters with results, histograms.
-
-The names are here for everything that writes, draws, compares or tests them. TensorBoard groups them by the part before
-the slash.
-"""
+"""A run in TensorBoard: the logger, charts, hyperparameters with results, histograms."""
 
 import time
 from collections.abc import Mapping
@@ -18,57 +14,38 @@ from lightning_llm.checkpoints.loop_state import step_is_complete
 from lightning_llm.optim.base import local_shard
 from lightning_llm.runs.directory import RunDirectory, is_rank_zero
 from lightning_llm.runs.event_files import put_events_before
-from lightning_llm.runs.options import MEMORY, PEAK, short_options, shown
-from lightning_llm.training.callbacks.consistency import ResumeDiff
-
-TRAIN_LOSS = "train_loss"  # mean over the targets since the last entry, nats per token
-VAL_LOSS = "val_loss"
-TRAIN_LOSS_EVAL = "train_loss_eval"  # the training text, read like the validation text
-VAL_PERPLEXITY = "val_perplexity"
-VAL_BITS_PER_BYTE = "val_bits_per_byte"
-LEARNING_RATE = "learning_rate"  # learning_rate/ and the name of a group, if model.groups or mup divide them
-GRAD_NORM = "grad_norm"
-AUXILIARY_LOSS = "auxiliary_loss"
-
-TOKENS_PER_SECOND = "throughput/tokens_per_second"
-STEP_SECONDS = "throughput/step_s"
-DATA_STALL = "throughput/data_stall_percent"
-MFU, HFU = "throughput/mfu_percent", "throughput/hfu_percent"
-TIME_OF_PHASE = "time/"  # time/forward_s and so on
-
-MEMORY_AT_PEAK = "memory/at_peak/"  # and the category: parameters_gib and so on
-
-SAMPLES = "samples"  # text
-WEIGHTS, GRADIENTS = "weights/", "gradients/"  # histograms, and the name of the parameter
+from lightning_llm.runs.options import short_options, shown
+from lightning_llm.training import metrics
+from lightning_llm.training.callbacks.resume_diff import ResumeDiff
 
 # Group -> chart -> the scalars in it, as regular expressions. Where it can, a chart has one curve for each run:
 # TensorBoard colors runs, not curves. All curves are in its tab of scalars.
 LAYOUT = {
     "loss": {
-        "training and validation, nats/token": [f"^{TRAIN_LOSS}$", f"^{VAL_LOSS}$"],
-        "both texts read the same way, nats/token": [f"^{TRAIN_LOSS_EVAL}$", f"^{VAL_LOSS}$"],
+        "training and validation, nats/token": [f"^{metrics.TRAIN_LOSS}$", f"^{metrics.VAL_LOSS}$"],
+        "both texts read the same way, nats/token": [f"^{metrics.TRAIN_LOSS_EVAL}$", f"^{metrics.VAL_LOSS}$"],
     },
     "optimization": {
-        "learning rate": [f"^{LEARNING_RATE}$", f"^{LEARNING_RATE}/"],
-        "gradient norm before clipping": [f"^{GRAD_NORM}$"],
+        "learning rate": [f"^{metrics.LEARNING_RATE}$", f"^{metrics.LEARNING_RATE}/"],
+        "gradient norm before clipping": [f"^{metrics.GRAD_NORM}$"],
     },
     "memory": {
-        "peak in backward, GiB": [f"^{MEMORY}backward{PEAK}$"],
-        "saved activations at the peak, GiB": [f"^{MEMORY_AT_PEAK}activations_gib$"],
+        "peak in backward, GiB": [f"^{metrics.MEMORY}backward{metrics.PEAK}$"],
+        "saved activations at the peak, GiB": [f"^{metrics.MEMORY_AT_PEAK}activations_gib$"],
     },
     "throughput": {
-        "tokens per second": [f"^{TOKENS_PER_SECOND}$"],
-        "seconds by phase": [f"^{TIME_OF_PHASE}.*_s$"],
-        "waiting for data, percent": [f"^{DATA_STALL}$"],
-        "utilization of the peak, percent (MFU, HFU)": [f"^{MFU}$", f"^{HFU}$"],
+        "tokens per second": [f"^{metrics.TOKENS_PER_SECOND}$"],
+        "seconds by phase": [f"^{metrics.TIME_OF_PHASE}.*_s$"],
+        "waiting for data, percent": [f"^{metrics.DATA_STALL}$"],
+        "utilization of the peak, percent (MFU, HFU)": [f"^{metrics.MFU}$", f"^{metrics.HFU}$"],
     },
     # empty with a single source, so it comes last
-    "loss by data source": {"validation, nats/token": [f"^{VAL_LOSS}/.*"]},
+    "loss by data source": {"validation, nats/token": [f"^{metrics.VAL_LOSS}/.*"]},
 }
 
 # The HPARAMS tab shows the last value of each next to the options.
-VALIDATED = (VAL_LOSS, VAL_BITS_PER_BYTE, VAL_PERPLEXITY, TRAIN_LOSS_EVAL)
-RESULTS = (*VALIDATED, TOKENS_PER_SECOND, f"{MEMORY}backward{PEAK}")
+VALIDATED = (metrics.VAL_LOSS, metrics.VAL_BITS_PER_BYTE, metrics.VAL_PERPLEXITY, metrics.TRAIN_LOSS_EVAL)
+RESULTS = (*VALIDATED, metrics.TOKENS_PER_SECOND, f"{metrics.MEMORY}backward{metrics.PEAK}")
 
 TRAINER_OPTIONS = ("max_steps", "max_epochs", "precision", "gradient_clip_val", "devices", "num_nodes", "strategy")
 
@@ -87,8 +64,6 @@ class RunLogger(TensorBoardLogger):
     def resume_after(self, step: int) -> None:
         """Hide what was logged after this step before the run was killed: it will be logged again."""
         self._kwargs["purge_step"] = step + 1
-
-    go_on_after = resume_after  # its name in 0.1, for one more version
 
     @property
     def log_dir(self) -> str:
@@ -151,12 +126,12 @@ class Dashboard(Callback):
         """Histograms of the gradients, before clipping."""
         if self._is_due(trainer, ahead=1):
             gradients = {name: weight.grad for name, weight in pl_module.named_parameters() if weight.grad is not None}
-            _add_histograms(trainer, GRADIENTS, gradients, trainer.global_step + 1)
+            _add_histograms(trainer, metrics.GRADIENTS, gradients, trainer.global_step + 1)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
         """Histograms of the weights, after the step."""
         if self._is_due(trainer) and step_is_complete(trainer):
-            _add_histograms(trainer, WEIGHTS, dict(pl_module.named_parameters()), trainer.global_step)
+            _add_histograms(trainer, metrics.WEIGHTS, dict(pl_module.named_parameters()), trainer.global_step)
 
     def _is_due(self, trainer: Trainer, ahead: int = 0) -> bool:
         every = self.histograms_every_n_steps  # first: the number of the step takes Lightning 5 µs
@@ -173,16 +148,16 @@ def tensorboard_writers(trainer: Trainer) -> list[Any]:
 def _hyperparameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
     """The options of the command line, or the module's own hyperparameters, by short names."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    given = next((callback.options for callback in callbacks if isinstance(callback, ResumeDiff)), None)
-    options = short_options(dict(pl_module.hparams) if given is None else given)
+    recorded = next((callback.options for callback in callbacks if isinstance(callback, ResumeDiff)), None)
+    options = short_options(dict(pl_module.hparams) if recorded is None else recorded)
     options["trainer.precision"] = trainer.precision  # as "auto" was resolved
-    found = {}
+    hyperparameters = {}
     for name, value in options.items():
         section, _, option = name.partition(".")
         if value is not None and (section != "trainer" or option in TRAINER_OPTIONS):
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            found[name] = value if is_number else shown(value)
-    return found
+            hyperparameters[name] = value if is_number else shown(value)
+    return hyperparameters
 
 
 def _add_histograms(trainer: Trainer, prefix: str, tensors: Mapping[str, Tensor], step: int) -> None:

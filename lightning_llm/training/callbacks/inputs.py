@@ -76,11 +76,11 @@ class InputHashes(Callback):
             return
         replicas = trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
         micro = trainer.global_step * trainer.accumulate_grad_batches + micro_batch_of_step(trainer)
-        found = self._hash(batch, micro * replicas["num_replicas"] + replicas["rank"])
-        if found is None:
+        hashes = self._hash(batch, micro * replicas["num_replicas"] + replicas["rank"])
+        if hashes is None:
             self._sum = self.batches = None
         else:
-            self._step = self._step + found
+            self._step = self._step + hashes
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """At the end of a step, its batches count."""
@@ -103,13 +103,13 @@ class InputHashes(Callback):
     ) -> None:
         """Add the sequences of this batch."""
         if self._validation is not None:
-            found = self._hash(batch)
-            self._validation = None if found is None else self._validation + found
+            hashes = self._hash(batch)
+            self._validation = None if hashes is None else self._validation + hashes
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the sum."""
-        found = self._validation
-        self.validation_batches = self._read(trainer, [found])[0] if isinstance(found, Tensor) else None
+        hashes = self._validation
+        self.validation_batches = self._read(trainer, [hashes])[0] if isinstance(hashes, Tensor) else None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Save the sum of the completed steps, the same in every process."""
@@ -129,10 +129,10 @@ class InputHashes(Callback):
         Args:
             steps: Optimizer steps of the run.
         """
-        found = {name: getattr(self, name) for name in (INITIAL_VALUES, BATCHES, VALIDATION_BATCHES)}
+        hashes = {name: getattr(self, name) for name in (INITIAL_VALUES, BATCHES, VALIDATION_BATCHES)}
         if self.batches is None:
-            return {**found, BATCHES_AT: None}
-        return {**found, BATCHES_AT: {str(step): at for step, at in {**self.batches_at, steps: self.batches}.items()}}
+            return {**hashes, BATCHES_AT: None}
+        return {**hashes, BATCHES_AT: {str(step): at for step, at in {**self.batches_at, steps: self.batches}.items()}}
 
     def _hash(self, batch: Any, number: int | None = None) -> Tensor | None:
         """The sum of the hashes of a batch's sequences; ``None`` if it has no token ids.
@@ -150,27 +150,27 @@ class InputHashes(Callback):
             places = torch.arange(1, 2 * length + 1, device=ids.device).view(2, length)
             self._weights[key] = _mixed(places * _GOLDEN) | 1  # odd: no bit of a token is lost
         first, second = self._weights[key]
-        found = torch.addcmul(ids * first, targets, second).sum(1)
+        sums = torch.addcmul(ids * first, targets, second).sum(1)
         if number is not None:
             numbers = torch.arange(number * rows, (number + 1) * rows, device=ids.device)
-            return _mixed(torch.add(found, numbers, alpha=_GOLDEN)).sum()
-        return torch.where((targets != IGNORED).any(1), _mixed(found), 0).sum()
+            return _mixed(torch.add(sums, numbers, alpha=_GOLDEN)).sum()
+        return torch.where((targets != IGNORED).any(1), _mixed(sums), 0).sum()
 
     def _read_training(self, trainer: Trainer) -> str | None:
         """The hash of the completed steps; with it, those of ``batches_at``. All processes must ask."""
         if self._sum is None:
             return None
-        batches, *found = self._read(trainer, [self._sum, *self._at.values()])
-        known = {**self.batches_at, **dict(zip(self._at, found, strict=True))}
-        self.batches_at = {step: value for step, value in known.items() if is_kept(step, trainer.global_step)}
+        batches, *sums = self._read(trainer, [self._sum, *self._at.values()])
+        hashes = {**self.batches_at, **dict(zip(self._at, sums, strict=True))}
+        self.batches_at = {step: value for step, value in hashes.items() if is_kept(step, trainer.global_step)}
         self._at = {}
         return batches
 
     @staticmethod
     def _read(trainer: Trainer, parts: list[Tensor]) -> list[str]:
         """Sums over all processes, which must all ask, each as 16 hex digits."""
-        found: list[int] = trainer.strategy.reduce(torch.stack(parts), reduce_op="sum").tolist()
-        return [f"{part % (1 << 64):016x}" for part in found]
+        sums: list[int] = trainer.strategy.reduce(torch.stack(parts), reduce_op="sum").tolist()
+        return [f"{part % (1 << 64):016x}" for part in sums]
 
 
 def is_kept(step: int, reached: int) -> bool:

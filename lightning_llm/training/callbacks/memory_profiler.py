@@ -19,7 +19,7 @@ from lightning_llm.measure.gauges import gauge_for
 from lightning_llm.runs.directory import run_dir_of
 from lightning_llm.training.callbacks.memory_report import Report, describe_failure, draw, pixels, save, step_report
 from lightning_llm.training.distributed import host_group
-from lightning_llm.training.preflight import refuse
+from lightning_llm.training.preflight import raise_all
 
 GIB = 2**30
 FOLDER = "memory"
@@ -52,7 +52,7 @@ class MemoryProfiler(Callback):
 
     def __init__(self, every_n_steps: int | None = None, snapshot_at: int | None = None, top: int = 10) -> None:
         self.every_n_steps, self.snapshot_at, self.top = every_n_steps, snapshot_at, top
-        refuse(
+        raise_all(
             f"MemoryProfiler.{name} must be a whole number of at least 1{or_null}, got {number!r}"
             for name, or_null in (("every_n_steps", " or null"), ("snapshot_at", " or null"), ("top", ""))
             if not (_is_count(number := getattr(self, name)) or (number is None and or_null))
@@ -93,7 +93,7 @@ class MemoryProfiler(Callback):
                 f"MemoryProfiler.snapshot_at {self.snapshot_at}: the snapshot is CUDA's, this run is on {device.type}: "
                 "leave it at null; every_n_steps works on any device"
             )
-        refuse(errors)
+        raise_all(errors)
         self._gauge = gauge_for(device)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

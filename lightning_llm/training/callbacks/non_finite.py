@@ -14,12 +14,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-import lightning_llm.training.callbacks.dashboard as names
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.loop_state import is_log_step, micro_batch_of_step, step_is_complete
 from lightning_llm.checkpoints.names import step_files
 from lightning_llm.optim.base import local_shard
 from lightning_llm.runs.directory import run_dir_of
+from lightning_llm.training import metrics
 from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints
 
 KEPT = 8192  # values to look back on; a run with a NaN never recovers, so none is missed
@@ -51,10 +51,10 @@ class StopOnNonFinite(Callback):
         complete, norm = step_is_complete(trainer), getattr(pl_module, "grad_norm", None)
         step = trainer.global_step + (not complete)
         micro = micro_batch_of_step(trainer)
-        self._values.append((names.TRAIN_LOSS, step, range(micro, micro + 1), outputs["loss"].detach()))
+        self._values.append((metrics.TRAIN_LOSS, step, range(micro, micro + 1), outputs["loss"].detach()))
         # under 16-mixed an infinite gradient is normal: the scaler skips the step and lowers the scale
         if complete and norm is not None and trainer.precision != "16-mixed":
-            self._values.append((names.GRAD_NORM, step, range(trainer.accumulate_grad_batches), norm.detach()))
+            self._values.append((metrics.GRAD_NORM, step, range(trainer.accumulate_grad_batches), norm.detach()))
         if complete and is_log_step(trainer):
             self._check(trainer)
 
@@ -63,7 +63,7 @@ class StopOnNonFinite(Callback):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         self._check(trainer)
-        loss = float(trainer.callback_metrics.get("val_loss", 0.0))
+        loss = float(trainer.callback_metrics.get(metrics.VAL_LOSS, 0.0))
         if not math.isfinite(loss):
             self._stop(trainer, f"val_loss is {loss} after step {trainer.global_step}")
 
@@ -77,18 +77,18 @@ class StopOnNonFinite(Callback):
         values += [local_shard(weight.detach()).sum(dtype=torch.float32) for weight in weights]
         if not values:
             return
-        found = not bool(torch.stack(values).isfinite().all())
+        is_non_finite = not bool(torch.stack(values).isfinite().all())
         if trainer.world_size > 1:
-            found = trainer.strategy.reduce_boolean_decision(found, all=False)
-        if found:
+            is_non_finite = trainer.strategy.reduce_boolean_decision(is_non_finite, all=False)
+        if is_non_finite:
             self._report(trainer)
         self._values.clear()
 
     def _report(self, trainer: Trainer) -> None:
-        for name in (names.TRAIN_LOSS, names.GRAD_NORM):
+        for name in (metrics.TRAIN_LOSS, metrics.GRAD_NORM):
             for _, step, micro_batches, value in (each for each in self._values if each[0] == name):
                 if not value.isfinite():
-                    micro = f", micro-batch {micro_batches[0]}" if name == names.TRAIN_LOSS else ""
+                    micro = f", micro-batch {micro_batches[0]}" if name == metrics.TRAIN_LOSS else ""
                     file = self._write(trainer, step, micro_batches)
                     self._stop(trainer, f"{name} is {value.item()} in step {step}{micro}{file}")
         step = trainer.global_step

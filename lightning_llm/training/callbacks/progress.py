@@ -17,16 +17,17 @@ from lightning_llm.checkpoints.loop_state import is_log_step
 from lightning_llm.io.console import Console
 from lightning_llm.runs.directory import run_dir_of
 from lightning_llm.runs.status import DIVERGED, FAILED, INTERRUPTED, RUNNING, write_status
+from lightning_llm.training import metrics
 from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.callbacks.signals import Interrupted
 from lightning_llm.training.run_length import total_steps
 
 SHOWN = {
-    "train_loss": "loss {:.3f}",
-    "val_loss": "val {:.4f}",
-    "learning_rate": "lr {:.1e}",
-    "grad_norm": "|g| {:.2f}",
-    "throughput/tokens_per_second": "{:,.0f} tokens/s",
+    metrics.TRAIN_LOSS: "loss {:.3f}",
+    metrics.VAL_LOSS: "val {:.4f}",
+    metrics.LEARNING_RATE: "lr {:.1e}",
+    metrics.GRAD_NORM: "|g| {:.2f}",
+    metrics.TOKENS_PER_SECOND: "{:,.0f} tokens/s",
 }
 
 
@@ -91,8 +92,8 @@ class StepProgressBar(ProgressBar):
 
 def describe(trainer: Trainer) -> str:
     """The newest metrics in words."""
-    metrics = trainer.callback_metrics
-    return "  ".join(text.format(float(metrics[name])) for name, text in SHOWN.items() if name in metrics)
+    newest = trainer.callback_metrics
+    return "  ".join(text.format(float(newest[name])) for name, text in SHOWN.items() if name in newest)
 
 
 class StatusFile(Callback):
@@ -122,6 +123,6 @@ class StatusFile(Callback):
 
     def _write(self, trainer: Trainer, status: str, reason: str = "") -> None:
         if self._run is not None:
-            loss = trainer.callback_metrics.get("val_loss")
+            loss = trainer.callback_metrics.get(metrics.VAL_LOSS)
             value = None if loss is None else float(loss)
             write_status(self._run, status, step=trainer.global_step, val_loss=value, reason=reason)

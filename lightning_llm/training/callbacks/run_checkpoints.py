@@ -23,6 +23,7 @@ from lightning_llm.io.atomic import link_path, remove_path, replace_path
 from lightning_llm.runs.directory import CHECKPOINTS, run_dir_of, sequence_number_of
 from lightning_llm.training.callbacks.signals import Interrupted
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
+from lightning_llm.training.metrics import VAL_LOSS
 
 _STATE = ("best_loss", "best_step", "validated_step")
 
@@ -100,7 +101,7 @@ class RunCheckpoints(Checkpoint):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         self.validated_step = trainer.global_step
-        loss = float(trainer.callback_metrics.get("val_loss", float("inf")))
+        loss = float(trainer.callback_metrics.get(VAL_LOSS, float("inf")))
         is_best = loss < self.best_loss
         if is_best:  # set first, so that the file itself contains it
             self.best_loss, self.best_step = loss, trainer.global_step

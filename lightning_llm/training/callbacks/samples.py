@@ -14,9 +14,10 @@ from lightning_llm.checkpoints.loop_state import step_is_complete
 from lightning_llm.data.datamodule import tokenizer_of
 from lightning_llm.generation import generate
 from lightning_llm.io.console import Console
-from lightning_llm.training.callbacks.dashboard import SAMPLES, tensorboard_writers
-from lightning_llm.training.optimization import evaluated
-from lightning_llm.training.preflight import refuse
+from lightning_llm.training.callbacks.dashboard import tensorboard_writers
+from lightning_llm.training.metrics import SAMPLES
+from lightning_llm.training.preflight import raise_all
+from lightning_llm.training.schedule_free import evaluated
 
 LEAST = {"every_n_steps": 1, "max_new_tokens": 1, "temperature": 0, "top_k": 1}
 
@@ -55,7 +56,7 @@ class SampleText(Callback):
             for name, least in LEAST.items()
             if (value := getattr(self, name)) is not None and not value >= least
         ]
-        refuse(problems + ([] if prompt else ["SampleText.prompt is empty: give at least one character"]))
+        raise_all(problems + ([] if prompt else ["SampleText.prompt is empty: give at least one character"]))
         self._is_sharded = False
         self._tokenizer: Any = None
         self._prompt_ids: list[int] = []

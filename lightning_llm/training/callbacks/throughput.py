@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-import lightning_llm.training.callbacks.dashboard as names
 from lightning_llm.accounting.counts import StepFlops, step_flops
 from lightning_llm.accounting.hardware import TERA, find_device
 from lightning_llm.checkpoints.loop_state import is_log_step, step_is_complete
-from lightning_llm.data.datamodule import offered
+from lightning_llm.data.datamodule import data_attribute
 from lightning_llm.measure.timer import PhaseClock
+from lightning_llm.training import metrics
 
 _BETWEEN = "between"  # the end of one micro-batch and the beginning of the next
 _PARTS = ("forward", "backward", "optimizer")
@@ -39,7 +39,7 @@ class Utilization(NamedTuple):
         """MFU and HFU of a step of this duration, by the names of their curves; empty if they are not known."""
         if self.flops is None or self.peak is None:
             return {}
-        done = {names.MFU: self.flops.model, names.HFU: self.flops.hardware}
+        done = {metrics.MFU: self.flops.model, metrics.HFU: self.flops.hardware}
         return {name: 100 * flops / (seconds * self.peak) for name, flops in done.items()}
 
 
@@ -104,7 +104,7 @@ class TrainingLog(Callback):
         """Add to the sums; log at log steps."""
         self._clock.mark("optimizer")
         loss = outputs["loss"].detach()  # already divided by the number of micro-batches in a step
-        counted = getattr(pl_module, "counted", None)
+        counted = getattr(getattr(pl_module, "step_loss", None), "counted", None)
         scale, count = counted or (trainer.accumulate_grad_batches, torch.ones_like(loss))
         sums = torch.stack([loss.to(count.dtype) * scale, count])
         self._sums = sums if self._sums is None else self._sums + sums
@@ -137,19 +137,19 @@ class TrainingLog(Callback):
     def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self._sums is not None
         loss, count = self._over_processes(trainer, self._sums).tolist()  # here the host has waited for the device
-        metrics = {names.TRAIN_LOSS: loss / (count or 1)}
-        metrics |= _learning_rates(trainer.optimizers[0].param_groups)
+        values = {metrics.TRAIN_LOSS: loss / (count or 1)}
+        values |= _learning_rates(trainer.optimizers[0].param_groups)
         if (grad_norm := getattr(pl_module, "grad_norm", None)) is not None:
-            metrics[names.GRAD_NORM] = grad_norm.item()
+            values[metrics.GRAD_NORM] = grad_norm.item()
         if (added := getattr(pl_module, "auxiliary_loss", None)) is not None:
-            metrics[names.AUXILIARY_LOSS] = added.item()
+            values[metrics.AUXILIARY_LOSS] = added.item()
         speed = self._speed(trainer)
         self._sums, self._tokens, self._timed_steps = None, 0, 0
         # For the progress bar and other callbacks. `log_dict` would end in the same dict, 1.8 ms later.
-        watched = {**metrics, names.TOKENS_PER_SECOND: speed[names.TOKENS_PER_SECOND]}
+        watched = {**values, metrics.TOKENS_PER_SECOND: speed[metrics.TOKENS_PER_SECOND]}
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in watched.items()})
         for logger in trainer.loggers:
-            logger.log_metrics({**metrics, **speed}, step=trainer.global_step)
+            logger.log_metrics({**values, **speed}, step=trainer.global_step)
 
     @staticmethod
     def _over_processes(trainer: Trainer, sums: torch.Tensor) -> torch.Tensor:
@@ -166,20 +166,20 @@ class TrainingLog(Callback):
         data, self._waited = min(waited - self._waited, between), waited
         parts = {"data": data, **{part: seconds.get(part, 0.0) for part in _PARTS}, "other": between - data}
         return {
-            names.TOKENS_PER_SECOND: self._tokens * trainer.world_size / total,
-            names.STEP_SECONDS: total / steps,
-            names.DATA_STALL: 100 * data / total,
+            metrics.TOKENS_PER_SECOND: self._tokens * trainer.world_size / total,
+            metrics.STEP_SECONDS: total / steps,
+            metrics.DATA_STALL: 100 * data / total,
             **self.utilization.percent(total / steps),
-            **{f"{names.TIME_OF_PHASE}{part}_s": value / steps for part, value in parts.items()},
+            **{f"{metrics.TIME_OF_PHASE}{part}_s": value / steps for part, value in parts.items()},
         }
 
 
 def _learning_rates(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The rate of a group without a factor, and if others have one, of each group by its name."""
     usual = next((group for group in groups if "lr_factor" not in group), groups[0])
-    by_group = {f"{names.LEARNING_RATE}/{group.get('name')}": group["lr"] for group in groups}
+    by_group = {f"{metrics.LEARNING_RATE}/{group.get('name')}": group["lr"] for group in groups}
     is_one = all("lr_factor" not in group for group in groups)
-    return {names.LEARNING_RATE: usual["lr"], **({} if is_one else by_group)}
+    return {metrics.LEARNING_RATE: usual["lr"], **({} if is_one else by_group)}
 
 
 def utilization_of(trainer: Trainer, architecture: Any, peak_tflops: float | None) -> Utilization:
@@ -191,7 +191,7 @@ def utilization_of(trainer: Trainer, architecture: Any, peak_tflops: float | Non
         peak_tflops: Of one device, in 10^12 FLOP per second; ``None`` looks the device up.
     """
     data, flops = getattr(trainer, "datamodule", None), None
-    tokens, context_length = (offered(data, name) for name in ("tokens_per_step", "context_length"))
+    tokens, context_length = (data_attribute(data, name) for name in ("tokens_per_step", "context_length"))
     try:
         if tokens is None or context_length is None:
             raise ValueError("the data do not tell tokens_per_step and context_length")
@@ -202,17 +202,17 @@ def utilization_of(trainer: Trainer, architecture: Any, peak_tflops: float | Non
     return Utilization(flops, peak * trainer.world_size, note)
 
 
-def _peak_of(trainer: Trainer, given: float | None) -> tuple[float, str]:
+def _peak_of(trainer: Trainer, peak_tflops: float | None) -> tuple[float, str]:
     """FLOP per second of one device, and its source; a ValueError says why there is none."""
-    if given is not None:
-        return given * TERA, f"peak {given:g} TFLOP/s, as given"
+    if peak_tflops is not None:
+        return peak_tflops * TERA, f"peak {peak_tflops:g} TFLOP/s, as given"
     device, dtype = trainer.strategy.root_device, _matmul_dtype(str(trainer.precision))
     if device.type != "cuda":
         raise ValueError(f"no peak is known for this {device.type}; give peak_tflops to the TrainingLog callback")
-    known = find_device(torch.cuda.get_device_name(device))
-    if dtype not in known.flops:
-        raise ValueError(f"{known.name} has no {dtype} matrix multiplications")
-    return known.flops[dtype], f"peak {known.flops[dtype] / TERA:g} TFLOP/s in {dtype} ({known.source})"
+    spec = find_device(torch.cuda.get_device_name(device))
+    if dtype not in spec.flops:
+        raise ValueError(f"{spec.name} has no {dtype} matrix multiplications")
+    return spec.flops[dtype], f"peak {spec.flops[dtype] / TERA:g} TFLOP/s in {dtype} ({spec.source})"
 
 
 def _matmul_dtype(precision: str) -> str:

@@ -5,11 +5,11 @@ import torch
 from lightning.pytorch.strategies import Strategy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import lightning_llm.training.callbacks.dashboard as names
 from lightning_llm.accounting import find_device, step_flops
 from lightning_llm.data import batches
 from lightning_llm.data.batches import WindowReader
 from lightning_llm.measure import timer
+from lightning_llm.training import metrics
 from lightning_llm.training.callbacks.throughput import TrainingLog, Utilization, _matmul_dtype, utilization_of
 from lightning_llm.training.module import LanguageModel
 
@@ -137,7 +137,7 @@ def test_peaks_of_gpus(monkeypatch, tiny, name, precision, says):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     found = utilization_of(FakeTrainer(precision), config, None)
     assert found.note.startswith(says)
-    assert found.percent(1.0).keys() == (set() if "no MFU" in says else {names.MFU, names.HFU})
+    assert found.percent(1.0).keys() == (set() if "no MFU" in says else {metrics.MFU, metrics.HFU})
     if "no MFU" not in says:
         dtype = "bfloat16" if "bf16" in precision else "float32"
         assert found.peak == 4 * find_device(name).flops[dtype]

@@ -12,23 +12,26 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from lightning_llm.data.datamodule import TokenDataModule, offered
+from lightning_llm.data.datamodule import TokenDataModule, data_attribute
 from lightning_llm.io.atomic import remove_path, write_json
 from lightning_llm.runs.directory import SUMMARY, WINDOWS, run_dir_of
 from lightning_llm.runs.status import FINISHED, RUNNING, write_status
-from lightning_llm.training.callbacks.consistency import ResumeDiff
+from lightning_llm.training import metrics
 from lightning_llm.training.callbacks.inputs import InputHashes
 from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
 from lightning_llm.training.callbacks.progress import StatusFile
+from lightning_llm.training.callbacks.resume_diff import ResumeDiff
 from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints
-from lightning_llm.training.environment import record
+from lightning_llm.training.callbacks.throughput import TrainingLog
+from lightning_llm.training.environment import environment_of
 
 OF_TRAINER = ("max_steps", "max_epochs", "precision", "gradient_clip_val", "limit_train_batches", "limit_val_batches")
 
 
 def callback_of(trainer: Trainer, kind: type[Callback]) -> Any:
     """The first callback of this class, or ``None``."""
-    return next((each for each in trainer.callbacks if isinstance(each, kind)), None)  # type: ignore[attr-defined]
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return next((callback for callback in callbacks if isinstance(callback, kind)), None)
 
 
 def write_summary(
@@ -44,20 +47,23 @@ def write_summary(
         seconds: How long it trained.
         more: Further fields.
     """
-    steps, metrics = trainer.global_step, {name: float(value) for name, value in trainer.callback_metrics.items()}
-    evaluation, checkpoints = getattr(model, "evaluation", None), callback_of(trainer, RunCheckpoints)
+    steps = trainer.global_step
+    results = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    evaluation = getattr(model, "evaluation", None)
+    checkpoints = callback_of(trainer, RunCheckpoints)
+    inputs = callback_of(trainer, InputHashes)
     windows = None if evaluation is None else evaluation.windows(trainer)  # every process must ask
-    newest, inputs = None if checkpoints is None else checkpoints.newest, callback_of(trainer, InputHashes)
+    newest = None if checkpoints is None else checkpoints.newest
     summary = {
-        "val_loss": metrics.get("val_loss"),  # none with trainer.limit_val_batches 0
-        "perplexity": metrics.get("val_perplexity"),
-        "bits_per_byte": metrics.get("val_bits_per_byte"),
-        "train_loss": metrics.get("train_loss_eval"),
+        "val_loss": results.get(metrics.VAL_LOSS),  # none with trainer.limit_val_batches 0
+        "perplexity": results.get(metrics.VAL_PERPLEXITY),
+        "bits_per_byte": results.get(metrics.VAL_BITS_PER_BYTE),
+        "train_loss": results.get(metrics.TRAIN_LOSS_EVAL),
         "best_val_loss": None if checkpoints is None else checkpoints.best_loss,
         "steps": steps,
-        **({} if (tokens := offered(data, "tokens_per_step")) is None else {"tokens": steps * tokens}),
+        **({} if (tokens := data_attribute(data, "tokens_per_step")) is None else {"tokens": steps * tokens}),
         "seconds": round(seconds, 3),
-        **record(trainer),
+        **environment_of(trainer),
         "changed_on_resume": getattr(callback_of(trainer, ResumeDiff), "changes", []),
         "peak_memory_gib": getattr(callback_of(trainer, MemoryProfiler), "highest_gib", None),
         "checkpoint": None if newest is None else str(newest),
@@ -106,6 +112,13 @@ class RunRecord(StatusFile):
         more = {"validated_step": self._validated_step, "options": options_of(trainer, pl_module, data)}
         if self._folder is not None:
             write_summary(trainer, pl_module, data, self._folder, seconds, **more)
+
+
+def missing_callbacks(trainer: Trainer) -> list[Callback]:
+    """What a run needs for ``compare`` and does not have: with Lightning's own trainer, all of it."""
+    needed = {InputHashes: InputHashes, TrainingLog: TrainingLog, StatusFile: RunRecord}
+    missing = [make() for base, make in needed.items() if callback_of(trainer, base) is None]
+    return [] if trainer.barebones else missing
 
 
 def options_of(trainer: Trainer, model: LightningModule, data: Any) -> dict[str, Any]:

@@ -6,11 +6,9 @@ import os
 import signal
 from pathlib import Path
 
-import lightning.pytorch as pl
 import pytest
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback, Timer
+from lightning.pytorch.callbacks import LambdaCallback, Timer
 
-from lightning_llm import LanguageModel, ModelConfig, TokenDataModule
 from lightning_llm.training.callbacks import RunCheckpoints
 from lightning_llm.training.trainer import Trainer
 
@@ -88,33 +86,6 @@ def test_a_time_alone_ends_a_run(tiny, capsys, monkeypatch):
     assert "of 128 tokens (8 × 16), until max_time" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "accepted"),
-    [
-        ("val_check_interval", 0, "above 0"),
-        ("val_check_interval", 0.0, "above 0"),
-        ("val_check_interval", -3, "val_check_interval"),
-        ("val_check_interval", 1.5, "val_check_interval"),
-        ("check_val_every_n_epoch", 0, "at least 1"),
-        ("log_every_n_steps", -1, "at least 0"),
-        ("num_sanity_val_steps", -2, "at least -1"),
-        ("gradient_clip_val", -1.0, "at least 0"),
-        ("min_steps", -1, "at least 0"),
-        ("max_steps", -2, "max_steps"),
-        ("max_epochs", -3, "max_epochs"),
-        ("num_nodes", 0, "num_nodes"),
-        ("limit_train_batches", -1, "limit_train_batches"),
-    ],
-)
-def test_a_number_that_cannot_be_is_one_line(tiny, error_line, option, value, accepted):
-    with pytest.raises(SystemExit) as leaving:
-        tiny("fit", **{f"trainer.{option}": value})
-    assert leaving.value.code == 2
-    line = error_line()
-    assert option in line
-    assert accepted in line
-
-
 @pytest.mark.parametrize("limit", ["max_steps", "limit_train_batches"])
 def test_no_steps_at_all_report_the_first_weights(tiny, capsys, limit):
     cli = tiny("fit", **{f"trainer.{limit}": 0})
@@ -127,37 +98,6 @@ def test_no_steps_at_all_report_the_first_weights(tiny, capsys, limit):
 def test_a_number_that_switches_something_off_works(tiny):
     cli = tiny("fit", **{"trainer.limit_val_batches": 0, "trainer.log_every_n_steps": 0, "trainer.max_steps": 1})
     assert summary(cli)["val_loss"] is None
-
-
-def test_an_accumulation_that_changes_is_rejected(tiny, error_line):
-    scheduler = "lightning.pytorch.callbacks.GradientAccumulationScheduler"
-    with pytest.raises(SystemExit) as leaving:
-        tiny("fit", f"--trainer.callbacks+={scheduler}", "--trainer.callbacks.scheduling={0: 1, 1: 2}")
-    assert leaving.value.code == 2
-    assert "set data.global_batch_size" in error_line()
-
-
-def test_an_accumulation_that_changes_is_rejected_by_any_trainer(text_file, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    data = TokenDataModule(path=str(text_file), tokenizer="char", context_length=16, global_batch_size=8)
-    model = LanguageModel(ModelConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
-    trainer = pl.Trainer(
-        accelerator="cpu", logger=False, max_steps=1, callbacks=[GradientAccumulationScheduler({0: 1, 1: 2})]
-    )
-    with pytest.raises(ValueError, match=r"set data\.global_batch_size"):
-        trainer.fit(model, data)
-
-
-def test_nodes_that_cannot_find_each_other_are_not_waited_for(tiny, error_line, monkeypatch):
-    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "GROUP_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(SystemExit) as leaving:
-        tiny("fit", **{"trainer.num_nodes": 2})
-    assert leaving.value.code == 2
-    line = error_line()
-    assert "trainer.num_nodes 2" in line
-    assert "MASTER_ADDR, MASTER_PORT, NODE_RANK not set" in line
-    assert "torchrun" in line
 
 
 def test_nodes_that_the_environment_names_are_waited_for_with_a_limit(tiny, capsys, monkeypatch):

@@ -1,0 +1,124 @@
+"""What differs between a resumed run and its checkpoint: it is printed, and applied.
+
+Lightning restores the optimizer's and the schedule's hyperparameters with their state, over those in the options. Here
+the checkpoint holds the options. If the resumed run has the same ones, the restored state is used to the bit. If they
+differ, the moments stay, and learning rate, weight decay and schedule are those of the new options.
+"""
+
+import inspect
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lightning_llm.checkpoints.reading import EXECUTION
+from lightning_llm.checkpoints.schema import FORMAT
+from lightning_llm.runs.options import UNCOMPARED, flat, is_among
+from lightning_llm.training.environment import changes_since
+
+OPTIMIZER = "model.optimizer.class_path"
+# Options that change no result of a resumed run. The content of the store, and the precision that `auto` resolves to
+# (training.environment), are compared elsewhere.
+UNCHANGING = (
+    *UNCOMPARED,
+    *("data.corpus", "data.path", "data.store", "data.num_workers"),
+    *("keep_freed_memory", "trainer.callbacks", "trainer.precision"),
+)
+
+
+class ResumeDiff(Callback):
+    """Prints and applies the options in which a run differs from the checkpoint that it resumes from.
+
+    Args:
+        options: The options of this run, nested, plain values only.
+
+    Attributes:
+        changes: A line for each option, and for each value of the checkpoint's record of how it was executed (such as
+            the precision), that was changed on a resume up to now: the step, the old and the new value.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = flat(options)
+        self.changes: list[str] = []
+        self._changed = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """The options and their changes, for runs that resume from here."""
+        return {"options": self.options, "changes": self.changes}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Print what differs.
+
+        Raises:
+            ValueError: The optimizer has another class, or ``max_steps`` is below the step of the checkpoint.
+        """
+        if trainer.state.fn != "fit":
+            return
+        step = checkpoint["global_step"]
+        if 0 < trainer.max_steps < step:
+            raise ValueError(
+                f"trainer.max_steps {trainer.max_steps} is below step {step} of the checkpoint: give more steps"
+            )
+        state = checkpoint["callbacks"].get(self.state_key, {})
+        if not (saved := state.get("options")):
+            return
+        executed = changes_since(checkpoint.get(FORMAT, {}).get(EXECUTION, {}), trainer)
+        self.changes = [*state.get("changes", []), *(f"step {step}: {line}" for line in executed)]
+        if (ours := self.options.get(OPTIMIZER)) != (theirs := saved.get(OPTIMIZER)):
+            raise ValueError(
+                f"{OPTIMIZER} is {theirs} in the checkpoint and {ours} here: an optimizer cannot use the state of "
+                "another one; use the same one, or start from scratch"
+            )
+        if differences := option_differences(saved, self.options):
+            self.changes += [f"step {step}: {line}" for line in differences]
+            follows_metric = any("num_bad_epochs" in schedule for schedule in checkpoint["lr_schedulers"])
+            if not follows_metric or any(line.startswith("model.") for line in differences):
+                self._changed = True
+                checkpoint["lr_schedulers"] = []  # advanced to this step in on_train_start
+            if trainer.is_global_zero:
+                print("Changed since the checkpoint:", *differences, sep="\n  ")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """If options differ, apply the new hyperparameters of optimizer and schedule, at this step."""
+        if not self._changed:
+            return
+        configured: Any = pl_module.configure_optimizers()
+        optimizer = configured["optimizer"]
+        arguments = inspect.signature(type(optimizer)).parameters.values()
+        takes_any = any(argument.kind is argument.VAR_KEYWORD for argument in arguments)
+        # a schedule-free optimizer counts its steps in its groups
+        progress = set() if takes_any else optimizer.defaults.keys() - {argument.name for argument in arguments}
+        for group, new in zip(trainer.optimizers[0].param_groups, optimizer.param_groups, strict=True):
+            group.update({name: value for name, value in new.items() if name not in {"params", *progress}})
+        for config in trainer.lr_scheduler_configs:
+            _advance(config.scheduler, trainer.global_step)
+
+
+def option_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """One line ``name: old -> new`` for each option that differs and may change the result.
+
+    Args:
+        saved: Options by their dotted names; a missing one counts as null.
+        wanted: Of the resumed run, in the same form.
+    """
+    return [
+        f"{name}: {saved.get(name)} -> {wanted.get(name)}"
+        for name in sorted(saved.keys() | wanted.keys())
+        if saved.get(name) != wanted.get(name) and not is_among(name, UNCHANGING)
+    ]
+
+
+def _advance(scheduler: Any, steps: int) -> None:
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        return  # it starts afresh from the new learning rate
+    if isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):  # in closed form: one step is enough
+        scheduler.last_epoch, steps = max(0, steps - 1), min(1, steps)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that the optimizer has not stepped in between
+        for _ in range(steps):
+            scheduler.step()
+
+
+HonestResume = ResumeDiff  # its name in 0.1, for one more version

@@ -1,0 +1,26 @@
+"""The names of the metrics of a run: in TensorBoard, in logs, and in ``trainer.callback_metrics``.
+
+They are here for everything that writes, draws or compares them, without torch. TensorBoard groups them by the part
+before the slash.
+"""
+
+TRAIN_LOSS = "train_loss"  # mean over the targets since the last entry, nats per token
+VAL_LOSS = "val_loss"
+TRAIN_LOSS_EVAL = "train_loss_eval"  # the training text, read like the validation text
+VAL_PERPLEXITY = "val_perplexity"
+VAL_BITS_PER_BYTE = "val_bits_per_byte"
+LEARNING_RATE = "learning_rate"  # learning_rate/ and the name of a group, if model.groups or mup divide them
+GRAD_NORM = "grad_norm"
+AUXILIARY_LOSS = "auxiliary_loss"
+
+TOKENS_PER_SECOND = "throughput/tokens_per_second"
+STEP_SECONDS = "throughput/step_s"
+DATA_STALL = "throughput/data_stall_percent"
+MFU, HFU = "throughput/mfu_percent", "throughput/hfu_percent"
+TIME_OF_PHASE = "time/"  # time/forward_s and so on
+
+MEMORY, PEAK = "memory/", "_peak_gib"  # such as memory/forward_peak_gib
+MEMORY_AT_PEAK = "memory/at_peak/"  # and the category: parameters_gib and so on
+
+SAMPLES = "samples"  # text
+WEIGHTS, GRADIENTS = "weights/", "gradients/"  # histograms, and the name of the parameter
