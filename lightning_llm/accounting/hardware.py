@@ -20,6 +20,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
+from lightning_llm.io.units import shown_size
+
 Precision = Literal["bf16-mixed", "32-true"]
 
 # One of these is enough: Linux's names for CPU features (x86: arch/x86/include/asm/cpufeatures.h; 64-bit Arm:
@@ -28,8 +30,6 @@ BF16_FEATURES = ("amx_bf16", "avx512_bf16", "bf16", "bfloat16")
 CPU_INFO = Path("/proc/cpuinfo")
 
 TERA, GIGA = 1e12, 1e9
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,33 +185,6 @@ def device_from_part(part: str) -> Device:
 def _parts_of(name: str) -> set[str]:
     words = re.findall("[a-z0-9]+", name.lower())
     return {"".join(words[first:last]) for last in range(1, len(words) + 1) for first in range(last)}
-
-
-def byte_size(words: str) -> int:
-    """``80GiB`` as bytes.
-
-    Raises:
-        ValueError: No number, or a unit that is not known.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]*)", words.strip())
-    if found is None or found[2] not in UNITS:
-        units = ", ".join(filter(None, UNITS))
-        raise ValueError(f"{words!r} is not a size: give a number with one of {units}, such as 80GiB")
-    return int(float(found[1]) * UNITS[found[2]])
-
-
-def shown_size(size: float) -> str:
-    """Bytes in GiB, or in MiB below one; with its sign if it is a difference."""
-    unit, name = (2**30, "GiB") if abs(size) >= 2**30 else (2**20, "MiB")
-    return f"{size / unit:,.2f} {name}"
-
-
-def shown_duration(seconds: float) -> str:
-    """A time in the unit that suits it, from milliseconds to days."""
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{float(f'{1000 * seconds:.3g}'):g} ms"
 
 
 def auto_precision(name: str, features: Collection[str]) -> tuple[Precision, str]:

@@ -19,6 +19,23 @@ RECOMPUTED = "backward, recomputing "
 Size = tuple[int, int]  # elements, and bytes of each
 
 
+class Count(int):
+    """A number of elements and the product it came from, such as ``B·T·h``."""
+
+    formula: str
+
+    def __new__(cls, value: int, formula: str = "") -> "Count":
+        """``formula`` is how it is written; a bare number by default."""
+        made = super().__new__(cls, value)
+        made.formula = formula or str(value)
+        return made
+
+    def __mul__(self, other: int) -> "Count":
+        if other == 1 and not isinstance(other, Count):
+            return self
+        return Count(int(self) * int(other), f"{self.formula}·{getattr(other, 'formula', other)}")
+
+
 @dataclasses.dataclass(eq=False, slots=True)
 class Storage:
     """Bytes that live as long as a tensor refers to them."""

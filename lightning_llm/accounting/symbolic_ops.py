@@ -7,13 +7,13 @@ of linear layers are cast once per forward pass (the copies live at least until 
 
 from typing import Any
 
-from lightning_llm.accounting.counts import Count
 from lightning_llm.accounting.symbolic import (
     BFLOAT16,
     BOOL,
     FLOAT32,
     INT64,
     AllocationLog,
+    Count,
     Gradients,
     Graph,
     Leaf,
@@ -151,20 +151,20 @@ class Operators(Graph):
         self.apply(logs, [logits], [logs])
         return self.apply(self.new(1, FLOAT32), [logs], [logs])
 
-    # -- ops/conventions.py -------------------------------------------------------------------------------------------
+    # -- ours: sums of matmuls ----------------------------------------------------------------------------------------
 
     def _scratch_of_sum(self, elements: int, *, accumulates: bool) -> None:
         """``matmul_into`` a wider dtype: on CUDA the product is wide, and needs no buffer unless it is added."""
         if self.device != "cuda" or accumulates:
             self.scratch((elements, FLOAT32 if self.device == "cuda" else self.matmul_size))
 
-    # -- ops/rotation.py ----------------------------------------------------------------------------------------------
+    # -- ours: rotation -----------------------------------------------------------------------------------------------
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Of queries or keys."""
         return self.apply(self.like(x), [x], [cos, sin])
 
-    # -- ops/norm.py --------------------------------------------------------------------------------------------------
+    # -- ours: RMSNorm ------------------------------------------------------------------------------------------------
 
     def rms_norm(self, x: Tensor, weight: Tensor, rows: Count, *, saves_scale: bool = True) -> Tensor:
         """The kernel of torch, which casts its result apart, or the Function; without ``saves_scale`` it saves x."""
@@ -193,7 +193,7 @@ class Operators(Graph):
         self.scratch(*[self._block_of_rows(rows, width)] * (2 if dy_size == FLOAT32 else 3))
         return d_weight
 
-    # -- ops/attention.py ---------------------------------------------------------------------------------------------
+    # -- ours: causal attention ---------------------------------------------------------------------------------------
 
     def causal_attention(self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[Count, Count, Count]) -> Tensor:
         """Saves its probabilities. All are (heads of all rows of the batch, positions, width of a head)."""
@@ -211,7 +211,7 @@ class Operators(Graph):
 
         return self.apply(out, [query, key, value], [query, key, value, *probabilities], backward)
 
-    # -- ops/span_attention.py ----------------------------------------------------------------------------------------
+    # -- ours: attention inside documents and windows -----------------------------------------------------------------
 
     def span_attention(
         self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...], window: int | None = None
@@ -236,7 +236,7 @@ class Operators(Graph):
 
         return self.apply(out, [query, key, value], [query, key, value], backward)
 
-    # -- ops/swiglu.py: ops/swiglu_whole.py and ops/swiglu_tiles.py ----------------------------------------------------
+    # -- ours: SwiGLU -------------------------------------------------------------------------------------------------
 
     def swiglu(self, x: Tensor, weights: Weights, shape: Shape, *, saves: bool) -> Tensor:
         """``saves``: level 0."""
@@ -341,7 +341,7 @@ class Operators(Graph):
             self.scratch(self._block_of_rows(rows, hidden))
         return h
 
-    # -- ops/loss_chunks.py, ops/softmax_rows.py ----------------------------------------------------------------------
+    # -- ours: the loss in chunks -------------------------------------------------------------------------------------
 
     def linear_cross_entropy(
         self, hidden: Tensor, head: Linear, tokens: Count, vocab: Count, num_chunks: int | None

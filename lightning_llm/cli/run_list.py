@@ -18,10 +18,10 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_llm.accounting.hardware import shown_duration, shown_size
 from lightning_llm.cli.errors import OneLineParser, tool
 from lightning_llm.io.atomic import remove_path, write_json
 from lightning_llm.io.console import Console, folded, room
+from lightning_llm.io.units import shown_duration, shown_size
 from lightning_llm.runs.directory import (
     CHECKPOINTS,
     CONFIG,

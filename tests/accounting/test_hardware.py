@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_llm.accounting import DEVICES, find_device
-from lightning_llm.accounting.hardware import FAMILIES, Reserve, device_from_part, reserve_for, shown_duration
+from lightning_llm.accounting.hardware import FAMILIES, Reserve, device_from_part, reserve_for
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
@@ -87,10 +87,3 @@ def test_the_reserve_of_a_gpu_grows_with_the_tensors_and_the_processes():
     assert reserve_for("cpu", world_size=8) == Reserve()
     assert reserve_for("cuda", world_size=8, given=5).around(100) == 105
     assert "assumed" in str(alone)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(1e-5, "0.01 ms"), (0.9999, "1000 ms"), (1.0, "1.0 s"), (7201, "2.0 hours")]
-)
-def test_durations_have_their_unit(seconds, words):
-    assert shown_duration(seconds) == words

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_llm.accounting import step_memory
-from lightning_llm.accounting.memory import LayeredMemory
+from lightning_llm.accounting.memory import ExtrapolatedMemory
+from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.model.config import ModelConfig
 from tests.accounting.test_memory import drawn
 
@@ -34,14 +35,15 @@ def cases(draw):
         tie_word_embeddings=draw(st.booleans()),
         position=draw(pick(["rope", "learned"])),
     )
-    step = {
-        "rows": draw(pick([1, 4, 16])),
-        "context_length": draw(pick([32, 600])),
-        "precision": draw(pick(["32-true", "bf16-true", "bf16-mixed"])),
-        "device": draw(pick(["cpu", "cuda"])),
-        "loss_chunks": draw(pick([None, 0, 3])),
-        "accumulation": draw(pick([1, 2])),
-    }
+    step = StepSettings(
+        rows=draw(pick([1, 4, 16])),
+        context_length=draw(pick([32, 600])),
+        precision=draw(pick(["32-true", "bf16-true", "bf16-mixed"])),
+        device=draw(pick(["cpu", "cuda"])),
+        loss_chunks=draw(pick([None, 0, 3])),
+        accumulation=draw(pick([1, 2])),
+        state_per_parameter=0,
+    )
     return config, (deep, shallow, rest), step
 
 
@@ -49,8 +51,8 @@ def cases(draw):
 @given(cases())
 def test_to_the_byte(case):
     config, counts, step = case
-    whole = step_memory(config, state_per_parameter=0, **step)
-    found = LayeredMemory(config, **step).at(counts)
+    whole = step_memory(config, step)
+    found = ExtrapolatedMemory(config, step).with_layers(counts)
     peak = max(total for total, _ in found.points.values())
     assert (peak, found.parameters, found.gradients) == (whole.peak, whole.parameters, whole.gradients)
     without_gradients = [max(rest for _, rest in points.values()) for points in (found.points, whole.points)]

@@ -211,7 +211,7 @@ def test_a_message_of_any_length_is_shortened_in_time():
     [(2 * 10**5, "parameters and gradients need 0.3 MB, cpu has 0.2 MB"), (4 * 10**5, "optimizer state need 0.6 MB")],
 )
 def test_a_model_beyond_the_memory_is_refused(refused, monkeypatch, there, says):
-    monkeypatch.setattr(preflight, "_memory_of", lambda device: there)
+    monkeypatch.setattr(preflight, "device_memory", lambda device: there)
     assert says in refused("fit")
     assert says in refused("check")
 

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from lightning_llm import LanguageModel, ModelConfig
 from lightning_llm.accounting import parameters_by_part, step_memory
-from lightning_llm.accounting.counts import parts_to_measure
+from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.generation import generate
 from lightning_llm.model.block import PostNormBlock
 from lightning_llm.model.transformer import Transformer

@@ -8,7 +8,8 @@ from torch import nn
 
 from lightning_llm import ModelConfig, Transformer
 from lightning_llm.accounting import parameters_by_part, step_memory
-from lightning_llm.accounting.counts import hidden_matrix_parameters, parts_to_measure, step_flops
+from lightning_llm.accounting.counts import hidden_matrix_parameters, step_flops
+from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.model import attention, mlp, norm
 from lightning_llm.model.parts import BUILT_IN, BuiltIn
 from lightning_llm.training.measured_parts import measure_parts
