@@ -29,9 +29,9 @@ def test_products_are_flops_over_the_share_of_the_peak():
     flops = step_flops(CONFIG, tokens=2 * 8 * 256, context_length=256)
     scores = 3 * flops.by_part["attention_scores"]
     expected = ((flops.model - scores) / 0.5 + scores / ATTENTION_SHARE) / 67e12
-    assert predicted(
-        cost_model=CostModel(device=find_device("H200"), matmul_share=0.5)
-    ).matmuls == pytest.approx(expected)
+    assert predicted(cost_model=CostModel(device=find_device("H200"), matmul_share=0.5)).matmuls == pytest.approx(
+        expected
+    )
 
 
 def test_tf32_has_its_own_peak_and_leaves_bf16_alone():
