@@ -254,7 +254,7 @@ def step_flops(config: ModelConfig, *, tokens: int, context_length: int, measure
         "lm_head": 2 * s.hidden * s.vocab,
     }
     if "loss" in unlisted_parts(config):
-        by_part["lm_head"] += round(measured["loss"].flops[1])
+        by_part["lm_head"] = round(measured["loss"].flops[1])  # it calls the head
     by_part = {name: tokens * int(flops) for name, flops in by_part.items()}
     forward = sum(by_part.values())
     recomputed = tokens * sum(count * _recomputed(config, layers[kind], kind[1]) for kind, count in kinds.items())

@@ -85,6 +85,24 @@ def test_flops_of_a_new_built_in_mlp(monkeypatch):
     assert hidden_matrix_parameters(config, measured) == matrices + 2 * 4 * 64 * 64
 
 
+class OwnLoss(nn.Module):
+    """Cross entropy; it calls the head."""
+
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, hidden, head, targets, weights=None, num_chunks=None):
+        logits = head(hidden).flatten(0, -2)
+        return nn.functional.cross_entropy(logits, targets.flatten(), reduction="sum"), targets.numel()
+
+
+def test_the_head_is_counted_once_with_a_loss_of_the_users_own():
+    known, config = ModelConfig(**SIZES), ModelConfig(**SIZES, loss=f"{__name__}.OwnLoss")
+    measured = measure_parts(config, "32-true", 200)
+    tokens = {"tokens": 7, "context_length": 200}
+    assert step_flops(config, measured=measured, **tokens) == step_flops(known, **tokens)
+
+
 def test_a_new_built_in_mlp_that_is_measured_smaller(monkeypatch):
     monkeypatch.setattr(mlp, "NewMLP", NewMLP, raising=False)
     monkeypatch.setitem(BUILT_IN["mlp"], "new", BuiltIn("mlp.NewMLP"))
