@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from lightning_llm.accounting.memory import StepMemory as StepMemory
     from lightning_llm.accounting.memory import largest_batch as largest_batch
     from lightning_llm.accounting.memory import step_memory as step_memory
+    from lightning_llm.accounting.settings import StepSettings as StepSettings
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         accounting__counts="StepFlops parameters_by_part step_flops",
         accounting__hardware="DEVICES Device find_device",
         accounting__memory="StepMemory largest_batch step_memory",
+        accounting__settings="StepSettings",
     )
