@@ -14,17 +14,8 @@ first (MFU) says how fast the run is, by the second (HFU) how busy the device is
 import dataclasses
 from collections import Counter
 
-from lightning_llm.accounting.parts import (
-    KNOWN_MLPS,
-    KNOWN_NORMS,
-    MLP_MATRICES,
-    NORMS_OF_A_BLOCK,
-    UNMEASURED,
-    Measured,
-    MeasuredPart,
-    parts_to_measure,
-    unlisted_parts,
-)
+from lightning_llm.accounting import parts
+from lightning_llm.accounting.parts import UNMEASURED, Measured, MeasuredPart, unlisted_parts
 from lightning_llm.accounting.symbolic import Count
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import name_of, option_of
@@ -67,7 +58,7 @@ class Sizes:
         if config.vocab_size is None:
             raise ValueError("vocab_size is null: give the number of token ids (--vocab-size)")
         for kind, name in unlisted_parts(config).items():
-            if kind in parts_to_measure(config) and kind not in measured:
+            if kind in parts.parts_to_measure(config) and kind not in measured:
                 raise ValueError(f"{kind} {name!r} has no formula: its cost can only be measured")
         sizes = {name: Count(getattr(config, field), letter) for name, (field, letter) in LETTERS.items()}
         experts, top_k = (option_of("mlp", config.mlp, name) for name in ("num_experts", "top_k"))
@@ -83,20 +74,24 @@ class Sizes:
         """Width of all key heads."""
         return self.kv_heads * self.head_dim
 
-    def matrices(self) -> dict[str, tuple[Count, Count]]:
-        """The linear layers of a block with built-in parts, each (out, in), in the order of the model.
+    def matrices(self) -> dict[str, dict[str, tuple[Count, Count]]]:
+        """The linear layers of a block with built-in parts, by part, each (out, in), in the order of the model.
 
         Of a mixture of experts, those of one expert.
         """
         hidden, wide = self.hidden, self.intermediate
         return {
-            "q_proj": (self.queries, hidden),
-            "k_proj": (self.keys, hidden),
-            "v_proj": (self.keys, hidden),
-            "o_proj": (hidden, self.queries),
-            **({"gate_proj": (wide, hidden)} if self.is_gated else {}),
-            "up_proj": (wide, hidden),
-            "down_proj": (hidden, wide),
+            "attention": {
+                "q_proj": (self.queries, hidden),
+                "k_proj": (self.keys, hidden),
+                "v_proj": (self.keys, hidden),
+                "o_proj": (hidden, self.queries),
+            },
+            "mlp": {
+                **({"gate_proj": (wide, hidden)} if self.is_gated else {}),
+                "up_proj": (wide, hidden),
+                "down_proj": (hidden, wide),
+            },
         }
 
 
@@ -133,12 +128,13 @@ def parameter_terms(config: ModelConfig, measured: Measured = UNMEASURED) -> dic
     if "block" in unlisted:
         attention, mlp = [], []
     else:
-        norms.insert(0, s.layers * norm_elements(config, measured) * NORMS_OF_A_BLOCK[name_of(config.block)])
+        count = len(parts.KNOWN_BLOCKS[name_of(config.block)].norms)
+        norms.insert(0, s.layers * norm_elements(config, measured) * count)
     if not config.tie_word_embeddings:
         head.append(s.vocab * s.hidden)
     if config.lm_head_bias:
         head.append(s.vocab)
-    parts = {
+    by_part = {
         "embeddings": embeddings,
         "attention": attention,
         "mlp": mlp,
@@ -147,7 +143,7 @@ def parameter_terms(config: ModelConfig, measured: Measured = UNMEASURED) -> dic
         "head": head,
         **({"loss": [unlisted["loss"]]} if "loss" in unlisted else {}),
     }
-    return {part: {term.formula: int(term) for term in terms} for part, terms in parts.items()}
+    return {part: {term.formula: int(term) for term in terms} for part, terms in by_part.items()}
 
 
 def _attention_terms(config: ModelConfig, s: Sizes) -> list[Count]:
@@ -183,7 +179,7 @@ def norm_elements(config: ModelConfig, measured: Measured = UNMEASURED) -> Count
     """Parameters of a norm of the residual stream."""
     if "norm" in unlisted_parts(config):
         return Count(measured["norm"].parameters, "measured")
-    return Count(config.hidden_size, LETTERS["hidden"][1]) * KNOWN_NORMS[name_of(config.norm)].vectors
+    return Count(config.hidden_size, LETTERS["hidden"][1]) * parts.KNOWN_NORMS[name_of(config.norm)].vectors
 
 
 def hidden_matrix_parameters(config: ModelConfig, measured: Measured = UNMEASURED) -> int:
@@ -192,13 +188,11 @@ def hidden_matrix_parameters(config: ModelConfig, measured: Measured = UNMEASURE
     unlisted = unlisted_parts(config)
     if "block" in unlisted:
         return config.num_hidden_layers * measured["block"].matrices
-    sizes: Counter[str] = Counter()
-    for name, (out, into) in s.matrices().items():
-        in_mlp = name in MLP_MATRICES
-        sizes["mlp" if in_mlp else "attention"] += out * into * ((s.experts or 1) if in_mlp else 1)
-    sizes["mlp"] += s.hidden * (s.experts or 0)
-    sizes.update({kind: measured[kind].matrices - sizes[kind] for kind in ("attention", "mlp") if kind in unlisted})
-    return config.num_hidden_layers * sizes.total()
+    sizes = {kind: sum(int(out * into) for out, into in layers.values()) for kind, layers in s.matrices().items()}
+    if s.experts:
+        sizes["mlp"] = sizes["mlp"] * s.experts + s.hidden * s.experts
+    sizes |= {kind: measured[kind].matrices for kind in sizes if kind in unlisted}
+    return config.num_hidden_layers * sum(sizes.values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -271,7 +265,8 @@ def layer_flops(config: ModelConfig, reach: int, measured: Measured = UNMEASURED
     """
     s = Sizes.of(config, measured)
     unlisted = unlisted_parts(config)
-    flops = {name: 2 * int(out) * int(into) for name, (out, into) in s.matrices().items()}
+    matrices = {name: shape for layers in s.matrices().values() for name, shape in layers.items()}
+    flops = {name: 2 * int(out) * int(into) for name, (out, into) in matrices.items()}
     experts = s.top_k or 1  # of each token
     per_token = {
         "qkv": flops["q_proj"] + flops["k_proj"] + flops["v_proj"],
@@ -301,8 +296,8 @@ def _recomputed(config: ModelConfig, layer: dict[str, int], level: int) -> int:
     Checkpointing stops at the last tensor that backward needs, the input of ``down`` or of ``o``. The memory-optimized
     operator has no such place inside: it runs to its end.
     """
-    block, mlp = config.recompute == "block", name_of(config.mlp)
-    runs_to_end = mlp in KNOWN_MLPS and KNOWN_MLPS[mlp].is_one_operator
+    block, mlp = config.recompute == "block", parts.KNOWN_MLPS.get(name_of(config.mlp))
+    runs_to_end = mlp is not None and mlp.is_one_operator
     again = layer["mlp_in"] if level else 0  # inside the operator, also where the block around it is recomputed
     if block or config.recompute == "mlp":
         again += layer["mlp_in"] + (layer["mlp_out"] if runs_to_end else 0)

@@ -5,9 +5,10 @@ from typing import Any
 
 from lightning_llm.accounting.counts import parameter_terms, parameters_by_part, step_flops
 from lightning_llm.accounting.hardware import Device, Reserve
-from lightning_llm.accounting.memory import SharedMemory, StepMemory, most_rows, shared_memory, step_memory
+from lightning_llm.accounting.memory import StepMemory, most_rows, step_memory
 from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.sharding import SharedMemory, shared_memory
 from lightning_llm.accounting.step_time import matmul_dtype
 from lightning_llm.io.config_file import Section
 from lightning_llm.model.config import ModelConfig
@@ -62,13 +63,13 @@ class RunConfig:
         return notes
 
     def step_of(self, rows: int | None) -> StepSettings:
-        """The step in micro-batches of so many rows; ``None``: of the config's.
+        """The step in micro-batches of so many rows; ``None``: of all rows of a process.
 
         Raises:
             ValueError: They do not divide the global batch.
         """
         size, world_size = self.global_batch_size, self.step.world_size
-        rows = rows or self.micro_batch_size or max(1, size // world_size)
+        rows = rows or max(1, size // world_size)
         if rows < 1 or size % (rows * world_size):
             raise ValueError(
                 f"global_batch_size {size} is not a multiple of micro-batch size {rows} times "
@@ -77,27 +78,18 @@ class RunConfig:
         return dataclasses.replace(self.step, rows=rows, accumulation=size // (rows * world_size))
 
 
-def estimate(
-    run: RunConfig,
-    *,
-    micro_batch_size: int | None = None,
-    steps: int | None = None,
-    utilization: float | None = None,
-    memory: int | None = None,
-) -> dict[str, Any]:
+def estimate(run: RunConfig, *, utilization: float | None = None, memory: int | None = None) -> dict[str, Any]:
     """All figures, as plain values.
 
     Args:
         run: The run.
-        micro_batch_size: Rows of a forward pass on one device, instead of the run's.
-        steps: Optimizer steps, instead of the run's.
         utilization: Share of the device's peak; ``None``: assumed.
         memory: Bytes of a device, to find the largest micro-batch that fits.
 
     Raises:
         ValueError: An option is wrong or not covered, or memory is too small.
     """
-    config, step = run.config, run.step_of(micro_batch_size)
+    config, step = run.config, run.step_of(run.micro_batch_size)
 
     def needed(rows: int) -> tuple[StepMemory, SharedMemory]:
         traced = step_memory(config, step.unshared, rows=rows)
@@ -123,7 +115,7 @@ def estimate(
         },
     }
     if run.device is not None:
-        report["time"] = _time(run, run.device, flops.model, steps, utilization)
+        report["time"] = _time(run, run.device, flops.model, utilization)
     if memory is not None:
         available = memory if run.device is None else run.device.memory_within(memory)
         largest = most_rows(lambda rows: run.reserve.around(needed(rows)[1].peak), available)
@@ -162,13 +154,14 @@ def _memory(memory: StepMemory, shared: SharedMemory) -> dict[str, Any]:
     }
 
 
-def _time(run: RunConfig, device: Device, flops: int, steps: int | None, utilization: float | None) -> dict[str, Any]:
+def _time(run: RunConfig, device: Device, flops: int, utilization: float | None) -> dict[str, Any]:
     dtype = matmul_dtype(run.step.precision, tf32=run.tf32)
     peak = device.peak(dtype)
     share = ASSUMED_UTILIZATION if utilization is None else utilization
     if not 0 < share <= 1:
         raise ValueError(f"--utilization must be above 0 and at most 1, got {share}")
-    steps, seconds = steps or run.max_steps, flops / (peak * run.step.world_size * share)
+    steps = run.max_steps
+    seconds = flops / (peak * run.step.world_size * share)
     return {
         "device": device.name,
         "dtype": dtype,

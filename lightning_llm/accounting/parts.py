@@ -101,15 +101,39 @@ KNOWN_MLPS = {
     "relu2": _plain(True, False),
 }
 
+# ---- blocks, each by the names of its norms
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Norms before and after attention, before and after the MLP, or else after each of the two sums."""
+
+    attention: tuple[str, str] = ("", "")
+    mlp: tuple[str, str] = ("", "")
+    sums: tuple[str, ...] = ()
+
+    @property
+    def norms(self) -> list[str]:
+        """All that it has."""
+        return [name for name in (*self.attention, *self.mlp, *self.sums) if name]
+
+
+KNOWN_BLOCKS = {
+    "pre": Block(("input_layernorm", ""), ("post_attention_layernorm", "")),
+    "post": Block(sums=("post_attention_layernorm", "post_feedforward_layernorm")),
+    "sandwich": Block(
+        ("input_layernorm", "post_attention_layernorm"), ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+    ),
+}
+
 # ---- all parts
 
-NORMS_OF_A_BLOCK = {"pre": 2, "post": 2, "sandwich": 4}
 KNOWN = {
     "attention": ("full", "sliding_window"),
     "mlp": tuple(KNOWN_MLPS),
     "norm": tuple(KNOWN_NORMS),
     "position": ("rope", "learned", "none"),
-    "block": tuple(NORMS_OF_A_BLOCK),
+    "block": tuple(KNOWN_BLOCKS),
     "loss": ("cross_entropy",),
 }
 

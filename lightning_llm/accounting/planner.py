@@ -19,16 +19,9 @@ from itertools import product
 
 from lightning_llm.accounting.counts import parameters_by_part
 from lightning_llm.accounting.hardware import Reserve
-from lightning_llm.accounting.memory import (
-    LEVELS,
-    Counts,
-    ExtrapolatedMemory,
-    SharedMemory,
-    largest_fitting,
-    shared_memory,
-    too_little,
-)
+from lightning_llm.accounting.memory import LEVELS, Counts, ExtrapolatedMemory, largest_fitting, too_little
 from lightning_llm.accounting.settings import STATE_BYTES, StepSettings
+from lightning_llm.accounting.sharding import SharedMemory, shared_memory
 from lightning_llm.accounting.step_time import CostModel, StepTime, step_time
 from lightning_llm.model.config import ModelConfig, Recompute
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from lightning_llm.accounting.counts import Sizes
 from lightning_llm.accounting.parts import (
+    KNOWN_BLOCKS,
     KNOWN_MLPS,
     KNOWN_NORMS,
     LONGEST_MEASURED,
-    MLP_MATRICES,
     Affine,
     parts_to_measure,
 )
@@ -25,16 +25,6 @@ from lightning_llm.model.parts import name_of
 from lightning_llm.ops.sizes import ATTENTION_ROWS, attention_form
 
 ROOTS, BRANCHES = ("position", "loss"), ("block", "attention", "mlp")
-# Of each kind of block, the norms before and after attention, before and after the MLP.
-NORM_NAMES: dict[str, tuple[str, ...]] = {
-    "pre": ("input_layernorm", "", "post_attention_layernorm", ""),
-    "post": ("", "", "", ""),
-    "sandwich": (
-        *("input_layernorm", "post_attention_layernorm"),
-        *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
-    ),
-}
-POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")  # after the sums
 EMBEDDING, NORMS, ATTENTION, MLP, RESIDUAL, LOSS = "embeddings", "norms", "attention", "mlp", "residual stream", "loss"
 
 Function = Callable[[Tensor], Tensor]
@@ -131,13 +121,12 @@ class SymbolicModel:
         weights: dict[str, Any] = self._measured_weights(*BRANCHES)
         if "block" in measured:
             return weights
-        names = POST_NORMS if config.block == "post" else NORM_NAMES[name_of(config.block)]
-        weights |= {name: self._norm() for name in names if name}
-        for name, (out, into) in s.matrices().items():
-            in_mlp = name in MLP_MATRICES
-            has_bias = config.mlp_bias if in_mlp else config.attention_bias
-            if ("mlp" if in_mlp else "attention") not in measured:
-                weights[name] = self._parameter(out * into), self._parameter(out) if has_bias else None
+        weights |= {name: self._norm() for name in KNOWN_BLOCKS[name_of(config.block)].norms}
+        has_bias = {"attention": config.attention_bias, "mlp": config.mlp_bias}
+        for kind, layers in s.matrices().items():
+            if kind not in measured:
+                for name, (out, into) in layers.items():
+                    weights[name] = self._parameter(out * into), self._parameter(out) if has_bias[kind] else None
         if config.qk_norm and "attention" not in measured:
             weights |= {"q_norm": [self._parameter(s.head_dim)], "k_norm": [self._parameter(s.head_dim)]}
         return weights
@@ -174,17 +163,17 @@ class SymbolicModel:
         if "block" in self.measured:
             self._enter(f"layer {layer}, attention", ATTENTION)
             return self._measured("block", x, self.layers[layer]["block"])
-        is_post, weights = self.config.block == "post", self.layers[layer]
+        weights, norms = self.layers[layer], KNOWN_BLOCKS[name_of(self.config.block)].sums
         mixed = self._checkpointed("attention", partial(self._attention, layer, cos_sin), x)
         self._enter(f"layer {layer}, attention", RESIDUAL)
         x = self.ops.add(x, mixed)
         del mixed
-        x = self._normalize(x, weights[POST_NORMS[0]]) if is_post else x
+        x = self._normalize(x, weights[norms[0]]) if norms else x
         out = self._checkpointed("mlp", partial(self._mlp, layer), x)
         self._enter(f"layer {layer}, mlp", RESIDUAL)
         x = self.ops.add(x, out)
         del out
-        return self._normalize(x, weights[POST_NORMS[1]]) if is_post else x
+        return self._normalize(x, weights[norms[1]]) if norms else x
 
     def _normalize(self, x: Tensor, weights: list[Tensor]) -> Tensor:
         if "norm" in self.measured:
@@ -193,7 +182,7 @@ class SymbolicModel:
 
     def _mlp(self, layer: int, x: Tensor) -> Tensor:
         config, weights, level = self.config, self.layers[layer], self.config.checkpoint_levels[layer]
-        _, _, before, after = NORM_NAMES[name_of(config.block)]
+        before, after = KNOWN_BLOCKS[name_of(config.block)].mlp
         if before and level < 2:
             self._enter(f"layer {layer}, mlp", NORMS)
             x = self._normalize(x, weights[before])
@@ -224,7 +213,7 @@ class SymbolicModel:
         return form
 
     def _attention(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
-        weights, (before, after, _, _) = self.layers[layer], NORM_NAMES[name_of(self.config.block)]
+        weights, (before, after) = self.layers[layer], KNOWN_BLOCKS[name_of(self.config.block)].attention
         if before:
             self._enter(f"layer {layer}, attention", NORMS)
             x = self._normalize(x, weights[before])

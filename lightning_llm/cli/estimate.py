@@ -4,6 +4,7 @@ Everything is computed from the config; docs/accounting.md derives the formulas 
 """
 
 import argparse
+import dataclasses
 from typing import Any
 
 from lightning_llm.accounting.estimate import HELD, estimate
@@ -27,13 +28,10 @@ def _options(parser: OneLineParser) -> None:
 @tool(_options)
 def run_estimate(options: argparse.Namespace) -> None:
     """Estimate parameters, memory, FLOPs and time of a run from its config."""
-    report = estimate(
-        read_run(options),
-        micro_batch_size=options.micro_batch_size,
-        steps=options.steps,
-        utilization=options.utilization,
-        memory=options.memory,
-    )
+    run = read_run(options)
+    rows, steps = options.micro_batch_size or run.micro_batch_size, options.steps or run.max_steps
+    run = dataclasses.replace(run, micro_batch_size=rows, max_steps=steps)
+    report = estimate(run, utilization=options.utilization, memory=options.memory)
     if options.json is not None:
         write_json(options.json, report)
     print(text(report, explain=options.explain))

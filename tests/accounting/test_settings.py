@@ -9,8 +9,8 @@ from lightning_llm.__main__ import main
 from lightning_llm.accounting import estimate as estimates
 from lightning_llm.accounting import planner, step_memory
 from lightning_llm.accounting.hardware import Reserve
-from lightning_llm.accounting.memory import shared_memory
 from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.sharding import shared_memory
 from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training import run_config
@@ -98,7 +98,7 @@ def test_rows_must_divide_the_global_batch():
         state_dtype=None,
         reserve=Reserve(),
     )
-    assert (run.step_of(None).rows, run.step_of(None).accumulation) == (3, 2)
-    assert (run.step_of(6).rows, run.step_of(6).accumulation) == (6, 1)
+    assert (run.step_of(None).rows, run.step_of(None).accumulation) == (6, 1)
+    assert (run.step_of(3).rows, run.step_of(3).accumulation) == (3, 2)
     with pytest.raises(ValueError, match=r"12 is not a multiple of micro-batch size 4 times --world-size 2"):
         run.step_of(4)

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lightning_llm.accounting import step_memory
-from lightning_llm.accounting.memory import shared_memory
 from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.sharding import shared_memory
 from lightning_llm.measure.meter import parts_of
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.ops.losses import linear_cross_entropy

@@ -179,7 +179,7 @@ def candidates(run: Run) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], 
 
 def _muon(config: ModelConfig, work: int) -> Saving:
     """One moment instead of two for the matrices inside the layers, for the arithmetic of the orthogonalization."""
-    shapes = [(min(shape), max(shape)) for shape in Sizes.of(config).matrices().values()]
+    shapes = [(min(shape), max(shape)) for layers in Sizes.of(config).matrices().values() for shape in layers.values()]
     extra = sum(5 * (4 * low**2 * high + 2 * low**3) for low, high in shapes)  # five Newton-Schulz steps
     note, setting = "changes the training, tune the learning rate", "model.optimizer lightning_llm.optim.MuonAdamW"
     return Saving(setting, 4 * hidden_matrix_parameters(config), config.num_hidden_layers * extra / work, note)
