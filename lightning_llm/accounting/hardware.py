@@ -62,9 +62,9 @@ class Device:
             raise ValueError(f"{self.name} has no {dtype} peak in the table: {instead}")
         return float(self.flops[dtype])
 
-    def memory_within(self, asked: int) -> int:
-        """``asked`` bytes, or all of the device's memory if that is less."""
-        return int(min(asked, self.memory_bytes))
+    def memory_within(self, limit: int) -> int:
+        """``limit`` bytes, or all of the device's memory if that is less."""
+        return int(min(limit, self.memory_bytes))
 
 
 _H100 = "NVIDIA H100 Tensor Core GPU data sheet (2024)"
@@ -138,16 +138,16 @@ class Reserve:
         return f"{shown_size(self.fixed)} for context and libraries{share}" if self.share else "as asked for"
 
 
-def reserve_for(kind: str, world_size: int = 1, given: int | None = None) -> Reserve:
+def reserve_for(kind: str, world_size: int = 1, reserve: int | None = None) -> Reserve:
     """What a plan leaves free.
 
     Args:
         kind: ``cuda``; on a ``cpu`` it is nothing.
         world_size: Processes.
-        given: Bytes to leave free instead, whatever the tensors take.
+        reserve: Bytes to leave free instead, whatever the tensors take.
     """
-    if given is not None:
-        return Reserve(fixed=given)
+    if reserve is not None:
+        return Reserve(fixed=reserve)
     if kind != "cuda":
         return Reserve()
     return Reserve(fixed=CUDA_CONTEXT + CUDA_WORKSPACES + (NCCL_BUFFERS if world_size > 1 else 0), share=FRAGMENTS)
@@ -176,10 +176,10 @@ def device_from_part(part: str) -> Device:
         ValueError: No device or several devices have this part; the message names them.
     """
     wanted = re.sub("[^a-z0-9]", "", part.lower())
-    found = [FAMILIES[wanted]] if wanted in FAMILIES else [name for name in DEVICES if wanted in _parts_of(name)]
-    if len(found) > 1:
-        raise ValueError(f"device {part!r} may be {' or '.join(found)}: give a longer part of the name")
-    return DEVICES[found[0]] if found else find_device(part)
+    names = [FAMILIES[wanted]] if wanted in FAMILIES else [name for name in DEVICES if wanted in _parts_of(name)]
+    if len(names) > 1:
+        raise ValueError(f"device {part!r} may be {' or '.join(names)}: give a longer part of the name")
+    return DEVICES[names[0]] if names else find_device(part)
 
 
 def _parts_of(name: str) -> set[str]:
@@ -194,10 +194,10 @@ def auto_precision(name: str, features: Collection[str]) -> tuple[Precision, str
         name: What the reason calls the processor.
         features: What it can do, see :func:`cpu_features` and :func:`gpu_features`.
     """
-    found = next((feature for feature in BF16_FEATURES if feature in features), None)
-    if found is None:
+    bf16_feature = next((feature for feature in BF16_FEATURES if feature in features), None)
+    if bf16_feature is None:
         return "32-true", f"{name} has no bf16 in hardware"
-    return "bf16-mixed", f"{name} has bf16 in hardware: {found}"
+    return "bf16-mixed", f"{name} has bf16 in hardware: {bf16_feature}"
 
 
 def cpu_features() -> frozenset[str]:

@@ -180,12 +180,12 @@ class ExtrapolatedMemory:
         """The step with so many layers at level 2, then 1, then 0."""
         if len(set(self.config.attention_windows)) > 1:  # layers of one level differ
             return self._trace(counts)
-        base_counts = deep, shallow, rest = tuple(min(count, LONG) for count in counts)
-        base = self._trace((deep, shallow, rest))
+        shortened: Counts = (min(counts[0], LONG), min(counts[1], LONG), min(counts[2], LONG))
+        base = self._trace(shortened)
         longer = []  # for each long run its further layers, and a trace with one of them
         for run, count in enumerate(counts):
             if count > LONG:
-                deep, shallow, rest = (own + (place == run) for place, own in enumerate(base_counts))
+                deep, shallow, rest = (layers + (place == run) for place, layers in enumerate(shortened))
                 longer.append((count - LONG, self._trace((deep, shallow, rest))))
 
         def extended(value: Callable[[StepPoints], int]) -> int:
@@ -220,4 +220,4 @@ def _places(level: int, count: int) -> list[list[str]]:
     if count < LONG:
         return [[f"layer {layer} of those at level {level}"] for layer in range(count)]
     names = [(0, "first"), (1, "second"), (count - 2, "last but one"), (count - 1, "last")]
-    return [[f"the {name} layer at level {level}" for own, name in names if own == layer] for layer in range(count)]
+    return [[f"the {name} layer at level {level}" for place, name in names if place == layer] for layer in range(count)]

@@ -63,8 +63,8 @@ def config_for(run: RunConfig, plan: Plan) -> Section:
     levels = {"checkpoint_level": setting.checkpoint_level, "recompute": setting.recompute}
     chosen_model: Section = {"architecture": levels, "loss_chunks": setting.loss_chunks}
     if setting.state_dtype is not None:
-        given = model.get("optimizer")
-        arguments = given.get("init_args") or {} if isinstance(given, dict) else {}
+        optimizer = model.get("optimizer")
+        arguments = optimizer.get("init_args") or {} if isinstance(optimizer, dict) else {}
         arguments = {**arguments, "state_dtype": setting.state_dtype}
         chosen_model["optimizer"] = {"class_path": "lightning_llm.optim.AdamW", "init_args": arguments}
     chosen_trainer: Section = {"precision": step.precision}
@@ -81,8 +81,8 @@ def decisions(planner: Planner, chosen: Plan, others: Mapping[str, Plan | None],
     """A line for each decision: what it is, and what the best plan that decides otherwise would take."""
     lines = [_levels_line(planner, chosen, memory)] if planner.deepest else []
     for decision, other in others.items():
-        own = getattr(chosen.setting, decision)
-        line = f"{OPTIONS.get(decision, decision)} {_shown(own)}: "
+        choice = getattr(chosen.setting, decision)
+        line = f"{OPTIONS.get(decision, decision)} {_shown(choice)}: "
         if other is None:
             lines.append(f"{line}nothing else fits")
             continue

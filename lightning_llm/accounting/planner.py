@@ -248,7 +248,8 @@ class Planner:
 
         def fits(number: int) -> bool:
             group = dataclasses.replace(rest, rows=self.rows[number - 1])
-            return any(self._fits(dataclasses.replace(group, counts=own), memory) for own in reversed(self._extremes()))
+            settings = (dataclasses.replace(group, counts=counts) for counts in reversed(self._extremes()))
+            return any(self._fits(setting, memory) for setting in settings)
 
         number = largest_fitting(fits, len(self.rows) - 1)
         return self.rows[number - 1] if number else 0

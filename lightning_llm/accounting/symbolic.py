@@ -327,9 +327,9 @@ class _Checkpoint:
         if self.recomputed is None:
             self._recompute()
         assert self.recomputed is not None
-        found, self.recomputed[place] = self.recomputed[place], None
-        assert found is not None
-        return found
+        tensor, self.recomputed[place] = self.recomputed[place], None
+        assert tensor is not None
+        return tensor
 
     def _recompute(self) -> None:
         graph, log, self.recomputed = self.graph, self.graph.log, []

@@ -8,17 +8,17 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-def byte_size(words: str) -> int:
+def byte_size(text: str) -> int:
     """``80GiB`` as bytes.
 
     Raises:
         ValueError: No number, or a unit that is not known.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]*)", words.strip())
-    if found is None or found[2] not in UNITS:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]*)", text.strip())
+    if match is None or match[2] not in UNITS:
         units = ", ".join(filter(None, UNITS))
-        raise ValueError(f"{words!r} is not a size: give a number with one of {units}, such as 80GiB")
-    return int(float(found[1]) * UNITS[found[2]])
+        raise ValueError(f"{text!r} is not a size: give a number with one of {units}, such as 80GiB")
+    return int(float(match[1]) * UNITS[match[2]])
 
 
 def shown_size(size: float) -> str:

@@ -143,9 +143,9 @@ def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
         return 8 * sum(p.numel() for p in parameters)
 
 
-def _size_of(option: str, words: str) -> int:
+def _size_of(option: str, text: str) -> int:
     try:
-        return byte_size(words)
+        return byte_size(text)
     except ValueError as error:
         raise ValueError(f"model.{option} {error}") from error
 
@@ -187,22 +187,22 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any, reserve: int | Non
 def _overridden(model: Any, data: TokenDataModule, plan: Plan) -> list[str]:
     """The options that are not at their defaults and that a plan sets to something else, with their values."""
     architecture: ModelConfig = model.architecture
-    given = {  # null: at its default
+    current = {  # null: at its default
         "data.micro_batch_size": data.micro_batch_size,
         "model.architecture.checkpoint_level": architecture.checkpoint_level or None,
         "model.architecture.recompute": None if architecture.recompute == "none" else architecture.recompute,
         "model.loss_chunks": model.loss_chunks,
     }
     chosen = chosen_options(plan)
-    return [f"{name} {value}" for name, value in given.items() if value is not None and value != chosen[name]]
+    return [f"{name} {value}" for name, value in current.items() if value is not None and value != chosen[name]]
 
 
 def _cost_model(device: torch.device, tf32: bool) -> CostModel:
     if device.type not in GENERIC:
         raise ValueError(f"memory_budget knows CPUs and CUDA devices, not {device.type}: set the sizes yourself")
-    known = GENERIC[device.type]
+    peaks = GENERIC[device.type]
     if device.type == "cuda":
         with suppress(ValueError):  # no peak is printed from it, and the order of settings is nearly that of any GPU
-            known = find_device(torch.cuda.get_device_name(device))
+            peaks = find_device(torch.cuda.get_device_name(device))
     is_tf32 = tf32 and device.type == "cuda"  # a CPU ignores torch's setting
-    return CostModel(device=known, tf32=is_tf32)
+    return CostModel(device=peaks, tf32=is_tf32)

@@ -50,10 +50,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--trust-code", action="store_true", help="import and measure classes outside lightning_llm")
 
 
-def size_option(words: str) -> int:
+def size_option(text: str) -> int:
     """A size in bytes, for ``argparse``."""
     try:
-        return byte_size(words)
+        return byte_size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -80,8 +80,8 @@ def read_run(options: argparse.Namespace) -> RunConfig:
     device = None if options.device is None else device_from_part(options.device)
     precision, reason = options.precision or _name(raw, "trainer.precision", "auto"), ""
     if precision == "auto":
-        known = ("the CPU", cpu_features()) if device is None else (device.name, device.flops)
-        precision, reason = auto_precision(*known)
+        processor = ("the CPU", cpu_features()) if device is None else (device.name, device.flops)
+        precision, reason = auto_precision(*processor)
     world_size = _world_size(raw) if options.world_size is None else options.world_size
     if not 1 <= world_size <= MOST:
         raise ValueError(f"--world-size must be from 1 to {MOST}, got {world_size}")
@@ -162,9 +162,9 @@ def _architecture(raw: Section, options: argparse.Namespace, source: Path) -> Mo
         fields["vocab_size"] = vocab_size
     elif fields.get("vocab_size") is None:
         fields["vocab_size"] = _vocab_size_of_data(raw, source)
-    known = [field.name for field in dataclasses.fields(ModelConfig)]
-    if unknown := [name for name in fields if name not in known]:
-        raise ValueError(f"model.architecture.{unknown[0]} is unknown: choose among {', '.join(known)}")
+    names = [field.name for field in dataclasses.fields(ModelConfig)]
+    if unknown := [name for name in fields if name not in names]:
+        raise ValueError(f"model.architecture.{unknown[0]} is unknown: choose among {', '.join(names)}")
     return config_of_file(fields, "the config", trust_code=options.trust_code)
 
 
@@ -175,21 +175,21 @@ def _vocab_size_of_data(raw: Section, source: Path) -> Any:
         return of_store
     if (of_run := _vocab_size_of_run(source)) is not None:
         return of_run
-    kind, path = _name(raw, "data.tokenizer"), data.get("path")
-    if kind is None or kind == "bpe" or is_foreign(_name(raw, "data.class_path", OWN)):
-        return data.get("vocab_size") if kind == "bpe" else None
+    tokenizer, path = _name(raw, "data.tokenizer"), data.get("path")
+    if tokenizer is None or tokenizer == "bpe" or is_foreign(_name(raw, "data.class_path", OWN)):
+        return data.get("vocab_size") if tokenizer == "bpe" else None
     from lightning_llm.data.corpora import open_corpus
     from lightning_llm.data.prepare import DEFAULT_CORPUS, default_store
     from lightning_llm.data.tokenizers import Tokenizer
 
-    if kind != "char":
-        return (Tokenizer.train_byte() if kind == "byte" else Tokenizer.from_file(kind)).vocab_size
-    given = str(path or data.get("corpus") or DEFAULT_CORPUS)
-    if (of_store := _vocab_size_of_store(default_store([given], kind, 0))) is not None:
+    if tokenizer != "char":
+        return (Tokenizer.train_byte() if tokenizer == "byte" else Tokenizer.from_file(tokenizer)).vocab_size
+    text = str(path or data.get("corpus") or DEFAULT_CORPUS)
+    if (of_store := _vocab_size_of_store(default_store([text], tokenizer, 0))) is not None:
         return of_store
-    if not path and given != DEFAULT_CORPUS:
+    if not path and text != DEFAULT_CORPUS:
         return None  # it may have to be downloaded
-    documents = open_corpus([given]).documents()
+    documents = open_corpus([text]).documents()
     return Tokenizer.train_char(piece for document in documents for piece in document.pieces()).vocab_size
 
 

@@ -95,7 +95,7 @@ def test_the_reserve_of_a_gpu_grows_with_the_tensors_and_the_processes():
     assert alone.around(20 * 2**30) - alone.around(0) == pytest.approx(1.05 * 20 * 2**30)
     assert 2**29 < alone.around(0) < 2**30
     assert reserve_for("cpu", world_size=8) == Reserve()
-    assert reserve_for("cuda", world_size=8, given=5).around(100) == 105
+    assert reserve_for("cuda", world_size=8, reserve=5).around(100) == 105
     assert "assumed" in str(alone)
 
 

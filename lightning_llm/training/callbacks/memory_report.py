@@ -37,9 +37,9 @@ def step_report(timeline: Timeline, top: int) -> Report:
     names, samples = list(peak.by_module())[:top], []
     for point in timeline.samples():
         sizes = point.by_module()
-        told = {name: sizes.get(name, 0) for name in names}
-        told[REST] = point.total_bytes - sum(told.values())
-        samples.append({"operator": point.operator, "by_kind": point.by_category(), "by_module": told})
+        shown = {name: sizes.get(name, 0) for name in names}
+        shown[REST] = point.total_bytes - sum(shown.values())
+        samples.append({"operator": point.operator, "by_kind": point.by_category(), "by_module": shown})
     return {
         "peak": point_report(peak),
         "kept": saved and point_report(saved),
