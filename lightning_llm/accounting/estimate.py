@@ -1,7 +1,7 @@
 """All figures of a run before it runs, as plain values: parameters, memory, FLOPs and time."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_llm.accounting.counts import parameter_terms, parameters_by_part, step_flops
 from lightning_llm.accounting.hardware import Device, Reserve
@@ -19,6 +19,22 @@ ASSUMED_UTILIZATION = 0.4
 HELD = ("parameters", "gradients", "optimizer_state", "ddp_buckets", "gathered")  # gradients from backward to the step
 
 
+class Optimizer(NamedTuple):
+    """What an optimizer holds.
+
+    Attributes:
+        name: Of its class.
+        is_own_adamw: Whether it is this project's, whose state may be bfloat16.
+        state_per_parameter: Tensors of state for each parameter; for MuonAdamW the mean over all.
+        state_dtype: Of the state; ``None``: the parameter's, or ``state_per_parameter`` accounts for another.
+    """
+
+    name: str
+    is_own_adamw: bool
+    state_per_parameter: float
+    state_dtype: str | None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What a run's cost depends on; ``training/run_config.py`` reads it from configs.
@@ -33,9 +49,7 @@ class RunConfig:
         global_batch_size: Rows of a step of all processes.
         micro_batch_size: Rows of a forward pass; ``None``: all rows of a process.
         max_steps: From the config; 0: it does not say.
-        optimizer: Name of its class.
-        is_own_adamw: Whether it is this project's, whose state may be bfloat16.
-        state_dtype: Of the state; ``None``: the parameter's, or ``step.state_per_parameter`` accounts for another.
+        optimizer: What it holds.
         reserve: Memory of each device that tensors do not get.
     """
 
@@ -48,9 +62,7 @@ class RunConfig:
     global_batch_size: int
     micro_batch_size: int | None
     max_steps: int
-    optimizer: str
-    is_own_adamw: bool
-    state_dtype: str | None
+    optimizer: Optimizer
     reserve: Reserve
 
     @property
@@ -111,7 +123,7 @@ def estimate(run: RunConfig, *, utilization: float | None = None, memory: int | 
             "forward_by_part": flops.by_part,
             "backward": flops.backward,
             "recomputed": flops.recomputed,
-            "optimizer": ADAMW_FLOPS * sum(counts.values()) if run.optimizer in ("AdamW", "Adam") else None,
+            "optimizer": ADAMW_FLOPS * sum(counts.values()) if run.optimizer.name in ("AdamW", "Adam") else None,
         },
     }
     if run.device is not None:
@@ -127,8 +139,8 @@ def _settings(run: RunConfig, step: StepSettings) -> dict[str, Any]:
     measured = [kind for kind in BUILT_IN if kind in step.measured]
     settings = {
         **vars(step),
-        "optimizer": run.optimizer,
-        "state_dtype": run.state_dtype,
+        "optimizer": run.optimizer.name,
+        "state_dtype": run.optimizer.state_dtype,
         "precision_reason": run.precision_reason,
         "strategy": step.strategy if step.world_size > 1 else None,
         "mlp": run.config.mlp,

@@ -56,25 +56,25 @@ class Task:
     reserve: Reserve = dataclasses.field(default_factory=Reserve)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Setting:
     """One choice.
 
     Attributes:
         rows: Of a micro-batch.
-        counts: Layers at levels 2, 1 and 0, in this order from the first layer on.
         recompute: As in ``ModelConfig``.
         loss_chunks: As ``LanguageModel`` takes it.
         state_dtype: As AdamW takes it.
         strategy: One of ``STRATEGIES``.
+        counts: Layers at levels 2, 1 and 0, in this order from the first layer on.
     """
 
     rows: int
-    counts: Counts
     recompute: Recompute
     loss_chunks: int | None
     state_dtype: str | None
     strategy: str
+    counts: Counts
 
     @property
     def checkpoint_level(self) -> int | list[int]:
@@ -83,7 +83,7 @@ class Setting:
         return levels[0] if len(set(levels)) == 1 else levels
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """A setting with what it takes; ``needed`` are the bytes of a device, with what tensors do not get."""
 
@@ -127,19 +127,8 @@ class Planner:
         recomputes: tuple[Recompute, ...] = ("none", "attention", "block")
         if not self.deepest:
             recomputes = ("none", "mlp", "attention", "block")
-        groups = [
-            Setting(
-                rows=rows,
-                counts=(0, 0, task.config.num_hidden_layers),
-                recompute=recompute,
-                loss_chunks=loss_chunks,
-                state_dtype=state_dtype,
-                strategy=strategy,
-            )
-            for rows, recompute, loss_chunks, state_dtype, strategy in product(
-                self.rows, recomputes, task.loss_chunks, task.state_dtypes, task.strategies
-            )
-        ]
+        choices = product(self.rows, recomputes, task.loss_chunks, task.state_dtypes, task.strategies)
+        groups = [Setting(*choice, counts=(0, 0, task.config.num_hidden_layers)) for choice in choices]
         self._groups = sorted(groups, key=lambda group: self.time(group).seconds)
 
     # -- what a setting takes -----------------------------------------------------------------------------------------
@@ -176,13 +165,8 @@ class Planner:
 
     def plan(self, setting: Setting) -> Plan:
         """The setting with all of it."""
-        return Plan(
-            setting=setting,
-            accumulation=self.step(setting).accumulation,
-            memory=self.memory(setting),
-            needed=self.needed(setting),
-            time=self.time(setting),
-        )
+        accumulation = self.step(setting).accumulation
+        return Plan(setting, accumulation, self.memory(setting), self.needed(setting), self.time(setting))
 
     # -- searching ----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from lightning_llm.accounting.hardware import GIGA, TERA, Device
 from lightning_llm.accounting.parts import KNOWN_MLPS, KNOWN_NORMS, Affine, MeasuredPart, unlisted_parts
 from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.accounting.sharding import elements_outside_blocks
-from lightning_llm.accounting.symbolic_ops import item_sizes
+from lightning_llm.accounting.symbolic import item_sizes
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import name_of
 

@@ -13,10 +13,24 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from lightning_llm.io.untrusted import shown
+
 FLOAT32, BFLOAT16, INT64, BOOL = 4, 2, 8, 1  # a dtype is its bytes: nothing else about it matters here
+PRECISIONS = {"32-true": (FLOAT32, FLOAT32), "bf16-true": (BFLOAT16, BFLOAT16), "bf16-mixed": (FLOAT32, BFLOAT16)}
 RECOMPUTED = "backward, recomputing "
 
 Size = tuple[int, int]  # elements, and bytes of each
+
+
+def item_sizes(precision: str) -> tuple[int, int]:
+    """Bytes of a number in a parameter, and in a factor of a matmul.
+
+    Raises:
+        ValueError: The precision is unknown.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {shown(precision)} is not covered: choose one of {', '.join(PRECISIONS)}")
+    return PRECISIONS[precision]
 
 
 class Count(int):

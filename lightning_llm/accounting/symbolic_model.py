@@ -7,15 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from lightning_llm.accounting import parts
 from lightning_llm.accounting.counts import Sizes
-from lightning_llm.accounting.parts import (
-    KNOWN_BLOCKS,
-    KNOWN_MLPS,
-    KNOWN_NORMS,
-    LONGEST_MEASURED,
-    Affine,
-    parts_to_measure,
-)
 from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.accounting.symbolic import FLOAT32, INT64, Count, Gradients
 from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
@@ -45,7 +38,7 @@ class SymbolicModel:
 
     def __init__(self, config: ModelConfig, ops: Operators, settings: StepSettings) -> None:
         self.config, self.ops, self.settings = config, ops, settings
-        measured, to_measure = settings.measured, parts_to_measure(config)
+        measured, to_measure = settings.measured, parts.parts_to_measure(config)
         if missing := [f"{kind} {name!r}" for kind, name in to_measure.items() if kind not in measured]:
             raise ValueError(f"{', '.join(missing)}: the memory cannot be computed from the config, only measured")
         self.measured = {kind: measured[kind] for kind in to_measure}
@@ -108,7 +101,7 @@ class SymbolicModel:
     def _norm(self) -> list[Tensor]:
         if "norm" in self.measured:
             return [self._parameter(Count(self.measured["norm"].parameters))]
-        return [self._parameter(self.s.hidden) for _ in range(KNOWN_NORMS[name_of(self.config.norm)].vectors)]
+        return [self._parameter(self.s.hidden) for _ in range(parts.KNOWN_NORMS[name_of(self.config.norm)].vectors)]
 
     def _measured_weights(self, *kinds: str) -> dict[str, list[Tensor]]:
         """One parameter for all of each measured part."""
@@ -121,7 +114,7 @@ class SymbolicModel:
         weights: dict[str, Any] = self._measured_weights(*BRANCHES)
         if "block" in measured:
             return weights
-        weights |= {name: self._norm() for name in KNOWN_BLOCKS[name_of(config.block)].norms}
+        weights |= {name: self._norm() for name in parts.KNOWN_BLOCKS[name_of(config.block)].norms}
         has_bias = {"attention": config.attention_bias, "mlp": config.mlp_bias}
         for kind, layers in s.matrices().items():
             if kind not in measured:
@@ -142,9 +135,9 @@ class SymbolicModel:
     def _measured(self, kind: str, x: Tensor, weights: list[Tensor], window: int | None = None) -> Tensor:
         """A part known by measurement alone; ``window``: of its attention."""
         ops, part, tokens, shapes = self.ops, self.measured[kind], int(self.tokens), [y.size for y in (x, *weights)]
-        reach = self.seq if window is None else max(LONGEST_MEASURED, window - 1 + ATTENTION_ROWS)
+        reach = self.seq if window is None else max(parts.LONGEST_MEASURED, window - 1 + ATTENTION_ROWS)
 
-        def size(measure: Affine) -> int:
+        def size(measure: parts.Affine) -> int:
             fixed, per_token, per_pair = measure
             return max(0, round(fixed + tokens * (per_token + min(int(self.seq), reach) * per_pair)))
 
@@ -163,7 +156,7 @@ class SymbolicModel:
         if "block" in self.measured:
             self._enter(f"layer {layer}, attention", ATTENTION)
             return self._measured("block", x, self.layers[layer]["block"])
-        weights, norms = self.layers[layer], KNOWN_BLOCKS[name_of(self.config.block)].sums
+        weights, norms = self.layers[layer], parts.KNOWN_BLOCKS[name_of(self.config.block)].sums
         mixed = self._checkpointed("attention", partial(self._attention, layer, cos_sin), x)
         self._enter(f"layer {layer}, attention", RESIDUAL)
         x = self.ops.add(x, mixed)
@@ -178,16 +171,16 @@ class SymbolicModel:
     def _normalize(self, x: Tensor, weights: list[Tensor]) -> Tensor:
         if "norm" in self.measured:
             return self._measured("norm", x, weights)
-        return KNOWN_NORMS[name_of(self.config.norm)].run(self.ops, x, weights, self.tokens)
+        return parts.KNOWN_NORMS[name_of(self.config.norm)].run(self.ops, x, weights, self.tokens)
 
     def _mlp(self, layer: int, x: Tensor) -> Tensor:
         config, weights, level = self.config, self.layers[layer], self.config.checkpoint_levels[layer]
-        before, after = KNOWN_BLOCKS[name_of(config.block)].mlp
+        before, after = parts.KNOWN_BLOCKS[name_of(config.block)].mlp
         if before and level < 2:
             self._enter(f"layer {layer}, mlp", NORMS)
             x = self._normalize(x, weights[before])
         self._enter(f"layer {layer}, mlp", MLP)
-        run = None if "mlp" in self.measured else KNOWN_MLPS[name_of(config.mlp)].run
+        run = None if "mlp" in self.measured else parts.KNOWN_MLPS[name_of(config.mlp)].run
         if run is None:
             out = self._measured("mlp", x, weights["mlp"])
         else:
@@ -213,7 +206,7 @@ class SymbolicModel:
         return form
 
     def _attention(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
-        weights, (before, after) = self.layers[layer], KNOWN_BLOCKS[name_of(self.config.block)].attention
+        weights, (before, after) = self.layers[layer], parts.KNOWN_BLOCKS[name_of(self.config.block)].attention
         if before:
             self._enter(f"layer {layer}, attention", NORMS)
             x = self._normalize(x, weights[before])

@@ -7,36 +7,12 @@ of linear layers are cast once per forward pass (the copies live at least until 
 
 from typing import Any
 
-from lightning_llm.accounting.symbolic import (
-    BFLOAT16,
-    BOOL,
-    FLOAT32,
-    INT64,
-    AllocationLog,
-    Count,
-    Gradients,
-    Graph,
-    Leaf,
-    Size,
-)
+from lightning_llm.accounting import symbolic
+from lightning_llm.accounting.symbolic import BOOL, FLOAT32, INT64, AllocationLog, Count, Gradients, Graph, Leaf, Size
 from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
-from lightning_llm.io.untrusted import shown
 from lightning_llm.ops import sizes
 
 WEIGHT_CASTS = "weights cast by autocast"
-PRECISIONS = {"32-true": (FLOAT32, FLOAT32), "bf16-true": (BFLOAT16, BFLOAT16), "bf16-mixed": (FLOAT32, BFLOAT16)}
-
-
-def item_sizes(precision: str) -> tuple[int, int]:
-    """Bytes of a number in a parameter, and in a factor of a matmul.
-
-    Raises:
-        ValueError: The precision is unknown.
-    """
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision {shown(precision)} is not covered: choose one of {', '.join(PRECISIONS)}")
-    return PRECISIONS[precision]
-
 
 Held = list[Tensor]
 Linear = tuple[Tensor, Tensor | None]  # weight and bias
@@ -56,7 +32,7 @@ class Operators(Graph):
     def __init__(self, log: AllocationLog, device: str, precision: str) -> None:
         super().__init__(log, adds_in_place=device != "cpu")  # on a CPU, what the meter sees
         self.device = device
-        self.storage_size, self.matmul_size = item_sizes(precision)
+        self.storage_size, self.matmul_size = symbolic.item_sizes(precision)
         self.is_autocast = self.storage_size != self.matmul_size
 
     def parameter(self, elements: Count) -> Tensor:

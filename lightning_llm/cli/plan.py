@@ -110,10 +110,10 @@ def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
         raise ValueError(f"--product-share must be above 0 and at most 1, got {options.product_share}")
     if options.link_bandwidth <= 0:
         raise ValueError("--link-bandwidth must be above 0")
-    if options.allow_bf16_state and not run.is_own_adamw:
-        raise ValueError(f"--allow-bf16-state is for lightning_llm.optim.AdamW, the optimizer is {run.optimizer}")
+    if options.allow_bf16_state and not run.optimizer.is_own_adamw:
+        raise ValueError(f"--allow-bf16-state is for lightning_llm.optim.AdamW, the optimizer is {run.optimizer.name}")
     strategies = STRATEGIES if options.strategy is None else (options.strategy,)
-    may_change_state = options.allow_bf16_state and run.state_dtype is None
+    may_change_state = options.allow_bf16_state and run.optimizer.state_dtype is None
     return Task(
         config=run.config,
         step=run.step,
@@ -126,7 +126,7 @@ def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
         ),
         strategies=strategies if run.step.world_size > 1 else ("ddp",),
         loss_chunks=tuple(dict.fromkeys((None, 0, run.step.loss_chunks))),
-        state_dtypes=(None, "bfloat16") if may_change_state else (run.state_dtype,),
+        state_dtypes=(None, "bfloat16") if may_change_state else (run.optimizer.state_dtype,),
         reserve=run.reserve,
     )
 
@@ -183,7 +183,7 @@ def _choose(planner: Planner, run: RunConfig, memory: int) -> Plan:
     try:
         return choose(planner, memory)
     except ValueError as error:
-        if run.is_own_adamw and planner.task.state_dtypes == (None,):
+        if run.optimizer.is_own_adamw and planner.task.state_dtypes == (None,):
             saving = Planner(dataclasses.replace(planner.task, state_dtypes=("bfloat16",))).fastest(memory)
             if saving is not None:
                 raise ValueError(

@@ -6,10 +6,10 @@ import re
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from lightning_llm.accounting.counts import hidden_matrix_parameters, parameters_by_part
-from lightning_llm.accounting.estimate import RunConfig
+from lightning_llm.accounting.estimate import Optimizer, RunConfig
 from lightning_llm.accounting.hardware import Reserve, auto_precision, cpu_features, device_from_part, reserve_for
 from lightning_llm.accounting.parts import UNMEASURED, Measured, parts_to_measure
 from lightning_llm.accounting.settings import STATE_BYTES, STRATEGIES, StepSettings
@@ -112,9 +112,7 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         global_batch_size=_whole(raw, "data.global_batch_size", GLOBAL_BATCH_SIZE),
         micro_batch_size=_whole(raw, "data.micro_batch_size"),
         max_steps=max(0, _whole(raw, "trainer.max_steps", 0, least=-1)),
-        optimizer=optimizer.name,
-        is_own_adamw=optimizer.is_own_adamw,
-        state_dtype=optimizer.state_dtype,
+        optimizer=optimizer,
         reserve=_reserve(raw, options.reserve, kind, world_size),
     )
 
@@ -220,16 +218,9 @@ def _vocab_size_of_run(config: Path) -> int | None:
     return None
 
 
-class _Optimizer(NamedTuple):
-    name: str
-    is_own_adamw: bool
-    state_per_parameter: float
-    state_dtype: str | None
-
-
 def _optimizer(
     raw: Section, config: ModelConfig, precision: str, state_dtype: str | None, measured: Measured
-) -> _Optimizer:
+) -> Optimizer:
     """What a RunConfig says about the optimizer and its state; ``state_dtype`` is --state-dtype."""
     path, arguments = _class(raw, "model.optimizer", f"{OWN}AdamW")
     name = path.rpartition(".")[2]
@@ -248,7 +239,7 @@ def _optimizer(
         matrices = hidden_matrix_parameters(config, measured)
         others = 2 * (parameters - matrices) * (STATE_BYTES[dtype] or itemsize)
         state = (matrices * itemsize + others) / (parameters * itemsize)
-    return _Optimizer(name, is_own, state, dtype if is_own else None)
+    return Optimizer(name, is_own, state, dtype if is_own else None)
 
 
 def _reserve(raw: Section, reserve: int | None, kind: str, world_size: int) -> Reserve:

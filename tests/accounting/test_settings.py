@@ -93,9 +93,7 @@ def test_rows_must_divide_the_global_batch():
         global_batch_size=12,
         micro_batch_size=3,
         max_steps=0,
-        optimizer="AdamW",
-        is_own_adamw=True,
-        state_dtype=None,
+        optimizer=estimates.Optimizer("AdamW", True, 2, None),
         reserve=Reserve(),
     )
     assert (run.step_of(None).rows, run.step_of(None).accumulation) == (6, 1)
