@@ -240,7 +240,7 @@ def inject(effects: Mapping[str, Any], note: Callable[[str], object]) -> None:
         reach("save")
         save(*args, **options)
 
-    LanguageModel.training_step = noted_step  # type: ignore[method-assign, assignment]
+    LanguageModel.training_step = noted_step  # type: ignore[method-assign]
     os.replace, torch.save = noted_replace, noted_save  # type: ignore[assignment]
     reach("start")
     disturb()

@@ -20,9 +20,10 @@ from lightning_llm.ablate.plan import CODE, MAIN, Plan
 from lightning_llm.ablate.results import Result, results_of
 from lightning_llm.ablate.scheduler import Run, State, state_of
 from lightning_llm.ablate.worker import LOGS, MOST_KILLS, last_line
-from lightning_llm.accounting.hardware import shown_duration
 from lightning_llm.io.atomic import open_to_append
 from lightning_llm.io.console import Console
+from lightning_llm.io.units import shown_duration
+from lightning_llm.measure.gauges import host_memory
 
 POLL_S = 0.5
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -45,7 +46,7 @@ def threads_for(accelerator: str, gpus: int, need_bytes: int, most: int | None) 
         need_bytes: Host memory of a run.
         most: The most runs at a time that the user wants.
     """
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = host_memory() or 0
     count = gpus if accelerator == "cuda" else min(len(cores()), int(MEMORY_SHARE * memory) // need_bytes)
     return max(1, len(cores()) // max(1, min(count, most or count)))
 

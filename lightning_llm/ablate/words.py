@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_llm.ablate.experiment import BASELINE, CLOSE
 from lightning_llm.ablate.ratios import matched_lines, time_in_words
-from lightning_llm.accounting.hardware import shown_duration
+from lightning_llm.io.units import shown_duration
 from lightning_llm.statistics.design import NOT_SHOWN
 
 MIB = 2**20

@@ -20,6 +20,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
+from lightning_llm.io.units import shown_size
+
 Precision = Literal["bf16-mixed", "32-true"]
 
 # One of these is enough: Linux's names for CPU features (x86: arch/x86/include/asm/cpufeatures.h; 64-bit Arm:
@@ -28,8 +30,6 @@ BF16_FEATURES = ("amx_bf16", "avx512_bf16", "bf16", "bfloat16")
 CPU_INFO = Path("/proc/cpuinfo")
 
 TERA, GIGA = 1e12, 1e9
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,9 @@ class Device:
             raise ValueError(f"{self.name} has no {dtype} peak in the table: {instead}")
         return float(self.flops[dtype])
 
-    def memory_within(self, asked: int) -> int:
-        """``asked`` bytes, or all of the device's memory if that is less."""
-        return int(min(asked, self.memory_bytes))
+    def memory_within(self, limit: int) -> int:
+        """``limit`` bytes, or all of the device's memory if that is less."""
+        return int(min(limit, self.memory_bytes))
 
 
 _H100 = "NVIDIA H100 Tensor Core GPU data sheet (2024)"
@@ -138,16 +138,16 @@ class Reserve:
         return f"{shown_size(self.fixed)} for context and libraries{share}" if self.share else "as asked for"
 
 
-def reserve_for(kind: str, world_size: int = 1, given: int | None = None) -> Reserve:
+def reserve_for(kind: str, world_size: int = 1, reserve: int | None = None) -> Reserve:
     """What a plan leaves free.
 
     Args:
         kind: ``cuda``; on a ``cpu`` it is nothing.
         world_size: Processes.
-        given: Bytes to leave free instead, whatever the tensors take.
+        reserve: Bytes to leave free instead, whatever the tensors take.
     """
-    if given is not None:
-        return Reserve(fixed=given)
+    if reserve is not None:
+        return Reserve(fixed=reserve)
     if kind != "cuda":
         return Reserve()
     return Reserve(fixed=CUDA_CONTEXT + CUDA_WORKSPACES + (NCCL_BUFFERS if world_size > 1 else 0), share=FRAGMENTS)
@@ -176,42 +176,15 @@ def device_from_part(part: str) -> Device:
         ValueError: No device or several devices have this part; the message names them.
     """
     wanted = re.sub("[^a-z0-9]", "", part.lower())
-    found = [FAMILIES[wanted]] if wanted in FAMILIES else [name for name in DEVICES if wanted in _parts_of(name)]
-    if len(found) > 1:
-        raise ValueError(f"device {part!r} may be {' or '.join(found)}: give a longer part of the name")
-    return DEVICES[found[0]] if found else find_device(part)
+    names = [FAMILIES[wanted]] if wanted in FAMILIES else [name for name in DEVICES if wanted in _parts_of(name)]
+    if len(names) > 1:
+        raise ValueError(f"device {part!r} may be {' or '.join(names)}: give a longer part of the name")
+    return DEVICES[names[0]] if names else find_device(part)
 
 
 def _parts_of(name: str) -> set[str]:
     words = re.findall("[a-z0-9]+", name.lower())
     return {"".join(words[first:last]) for last in range(1, len(words) + 1) for first in range(last)}
-
-
-def byte_size(words: str) -> int:
-    """``80GiB`` as bytes.
-
-    Raises:
-        ValueError: No number, or a unit that is not known.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]*)", words.strip())
-    if found is None or found[2] not in UNITS:
-        units = ", ".join(filter(None, UNITS))
-        raise ValueError(f"{words!r} is not a size: give a number with one of {units}, such as 80GiB")
-    return int(float(found[1]) * UNITS[found[2]])
-
-
-def shown_size(size: float) -> str:
-    """Bytes in GiB, or in MiB below one; with its sign if it is a difference."""
-    unit, name = (2**30, "GiB") if abs(size) >= 2**30 else (2**20, "MiB")
-    return f"{size / unit:,.2f} {name}"
-
-
-def shown_duration(seconds: float) -> str:
-    """A time in the unit that suits it, from milliseconds to days."""
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{float(f'{1000 * seconds:.3g}'):g} ms"
 
 
 def auto_precision(name: str, features: Collection[str]) -> tuple[Precision, str]:
@@ -221,10 +194,10 @@ def auto_precision(name: str, features: Collection[str]) -> tuple[Precision, str
         name: What the reason calls the processor.
         features: What it can do, see :func:`cpu_features` and :func:`gpu_features`.
     """
-    found = next((feature for feature in BF16_FEATURES if feature in features), None)
-    if found is None:
+    bf16_feature = next((feature for feature in BF16_FEATURES if feature in features), None)
+    if bf16_feature is None:
         return "32-true", f"{name} has no bf16 in hardware"
-    return "bf16-mixed", f"{name} has bf16 in hardware: {found}"
+    return "bf16-mixed", f"{name} has bf16 in hardware: {bf16_feature}"
 
 
 def cpu_features() -> frozenset[str]:

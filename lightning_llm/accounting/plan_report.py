@@ -1,13 +1,17 @@
-"""A plan in words and as plain values: what was chosen, why, and the alternatives."""
+"""A plan in words, as plain values and as a config: what was chosen, why, and the alternatives."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_llm.accounting.hardware import shown_size
+from lightning_llm.accounting.estimate import RunConfig
 from lightning_llm.accounting.planner import DECISIONS, Plan, Planner
+from lightning_llm.io.config_file import Section, merged
+from lightning_llm.io.units import shown_size
 
 OPTIONS = {"rows": "micro_batch_size"}  # of a config, where a decision has another name
+VIEWS = {"gradient_as_bucket_view": True}
+WITH_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": VIEWS}
 
 
 def described(plan: Plan) -> dict[str, Any]:
@@ -49,12 +53,36 @@ def chosen_options(plan: Plan) -> dict[str, Any]:
     }
 
 
+def config_for(run: RunConfig, plan: Plan) -> Section:
+    """The user's config with the chosen settings, complete for ``fit``."""
+    setting, step = plan.setting, run.step
+    trainer, model = (dict(run.raw.get(section) or {}) for section in ("trainer", "model"))
+    trainer.pop("accumulate_grad_batches", None)  # follows from the micro-batch
+    for name in ("memory_budget", "memory_reserve"):  # the chosen setting keeps to it
+        model.pop(name, None)
+    levels = {"checkpoint_level": setting.checkpoint_level, "recompute": setting.recompute}
+    chosen_model: Section = {"architecture": levels, "loss_chunks": setting.loss_chunks}
+    if setting.state_dtype is not None:
+        optimizer = model.get("optimizer")
+        arguments = optimizer.get("init_args") or {} if isinstance(optimizer, dict) else {}
+        arguments = {**arguments, "state_dtype": setting.state_dtype}
+        chosen_model["optimizer"] = {"class_path": "lightning_llm.optim.AdamW", "init_args": arguments}
+    chosen_trainer: Section = {"precision": step.precision}
+    if step.world_size > 1:
+        has_views = setting.strategy == "ddp" and step.gradient_views
+        chosen_trainer["strategy"] = WITH_VIEWS if has_views else setting.strategy
+        if trainer.get("devices") in (None, "auto", -1):
+            chosen_trainer["devices"] = step.world_size // (trainer.get("num_nodes") or 1)
+    chosen = {"model": chosen_model, "data": {"micro_batch_size": setting.rows}, "trainer": chosen_trainer}
+    return merged({**run.raw, "model": model, "trainer": trainer}, chosen)
+
+
 def decisions(planner: Planner, chosen: Plan, others: Mapping[str, Plan | None], memory: int) -> list[str]:
     """A line for each decision: what it is, and what the best plan that decides otherwise would take."""
     lines = [_levels_line(planner, chosen, memory)] if planner.deepest else []
     for decision, other in others.items():
-        own = getattr(chosen.setting, decision)
-        line = f"{OPTIONS.get(decision, decision)} {_shown(own)}: "
+        choice = getattr(chosen.setting, decision)
+        line = f"{OPTIONS.get(decision, decision)} {_shown(choice)}: "
         if other is None:
             lines.append(f"{line}nothing else fits")
             continue

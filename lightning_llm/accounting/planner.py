@@ -7,7 +7,7 @@ chunks, DDP or FSDP2. The optimizer's state in bfloat16 changes results and is c
 The search tries all choices but the levels in the order of the time that they would take with every layer at level 0,
 and stops where that is more than the best found. For each it takes the levels that fit at the least time: more layers
 at a level need less memory and more time, so their numbers are found by bisection. Memory comes from
-``LayeredMemory``, of which a few dozen are enough.
+``ExtrapolatedMemory``, of which a few dozen are enough.
 """
 
 import bisect
@@ -16,25 +16,16 @@ import math
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import product
-from typing import Any
 
-from lightning_llm.accounting.counts import Measured, parameters_by_part
+from lightning_llm.accounting.counts import parameters_by_part
 from lightning_llm.accounting.global_batch import rows_per_micro_batch
 from lightning_llm.accounting.hardware import Reserve
-from lightning_llm.accounting.memory import (
-    LEVELS,
-    Counts,
-    LayeredMemory,
-    SharedMemory,
-    activation_precision,
-    most_that_fit,
-    shared_memory,
-    too_little,
-)
+from lightning_llm.accounting.memory import LEVELS, Counts, ExtrapolatedMemory, largest_fitting, too_little
+from lightning_llm.accounting.settings import STATE_BYTES, StepSettings
+from lightning_llm.accounting.sharding import SharedMemory, shared_memory
 from lightning_llm.accounting.step_time import CostModel, StepTime, step_time
 from lightning_llm.model.config import ModelConfig, Recompute
 
-STATE_BYTES = {None: None, "bfloat16": 2}  # of AdamW's state_dtype
 DECISIONS = ("rows", "recompute", "loss_chunks", "state_dtype", "strategy")
 FRONTIER_POINTS = 9
 MOST_ROWS = 2**24  # of a step, for each process; it has at most 504 divisors
@@ -48,55 +39,43 @@ class Task:
     Attributes:
         config: The model; levels and recomputation in it are ignored.
         cost_model: Of the device.
-        context_length: Tokens per row.
-        global_batch_size: Rows of a step.
-        precision: ``32-true``, ``bf16-true`` or ``bf16-mixed``.
-        world_size: Processes.
-        strategies: Of them, those that may be chosen.
-        gradient_views: DDP's gradients are views of its buckets.
+        step: What is fixed of a step: all but its rows and the choices below.
+        global_batch_size: Rows of a step of all processes.
+        strategies: Those that may be chosen.
         loss_chunks: Those that may be chosen.
         state_dtypes: Of the optimizer; those that may be chosen, the run's own first.
-        state_per_parameter: As in ``step_memory``; a mean where parameters differ.
-        document_mask: As in ``step_memory``.
         reserve: Memory of each device that tensors do not get.
-        measured: As in ``step_memory``.
     """
 
     config: ModelConfig
     cost_model: CostModel
-    context_length: int
+    step: StepSettings
     global_batch_size: int
-    precision: str = "32-true"
-    world_size: int = 1
     strategies: tuple[str, ...] = ("ddp",)
-    gradient_views: bool = False
     loss_chunks: tuple[int | None, ...] = (None, 0)
     state_dtypes: tuple[str | None, ...] = (None,)
-    state_per_parameter: float = 2
-    document_mask: bool = False
     reserve: Reserve = dataclasses.field(default_factory=Reserve)
-    measured: Measured = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Setting:
     """One choice.
 
     Attributes:
         rows: Of a micro-batch.
-        counts: Layers at levels 2, 1 and 0, in this order from the first layer on.
         recompute: As in ``ModelConfig``.
         loss_chunks: As ``LanguageModel`` takes it.
         state_dtype: As AdamW takes it.
         strategy: One of ``STRATEGIES``.
+        counts: Layers at levels 2, 1 and 0, in this order from the first layer on.
     """
 
     rows: int
-    counts: Counts
     recompute: Recompute
     loss_chunks: int | None
     state_dtype: str | None
     strategy: str
+    counts: Counts
 
     @property
     def checkpoint_level(self) -> int | list[int]:
@@ -105,7 +84,7 @@ class Setting:
         return levels[0] if len(set(levels)) == 1 else levels
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """A setting with what it takes; ``needed`` are the bytes of a device, with what tensors do not get."""
 
@@ -128,8 +107,8 @@ class Planner:
     """
 
     def __init__(self, task: Task, tick: Callable[[], object] = lambda: None) -> None:
-        share = rows_per_micro_batch(task.global_batch_size, None, task.world_size)
-        parameters_by_part(task.config, task.measured)  # reports what is not covered before anything else fails on it
+        share = rows_per_micro_batch(task.global_batch_size, None, task.step.world_size)
+        parameters_by_part(task.config, task.step.measured)  # first of all, reports what is not covered
         self.task, self._tick = task, tick
         if share > MOST_ROWS:
             raise ValueError(f"global_batch_size has {share} rows for each process, expected at most {MOST_ROWS}")
@@ -137,58 +116,43 @@ class Planner:
         self.deepest = 0  # the highest level that the model can have
         if task.config.mlp == "memory_optimized_swiglu":
             self.deepest = 2 if task.config.norm == "rmsnorm" and task.config.block != "post" else 1
-        self._layered = cache(self._layered_memory)
-        self.memory, self.time = cache(self._memory), cache(self._time)
+        self.step, self.memory, self.time = cache(self._step), cache(self._memory), cache(self._time)
+        self._extrapolated = cache(self._extrapolated_memory)
         # the memory-optimized MLP has levels for what recomputing an MLP does
-        recompute = ("none", "attention", "block") if self.deepest else ("none", "mlp", "attention", "block")
-        choices = product(self.rows, recompute, task.loss_chunks, task.state_dtypes, task.strategies)
-        chosen: list[dict[str, Any]] = [dict(zip(DECISIONS, choice, strict=True)) for choice in choices]
-        groups = [Setting(**choice, counts=(0, 0, task.config.num_hidden_layers)) for choice in chosen]
+        recomputes: tuple[Recompute, ...] = ("none", "attention", "block")
+        if not self.deepest:
+            recomputes = ("none", "mlp", "attention", "block")
+        choices = product(self.rows, recomputes, task.loss_chunks, task.state_dtypes, task.strategies)
+        groups = [Setting(*choice, counts=(0, 0, task.config.num_hidden_layers)) for choice in choices]
         self._groups = sorted(groups, key=lambda group: self.time(group).seconds)
 
     # -- what a setting takes -----------------------------------------------------------------------------------------
 
-    def accumulation(self, setting: Setting) -> int:
-        """Micro-batches per step."""
-        return self.task.global_batch_size // (self.task.world_size * setting.rows)
+    def _step(self, setting: Setting) -> StepSettings:
+        """The step with what was chosen."""
+        return dataclasses.replace(
+            self.task.step,
+            rows=setting.rows,
+            accumulation=self.task.global_batch_size // (self.task.step.world_size * setting.rows),
+            loss_chunks=setting.loss_chunks,
+            strategy=setting.strategy,
+            state_itemsize=STATE_BYTES[setting.state_dtype],
+        )
 
     def _memory(self, setting: Setting) -> SharedMemory:
         """Bytes on each process."""
-        task, accumulation = self.task, min(2, self.accumulation(setting))
-        precision = activation_precision(task.precision, setting.strategy if task.world_size > 1 else "ddp")
-        step = {"rows": setting.rows, "loss_chunks": setting.loss_chunks, "accumulation": accumulation}
-        points = self._layered(setting.recompute, precision=precision, **step).at(setting.counts)
-        memory = shared_memory(task.config, points, gradient_views=task.gradient_views, **self._options(setting))
+        step = self.step(setting)
+        points = self._extrapolated(setting.recompute, step.unshared).with_layers(setting.counts)
+        memory = shared_memory(self.task.config, points, step)
         self._tick()
         return memory
 
-    def _layered_memory(self, recompute: Recompute, **settings: Any) -> LayeredMemory:
-        config, task = dataclasses.replace(self.task.config, recompute=recompute), self.task
-        run = {"context_length": task.context_length, "document_mask": task.document_mask, "measured": task.measured}
-        return LayeredMemory(config, device=task.cost_model.kind, **run, **settings)
+    def _extrapolated_memory(self, recompute: Recompute, step: StepSettings) -> ExtrapolatedMemory:
+        return ExtrapolatedMemory(dataclasses.replace(self.task.config, recompute=recompute), step)
 
     def _time(self, setting: Setting) -> StepTime:
         """Seconds of a step."""
-        return step_time(
-            configured(self.task.config, setting),
-            self.task.cost_model,
-            rows=setting.rows,
-            context_length=self.task.context_length,
-            loss_chunks=setting.loss_chunks,
-            **self._options(setting),
-        )
-
-    def _options(self, setting: Setting) -> dict[str, Any]:
-        """What memory and time both depend on."""
-        return {
-            "precision": self.task.precision,
-            "measured": self.task.measured,
-            "strategy": setting.strategy,
-            "world_size": self.task.world_size,
-            "accumulation": self.accumulation(setting),
-            "state_per_parameter": self.task.state_per_parameter,
-            "state_itemsize": STATE_BYTES[setting.state_dtype],
-        }
+        return step_time(configured(self.task.config, setting), self.task.cost_model, self.step(setting))
 
     def needed(self, setting: Setting) -> int:
         """Bytes of each device, with what tensors do not get."""
@@ -196,8 +160,8 @@ class Planner:
 
     def plan(self, setting: Setting) -> Plan:
         """The setting with all of it."""
-        taken: dict[str, Any] = {name: getattr(self, name)(setting) for name in ("memory", "needed", "time")}
-        return Plan(setting=setting, accumulation=self.accumulation(setting), **taken)
+        accumulation = self.step(setting).accumulation
+        return Plan(setting, accumulation, self.memory(setting), self.needed(setting), self.time(setting))
 
     # -- searching ----------------------------------------------------------------------------------------------------
 
@@ -217,8 +181,8 @@ class Planner:
             if rest not in most:
                 most[rest] = self._most_rows(rest, memory)
             if group.rows <= most[rest] or group.rows == self.rows[-1]:
-                found = self._fitting(group, memory)
-                best = min([best, *found] if best else found, key=self._rank, default=None)
+                fitting = self._fitting(group, memory)
+                best = min([best, *fitting] if best else fitting, key=self._rank, default=None)
         return None if best is None else self.plan(best)
 
     def smallest(self) -> Plan:
@@ -236,12 +200,12 @@ class Planner:
         low = self.smallest().needed
         ratio = max(1.0, 2 * memory / low)
         budgets = [low * ratio ** (step / (FRONTIER_POINTS - 1)) for step in range(FRONTIER_POINTS)]
-        found: list[Plan] = []
+        plans: list[Plan] = []
         for budget in sorted((low, *budgets[1:], memory)):
             plan = self.fastest(budget)
-            if plan is not None and (not found or plan.time.seconds < found[-1].time.seconds):
-                found.append(plan)
-        return found
+            if plan is not None and (not plans or plan.time.seconds < plans[-1].time.seconds):
+                plans.append(plan)
+        return plans
 
     def next_best(self, chosen: Plan, memory: float) -> dict[str, Plan | None]:
         """For each decision the best plan that decides otherwise; ``None`` where nothing else fits."""
@@ -263,9 +227,10 @@ class Planner:
 
         def fits(number: int) -> bool:
             group = dataclasses.replace(rest, rows=self.rows[number - 1])
-            return any(self._fits(dataclasses.replace(group, counts=own), memory) for own in reversed(self._extremes()))
+            settings = (dataclasses.replace(group, counts=counts) for counts in reversed(self._extremes()))
+            return any(self._fits(setting, memory) for setting in settings)
 
-        number = most_that_fit(fits, len(self.rows) - 1)
+        number = largest_fitting(fits, len(self.rows) - 1)
         return self.rows[number - 1] if number else 0
 
     def _fitting(self, group: Setting, memory: float) -> list[Setting]:
@@ -281,7 +246,7 @@ class Planner:
             """The smallest count whose setting fits, if all larger ones do, ``high`` among them."""
             return low + bisect.bisect_left(range(low, high), True, key=lambda count: self._fits(at(count), memory))
 
-        found: list[Setting] = []
+        fitting: list[Setting] = []
         low = most = 0  # layers that fit, at one level alone
         alone: Callable[[int], Setting]
         for level, alone in ((1, partial(at, 0)), (2, partial(at, shallow=0))):
@@ -290,9 +255,9 @@ class Planner:
             most = next((count for count in counts if self._fits(alone(count), memory)), 0)
             if most:
                 low = fewest(1, most, alone)
-                found.append(alone(low))
+                fitting.append(alone(low))
         if not most:  # at level 2
-            return found
+            return fitting
         best = self.time(at(low, 0)).seconds
         for touched in range(low, most + 1):  # more layers, but at level 1, may be cheaper than fewer at level 2
             if self.time(at(0, touched)).seconds >= best:
@@ -301,9 +266,9 @@ class Planner:
             def split(deep: int, touched: int = touched) -> Setting:
                 return at(deep, touched - deep)
 
-            found.append(split(fewest(0, touched, split)))
-            best = min(best, self.time(found[-1]).seconds)
-        return found
+            fitting.append(split(fewest(0, touched, split)))
+            best = min(best, self.time(fitting[-1]).seconds)
+        return fitting
 
     def _extremes(self) -> list[Counts]:
         """Levels among which are those of the least memory."""
@@ -314,19 +279,19 @@ class Planner:
 
 def divisors(number: int) -> list[int]:
     """All divisors, increasing."""
-    low = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
-    return sorted({*low, *(number // each for each in low)})
+    low = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*low, *(number // divisor for divisor in low)})
 
 
 def row_counts(share: int) -> list[int]:
     """The rows that a micro-batch may have: the divisors, but of very many only those at least a quarter apart."""
-    found = divisors(share)
-    if len(found) <= MOST_CHOICES:
-        return found
-    kept = found[:1]
-    for rows in found[1:-1]:
+    every = divisors(share)
+    if len(every) <= MOST_CHOICES:
+        return every
+    kept = every[:1]
+    for rows in every[1:-1]:
         kept += [rows] if rows >= 1.25 * kept[-1] else []
-    return [*kept, found[-1]]
+    return [*kept, every[-1]]
 
 
 def configured(config: ModelConfig, setting: Setting) -> ModelConfig:
@@ -340,7 +305,7 @@ def choose(planner: Planner, memory: int) -> Plan:
     Raises:
         ValueError: Nothing fits; the message gives the smallest memory that fits.
     """
-    found = planner.fastest(memory)
-    if found is None:
+    plan = planner.fastest(memory)
+    if plan is None:
         raise too_little(memory, planner.smallest().needed)
-    return found
+    return plan

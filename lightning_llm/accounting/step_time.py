@@ -7,22 +7,15 @@ seconds themselves are worth no more than the assumptions, which docs/accounting
 """
 
 import dataclasses
-from typing import Literal
 
-from lightning_llm.accounting.counts import (
-    UNMEASURED,
-    Growth,
-    Measured,
-    MeasuredPart,
-    Sizes,
-    parameters_by_part,
-    step_flops,
-    unlisted_parts,
-)
+from lightning_llm.accounting.counts import Sizes, parameters_by_part, step_flops
 from lightning_llm.accounting.hardware import GIGA, TERA, Device
-from lightning_llm.accounting.memory import root_elements
-from lightning_llm.accounting.symbolic_ops import item_sizes
+from lightning_llm.accounting.parts import KNOWN_MLPS, KNOWN_NORMS, Affine, MeasuredPart, unlisted_parts
+from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.sharding import elements_outside_blocks
+from lightning_llm.accounting.symbolic import item_sizes
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.parts import name_of
 
 MATMUL_SHARE = 0.6  # of the peak, for large matmuls; assumed
 ATTENTION_SHARE = 0.35  # Shah et al. 2024 (FlashAttention-3), section 1: what FlashAttention-2 reaches on an H100
@@ -30,11 +23,8 @@ BANDWIDTH_SHARE = 0.8  # of the sheet's; assumed
 LINK_BANDWIDTH = 100 * GIGA  # bytes per second and direction for each process, within a machine; assumed
 LAYER_SECONDS = {"cuda": 200e-6, "cpu": 100e-6}  # launches of a layer, forward and backward, a micro-batch; assumed
 
-# Passes over a tensor of (tokens, width), each a read or a write, as the operators are written in this project
-NORM = 2, 3  # forward: read x, write y; backward: read dy and x, write dx
+# Passes over a tensor of (tokens, width), each a read or a write; those of norms and MLPs are in parts.py
 RESIDUAL_PASSES = 3 + 3  # read two, write one; two gradients are added likewise
-GATED_ACTIVATION = 3, 5  # forward: read g and u, write a; backward: read da, g, u, write dg, du
-PLAIN_ACTIVATION = 2, 3  # GELU and ReLU
 ROTATION_PASSES = 8  # of queries and keys: half by half, forward and back
 ATTENTION_PASSES = 3  # forward; backward reads and writes about twice that
 LOSS_PASSES = {"chunked": 4, "whole": 10}  # over the logits; whole: cast, log-softmax, its gradient, cast, in float32
@@ -65,14 +55,12 @@ class CostModel:
 
     Attributes:
         device: With its peaks.
-        kind: ``cpu`` or ``cuda``.
         matmul_share: Of the peak that matmuls reach.
         link_bandwidth: Bytes per second between processes.
         tf32: Matmuls of float32 run in TF32.
     """
 
     device: Device
-    kind: Literal["cpu", "cuda"]
     matmul_share: float = MATMUL_SHARE
     link_bandwidth: float = LINK_BANDWIDTH
     tf32: bool = False
@@ -121,43 +109,22 @@ class StepTime:
         return float(sum(dataclasses.astuple(self)))
 
 
-def step_time(
-    config: ModelConfig,
-    cost_model: CostModel,
-    *,
-    rows: int,
-    accumulation: int,
-    context_length: int,
-    precision: str = "32-true",
-    loss_chunks: int | None = None,
-    strategy: str = "ddp",
-    world_size: int = 1,
-    state_per_parameter: float = 2,
-    state_itemsize: int | None = None,
-    measured: Measured = UNMEASURED,
-) -> StepTime:
+def step_time(config: ModelConfig, cost_model: CostModel, settings: StepSettings) -> StepTime:
     """The time of one optimizer step on one of equally fast processes.
 
     Args:
         config: ``vocab_size`` must be known.
         cost_model: Of the device.
-        rows: Of a micro-batch on one process.
-        accumulation: Micro-batches per step.
-        context_length: Tokens per row.
-        precision: ``32-true``, ``bf16-true`` or ``bf16-mixed``.
-        loss_chunks: As ``LanguageModel`` takes it.
-        strategy: ``ddp``, ``fsdp2`` or ``fsdp2_deferred``.
-        world_size: Processes.
-        state_per_parameter: As in ``step_memory``; a mean where parameters differ.
-        state_itemsize: As in ``step_memory``.
-        measured: As in ``step_memory``.
+        settings: Of the step.
 
     Raises:
         ValueError: As in ``step_flops``, the precision is unknown, or the device has no peak for it.
     """
-    tokens = rows * accumulation * context_length
-    storage, factor = item_sizes(precision)
-    peak, bandwidth = cost_model.peak(precision), cost_model.device.bandwidth * BANDWIDTH_SHARE
+    accumulation, world_size, measured = settings.accumulation, settings.world_size, settings.measured
+    context_length = settings.context_length
+    tokens = settings.rows * accumulation * context_length
+    storage, factor = item_sizes(settings.precision)
+    peak, bandwidth = cost_model.peak(settings.precision), cost_model.device.bandwidth * BANDWIDTH_SHARE
     flops = step_flops(config, tokens=tokens, context_length=context_length, measured=measured)
     scores = flops.by_part["attention_scores"]
     repeated_scores = scores if config.recompute in ("attention", "block") else 0
@@ -166,20 +133,20 @@ def step_time(
     def matmul_seconds(total: int, scores: int) -> float:
         return ((total - scores) / cost_model.matmul_share + scores / ATTENTION_SHARE) / peak
 
-    passes, repeated_passes = _passes(config, loss_chunks, measured, context_length, factor)
+    passes, repeated_passes = _passes(config, settings, factor)
     reading_weights = accumulation * WEIGHT_PASSES * factor * parameters / bandwidth
     casts = (storage + factor) * parameters if storage != factor else 0
-    share = 1 if strategy == "ddp" else world_size
-    state = 2 * state_per_parameter * (state_itemsize or storage)  # read and written
+    share = 1 if settings.strategy == "ddp" else world_size
+    state = 2 * settings.state_per_parameter * (settings.state_itemsize or storage)  # read and written
     update = parameters // share * ((3 + CLIP_PASSES) * storage + state)  # parameters read and written, gradients read
     leveled = sum(map(bool, config.checkpoint_levels)) / layers
     repeated = RECOMPUTED_SHARE[config.recompute] + LEVEL_SHARE * leveled
     ring = (world_size - 1) / world_size  # a ring of W passes on this much of what it gathers or scatters
-    if strategy == "ddp":
+    if settings.strategy == "ddp":
         sent = 2 * ring * storage * parameters  # once per step: micro-batches before the last do not synchronize
     else:  # blocks are gathered again in backward
-        twice = 2 * parameters - root_elements(config, measured)
-        reductions = 1 if strategy == "fsdp2_deferred" else accumulation
+        twice = 2 * parameters - elements_outside_blocks(config, measured)
+        reductions = 1 if settings.strategy == "fsdp2_deferred" else accumulation
         sent = ring * (accumulation * factor * twice + reductions * storage * parameters)
     return StepTime(
         matmuls=max(matmul_seconds(flops.model, 3 * scores), reading_weights),
@@ -187,47 +154,57 @@ def step_time(
         traffic=tokens * passes * factor / bandwidth,
         weights=(accumulation * casts + (accumulation - 1) * ADD_PASSES * storage * parameters) / bandwidth,
         optimizer=update / bandwidth,
-        launches=layers * accumulation * (1 + repeated / 3) * LAYER_SECONDS[cost_model.kind],
+        launches=layers * accumulation * (1 + repeated / 3) * LAYER_SECONDS[settings.device],
         communication=sent / cost_model.link_bandwidth,
     )
 
 
-def _passes(
-    config: ModelConfig, loss_chunks: int | None, measured: Measured, context_length: int, itemsize: int
-) -> tuple[float, float]:
+Passes = tuple[float, float]  # elements per token: in forward, and in forward and backward
+
+
+def _passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> tuple[float, float]:
     """Elements per token that a step reads and writes besides its matmuls: once, and again where it recomputes."""
-    s, recompute, layers = Sizes.of(config, measured), config.recompute, config.num_hidden_layers
+    s, recompute, measured = Sizes.of(config, settings.measured), config.recompute, settings.measured
+    unlisted = {
+        kind: _measured_passes(measured[kind], settings.context_length, itemsize)
+        for kind in unlisted_parts(config)
+        if kind in measured
+    }
     heads = int(s.queries) + int(s.keys)
     rotated = ROTATION_PASSES * heads // 2 if config.position == "rope" else 0
-    attention: float
-    whole_attention: float
-    norm, attention, whole_norm = NORM[0] * s.hidden, rotated + ATTENTION_PASSES * heads, sum(NORM) * s.hidden
-    activation = GATED_ACTIVATION if config.is_gated else PLAIN_ACTIVATION
-    mlp, whole_mlp = (float(passes * s.intermediate) for passes in (activation[0], sum(activation)))
-    if s.top_k:
-        mlp, whole_mlp = mlp * s.top_k, whole_mlp * s.top_k
-    own = unlisted_parts(config)
-    found = {kind: _measured_passes(part, context_length, itemsize) for kind, part in measured.items()}
-    if "mlp" in own and "mlp" in found:
-        mlp, whole_mlp = found["mlp"]
-    whole_attention = attention + rotated + 2 * ATTENTION_PASSES * heads
-    if kind := next((kind for kind in ("attention", "block") if kind in own and kind in found), None):
-        attention, whole_attention = found[kind]
-        mlp, whole_mlp = (0.0, 0.0) if kind == "block" else (mlp, whole_mlp)
+    known: dict[str, Passes] = {
+        "attention": (rotated + ATTENTION_PASSES * heads, 2 * rotated + 3 * ATTENTION_PASSES * heads),
+        "loss": (0, LOSS_PASSES["whole" if settings.loss_chunks == 0 else "chunked"] * s.vocab),
+    }
+    if "norm" not in unlisted:
+        known["norm"] = _both(KNOWN_NORMS[name_of(config.norm)].passes, s.hidden)
+    if "block" in unlisted:
+        unlisted |= {"attention": unlisted["block"], "mlp": (0.0, 0.0)}
+    elif "mlp" not in unlisted:
+        known["mlp"] = _both(KNOWN_MLPS[name_of(config.mlp)].passes, s.intermediate * (s.top_k or 1))
+    passes: dict[str, Passes] = known | unlisted
+    norm, whole_norm = passes["norm"]
+    attention, whole_attention = passes["attention"]
+    mlp, whole_mlp = passes["mlp"]
+    _, loss = passes["loss"]
     layer = 2 * whole_norm + whole_attention + whole_mlp + 2 * RESIDUAL_PASSES * s.hidden
-    loss = LOSS_PASSES["whole" if loss_chunks == 0 else "chunked"] * s.vocab
     repeated: float = norm + attention if recompute in ("attention", "block") else 0
     repeated += norm + mlp if recompute in ("mlp", "block") else 0
     repeated += RESIDUAL_PASSES // 2 * s.hidden if recompute == "block" else 0
     in_levels = sum(mlp * (level > 0) + norm * (level == 2) for level in config.checkpoint_levels)
+    layers = config.num_hidden_layers
     return layer * layers + whole_norm + loss, repeated * layers + in_levels
 
 
-def _measured_passes(part: MeasuredPart, context_length: int, itemsize: int) -> tuple[float, float]:
+def _both(passes: tuple[int, int], width: int) -> Passes:
+    return float(passes[0] * width), float(sum(passes) * width)
+
+
+def _measured_passes(part: MeasuredPart, context_length: int, itemsize: int) -> Passes:
     """Of a measured part per token, in forward and in all: each byte that it allocates is written and read."""
 
-    def per_token(*lines: Growth) -> float:
-        return 2 * sum(line[1] + line[2] * context_length for line in lines) / itemsize
+    def per_token(*measures: Affine) -> float:
+        return 2 * sum(per_token + per_pair * context_length for _, per_token, per_pair in measures) / itemsize
 
     forward = per_token(part.saved, part.forward)
     return forward, forward + per_token(part.backward)

@@ -13,10 +13,41 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from lightning_llm.io.untrusted import shown
+
 FLOAT32, BFLOAT16, INT64, BOOL = 4, 2, 8, 1  # a dtype is its bytes: nothing else about it matters here
+PRECISIONS = {"32-true": (FLOAT32, FLOAT32), "bf16-true": (BFLOAT16, BFLOAT16), "bf16-mixed": (FLOAT32, BFLOAT16)}
 RECOMPUTED = "backward, recomputing "
 
 Size = tuple[int, int]  # elements, and bytes of each
+
+
+def item_sizes(precision: str) -> tuple[int, int]:
+    """Bytes of a number in a parameter, and in a factor of a matmul.
+
+    Raises:
+        ValueError: The precision is unknown.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {shown(precision)} is not covered: choose one of {', '.join(PRECISIONS)}")
+    return PRECISIONS[precision]
+
+
+class Count(int):
+    """A number of elements and the product it came from, such as ``B·T·h``."""
+
+    formula: str
+
+    def __new__(cls, value: int, formula: str = "") -> "Count":
+        """``formula`` is how it is written; a bare number by default."""
+        made = super().__new__(cls, value)
+        made.formula = formula or str(value)
+        return made
+
+    def __mul__(self, other: int) -> "Count":
+        if other == 1 and not isinstance(other, Count):
+            return self
+        return Count(int(self) * int(other), f"{self.formula}·{getattr(other, 'formula', other)}")
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -310,9 +341,9 @@ class _Checkpoint:
         if self.recomputed is None:
             self._recompute()
         assert self.recomputed is not None
-        found, self.recomputed[place] = self.recomputed[place], None
-        assert found is not None
-        return found
+        tensor, self.recomputed[place] = self.recomputed[place], None
+        assert tensor is not None
+        return tensor
 
     def _recompute(self) -> None:
         graph, log, self.recomputed = self.graph, self.graph.log, []

@@ -7,16 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from lightning_llm.accounting.counts import (
-    LONGEST_MEASURED,
-    MLP_MATRICES,
-    Count,
-    Growth,
-    Measured,
-    Sizes,
-    parts_to_measure,
-)
-from lightning_llm.accounting.symbolic import FLOAT32, INT64, Gradients
+from lightning_llm.accounting import parts
+from lightning_llm.accounting.counts import Sizes
+from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.symbolic import FLOAT32, INT64, Count, Gradients
 from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
 from lightning_llm.accounting.symbolic_ops import Operators
 from lightning_llm.model.config import ModelConfig
@@ -24,16 +18,6 @@ from lightning_llm.model.parts import name_of
 from lightning_llm.ops.sizes import ATTENTION_ROWS, attention_form
 
 ROOTS, BRANCHES = ("position", "loss"), ("block", "attention", "mlp")
-# Of each kind of block, the norms before and after attention, before and after the MLP.
-NORM_NAMES: dict[str, tuple[str, ...]] = {
-    "pre": ("input_layernorm", "", "post_attention_layernorm", ""),
-    "post": ("", "", "", ""),
-    "sandwich": (
-        *("input_layernorm", "post_attention_layernorm"),
-        *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
-    ),
-}
-POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")  # after the sums
 EMBEDDING, NORMS, ATTENTION, MLP, RESIDUAL, LOSS = "embeddings", "norms", "attention", "mlp", "residual stream", "loss"
 
 Function = Callable[[Tensor], Tensor]
@@ -46,27 +30,23 @@ class SymbolicModel:
     Args:
         config: The model.
         ops: Device and precision.
-        rows: Of the micro-batch.
-        seq: Tokens per row.
-        measured: Parts that the formulas do not know.
-        documents: Whether attention stays inside documents. Each row counts as one document, which needs the most.
+        settings: Of the step. With ``document_mask`` each row counts as one document, which needs the most.
 
     Raises:
         ValueError: As in ``Sizes.of``, the context is too long for the model, or the attention is not covered.
     """
 
-    def __init__(
-        self, config: ModelConfig, ops: Operators, rows: int, seq: int, measured: Measured, *, documents: bool
-    ) -> None:
-        self.config, self.ops, self.documents = config, ops, documents
-        if missing := [f"{kind} {name!r}" for kind, name in parts_to_measure(config).items() if kind not in measured]:
+    def __init__(self, config: ModelConfig, ops: Operators, settings: StepSettings) -> None:
+        self.config, self.ops, self.settings = config, ops, settings
+        measured, to_measure = settings.measured, parts.parts_to_measure(config)
+        if missing := [f"{kind} {name!r}" for kind, name in to_measure.items() if kind not in measured]:
             raise ValueError(f"{', '.join(missing)}: the memory cannot be computed from the config, only measured")
-        self.measured = {kind: measured[kind] for kind in parts_to_measure(config)}
+        self.measured = {kind: measured[kind] for kind in to_measure}
         s = self.s = Sizes.of(config, measured)
-        if seq > s.positions:
-            longer = f"context_length {seq} is more than max_position_embeddings {s.positions}"
+        self.batch, self.seq = Count(settings.rows, "B"), Count(settings.context_length, "T")
+        if self.seq > s.positions:
+            longer = f"context_length {int(self.seq)} is more than max_position_embeddings {s.positions}"
             raise ValueError(f"{longer}: shorten one or lengthen the other")
-        self.batch, self.seq = Count(rows, "B"), Count(seq, "T")
         self.tokens = self.batch * self.seq
         self.forms = {window: self._form(window) for window in config.attention_windows}
         self.parameters: list[Tensor] = []
@@ -74,26 +54,24 @@ class SymbolicModel:
         self.embed_tokens = self._parameter(s.vocab * s.hidden)
         if config.position == "learned":
             self.embed_positions = self._parameter(s.positions * s.hidden)
-        self.own = {
-            kind: [self._parameter(Count(measured[kind].parameters))] for kind in ROOTS if kind in self.measured
-        }
+        self.roots = self._measured_weights(*ROOTS)
         self.layers = [self._layer() for _ in range(config.num_hidden_layers)]
         self.norm = self._norm()
         head = self.embed_tokens if config.tie_word_embeddings else self._parameter(s.vocab * s.hidden)
         self.lm_head = head, self._parameter(s.vocab) if config.lm_head_bias else None
 
-    def loss(self, loss_chunks: int | None) -> Tensor:
-        """One forward pass, to the scalar; ``loss_chunks`` as ``LanguageModel`` takes it."""
-        ops, s = self.ops, self.s
+    def loss(self) -> Tensor:
+        """One forward pass, to the scalar."""
+        ops, s, documents = self.ops, self.s, self.settings.document_mask
         self._enter("embeddings", EMBEDDING)
-        places = self.tokens if self.documents else self.seq
+        places = self.tokens if documents else self.seq
         positions = ops.new(places, INT64)
-        self.spans = ops.new(places, INT64) if self.documents else None  # every layer saves them
+        self.spans = ops.new(places, INT64) if documents else None  # every layer saves them
         x = ops.embedding(self.embed_tokens, self.tokens * s.hidden)
         if self.config.position == "learned":
             x = ops.add(x, ops.embedding(self.embed_positions, places * s.hidden))
         if "position" in self.measured:
-            x = self._measured("position", x, self.own["position"])
+            x = self._measured("position", x, self.roots["position"])
         x = ops.dropout(x, self.config.dropout)
         cos_sin = self._cos_sin(places)
         for layer in range(len(self.layers)):
@@ -103,10 +81,10 @@ class SymbolicModel:
         del x, cos_sin, positions
         self._enter("loss", LOSS)
         if "loss" in self.measured:
-            return self._measured("loss", hidden, [*self.own["loss"], *(each for each in self.lm_head if each)])
-        if loss_chunks == 0:
+            return self._measured("loss", hidden, [*self.roots["loss"], *filter(None, self.lm_head)])
+        if self.settings.loss_chunks == 0:
             return ops.cross_entropy(self._logits(hidden))
-        return ops.linear_cross_entropy(hidden, self.lm_head, self.tokens, s.vocab, loss_chunks)
+        return ops.linear_cross_entropy(hidden, self.lm_head, self.tokens, s.vocab, self.settings.loss_chunks)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits = self.ops.linear(hidden, self.lm_head, self.tokens * self.s.vocab)
@@ -123,9 +101,9 @@ class SymbolicModel:
     def _norm(self) -> list[Tensor]:
         if "norm" in self.measured:
             return [self._parameter(Count(self.measured["norm"].parameters))]
-        return [self._parameter(self.s.hidden) for _ in range(2 if self.config.norm == "layernorm" else 1)]
+        return [self._parameter(self.s.hidden) for _ in range(parts.KNOWN_NORMS[name_of(self.config.norm)].vectors)]
 
-    def _own(self, *kinds: str) -> dict[str, list[Tensor]]:
+    def _measured_weights(self, *kinds: str) -> dict[str, list[Tensor]]:
         """One parameter for all of each measured part."""
         return {
             kind: [self._parameter(Count(part.parameters))] for kind, part in self.measured.items() if kind in kinds
@@ -133,19 +111,18 @@ class SymbolicModel:
 
     def _layer(self) -> dict[str, Any]:
         s, config, measured = self.s, self.config, self.measured
-        made: dict[str, Any] = self._own(*BRANCHES)
+        weights: dict[str, Any] = self._measured_weights(*BRANCHES)
         if "block" in measured:
-            return made
-        names = POST_NORMS if config.block == "post" else NORM_NAMES[name_of(config.block)]
-        made |= {name: self._norm() for name in names if name}
-        for name, (out, into) in s.matrices().items():
-            in_mlp = name in MLP_MATRICES
-            has_bias = config.mlp_bias if in_mlp else config.attention_bias
-            if ("mlp" if in_mlp else "attention") not in measured:
-                made[name] = self._parameter(out * into), self._parameter(out) if has_bias else None
+            return weights
+        weights |= {name: self._norm() for name in parts.KNOWN_BLOCKS[name_of(config.block)].norms}
+        has_bias = {"attention": config.attention_bias, "mlp": config.mlp_bias}
+        for kind, layers in s.matrices().items():
+            if kind not in measured:
+                for name, (out, into) in layers.items():
+                    weights[name] = self._parameter(out * into), self._parameter(out) if has_bias[kind] else None
         if config.qk_norm and "attention" not in measured:
-            made |= {"q_norm": [self._parameter(s.head_dim)], "k_norm": [self._parameter(s.head_dim)]}
-        return made
+            weights |= {"q_norm": [self._parameter(s.head_dim)], "k_norm": [self._parameter(s.head_dim)]}
+        return weights
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 
@@ -158,17 +135,18 @@ class SymbolicModel:
     def _measured(self, kind: str, x: Tensor, weights: list[Tensor], window: int | None = None) -> Tensor:
         """A part known by measurement alone; ``window``: of its attention."""
         ops, part, tokens, shapes = self.ops, self.measured[kind], int(self.tokens), [y.size for y in (x, *weights)]
-        reach = self.seq if window is None else max(LONGEST_MEASURED, window - 1 + ATTENTION_ROWS)
+        reach = self.seq if window is None else max(parts.LONGEST_MEASURED, window - 1 + ATTENTION_ROWS)
 
-        def at(line: Growth) -> int:
-            return max(0, round(line[0] + tokens * (line[1] + min(int(self.seq), reach) * line[2])))
+        def size(measure: parts.Affine) -> int:
+            fixed, per_token, per_pair = measure
+            return max(0, round(fixed + tokens * (per_token + min(int(self.seq), reach) * per_pair)))
 
-        saved = ops.new(at(part.saved), 1)
-        ops.scratch((at(part.forward), 1))
+        saved = ops.new(size(part.saved), 1)
+        ops.scratch((size(part.forward), 1))
 
         def backward(dy: Tensor, held: list[Tensor]) -> Gradients:
             gradients: Gradients = [ops.new(*shape) for shape in shapes]
-            ops.scratch((at(part.backward), 1))
+            ops.scratch((size(part.backward), 1))
             return gradients
 
         elements = 1 if kind == "loss" else x.elements
@@ -178,51 +156,38 @@ class SymbolicModel:
         if "block" in self.measured:
             self._enter(f"layer {layer}, attention", ATTENTION)
             return self._measured("block", x, self.layers[layer]["block"])
-        is_post, own = self.config.block == "post", self.layers[layer]
+        weights, norms = self.layers[layer], parts.KNOWN_BLOCKS[name_of(self.config.block)].sums
         mixed = self._checkpointed("attention", partial(self._attention, layer, cos_sin), x)
         self._enter(f"layer {layer}, attention", RESIDUAL)
         x = self.ops.add(x, mixed)
         del mixed
-        x = self._normalize(x, own[POST_NORMS[0]]) if is_post else x
+        x = self._normalize(x, weights[norms[0]]) if norms else x
         out = self._checkpointed("mlp", partial(self._mlp, layer), x)
         self._enter(f"layer {layer}, mlp", RESIDUAL)
         x = self.ops.add(x, out)
         del out
-        return self._normalize(x, own[POST_NORMS[1]]) if is_post else x
+        return self._normalize(x, weights[norms[1]]) if norms else x
 
     def _normalize(self, x: Tensor, weights: list[Tensor]) -> Tensor:
         if "norm" in self.measured:
             return self._measured("norm", x, weights)
-        if self.config.norm == "layernorm":
-            return self.ops.fused_norm(x, weights, self.tokens, statistics=2)
-        return self.ops.rms_norm(x, weights[0], self.tokens)
+        return parts.KNOWN_NORMS[name_of(self.config.norm)].run(self.ops, x, weights, self.tokens)
 
     def _mlp(self, layer: int, x: Tensor) -> Tensor:
-        ops, s, own, kind = self.ops, self.s, self.layers[layer], self.config.mlp
-        level, (_, _, before, after) = self.config.checkpoint_levels[layer], NORM_NAMES[name_of(self.config.block)]
+        config, weights, level = self.config, self.layers[layer], self.config.checkpoint_levels[layer]
+        before, after = parts.KNOWN_BLOCKS[name_of(config.block)].mlp
         if before and level < 2:
             self._enter(f"layer {layer}, mlp", NORMS)
-            x = self._normalize(x, own[before])
+            x = self._normalize(x, weights[before])
         self._enter(f"layer {layer}, mlp", MLP)
-        wide = self.tokens * s.intermediate
-        if "mlp" in self.measured:
-            out = self._measured("mlp", x, own["mlp"])
-        elif kind == "memory_optimized_swiglu":
-            gate, up, down = (own[f"{name}_proj"][0] for name in ("gate", "up", "down"))
-            weights = (gate, up, down, own[before][0] if level == 2 else None)
-            out = ops.swiglu(x, weights, (self.tokens, s.hidden, s.intermediate), saves=level == 0)
-            del x
+        run = None if "mlp" in self.measured else parts.KNOWN_MLPS[name_of(config.mlp)].run
+        if run is None:
+            out = self._measured("mlp", x, weights["mlp"])
         else:
-            if s.is_gated:
-                gate = ops.activation(ops.linear(x, own["gate_proj"], wide))
-                inner = ops.multiply(gate, ops.linear(x, own["up_proj"], wide))
-                del gate
-            else:
-                inner = ops.activation(ops.linear(x, own["up_proj"], wide), saves_output=kind in ("relu", "relu2"))
-                inner = ops.activation(inner) if kind == "relu2" else inner
-            out = ops.linear(inner, own["down_proj"], self.tokens * s.hidden)
-            del inner
-        return ops.dropout(self._normalize(out, own[after]) if after else out, self.config.dropout)
+            norm = weights[before][0] if level == 2 else None
+            out = run(self.ops, x, weights, (self.tokens, self.s.hidden, self.s.intermediate), level, norm)
+        del x
+        return self.ops.dropout(self._normalize(out, weights[after]) if after else out, config.dropout)
 
     # -- attention ----------------------------------------------------------------------------------------------------
 
@@ -234,34 +199,34 @@ class SymbolicModel:
         is_window = window is not None and window < self.seq
         if is_window and config.dropout:
             raise ValueError("attention 'sliding_window' with dropout is not covered by the estimate: set dropout to 0")
-        mask = "spans" if self.documents or is_window else "causal"
+        mask = "spans" if self.settings.document_mask or is_window else "causal"
         form = attention_form(ops.device, ops.matmul_size, head_dim, self.seq, mask=mask, dropout=config.dropout)
         if form == "math":
             raise ValueError(f"head_dim {head_dim} is not estimated on {ops.device}: use a multiple of 8")
         return form
 
     def _attention(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
-        own, (before, after, _, _) = self.layers[layer], NORM_NAMES[name_of(self.config.block)]
+        weights, (before, after) = self.layers[layer], parts.KNOWN_BLOCKS[name_of(self.config.block)].attention
         if before:
             self._enter(f"layer {layer}, attention", NORMS)
-            x = self._normalize(x, own[before])
+            x = self._normalize(x, weights[before])
         self._enter(f"layer {layer}, attention", ATTENTION)
         if "attention" in self.measured:
-            out = self._measured("attention", x, own["attention"], self.config.attention_windows[layer])
+            out = self._measured("attention", x, weights["attention"], self.config.attention_windows[layer])
         else:
             out = self._mixed(layer, cos_sin, x)
         del x
-        return self.ops.dropout(self._normalize(out, own[after]) if after else out, self.config.dropout)
+        return self.ops.dropout(self._normalize(out, weights[after]) if after else out, self.config.dropout)
 
     def _mixed(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
-        ops, s, own, window = self.ops, self.s, self.layers[layer], self.config.attention_windows[layer]
+        ops, s, weights, window = self.ops, self.s, self.layers[layer], self.config.attention_windows[layer]
         form = self.forms[window]
-        query = ops.linear(x, own["q_proj"], self.tokens * s.heads * s.head_dim)
-        key = ops.linear(x, own["k_proj"], self.tokens * s.kv_heads * s.head_dim)
-        value = ops.linear(x, own["v_proj"], self.tokens * s.kv_heads * s.head_dim)
+        query = ops.linear(x, weights["q_proj"], self.tokens * s.heads * s.head_dim)
+        key = ops.linear(x, weights["k_proj"], self.tokens * s.kv_heads * s.head_dim)
+        value = ops.linear(x, weights["v_proj"], self.tokens * s.kv_heads * s.head_dim)
         if self.config.qk_norm:
-            query = ops.rms_norm(query, own["q_norm"][0], self.tokens * s.heads)
-            key = ops.rms_norm(key, own["k_norm"][0], self.tokens * s.kv_heads)
+            query = ops.rms_norm(query, weights["q_norm"][0], self.tokens * s.heads)
+            key = ops.rms_norm(key, weights["k_norm"][0], self.tokens * s.kv_heads)
         if cos_sin is not None:
             query, key = ops.rotate(query, *cos_sin), ops.rotate(key, *cos_sin)
         if form == "short":
@@ -276,7 +241,7 @@ class SymbolicModel:
         del query, key, value
         if s.heads > 1 and (form in ("short", "spans") or cos_sin is not None):
             mixed = ops.copy(mixed)  # transpose and flatten; free where the built-in attention got strided queries
-        return ops.linear(mixed, own["o_proj"], self.tokens * s.hidden)
+        return ops.linear(mixed, weights["o_proj"], self.tokens * s.hidden)
 
     def _short_attention(self, query: Tensor, key: Tensor, value: Tensor, *, is_contiguous: bool) -> Tensor:
         ops, s = self.ops, self.s

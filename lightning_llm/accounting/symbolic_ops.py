@@ -7,36 +7,12 @@ of linear layers are cast once per forward pass (the copies live at least until 
 
 from typing import Any
 
-from lightning_llm.accounting.counts import Count
-from lightning_llm.accounting.symbolic import (
-    BFLOAT16,
-    BOOL,
-    FLOAT32,
-    INT64,
-    AllocationLog,
-    Gradients,
-    Graph,
-    Leaf,
-    Size,
-)
+from lightning_llm.accounting import symbolic
+from lightning_llm.accounting.symbolic import BOOL, FLOAT32, INT64, AllocationLog, Count, Gradients, Graph, Leaf, Size
 from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
-from lightning_llm.io.untrusted import shown
 from lightning_llm.ops import sizes
 
 WEIGHT_CASTS = "weights cast by autocast"
-PRECISIONS = {"32-true": (FLOAT32, FLOAT32), "bf16-true": (BFLOAT16, BFLOAT16), "bf16-mixed": (FLOAT32, BFLOAT16)}
-
-
-def item_sizes(precision: str) -> tuple[int, int]:
-    """Bytes of a number in a parameter, and in a factor of a matmul.
-
-    Raises:
-        ValueError: The precision is unknown.
-    """
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision {shown(precision)} is not covered: choose one of {', '.join(PRECISIONS)}")
-    return PRECISIONS[precision]
-
 
 Held = list[Tensor]
 Linear = tuple[Tensor, Tensor | None]  # weight and bias
@@ -56,7 +32,7 @@ class Operators(Graph):
     def __init__(self, log: AllocationLog, device: str, precision: str) -> None:
         super().__init__(log, adds_in_place=device != "cpu")  # on a CPU, what the meter sees
         self.device = device
-        self.storage_size, self.matmul_size = item_sizes(precision)
+        self.storage_size, self.matmul_size = symbolic.item_sizes(precision)
         self.is_autocast = self.storage_size != self.matmul_size
 
     def parameter(self, elements: Count) -> Tensor:
@@ -151,20 +127,20 @@ class Operators(Graph):
         self.apply(logs, [logits], [logs])
         return self.apply(self.new(1, FLOAT32), [logs], [logs])
 
-    # -- ops/dispatch.py ----------------------------------------------------------------------------------------------
+    # -- ours: sums of matmuls ----------------------------------------------------------------------------------------
 
     def _scratch_of_sum(self, elements: int, *, accumulates: bool) -> None:
         """``matmul_into`` a wider dtype: on CUDA the product is wide, and needs no buffer unless it is added."""
         if self.device != "cuda" or accumulates:
             self.scratch((elements, FLOAT32 if self.device == "cuda" else self.matmul_size))
 
-    # -- ops/rotation.py ----------------------------------------------------------------------------------------------
+    # -- ours: rotation -----------------------------------------------------------------------------------------------
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Of queries or keys."""
         return self.apply(self.like(x), [x], [cos, sin])
 
-    # -- ops/norm.py --------------------------------------------------------------------------------------------------
+    # -- ours: RMSNorm ------------------------------------------------------------------------------------------------
 
     def rms_norm(self, x: Tensor, weight: Tensor, rows: Count, *, saves_scale: bool = True) -> Tensor:
         """The kernel of torch, which casts its result apart, or the Function; without ``saves_scale`` it saves x."""
@@ -193,7 +169,7 @@ class Operators(Graph):
         self.scratch(*[self._block_of_rows(rows, width)] * (2 if dy_size == FLOAT32 else 3))
         return d_weight
 
-    # -- ops/attention.py ---------------------------------------------------------------------------------------------
+    # -- ours: causal attention ---------------------------------------------------------------------------------------
 
     def causal_attention(self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[Count, Count, Count]) -> Tensor:
         """Saves its probabilities. All are (heads of all rows of the batch, positions, width of a head)."""
@@ -211,7 +187,7 @@ class Operators(Graph):
 
         return self.apply(out, [query, key, value], [query, key, value, *probabilities], backward)
 
-    # -- ops/span_attention.py ----------------------------------------------------------------------------------------
+    # -- ours: attention inside documents and windows -----------------------------------------------------------------
 
     def span_attention(
         self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...], window: int | None = None
@@ -236,7 +212,7 @@ class Operators(Graph):
 
         return self.apply(out, [query, key, value], [query, key, value], backward)
 
-    # -- ops/swiglu.py: ops/swiglu_tiles.py ----------------------------------------------------------------------------
+    # -- ours: SwiGLU -------------------------------------------------------------------------------------------------
 
     def swiglu(self, x: Tensor, weights: Weights, shape: Shape, *, saves: bool) -> Tensor:
         """``saves``: level 0."""
@@ -341,7 +317,7 @@ class Operators(Graph):
             self.scratch(self._block_of_rows(rows, hidden))
         return h
 
-    # -- ops/loss_chunks.py -------------------------------------------------------------------------------------------
+    # -- ours: the loss in chunks -------------------------------------------------------------------------------------
 
     def linear_cross_entropy(
         self, hidden: Tensor, head: Linear, tokens: Count, vocab: Count, num_chunks: int | None

@@ -22,11 +22,12 @@ from rich.table import Column, Table
 from lightning_llm.bench.harness import Bench, Request, describe_machine
 from lightning_llm.bench.rows import Row
 from lightning_llm.io.console import Console
+from lightning_llm.io.units import short_mib
 from lightning_llm.io.untrusted import read_json
 from lightning_llm.measure.timeline import CATEGORIES
 from lightning_llm.training.callbacks import memory_report
 from lightning_llm.training.callbacks.memory_report import NAMES as KIND_NAMES
-from lightning_llm.training.callbacks.memory_report import Report, mib
+from lightning_llm.training.callbacks.memory_report import Report
 
 STEPS = 3  # the optimizer's state is there from the second on
 MOST_MODULES = 20
@@ -122,7 +123,9 @@ def difference(reports: Mapping[str, Report], moment: str) -> Table:
 
 def _cells(sizes: Sequence[int]) -> list[str]:
     changes = [size - sizes[0] for size in sizes[1:]]
-    return [mib(size) or "0" for size in sizes] + [f"+{mib(n)}" if n > 0 else mib(n) or "=" for n in changes]
+    return [short_mib(size) or "0" for size in sizes] + [
+        f"+{short_mib(n)}" if n > 0 else short_mib(n) or "=" for n in changes
+    ]
 
 
 def _spread(sizes: Sequence[int]) -> int:

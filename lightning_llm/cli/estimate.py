@@ -4,29 +4,14 @@ Everything is computed from the config; docs/accounting.md derives the formulas 
 """
 
 import argparse
+import dataclasses
 from typing import Any
 
-from lightning_llm.accounting.counts import parameter_terms, parameters_by_part, step_flops
-from lightning_llm.accounting.global_batch import rows_per_micro_batch
-from lightning_llm.accounting.hardware import shown_duration, shown_size
-from lightning_llm.accounting.memory import (
-    SharedMemory,
-    StepMemory,
-    activation_precision,
-    most_rows,
-    shared_memory,
-    step_memory,
-)
-from lightning_llm.accounting.planner import STATE_BYTES
-from lightning_llm.accounting.step_time import matmul_dtype
+from lightning_llm.accounting.estimate import HELD, estimate
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
-from lightning_llm.model.parts import BUILT_IN
-from lightning_llm.training.run_config import RunConfig, add_options, read_run, size_option
-
-ADAMW_FLOPS = 12  # per parameter: decay 1, first average 3, second average 4, root, sum, quotient and update 4
-ASSUMED_UTILIZATION = 0.4
-HELD = ("parameters", "gradients", "optimizer_state", "ddp_buckets", "gathered")  # gradients from backward to the step
+from lightning_llm.io.units import shown_duration, shown_mib, shown_size
+from lightning_llm.training.run_config import add_options, read_run, size_option
 
 
 def _options(parser: OneLineParser) -> None:
@@ -43,115 +28,13 @@ def _options(parser: OneLineParser) -> None:
 @tool(_options)
 def run_estimate(options: argparse.Namespace) -> None:
     """Estimate parameters, memory, FLOPs and time of a run from its config."""
-    report = estimate(options)
+    run = read_run(options)
+    rows, steps = options.micro_batch_size or run.micro_batch_size, options.steps or run.max_steps
+    run = dataclasses.replace(run, micro_batch_size=rows, max_steps=steps)
+    report = estimate(run, utilization=options.utilization, memory=options.memory)
     if options.json is not None:
         write_json(options.json, report)
     print(text(report, explain=options.explain))
-
-
-def estimate(options: argparse.Namespace) -> dict[str, Any]:
-    """All figures, as plain values.
-
-    Raises:
-        ValueError: An option is wrong or not covered, the device is unknown, or memory is too small.
-    """
-    run = read_run(options)
-    world_size, rows_per_step = run.world_size, run.global_batch_size
-    micro_batch_size = options.micro_batch_size or run.micro_batch_size or None
-    rows = rows_per_micro_batch(rows_per_step, micro_batch_size, world_size)
-    strategy = run.strategy if world_size > 1 else None
-    settings: dict[str, Any] = {
-        "context_length": run.context_length,
-        "document_mask": run.document_mask,
-        "precision": run.precision,
-        "device": run.device_kind,
-        "loss_chunks": run.loss_chunks,
-        "accumulation": rows_per_step // (rows * world_size),
-        "state_per_parameter": run.state_per_parameter,
-        "state_itemsize": STATE_BYTES[run.state_dtype],
-        "measured": run.measured,
-    }
-    # the state exists during the whole step: shared_memory adds it
-    in_trace = {"precision": activation_precision(run.precision, strategy or "ddp"), "state_per_parameter": 0}
-    same = ("precision", "accumulation", "state_per_parameter", "state_itemsize", "measured")
-    sharing = {name: settings[name] for name in same} | {
-        "strategy": run.strategy,
-        "world_size": world_size,
-        "gradient_views": options.gradient_views,
-    }
-
-    def needed(rows: int) -> tuple[StepMemory, SharedMemory]:
-        memory = step_memory(run.config, rows=rows, **{**settings, **in_trace})
-        return memory, shared_memory(run.config, memory, **sharing)
-
-    memory, shared = needed(rows)
-    counts = parameters_by_part(run.config, run.measured)
-    tokens = rows_per_step * run.context_length
-    flops = step_flops(run.config, tokens=tokens, context_length=run.context_length, measured=run.measured)
-    of_run = {name: getattr(run, name) for name in ("optimizer", "state_dtype", "world_size")}
-    of_run |= {"strategy": strategy, "precision_reason": run.precision_reason}
-    report: dict[str, Any] = {
-        "settings": {"rows": rows, **of_run, **settings, **_parts(run)},
-        "notes": run.notes,
-        "parameters": {**counts, "all": sum(counts.values())},
-        "parameter_terms": parameter_terms(run.config, run.measured),
-        "memory": _memory(memory, shared) | {"needed": run.reserve.around(shared.peak), "reserve": str(run.reserve)},
-        "flops": {
-            "tokens": tokens,
-            "forward": flops.forward,
-            "forward_by_part": flops.by_part,
-            "backward": flops.backward,
-            "recomputed": flops.recomputed,
-            "optimizer": ADAMW_FLOPS * sum(counts.values()) if run.optimizer in ("AdamW", "Adam") else None,
-        },
-    }
-    if run.device is not None:
-        report["time"] = _time(run, flops.model, options)
-    if options.memory is not None:
-        available = options.memory if run.device is None else run.device.memory_within(options.memory)
-        largest = most_rows(lambda rows: run.reserve.around(needed(rows)[1].peak), available)
-        report["largest_batch"] = {"memory": available, "rows": largest}
-    return report
-
-
-def _parts(run: RunConfig) -> dict[str, Any]:
-    measured = [kind for kind in BUILT_IN if kind in run.measured]
-    return {"mlp": run.config.mlp, "mlp_is_measured": "mlp" in measured, "measured": measured}
-
-
-def _memory(memory: StepMemory, shared: SharedMemory) -> dict[str, Any]:
-    working = sum(size for (kind, _), size in memory.at_peak.items() if kind in ("saved", "temporary"))
-    terms = sorted(memory.terms.items(), key=lambda item: -item[0][2] * item[1])
-    return {
-        **{name: getattr(shared, name.removeprefix("ddp_")) for name in HELD},
-        "kept": memory.saved,
-        "kept_terms": [
-            {"part": part, "formula": formula, "bytes": size, "count": count} for (part, formula, size), count in terms
-        ],
-        "activations_and_temporaries_at_peak": working,
-        "gradients_at_peak": memory.at_peak.get(("gradients", ""), 0),
-        "peak": shared.peak,
-        "peak_moment": shared.peak_point,
-    }
-
-
-def _time(run: RunConfig, flops: int, options: argparse.Namespace) -> dict[str, Any]:
-    assert run.device is not None
-    dtype = matmul_dtype(run.precision, tf32=run.tf32)
-    peak = run.device.peak(dtype)
-    utilization = ASSUMED_UTILIZATION if options.utilization is None else options.utilization
-    if not 0 < utilization <= 1:
-        raise ValueError(f"--utilization must be above 0 and at most 1, got {utilization}")
-    steps, seconds = options.steps or run.max_steps, flops / (peak * run.world_size * utilization)
-    return {
-        "device": run.device.name,
-        "dtype": dtype,
-        "utilization": utilization,
-        "utilization_is_assumed": options.utilization is None,
-        "seconds_per_step": seconds,
-        "steps": steps,
-        "days": seconds * steps / 86400,
-    }
 
 
 def text(report: dict[str, Any], *, explain: bool) -> str:
@@ -171,17 +54,20 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     for what in ("gradients", "activations_and_temporaries"):
         sizes[f"{what.replace('_', ' ')} at the peak"] = memory[f"{what}_at_peak"]
     sizes["peak"] = memory["peak"]
-    lines += ["", "memory of a step on one device", *(_line(name, _mib(size)) for name, size in sizes.items())]
+    lines += ["", "memory of a step on one device", *(_line(name, shown_mib(size)) for name, size in sizes.items())]
     lines += [_line("at", memory["peak_moment"])]
     if settings["device"] != "cpu":
         lines += ["for CUDA, not compared with a GPU yet"]
     if memory["needed"] > memory["peak"]:
-        lines += [_line("of the device, with a reserve", _mib(memory["needed"])), f"  reserve: {memory['reserve']}"]
+        lines += [
+            _line("of the device, with a reserve", shown_mib(memory["needed"])),
+            f"  reserve: {memory['reserve']}",
+        ]
     if explain:
         lines += ["", "saved for backward, each as count × elements × bytes per element (letters: docs/accounting.md)"]
         for term in memory["kept_terms"]:
             formula = f"{term['part']}: {term['count']} × {term['formula']}"
-            lines += [_line(formula, _mib(term["count"] * term["bytes"]))]
+            lines += [_line(formula, shown_mib(term["count"] * term["bytes"]))]
     lines += ["", f"FLOPs of a step of {flops['tokens']:,} tokens, and per token"]
     for name in ("forward", "backward", "recomputed", "optimizer"):
         if flops[name] is not None:
@@ -192,7 +78,7 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
         lines += [_line("seconds per step", f"{time['seconds_per_step']:.4g}")]
         lines += [_line(f"days for {time['steps']:,} steps", f"{time['days']:.4g}")] if time["steps"] else []
     if largest := report.get("largest_batch"):
-        lines += ["", f"largest micro-batch in {_mib(largest['memory'])}: {largest['rows']} rows"]
+        lines += ["", f"largest micro-batch in {shown_mib(largest['memory'])}: {largest['rows']} rows"]
     return "\n".join(lines)
 
 
@@ -227,7 +113,3 @@ def in_words(report: dict[str, Any]) -> str:
 
 def _line(name: str, value: str) -> str:
     return f"  {name:<44} {value:>20}"
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.2f} MiB"

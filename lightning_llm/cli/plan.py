@@ -13,20 +13,17 @@ from pathlib import Path
 
 import yaml
 
-from lightning_llm.accounting.hardware import shown_size
-from lightning_llm.accounting.memory import STRATEGIES
-from lightning_llm.accounting.plan_report import decisions, described, frontier_table
+from lightning_llm.accounting.estimate import RunConfig
+from lightning_llm.accounting.plan_report import config_for, decisions, described, frontier_table
 from lightning_llm.accounting.planner import Plan, Planner, Task, choose
+from lightning_llm.accounting.settings import STRATEGIES
 from lightning_llm.accounting.step_time import GENERIC, LINK_BANDWIDTH, MATMUL_SHARE, CostModel
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json, write_text
-from lightning_llm.io.config_file import Section
-from lightning_llm.training.run_config import RunConfig, add_options, merged, read_run, size_option
+from lightning_llm.io.units import GIB, shown_size
+from lightning_llm.training.run_config import add_options, read_run, size_option
 
 PATIENCE = 1.0  # seconds before progress is shown
-VIEWS = {"gradient_as_bucket_view": True}
-WITH_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": VIEWS}
-SHARED = "config context_length document_mask global_batch_size precision world_size state_per_parameter measured"
 TRACES = 400  # about as many as a plan with its frontier needs
 
 
@@ -52,7 +49,7 @@ def run_plan(options: argparse.Namespace) -> None:
         raise ValueError(f"--out {options.out} exists: choose another file, or add --overwrite")
     run = read_run(options)
     task = task_of(run, options)
-    cost = task.cost_model
+    cost, step = task.cost_model, task.step
     memory = cost.device.memory_within(options.memory)
     with progress() as tick:
         planner = Planner(task, tick)
@@ -61,13 +58,13 @@ def run_plan(options: argparse.Namespace) -> None:
         frontier = planner.frontier(memory)
     size = shown_size(memory)
     print(
-        f"{planner.rows[-1] * task.world_size} rows of {task.context_length} tokens a step, {task.precision}, on "
-        f"{task.world_size} × {cost.device.name} with {size} each"
+        f"{planner.rows[-1] * step.world_size} rows of {step.context_length} tokens a step, {step.precision}, on "
+        f"{step.world_size} × {cost.device.name} with {size} each"
     )
     for note in run.notes:
         print(note)
     if run.precision_reason:
-        print(f"precision auto is {run.precision}: {run.precision_reason}")
+        print(f"precision auto is {step.precision}: {run.precision_reason}")
     if cost.device.source == "assumed":
         print("the peaks of this device are assumed: trust the order of settings more than their seconds")
     if memory < options.memory:
@@ -85,7 +82,7 @@ def run_plan(options: argparse.Namespace) -> None:
             "next_best": {name: None if plan is None else described(plan) for name, plan in others.items()},
             "frontier": [described(plan) for plan in frontier],
             "assumed": {
-                "precision": run.precision if run.precision_reason else None,
+                "precision": step.precision if run.precision_reason else None,
                 "product_share": cost.matmul_share,
                 "link_bandwidth": cost.link_bandwidth,
                 "device": cost.device.name,
@@ -98,7 +95,7 @@ def run_plan(options: argparse.Namespace) -> None:
         draw(frontier, chosen, options.png)
     if options.out is not None:
         header = f"# Made by lightning-llm plan for {size} on {cost.device.name}.\n"
-        body = yaml.safe_dump(config_for(run, task, chosen), sort_keys=False, default_flow_style=None, width=120)
+        body = yaml.safe_dump(config_for(run, chosen), sort_keys=False, default_flow_style=None, width=120)
         write_text(options.out, header + body)
         print(f"\n  lightning-llm fit --config {shlex.quote(str(options.out))}")
 
@@ -113,49 +110,25 @@ def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
         raise ValueError(f"--product-share must be above 0 and at most 1, got {options.product_share}")
     if options.link_bandwidth <= 0:
         raise ValueError("--link-bandwidth must be above 0")
-    if options.allow_bf16_state and not run.is_own_adamw:
-        raise ValueError(f"--allow-bf16-state is for lightning_llm.optim.AdamW, the optimizer is {run.optimizer}")
+    if options.allow_bf16_state and not run.optimizer.is_own_adamw:
+        raise ValueError(f"--allow-bf16-state is for lightning_llm.optim.AdamW, the optimizer is {run.optimizer.name}")
     strategies = STRATEGIES if options.strategy is None else (options.strategy,)
-    may_change_state = options.allow_bf16_state and run.state_dtype is None
+    may_change_state = options.allow_bf16_state and run.optimizer.state_dtype is None
     return Task(
+        config=run.config,
+        step=run.step,
+        global_batch_size=run.global_batch_size,
         cost_model=CostModel(
             device=run.device or GENERIC["cpu"],
-            kind=run.device_kind,
             matmul_share=options.product_share,
             link_bandwidth=options.link_bandwidth,
             tf32=run.tf32,
         ),
-        strategies=strategies if run.world_size > 1 else ("ddp",),
-        gradient_views=options.gradient_views,
-        loss_chunks=tuple(dict.fromkeys((None, 0, run.loss_chunks))),
-        state_dtypes=(None, "bfloat16") if may_change_state else (run.state_dtype,),
+        strategies=strategies if run.step.world_size > 1 else ("ddp",),
+        loss_chunks=tuple(dict.fromkeys((None, 0, run.step.loss_chunks))),
+        state_dtypes=(None, "bfloat16") if may_change_state else (run.optimizer.state_dtype,),
         reserve=run.reserve,
-        **{name: getattr(run, name) for name in SHARED.split()},
     )
-
-
-def config_for(run: RunConfig, task: Task, plan: Plan) -> Section:
-    """The user's config with the chosen settings, complete for ``fit``."""
-    setting = plan.setting
-    trainer, model = (dict(run.raw.get(section) or {}) for section in ("trainer", "model"))
-    trainer.pop("accumulate_grad_batches", None)  # follows from the micro-batch
-    for name in ("memory_budget", "memory_reserve"):  # the chosen setting keeps to it
-        model.pop(name, None)
-    levels = {"checkpoint_level": setting.checkpoint_level, "recompute": setting.recompute}
-    chosen_model: Section = {"architecture": levels, "loss_chunks": setting.loss_chunks}
-    if setting.state_dtype is not None:
-        given = model.get("optimizer")
-        arguments = given.get("init_args") or {} if isinstance(given, dict) else {}
-        arguments = {**arguments, "state_dtype": setting.state_dtype}
-        chosen_model["optimizer"] = {"class_path": "lightning_llm.optim.AdamW", "init_args": arguments}
-    chosen_trainer: Section = {"precision": run.precision}
-    if run.world_size > 1:
-        has_views = setting.strategy == "ddp" and task.gradient_views
-        chosen_trainer["strategy"] = WITH_VIEWS if has_views else setting.strategy
-        if trainer.get("devices") in (None, "auto", -1):
-            chosen_trainer["devices"] = run.world_size // (trainer.get("num_nodes") or 1)
-    chosen = {"model": chosen_model, "data": {"micro_batch_size": setting.rows}, "trainer": chosen_trainer}
-    return merged({**run.raw, "model": model, "trainer": trainer}, chosen)
 
 
 def draw(frontier: Sequence[Plan], chosen: Plan, path: Path) -> None:
@@ -167,13 +140,13 @@ def draw(frontier: Sequence[Plan], chosen: Plan, path: Path) -> None:
         deep, shallow, _ = plan.setting.counts
         kind = "ours 2" if deep else "ours 1" if shallow else "ours 0"
         kind = kind if plan.setting.recompute == "none" else f"checkpoint {plan.setting.recompute}"
-        groups.setdefault(kind, []).append((plan.needed / 2**30, plan.time.seconds))
+        groups.setdefault(kind, []).append((plan.needed / GIB, plan.time.seconds))
     names = {"ours 0": "nothing recomputed", "ours 1": "some MLPs at level 1", "ours 2": "some MLPs at level 2"}
     with chart(path, "Predicted memory and time of a step", height=3.6) as [[axis]]:
         for kind, places in groups.items():
             label = names.get(kind, kind.replace("checkpoint", "recompute"))
             axis.plot(*zip(*places, strict=True), "o", color=color(kind), label=label)
-        axis.plot(chosen.needed / 2**30, chosen.time.seconds, "k*", ms=16, mfc="none", label="chosen")
+        axis.plot(chosen.needed / GIB, chosen.time.seconds, "k*", ms=16, mfc="none", label="chosen")
         axis.set(
             xlabel=f"memory of a device, GiB{LOWER}", ylabel=f"time, s/step{LOWER}", xlim=(0, None), ylim=(0, None)
         )
@@ -210,7 +183,7 @@ def _choose(planner: Planner, run: RunConfig, memory: int) -> Plan:
     try:
         return choose(planner, memory)
     except ValueError as error:
-        if run.is_own_adamw and planner.task.state_dtypes == (None,):
+        if run.optimizer.is_own_adamw and planner.task.state_dtypes == (None,):
             saving = Planner(dataclasses.replace(planner.task, state_dtypes=("bfloat16",))).fastest(memory)
             if saving is not None:
                 raise ValueError(

@@ -9,10 +9,10 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_llm.accounting.hardware import shown_duration, shown_size
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console, folded, room
+from lightning_llm.io.units import shown_duration, shown_size
 from lightning_llm.runs.list import ListedRun, list_runs, remove, with_differences
 
 ROOT = "runs"

@@ -23,6 +23,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning_llm.accounting.global_batch import rows_per_micro_batch
 from lightning_llm.data import batches
 from lightning_llm.data.batches import EvalBatches, TrainBatches, WindowReader, limited_batches
+from lightning_llm.data.defaults import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE
 from lightning_llm.data.find_store import find_or_prepare
 from lightning_llm.data.mixture import MixtureSource, fingerprint, open_mixture, train_order, train_reader
 from lightning_llm.data.prepare import DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE
@@ -71,8 +72,8 @@ class TokenDataModule(LightningDataModule):
         store: str | None = None,
         tokenizer: str = DEFAULT_TOKENIZER,
         vocab_size: int = DEFAULT_VOCAB_SIZE,
-        context_length: int = 256,
-        global_batch_size: int = 32,
+        context_length: int = CONTEXT_LENGTH,
+        global_batch_size: int = GLOBAL_BATCH_SIZE,
         micro_batch_size: int | None = None,
         seed: int = 1337,
         eval_batch_size: int | None = None,

@@ -152,3 +152,16 @@ def _refuse_repeated(keys: list[yaml.Node]) -> None:
             where = f"line {line}" if lines[name] == line else f"lines {lines[name]} and {line}"
             raise HostileYAMLError(f"{key.value!r} is given twice, in {where}: leave one out")
         lines[name] = line
+
+
+def merged(first: Section, second: Section) -> Section:
+    """Options of two configs: the second overrides; options of another class than the first's are not mixed in."""
+    found = dict(first)
+    for name, value in second.items():
+        before = found.get(name)
+        if isinstance(before, dict) and isinstance(value, dict):
+            is_same_class = value.get("class_path", before.get("class_path")) == before.get("class_path")
+            found[name] = merged(before, value) if is_same_class else value
+        else:
+            found[name] = value
+    return found

@@ -39,6 +39,20 @@ class ResidentSet:
         return 0 if self._file is None else int(os.pread(self._file, 128, 0).split(None, 2)[1]) * self._page
 
 
+def host_memory() -> int | None:
+    """Bytes of memory that this machine has; ``None`` where the system does not tell."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+
+
+def device_memory(device: "torch.device") -> int | None:
+    """Bytes of a device's memory, which processes on a CPU share; ``None`` if that is not known."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return host_memory() if device.type == "cpu" else None
+
+
 def resident_bytes() -> int:
     """In memory now; 0 where the system does not tell."""
     return ResidentSet().read()

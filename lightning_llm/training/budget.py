@@ -8,16 +8,19 @@ and in a resumed run.
 import dataclasses
 import math
 from contextlib import suppress
-from typing import Any, Literal, cast
+from typing import Any
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 
-from lightning_llm.accounting.hardware import byte_size, find_device, reserve_for
+from lightning_llm.accounting.hardware import find_device, reserve_for
 from lightning_llm.accounting.plan_report import chosen_options, summary
 from lightning_llm.accounting.planner import Plan, Planner, Task, choose, configured
+from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.io.units import byte_size
+from lightning_llm.measure.gauges import device_memory
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.training.environment import uses_tf32
@@ -73,7 +76,7 @@ class MemoryBudget:
         task = _task_of(model, data, trainer, self.reserve)
         if task != self._task and not hasattr(model, "transformer"):
             try:
-                plan = choose(Planner(task), int(min(self.bytes, _memory_of(trainer.strategy.root_device))))
+                plan = choose(Planner(task), int(min(self.bytes, _memory_limit(trainer.strategy.root_device))))
             except ValueError as error:
                 raise ValueError(f"model.memory_budget {self.size}: {error}") from error
             if self.plan is None:  # later, the options are those of an earlier plan
@@ -111,16 +114,16 @@ def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
         return 8 * sum(p.numel() for p in parameters)
 
 
-def _size_of(option: str, words: str) -> int:
+def _size_of(option: str, text: str) -> int:
     try:
-        return byte_size(words)
+        return byte_size(text)
     except ValueError as error:
         raise ValueError(f"model.{option} {error}") from error
 
 
-def _memory_of(device: torch.device) -> float:
+def _memory_limit(device: torch.device) -> float:
     """What a GPU has, which is less than what it is sold as; a CPU's processes share theirs."""
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
+    return (device_memory(device) or math.inf) if device.type == "cuda" else math.inf
 
 
 def _task_of(model: Any, data: TokenDataModule, trainer: Any, reserve: int | None) -> Task:
@@ -133,38 +136,44 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any, reserve: int | Non
     return Task(
         config=architecture,
         cost_model=_cost_model(strategy.root_device, uses_tf32(trainer)),
-        context_length=data.context_length,
-        document_mask=data.document_mask,
+        step=StepSettings(
+            rows=1,
+            context_length=data.context_length,
+            precision=precision,
+            device=strategy.root_device.type,
+            document_mask=data.document_mask,
+            state_per_parameter=optimizer_state_bytes(model, transformer)
+            / sum(p.nbytes for p in transformer.parameters()),
+            measured=measure_parts(architecture, precision, data.context_length),
+            world_size=trainer.world_size,
+            gradient_views=isinstance(strategy, DDPStrategy)
+            and bool(strategy._ddp_kwargs.get("gradient_as_bucket_view")),
+        ),
         global_batch_size=data.global_batch_size,
-        precision=precision,
-        world_size=trainer.world_size,
         strategies=(getattr(strategy, "kind", "ddp"),),
-        gradient_views=isinstance(strategy, DDPStrategy) and bool(strategy._ddp_kwargs.get("gradient_as_bucket_view")),
-        state_per_parameter=optimizer_state_bytes(model, transformer) / sum(p.nbytes for p in transformer.parameters()),
         reserve=reserve_for(strategy.root_device.type, trainer.world_size, reserve),
-        measured=measure_parts(architecture, precision, data.context_length),
     )
 
 
 def _overridden(model: Any, data: TokenDataModule, plan: Plan) -> list[str]:
     """The options that are not at their defaults and that a plan sets to something else, with their values."""
     architecture: ModelConfig = model.architecture
-    options = {  # null: at its default
+    current = {  # null: at its default
         "data.micro_batch_size": data.micro_batch_size,
         "model.architecture.checkpoint_level": architecture.checkpoint_level or None,
         "model.architecture.recompute": None if architecture.recompute == "none" else architecture.recompute,
         "model.loss_chunks": model.loss_chunks,
     }
     chosen = chosen_options(plan)
-    return [f"{name} {value}" for name, value in options.items() if value is not None and value != chosen[name]]
+    return [f"{name} {value}" for name, value in current.items() if value is not None and value != chosen[name]]
 
 
 def _cost_model(device: torch.device, tf32: bool) -> CostModel:
     if device.type not in GENERIC:
         raise ValueError(f"memory_budget knows CPUs and CUDA devices, not {device.type}: set the sizes yourself")
-    spec = GENERIC[device.type]
+    peaks = GENERIC[device.type]
     if device.type == "cuda":
         with suppress(ValueError):  # no peak is printed from it, and the order of settings is nearly that of any GPU
-            spec = find_device(torch.cuda.get_device_name(device))
+            peaks = find_device(torch.cuda.get_device_name(device))
     is_tf32 = tf32 and device.type == "cuda"  # a CPU ignores torch's setting
-    return CostModel(device=spec, kind=cast(Literal["cpu", "cuda"], device.type), tf32=is_tf32)
+    return CostModel(device=peaks, tf32=is_tf32)

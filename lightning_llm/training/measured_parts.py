@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_llm.accounting.counts import LONGEST_MEASURED, Growth, Measured, MeasuredPart, parts_to_measure
+from lightning_llm.accounting.parts import LONGEST_MEASURED, Affine, Measured, MeasuredPart, parts_to_measure
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.model.block import Block
 from lightning_llm.model.build import build
@@ -62,7 +62,7 @@ def _measured(kind: str, config: ModelConfig, precision: str, dtype: torch.dtype
         # attention and MLP get what a norm before them returns
         of_norm = norm(torch.zeros(1, 1, config.hidden_size, dtype=dtype)).dtype
     is_inside = kind in ("attention", "mlp") and config.block != "post"
-    found = []
+    figures = []
     for rows, length in ((1, seq), (2, seq), (1, seq // 2)):
         x = torch.randn(rows, length, config.hidden_size).to(of_norm if is_inside else dtype).requires_grad_()
         with torch.autocast("cpu", enabled=precision == "bf16-mixed"):
@@ -74,10 +74,10 @@ def _measured(kind: str, config: ModelConfig, precision: str, dtype: torch.dtype
                 if layers > 1:
                     first(x, context)  # which leaves what later layers may ask for
         call = _call(kind, part, head, x, context)
-        found.append(_figures(call, [part, *([head] if kind == "loss" else [])], x, precision))
+        figures.append(_figures(call, [part, *([head] if kind == "loss" else [])], x, precision))
 
-    def growth(name: str, scale: int = scale) -> Growth:
-        return _growth([scale * each[name] for each in found], seq)
+    def affine(name: str, scale: int = scale) -> Affine:
+        return _affine([scale * case[name] for case in figures], seq)
 
     with torch.device("meta"):
         part = _built(kind, whole, min(1, layers - 1))
@@ -87,11 +87,11 @@ def _measured(kind: str, config: ModelConfig, precision: str, dtype: torch.dtype
         parameters=_elements(part),
         more_parameters=more,
         matrices=sum(parameter.numel() for parameter in part.parameters() if parameter.dim() == 2),
-        flops=growth("flops", scale**2),
-        saved=growth("saved"),
-        forward=growth("forward"),
-        backward=growth("backward"),
-        itemsize=int(found[0]["itemsize"]),
+        flops=affine("flops", scale**2),
+        saved=affine("saved"),
+        forward=affine("forward"),
+        backward=affine("backward"),
+        itemsize=int(figures[0]["itemsize"]),
     )
 
 
@@ -172,9 +172,9 @@ def _figures(call: Callable[[], Tensor], modules: list[nn.Module], x: Tensor, pr
     }
 
 
-def _growth(found: list[float], seq: int) -> Growth:
+def _affine(figures: list[float], seq: int) -> Affine:
     """From one row and two of ``seq`` tokens, and one of half as many: exact for any rows of that length."""
-    one, two, shorter = found
+    one, two, shorter = figures
     of_row, half = two - one, seq // 2
     fixed = one - of_row
     per_pair = (of_row * half / seq - (shorter - fixed)) / (half * (seq - half))

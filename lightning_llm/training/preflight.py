@@ -17,6 +17,8 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 from lightning_llm.accounting.global_batch import divisor
 from lightning_llm.data.datamodule import TokenDataModule, data_attribute
+from lightning_llm.io.units import decimal_size
+from lightning_llm.measure.gauges import device_memory
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.training.budget import optimizer_state_bytes
@@ -317,7 +319,7 @@ def _memory_and_disk(model: Any, transformer: Transformer, weights: int, trainer
         needed = files * (weights + state)
         there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
         free = shutil.disk_usage(there).free
-        finding = f"{files} checkpoints need {_size(needed)}, {_size(free)} free at {there}"
+        finding = f"{files} checkpoints need {decimal_size(needed)}, {decimal_size(free)} free at {there}"
         fault = f"the disk is too small: {finding}; free some, keep fewer, or set trainer.default_root_dir elsewhere"
         yield Check("disk", finding, fault if needed > free else "")
 
@@ -325,7 +327,7 @@ def _memory_and_disk(model: Any, transformer: Transformer, weights: int, trainer
 def _memory(needed: int, of_what: str, trainer: Any) -> Iterator[Check]:
     """Of what is allocated all the time, in float32; activations come on top."""
     device, precision = trainer.strategy.root_device, str(trainer.precision)
-    available = _memory_of(device)
+    available = device_memory(device)
     if available is None:
         return
     if precision.endswith("-true"):
@@ -333,22 +335,9 @@ def _memory(needed: int, of_what: str, trainer: Any) -> Iterator[Check]:
     if isinstance(trainer.strategy, ModelParallelStrategy):
         needed //= trainer.world_size
     needed *= trainer.num_devices if device.type == "cpu" else 1  # all processes share the host memory
-    finding = f"{of_what} need {_size(needed)}, {device.type} has {_size(available)}"
+    finding = f"{of_what} need {decimal_size(needed)}, {device.type} has {decimal_size(available)}"
     fault = (
         f"the model is too large for the memory: {finding}; choose a smaller hidden_size, num_hidden_layers or "
         "vocab_size, or shard it over more devices with --trainer.strategy fsdp2"
     )
     yield Check("memory", finding, fault if needed > available else "")
-
-
-def _memory_of(device: torch.device) -> int | None:
-    """Bytes of a device's memory; ``None`` if that is not known."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    if device.type == "cpu" and hasattr(os, "sysconf"):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return None
-
-
-def _size(number: int) -> str:
-    return f"{number / 1e9:,.1f} GB" if number >= 1e8 else f"{number / 1e6:,.1f} MB"

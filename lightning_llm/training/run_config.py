@@ -6,28 +6,17 @@ import re
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
-from lightning_llm.accounting.counts import (
-    UNMEASURED,
-    Measured,
-    hidden_matrix_parameters,
-    parameters_by_part,
-    parts_to_measure,
-)
-from lightning_llm.accounting.hardware import (
-    Device,
-    Reserve,
-    auto_precision,
-    byte_size,
-    cpu_features,
-    device_from_part,
-    reserve_for,
-)
-from lightning_llm.accounting.memory import STRATEGIES
-from lightning_llm.accounting.planner import STATE_BYTES
-from lightning_llm.io.config_file import Section, config_path, read_config
+from lightning_llm.accounting.counts import hidden_matrix_parameters, parameters_by_part
+from lightning_llm.accounting.estimate import Optimizer, RunConfig
+from lightning_llm.accounting.hardware import Reserve, auto_precision, cpu_features, device_from_part, reserve_for
+from lightning_llm.accounting.parts import UNMEASURED, Measured, parts_to_measure
+from lightning_llm.accounting.settings import STATE_BYTES, STRATEGIES, StepSettings
+from lightning_llm.data.defaults import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE
+from lightning_llm.io.config_file import Section, config_path, merged, read_config
 from lightning_llm.io.trust import add_trust_option, is_custom
+from lightning_llm.io.units import byte_size
 from lightning_llm.io.untrusted import file_in, read_json, shown
 from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.runs.directory import CHECKPOINTS, CONFIG
@@ -39,68 +28,6 @@ MOST = 2**40  # of any whole number
 VOCABULARY = {"store", "corpus", "path", "tokenizer", "vocab_size", "mixture", "raw_dtype"}  # in data: decide it
 SIZES = {"context_length", "global_batch_size"}
 SHARDING = ("fsdp2", "fsdp2_deferred", "ModelParallelStrategy", "ShardedStrategy")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """What a run's cost depends on.
-
-    Attributes:
-        raw: The configs as one.
-        config: The model.
-        device: From the table of devices; ``None`` for a CPU.
-        precision: ``32-true``, ``bf16-true`` or ``bf16-mixed``.
-        precision_reason: Why that one, if the config leaves it to the machine; else empty.
-        tf32: Matmuls of float32 run in TF32.
-        context_length: Tokens per row.
-        document_mask: Attention stays inside documents.
-        global_batch_size: Rows of a step.
-        micro_batch_size: Rows of a forward pass; ``None``: all rows of a process.
-        loss_chunks: As ``LanguageModel`` takes it.
-        world_size: Processes.
-        max_steps: From the config; 0: it does not say.
-        strategy: ``ddp``, ``fsdp2`` or ``fsdp2_deferred``.
-        optimizer: Name of its class.
-        is_own_adamw: Whether it is this project's, whose state may be bfloat16.
-        state_per_parameter: Tensors of state for each parameter, in its dtype; for MuonAdamW the mean over all.
-        state_dtype: Of the state; ``None``: the parameter's, or ``state_per_parameter`` already accounts for another.
-        reserve: Memory of each device that tensors do not get.
-    """
-
-    raw: Section
-    config: ModelConfig
-    device: Device | None
-    precision: str
-    precision_reason: str
-    tf32: bool
-    context_length: int
-    document_mask: bool
-    global_batch_size: int
-    micro_batch_size: int | None
-    loss_chunks: int | None
-    world_size: int
-    max_steps: int
-    strategy: str
-    optimizer: str
-    is_own_adamw: bool
-    state_per_parameter: float
-    state_dtype: str | None
-    reserve: Reserve
-    measured: Measured
-
-    @property
-    def notes(self) -> list[str]:
-        """What to know about the figures of parts that no formula describes."""
-        names = parts_to_measure(self.config)
-        notes = [f"{kind} {name} was measured with a few tokens and extended" for kind, name in names.items()]
-        if self.config.is_gated and "mixture_of_experts" in names.values():
-            notes.append("the experts are assumed to get equally many tokens")
-        return notes
-
-    @property
-    def device_kind(self) -> Literal["cpu", "cuda"]:
-        """Type of the device: ``cpu`` or ``cuda``."""
-        return "cpu" if self.device is None else "cuda"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -123,10 +50,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_trust_option(parser, "import and measure classes outside lightning_llm")
 
 
-def size_option(words: str) -> int:
+def size_option(text: str) -> int:
     """A size in bytes, for ``argparse``."""
     try:
-        return byte_size(words)
+        return byte_size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -153,48 +80,41 @@ def read_run(options: argparse.Namespace) -> RunConfig:
     device = None if options.device is None else device_from_part(options.device)
     precision, reason = options.precision or _name(raw, "trainer.precision", "auto"), ""
     if precision == "auto":
-        known = ("the CPU", cpu_features()) if device is None else (device.name, device.flops)
-        precision, reason = auto_precision(*known)
+        processor = ("the CPU", cpu_features()) if device is None else (device.name, device.flops)
+        precision, reason = auto_precision(*processor)
     world_size = _world_size(raw) if options.world_size is None else options.world_size
     if not 1 <= world_size <= MOST:
         raise ValueError(f"--world-size must be from 1 to {MOST}, got {world_size}")
-    name, arguments = _class(raw, "trainer.strategy", "")
-    is_sharded, is_deferred = name.rpartition(".")[2] in SHARDING, arguments.get("defer_reduction") is True
-    sharding = "fsdp2_deferred" if is_deferred or name == "fsdp2_deferred" else "fsdp2"
-    context_length = _whole(raw, "data.context_length", 256)
+    kind = "cpu" if device is None else "cuda"
+    context_length = _whole(raw, "data.context_length", CONTEXT_LENGTH)
     measured = _measured(config, precision, context_length)
+    optimizer = _optimizer(raw, config, precision, options.state_dtype, measured)
     return RunConfig(
         raw=raw,
         config=config,
         device=device,
-        precision=precision,
         precision_reason=reason,
         tf32=_section(raw, "trainer").get("tf32") is True,
-        context_length=context_length,
-        document_mask=document_mask,
-        global_batch_size=_whole(raw, "data.global_batch_size", 32),
+        step=StepSettings(
+            rows=1,
+            context_length=context_length,
+            precision=precision,
+            device=kind,
+            loss_chunks=_whole(raw, "model.loss_chunks", least=0),
+            document_mask=document_mask,
+            state_per_parameter=optimizer.state_per_parameter,
+            state_itemsize=STATE_BYTES[optimizer.state_dtype],
+            measured=measured,
+            strategy=options.strategy or _strategy(raw),
+            world_size=world_size,
+            gradient_views=options.gradient_views,
+        ),
+        global_batch_size=_whole(raw, "data.global_batch_size", GLOBAL_BATCH_SIZE),
         micro_batch_size=_whole(raw, "data.micro_batch_size"),
-        loss_chunks=_whole(raw, "model.loss_chunks", least=0),
-        world_size=world_size,
         max_steps=max(0, _whole(raw, "trainer.max_steps", 0, least=-1)),
-        strategy=options.strategy or (sharding if is_sharded else "ddp"),
-        reserve=_reserve(raw, options.reserve, "cpu" if device is None else "cuda", world_size),
-        **_optimizer(raw, config, precision, options.state_dtype, measured),
-        measured=measured,
+        optimizer=optimizer,
+        reserve=_reserve(raw, options.reserve, kind, world_size),
     )
-
-
-def merged(first: Section, second: Section) -> Section:
-    """Options of two configs: the second overrides; options of another class than the first's are not mixed in."""
-    found = dict(first)
-    for name, value in second.items():
-        before = found.get(name)
-        if isinstance(before, dict) and isinstance(value, dict):
-            is_same_class = value.get("class_path", before.get("class_path")) == before.get("class_path")
-            found[name] = merged(before, value) if is_same_class else value
-        else:
-            found[name] = value
-    return found
 
 
 def _section(raw: Section, name: str) -> Section:
@@ -240,9 +160,9 @@ def _architecture(raw: Section, options: argparse.Namespace, source: Path) -> Mo
         fields["vocab_size"] = vocab_size
     elif fields.get("vocab_size") is None:
         fields["vocab_size"] = _vocab_size_of_data(raw, source)
-    known = [field.name for field in dataclasses.fields(ModelConfig)]
-    if unknown := [name for name in fields if name not in known]:
-        raise ValueError(f"model.architecture.{unknown[0]} is unknown: choose among {', '.join(known)}")
+    names = [field.name for field in dataclasses.fields(ModelConfig)]
+    if unknown := [name for name in fields if name not in names]:
+        raise ValueError(f"model.architecture.{unknown[0]} is unknown: choose among {', '.join(names)}")
     return config_of_file(fields, "the config", trust_code=options.trust_code)
 
 
@@ -253,21 +173,21 @@ def _vocab_size_of_data(raw: Section, source: Path) -> Any:
         return of_store
     if (of_run := _vocab_size_of_run(source)) is not None:
         return of_run
-    kind, path = _name(raw, "data.tokenizer"), data.get("path")
-    if kind is None or kind == "bpe" or is_custom(_name(raw, "data.class_path", OWN)):
-        return data.get("vocab_size") if kind == "bpe" else None
+    tokenizer, path = _name(raw, "data.tokenizer"), data.get("path")
+    if tokenizer is None or tokenizer == "bpe" or is_custom(_name(raw, "data.class_path", OWN)):
+        return data.get("vocab_size") if tokenizer == "bpe" else None
     from lightning_llm.data.corpora import open_corpus
     from lightning_llm.data.find_store import DEFAULT_CORPUS, default_store
     from lightning_llm.data.tokenizers import Tokenizer
 
-    if kind != "char":
-        return (Tokenizer.train_byte() if kind == "byte" else Tokenizer.from_file(kind)).vocab_size
-    given = str(path or data.get("corpus") or DEFAULT_CORPUS)
-    if (of_store := _vocab_size_of_store(default_store([given], kind, 0))) is not None:
+    if tokenizer != "char":
+        return (Tokenizer.train_byte() if tokenizer == "byte" else Tokenizer.from_file(tokenizer)).vocab_size
+    text = str(path or data.get("corpus") or DEFAULT_CORPUS)
+    if (of_store := _vocab_size_of_store(default_store([text], tokenizer, 0))) is not None:
         return of_store
-    if not path and given != DEFAULT_CORPUS:
+    if not path and text != DEFAULT_CORPUS:
         return None  # it may have to be downloaded
-    documents = open_corpus([given]).documents()
+    documents = open_corpus([text]).documents()
     return Tokenizer.train_char(piece for document in documents for piece in document.pieces()).vocab_size
 
 
@@ -299,18 +219,18 @@ def _vocab_size_of_run(config: Path) -> int | None:
 
 
 def _optimizer(
-    raw: Section, config: ModelConfig, precision: str, asked: str | None, measured: Measured
-) -> dict[str, Any]:
-    """The four fields of a RunConfig about the optimizer and its state; ``asked`` is --state-dtype."""
+    raw: Section, config: ModelConfig, precision: str, state_dtype: str | None, measured: Measured
+) -> Optimizer:
+    """What a RunConfig says about the optimizer and its state; ``state_dtype`` is --state-dtype."""
     path, arguments = _class(raw, "model.optimizer", f"{OWN}AdamW")
     name = path.rpartition(".")[2]
     if name not in STATE_PER_PARAMETER:
         raise ValueError(f"optimizer {shown(path)} is not known: choose among {', '.join(STATE_PER_PARAMETER)}")
-    dtype = asked or _name({"optimizer": arguments}, "optimizer.state_dtype")
+    dtype = state_dtype or _name({"optimizer": arguments}, "optimizer.state_dtype")
     if dtype not in STATE_BYTES:
         raise ValueError(f"state_dtype {shown(dtype)} is not covered: write bfloat16, or leave it out")
     is_own, is_muon = name == "AdamW" and path.startswith(OWN), name == "MuonAdamW"
-    if dtype is not None and not is_own and not (is_muon and asked is None):
+    if dtype is not None and not is_own and not (is_muon and state_dtype is None):
         instead = "give it in the config's init_args" if is_muon else "leave it out, or change that"
         raise ValueError(f"state_dtype is an option of {OWN}AdamW, the optimizer is {name}: {instead}")
     state: float = STATE_PER_PARAMETER[name] + (1 if name == "SGD" and arguments.get("momentum") else 0)
@@ -319,17 +239,24 @@ def _optimizer(
         matrices = hidden_matrix_parameters(config, measured)
         others = 2 * (parameters - matrices) * (STATE_BYTES[dtype] or itemsize)
         state = (matrices * itemsize + others) / (parameters * itemsize)
-    own_dtype = dtype if is_own else None
-    return {"optimizer": name, "is_own_adamw": is_own, "state_per_parameter": state, "state_dtype": own_dtype}
+    return Optimizer(name, is_own, state, dtype if is_own else None)
 
 
-def _reserve(raw: Section, asked: int | None, kind: str, world_size: int) -> Reserve:
-    """What tensors do not get; ``asked`` is --reserve."""
+def _reserve(raw: Section, reserve: int | None, kind: str, world_size: int) -> Reserve:
+    """What tensors do not get; ``reserve`` is --reserve."""
     size = _name(raw, "model.memory_reserve")
     try:
-        return reserve_for(kind, world_size, byte_size(size) if asked is None and size is not None else asked)
+        return reserve_for(kind, world_size, byte_size(size) if reserve is None and size is not None else reserve)
     except ValueError as error:
         raise ValueError(f"model.memory_reserve {error}") from error
+
+
+def _strategy(raw: Section) -> str:
+    name, arguments = _class(raw, "trainer.strategy", "")
+    if name.rpartition(".")[2] not in SHARDING:
+        return "ddp"
+    is_deferred = name == "fsdp2_deferred" or arguments.get("defer_reduction") is True
+    return "fsdp2_deferred" if is_deferred else "fsdp2"
 
 
 def _world_size(raw: Section) -> int:

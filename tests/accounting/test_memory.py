@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_llm.accounting import parameters_by_part, step_memory
+from lightning_llm.accounting.memory import ExtrapolatedMemory
+from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.ops import sizes
@@ -192,3 +194,52 @@ def check(config, step):
     assert predicted.parameters == parameter_bytes
     itemsize = 2 if step["precision"] == "bf16-true" else 4
     assert sum(parameters_by_part(config).values()) * itemsize == parameter_bytes
+
+
+@st.composite
+def cases(draw):
+    """A model with runs of layers, and a step."""
+    pick = st.sampled_from
+    norm = draw(pick(["rmsnorm", "layernorm"]))
+    mlp = draw(pick(["memory_optimized_swiglu", "memory_optimized_swiglu", "swiglu", "gelu"]))
+    count = pick([0, 0, 1, 2, 3, 5, 9])
+    has_levels = mlp == "memory_optimized_swiglu"
+    deep = draw(count) if has_levels and norm == "rmsnorm" else 0
+    shallow = draw(count) if has_levels else 0
+    rest = draw(count) or int(deep + shallow == 0)
+    config = ModelConfig(
+        vocab_size=draw(pick([50, 700])),
+        hidden_size=64,
+        intermediate_size=draw(pick([64, 300])),
+        num_hidden_layers=deep + shallow + rest,
+        num_attention_heads=4,
+        num_key_value_heads=draw(pick([1, 2, 4])),
+        mlp=mlp,
+        norm=norm,
+        checkpoint_level=[2] * deep + [1] * shallow + [0] * rest,
+        recompute=draw(pick(["none", "mlp", "attention", "block"])),
+        tie_word_embeddings=draw(st.booleans()),
+        position=draw(pick(["rope", "learned"])),
+    )
+    step = StepSettings(
+        rows=draw(pick([1, 4, 16])),
+        context_length=draw(pick([32, 600])),
+        precision=draw(pick(["32-true", "bf16-true", "bf16-mixed"])),
+        device=draw(pick(["cpu", "cuda"])),
+        loss_chunks=draw(pick([None, 0, 3])),
+        accumulation=draw(pick([1, 2])),
+        state_per_parameter=0,
+    )
+    return config, (deep, shallow, rest), step
+
+
+@drawn(80)
+@given(cases())
+def test_to_the_byte(case):
+    config, counts, step = case
+    whole = step_memory(config, step)
+    found = ExtrapolatedMemory(config, step).with_layers(counts)
+    peak = max(total for total, _ in found.points.values())
+    assert (peak, found.parameters, found.gradients) == (whole.peak, whole.parameters, whole.gradients)
+    without_gradients = [max(rest for _, rest in points.values()) for points in (found.points, whole.points)]
+    assert without_gradients[0] == without_gradients[1]

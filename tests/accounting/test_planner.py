@@ -11,13 +11,14 @@ from torch import nn
 from lightning_llm.accounting import find_device, step_memory
 from lightning_llm.accounting.hardware import Reserve
 from lightning_llm.accounting.planner import Planner, Setting, Task, choose, configured, divisors, row_counts
+from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.measured_parts import measure_parts
 from tests.accounting.test_memory import drawn, second_step
 
-CPU = CostModel(device=GENERIC["cpu"], kind="cpu")
-GPU = CostModel(device=find_device("H200"), kind="cuda")
+CPU = CostModel(device=GENERIC["cpu"])
+GPU = CostModel(device=find_device("H200"))
 
 
 def model(**changes):
@@ -25,9 +26,18 @@ def model(**changes):
     return ModelConfig(**{**sizes, "intermediate_size": 256, **changes})
 
 
-def task(config=None, **changes):
-    fixed = {"config": config or model(), "cost_model": CPU, "context_length": 64, "global_batch_size": 12}
-    return Task(**{**fixed, **changes})
+def task(config=None, *, global_batch_size=12, strategies=("ddp",), cost_model=CPU, **settings):
+    """The settings of a step, and what may be chosen."""
+    choices = {name: settings.pop(name) for name in ("loss_chunks", "state_dtypes", "reserve") if name in settings}
+    settings.setdefault("context_length", 64)
+    return Task(
+        config=config or model(),
+        cost_model=cost_model,
+        step=StepSettings(rows=1, device="cuda" if cost_model is GPU else "cpu", **settings),
+        global_batch_size=global_batch_size,
+        strategies=strategies,
+        **choices,
+    )
 
 
 @st.composite
@@ -64,8 +74,8 @@ def measured(planned, setting):
         second_step(
             config,
             rows=setting.rows,
-            context_length=planned.context_length,
-            precision=planned.precision,
+            context_length=planned.step.context_length,
+            precision=planned.step.precision,
             loss_chunks=setting.loss_chunks,
             accumulation=min(2, planned.global_batch_size // setting.rows),
         )
@@ -106,7 +116,8 @@ def test_a_plan_with_an_mlp_of_the_users_own_fits_too(precision, share):
     planned = task(config, global_batch_size=12, context_length=128, precision=precision)
     with pytest.raises(ValueError, match="has no formula"):
         Planner(planned)
-    planner = Planner(dataclasses.replace(planned, measured=measure_parts(config, precision, 16)))
+    step = dataclasses.replace(planned.step, measured=measure_parts(config, precision, 16))
+    planner = Planner(dataclasses.replace(planned, step=step))
     budget = budget_within(planner, share)
     chosen = choose(planner, budget)
     assert chosen.setting.rows < 12 or chosen.setting.recompute != "none"

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from lightning_llm.accounting import find_device, parameters_by_part, step_flops
+from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.accounting.step_time import (
     ATTENTION_SHARE,
     BANDWIDTH_SHARE,
@@ -16,28 +17,28 @@ from lightning_llm.accounting.step_time import (
 from lightning_llm.model.config import ModelConfig
 
 CONFIG = ModelConfig(vocab_size=1000, hidden_size=512, num_hidden_layers=4, num_attention_heads=8)
-COST_MODEL = CostModel(device=find_device("H200"), kind="cuda")
-STEP = {"rows": 8, "accumulation": 2, "context_length": 256}
+COST_MODEL = CostModel(device=find_device("H200"))
+STEP = {"rows": 8, "accumulation": 2, "context_length": 256, "device": "cuda"}
 
 
 def predicted(config=CONFIG, cost_model=COST_MODEL, **changes):
-    return step_time(config, cost_model, **{**STEP, **changes})
+    return step_time(config, cost_model, StepSettings(**{**STEP, **changes}))
 
 
 def test_products_are_flops_over_the_share_of_the_peak():
     flops = step_flops(CONFIG, tokens=2 * 8 * 256, context_length=256)
     scores = 3 * flops.by_part["attention_scores"]
     expected = ((flops.model - scores) / 0.5 + scores / ATTENTION_SHARE) / 67e12
-    assert predicted(
-        cost_model=CostModel(device=find_device("H200"), kind="cuda", matmul_share=0.5)
-    ).matmuls == pytest.approx(expected)
+    assert predicted(cost_model=CostModel(device=find_device("H200"), matmul_share=0.5)).matmuls == pytest.approx(
+        expected
+    )
 
 
 def test_tf32_has_its_own_peak_and_leaves_bf16_alone():
     fast = dataclasses.replace(COST_MODEL, tf32=True)
     assert predicted().matmuls / predicted(cost_model=fast).matmuls == pytest.approx(494.5 / 67)
     assert predicted(precision="bf16-mixed") == predicted(cost_model=fast, precision="bf16-mixed")
-    old = CostModel(device=find_device("Tesla T4"), kind="cuda", tf32=True)
+    old = CostModel(device=find_device("Tesla T4"), tf32=True)
     with pytest.raises(ValueError, match=r"Tesla T4 has no tf32 peak in the table: leave trainer\.tf32 out"):
         predicted(cost_model=old)
 
@@ -87,7 +88,7 @@ def test_whole_logits_and_small_micro_batches_take_longer():
 
 
 def test_bf16_is_refused_where_the_device_has_no_peak_for_it():
-    old = CostModel(device=find_device("Tesla V100-SXM2-32GB"), kind="cuda")
+    old = CostModel(device=find_device("Tesla V100-SXM2-32GB"))
     with pytest.raises(ValueError, match="has no bfloat16 peak in the table: use --precision 32-true"):
         predicted(cost_model=old, precision="bf16-mixed")
-    assert predicted(cost_model=CostModel(device=GENERIC["cpu"], kind="cpu")).seconds > predicted().seconds
+    assert predicted(cost_model=CostModel(device=GENERIC["cpu"]), device="cpu").seconds > predicted().seconds

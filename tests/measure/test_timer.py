@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from lightning_llm.measure import Timing, interleave
+from lightning_llm.measure.timer import PhaseClock
 
 
 class Clock:
@@ -106,3 +107,43 @@ def test_cuda_events_see_the_work_of_the_device():
     small, large = torch.ones(64, 64, device="cuda"), torch.ones(4096, 4096, device="cuda")
     timings = interleave({"small": lambda: small @ small, "large": lambda: large @ large}, device="cuda")
     assert 0 < timings["small"].median < timings["large"].median < 1
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """A clock that the test sets."""
+    times = {"now": 0.0}
+    monkeypatch.setattr(time, "perf_counter", lambda: times["now"])
+    return times
+
+
+def test_phases_add_up_from_mark_to_mark(now):
+    clock = PhaseClock()
+    clock.mark("too early")
+    clock.start()
+    for at, phase in ((1, "a"), (3, "b"), (7, "a")):
+        now["now"] = at
+        clock.mark(phase)
+    assert clock.take() == {"a": 5, "b": 2}
+    now["now"] = 8
+    clock.mark("b")
+    now["now"] = 20
+    clock.start()  # what lies before does not count
+    now["now"] = 21
+    clock.mark("a")
+    assert clock.take() == {"b": 1, "a": 1}
+    assert clock.take() == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_cuda_the_device_is_timed():
+    clock, matrix = PhaseClock("cuda"), torch.randn(4096, 4096, device="cuda")
+    clock.start()
+    for _ in range(20):
+        matrix = matrix @ matrix / 4096
+    clock.mark("products")
+    clock.mark("nothing")
+    torch.cuda.synchronize()
+    seconds = clock.take()
+    assert seconds["products"] > 10 * seconds["nothing"]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lightning_llm import LanguageModel, ModelConfig
 from lightning_llm.accounting import parameters_by_part, step_memory
-from lightning_llm.accounting.counts import parts_to_measure
+from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.generation import generate
 from lightning_llm.interop import export_model
 from lightning_llm.model import mlp, norm

@@ -128,15 +128,15 @@ def test_a_reserve_leaves_less_for_tensors(tiny, capsys):
 
 
 def test_a_plan_uses_at_most_what_the_device_has(tiny, monkeypatch):
-    monkeypatch.setattr(budget, "_memory_of", lambda device: 680_000)
+    monkeypatch.setattr(budget, "_memory_limit", lambda device: 680_000)
     cli = tiny("fit", **{**BUDGET, "model.memory_budget": "1GB", "trainer.max_steps": 1})
     assert cli.model.plan.needed <= 680_000
 
 
 def test_the_memory_of_a_gpu_is_what_cuda_reports(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=79 * 2**30))
-    assert budget._memory_of(torch.device("cuda")) == 79 * 2**30
-    assert budget._memory_of(torch.device("cpu")) == float("inf")
+    assert budget._memory_limit(torch.device("cuda")) == 79 * 2**30
+    assert budget._memory_limit(torch.device("cpu")) == float("inf")
 
 
 def test_an_mlp_of_the_users_own_is_measured(tiny, capsys):

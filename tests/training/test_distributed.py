@@ -19,7 +19,7 @@ from lightning_llm.model.mlp import SwiGLU
 from lightning_llm.model.plain import is_plain
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops.losses import linear_cross_entropy
-from lightning_llm.optim import AdamW, GroupRule, MuonAdamW, clip_grad_norm_, muon, own_rates, param_groups
+from lightning_llm.optim import AdamW, GroupRule, MuonAdamW, apply_group_factors, clip_grad_norm_, muon, param_groups
 from lightning_llm.training import distributed
 from lightning_llm.training.distributed import (
     ShardedStrategy,
@@ -112,7 +112,7 @@ def in_two_processes(rank, folder):
         rules = [GroupRule(pattern="layers.1", lr_factor=0.5)] if name == "gpt" else []
         both = [param_groups(model, rules=rules) for model in (plain, sharded)]
         assert [group["name"] for group in both[0]] == [group["name"] for group in both[1]]
-        optimizers = [own_rates(optimizer_class(groups, lr=0.01, **extra)) for groups in both]
+        optimizers = [apply_group_factors(optimizer_class(groups, lr=0.01, **extra)) for groups in both]
         for turn, max_norm in enumerate((float("inf"), 0.1, 0.1)):
             theirs = step(plain, optimizers[0], [batch(0, turn), batch(1, turn)], max_norm)
             ours = step(sharded, optimizers[1], [batch(rank, turn)], max_norm)

@@ -8,7 +8,8 @@ from torch import nn
 
 from lightning_llm import ModelConfig, Transformer
 from lightning_llm.accounting import parameters_by_part, step_memory
-from lightning_llm.accounting.counts import hidden_matrix_parameters, parts_to_measure, step_flops
+from lightning_llm.accounting.counts import hidden_matrix_parameters, step_flops
+from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.model import attention, mlp, norm
 from lightning_llm.model.parts import BUILT_IN, BuiltIn
 from lightning_llm.training.measured_parts import measure_parts
@@ -82,6 +83,24 @@ def test_flops_of_a_new_built_in_mlp(monkeypatch):
     found = step_flops(config, tokens=1, context_length=200, measured=measured)
     assert found.by_part["mlp"] == 2 * matrices
     assert hidden_matrix_parameters(config, measured) == matrices + 2 * 4 * 64 * 64
+
+
+class OwnLoss(nn.Module):
+    """Cross entropy; it calls the head."""
+
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, hidden, head, targets, weights=None, num_chunks=None):
+        logits = head(hidden).flatten(0, -2)
+        return nn.functional.cross_entropy(logits, targets.flatten(), reduction="sum"), targets.numel()
+
+
+def test_the_head_is_counted_once_with_a_loss_of_the_users_own():
+    known, config = ModelConfig(**SIZES), ModelConfig(**SIZES, loss=f"{__name__}.OwnLoss")
+    measured = measure_parts(config, "32-true", 200)
+    tokens = {"tokens": 7, "context_length": 200}
+    assert step_flops(config, measured=measured, **tokens) == step_flops(known, **tokens)
 
 
 def test_a_new_built_in_mlp_that_is_measured_smaller(monkeypatch):

@@ -77,7 +77,7 @@ def test_nodes_that_cannot_find_each_other_are_not_waited_for(tiny, error_line, 
     [(2 * 10**5, "parameters and gradients need 0.3 MB, cpu has 0.2 MB"), (4 * 10**5, "optimizer state need 0.6 MB")],
 )
 def test_a_model_beyond_the_memory_is_refused(refused, monkeypatch, there, says):
-    monkeypatch.setattr(preflight, "_memory_of", lambda device: there)
+    monkeypatch.setattr(preflight, "device_memory", lambda device: there)
     assert says in refused("fit")
     assert says in refused("check")
 

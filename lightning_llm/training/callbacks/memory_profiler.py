@@ -17,7 +17,8 @@ from lightning_llm.io.atomic import atomic_path, write_json, write_text
 from lightning_llm.measure.attribution import AttributedMeter, is_out_of_memory
 from lightning_llm.measure.gauges import gauge_for
 from lightning_llm.runs.directory import run_dir_of
-from lightning_llm.training.callbacks.memory_report import Report, describe_failure, draw, pixels, save, step_report
+from lightning_llm.training.callbacks.memory_advice import describe_failure
+from lightning_llm.training.callbacks.memory_report import Report, draw, pixels, save, step_report
 from lightning_llm.training.distributed import host_group
 from lightning_llm.training.preflight import raise_all
 

@@ -12,10 +12,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from lightning_llm import LanguageModel, ModelConfig, TokenDataModule
+from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.measure.gauges import Reading
 from lightning_llm.measure.timeline import CATEGORIES
-from lightning_llm.training.callbacks import MemoryProfiler, memory_profiler, memory_report
-from lightning_llm.training.callbacks.memory_report import Estimate, Run, Saving, cheapest, estimate
+from lightning_llm.training.callbacks import MemoryProfiler, memory_advice, memory_profiler, memory_report
+from lightning_llm.training.callbacks.memory_advice import Estimate, Run, Saving, cheapest, estimate
 from lightning_llm.training.trainer import Trainer
 
 RUN = "run/version_0"  # below trainer.default_root_dir
@@ -265,7 +266,7 @@ def test_out_of_memory_is_explained(text_file, tmp_path, capsys, monkeypatch, ev
     runs = []
     current = {"peak": {"by_kind": dict.fromkeys(CATEGORIES, 1), "by_module": {"x": 7}, "table": []}}
     savings = [Saving(f"option.{n} {n}", n * 2**20, 0.0, "a note") for n in range(1, 5)]
-    monkeypatch.setattr(memory_report, "estimate", lambda run: runs.append(run) or Estimate(current, savings, []))
+    monkeypatch.setattr(memory_advice, "estimate", lambda run: runs.append(run) or Estimate(current, savings, []))
     error = torch.OutOfMemoryError("CUDA out of memory.") if every else RuntimeError("DefaultCPUAllocator: no memory")
     with pytest.raises(type(error)):
         fit(text_file, tmp_path, [MemoryProfiler(every_n_steps=every), RunsOut(error)], mlp="swiglu")
@@ -279,9 +280,7 @@ def test_out_of_memory_is_explained(text_file, tmp_path, capsys, monkeypatch, ev
     assert [setting["setting"] for setting in report["settings"]] == ["option.4 4", "option.3 3", "option.2 2"]
     assert "1. option.4 4: saves 4.0 MiB, no more arithmetic; a note" in said
     (run,) = runs
-    step = {"rows": BATCH, "context_length": SEQ, "loss_chunks": None, "precision": "32-true", "device": "cpu"}
-    step["accumulation"] = 1
-    assert (run.optimizer, run.settings) == ("AdamW", {**step, "document_mask": False, "measured": {}})
+    assert (run.optimizer, run.step) == ("AdamW", StepSettings(rows=BATCH, context_length=SEQ))
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
@@ -311,9 +310,7 @@ def test_the_estimate_is_what_a_step_takes(text_file, tmp_path, mlp):
     """Against the meter on a real step: activations to 2 %, the peak without optimizer state to 5 %."""
     _, model = fit(text_file, tmp_path, [MemoryProfiler(every_n_steps=2)], mlp=mlp)
     report = report_of(tmp_path / RUN, 2)
-    step = {"rows": BATCH, "context_length": SEQ, "loss_chunks": None, "precision": "32-true", "device": "cpu"}
-    step["accumulation"] = 1
-    run = Run(model.architecture, "AdamW", {**step, "measured": {}})
+    run = Run(model.architecture, "AdamW", StepSettings(rows=BATCH, context_length=SEQ))
     found = estimate(run)
     assert found is not None
     real = report["kept"]["by_kind"]["activations"]

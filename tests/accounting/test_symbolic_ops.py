@@ -9,8 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from lightning_llm.accounting import step_memory
-from lightning_llm.accounting.counts import Count
-from lightning_llm.accounting.symbolic import AllocationLog
+from lightning_llm.accounting.symbolic import AllocationLog, Count
 from lightning_llm.accounting.symbolic_ops import Operators
 from lightning_llm.measure import MemoryMeter
 from lightning_llm.model.config import ModelConfig

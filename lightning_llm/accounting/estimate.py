@@ -1,0 +1,181 @@
+"""All figures of a run before it runs, as plain values: parameters, memory, FLOPs and time."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from lightning_llm.accounting.counts import parameter_terms, parameters_by_part, step_flops
+from lightning_llm.accounting.global_batch import rows_per_micro_batch
+from lightning_llm.accounting.hardware import Device, Reserve
+from lightning_llm.accounting.memory import StepMemory, most_rows, step_memory
+from lightning_llm.accounting.parts import parts_to_measure
+from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.sharding import SharedMemory, shared_memory
+from lightning_llm.accounting.step_time import matmul_dtype
+from lightning_llm.io.config_file import Section
+from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.parts import BUILT_IN
+
+ADAMW_FLOPS = 12  # per parameter: decay 1, first average 3, second average 4, root, sum, quotient and update 4
+ASSUMED_UTILIZATION = 0.4
+HELD = ("parameters", "gradients", "optimizer_state", "ddp_buckets", "gathered")  # gradients from backward to the step
+
+
+class Optimizer(NamedTuple):
+    """What an optimizer holds.
+
+    Attributes:
+        name: Of its class.
+        is_own_adamw: Whether it is this project's, whose state may be bfloat16.
+        state_per_parameter: Tensors of state for each parameter; for MuonAdamW the mean over all.
+        state_dtype: Of the state; ``None``: the parameter's, or ``state_per_parameter`` accounts for another.
+    """
+
+    name: str
+    is_own_adamw: bool
+    state_per_parameter: float
+    state_dtype: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What a run's cost depends on; ``training/run_config.py`` reads it from configs.
+
+    Attributes:
+        raw: The configs as one.
+        config: The model.
+        device: From the table of devices; ``None`` for a CPU.
+        precision_reason: Why the step's precision, if the config leaves it to the machine; else empty.
+        tf32: Matmuls of float32 run in TF32.
+        step: All of a step but its rows.
+        global_batch_size: Rows of a step of all processes.
+        micro_batch_size: Rows of a forward pass; ``None``: all rows of a process.
+        max_steps: From the config; 0: it does not say.
+        optimizer: What it holds.
+        reserve: Memory of each device that tensors do not get.
+    """
+
+    raw: Section
+    config: ModelConfig
+    device: Device | None
+    precision_reason: str
+    tf32: bool
+    step: StepSettings
+    global_batch_size: int
+    micro_batch_size: int | None
+    max_steps: int
+    optimizer: Optimizer
+    reserve: Reserve
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know about the figures of parts that no formula describes."""
+        names = parts_to_measure(self.config)
+        notes = [f"{kind} {name} was measured with a few tokens and extended" for kind, name in names.items()]
+        if self.config.is_gated and "mixture_of_experts" in names.values():
+            notes.append("the experts are assumed to get equally many tokens")
+        return notes
+
+    def step_of(self, rows: int | None) -> StepSettings:
+        """The step in micro-batches of so many rows; ``None``: of all rows of a process.
+
+        Raises:
+            ValueError: They do not divide the global batch.
+        """
+        size, world_size = self.global_batch_size, self.step.world_size
+        rows = rows_per_micro_batch(size, rows or None, world_size)
+        return dataclasses.replace(self.step, rows=rows, accumulation=size // (rows * world_size))
+
+
+def estimate(run: RunConfig, *, utilization: float | None = None, memory: int | None = None) -> dict[str, Any]:
+    """All figures, as plain values.
+
+    Args:
+        run: The run.
+        utilization: Share of the device's peak; ``None``: assumed.
+        memory: Bytes of a device, to find the largest micro-batch that fits.
+
+    Raises:
+        ValueError: An option is wrong or not covered, or memory is too small.
+    """
+    config, step = run.config, run.step_of(run.micro_batch_size)
+
+    def needed(rows: int) -> tuple[StepMemory, SharedMemory]:
+        traced = step_memory(config, step.unshared, rows=rows)
+        return traced, shared_memory(config, traced, step)
+
+    counts = parameters_by_part(config, step.measured)
+    tokens = run.global_batch_size * step.context_length
+    flops = step_flops(config, tokens=tokens, context_length=step.context_length, measured=step.measured)
+    traced, shared = needed(step.rows)
+    report: dict[str, Any] = {
+        "settings": _settings(run, step),
+        "notes": run.notes,
+        "parameters": {**counts, "all": sum(counts.values())},
+        "parameter_terms": parameter_terms(config, step.measured),
+        "memory": _memory(traced, shared) | {"needed": run.reserve.around(shared.peak), "reserve": str(run.reserve)},
+        "flops": {
+            "tokens": tokens,
+            "forward": flops.forward,
+            "forward_by_part": flops.by_part,
+            "backward": flops.backward,
+            "recomputed": flops.recomputed,
+            "optimizer": ADAMW_FLOPS * sum(counts.values()) if run.optimizer.name in ("AdamW", "Adam") else None,
+        },
+    }
+    if run.device is not None:
+        report["time"] = _time(run, run.device, flops.model, utilization)
+    if memory is not None:
+        available = memory if run.device is None else run.device.memory_within(memory)
+        largest = most_rows(lambda rows: run.reserve.around(needed(rows)[1].peak), available)
+        report["largest_batch"] = {"memory": available, "rows": largest}
+    return report
+
+
+def _settings(run: RunConfig, step: StepSettings) -> dict[str, Any]:
+    measured = [kind for kind in BUILT_IN if kind in step.measured]
+    settings = {
+        **vars(step),
+        "optimizer": run.optimizer.name,
+        "state_dtype": run.optimizer.state_dtype,
+        "precision_reason": run.precision_reason,
+        "strategy": step.strategy if step.world_size > 1 else None,
+        "mlp": run.config.mlp,
+        "mlp_is_measured": "mlp" in measured,
+        "measured": measured,
+    }
+    return {name: value for name, value in settings.items() if name != "gradient_views"}
+
+
+def _memory(memory: StepMemory, shared: SharedMemory) -> dict[str, Any]:
+    working = sum(size for (kind, _), size in memory.at_peak.items() if kind in ("saved", "temporary"))
+    terms = sorted(memory.terms.items(), key=lambda item: -item[0][2] * item[1])
+    return {
+        **{name: getattr(shared, name.removeprefix("ddp_")) for name in HELD},
+        "kept": memory.saved,
+        "kept_terms": [
+            {"part": part, "formula": formula, "bytes": size, "count": count} for (part, formula, size), count in terms
+        ],
+        "activations_and_temporaries_at_peak": working,
+        "gradients_at_peak": memory.at_peak.get(("gradients", ""), 0),
+        "peak": shared.peak,
+        "peak_moment": shared.peak_point,
+    }
+
+
+def _time(run: RunConfig, device: Device, flops: int, utilization: float | None) -> dict[str, Any]:
+    dtype = matmul_dtype(run.step.precision, tf32=run.tf32)
+    peak = device.peak(dtype)
+    share = ASSUMED_UTILIZATION if utilization is None else utilization
+    if not 0 < share <= 1:
+        raise ValueError(f"--utilization must be above 0 and at most 1, got {share}")
+    steps = run.max_steps
+    seconds = flops / (peak * run.step.world_size * share)
+    return {
+        "device": device.name,
+        "dtype": dtype,
+        "utilization": share,
+        "utilization_is_assumed": utilization is None,
+        "seconds_per_step": seconds,
+        "steps": steps,
+        "days": seconds * steps / 86400,
+    }

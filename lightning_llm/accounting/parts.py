@@ -1,0 +1,194 @@
+"""What the accounting knows of the parts of a model, one entry for each; whatever has none is measured.
+
+An entry says what a part allocates and saves for backward (the operators of ``symbolic_ops.py`` that it calls, in its
+order), how many parameters and matrices it has, from which its FLOPs follow, and its passes over memory. A built-in
+part without an entry costs nothing here: ``training/measured_parts.py`` measures it, as any class of the user's.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from lightning_llm.accounting.symbolic import Count
+from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
+from lightning_llm.accounting.symbolic_ops import Linear, Operators, Shape
+from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.parts import BUILT_IN, name_of, option_of
+
+# ---- norms
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm:
+    """A norm of the residual stream.
+
+    Attributes:
+        vectors: Its parameters, each as wide as the stream.
+        run: From operators, input, parameters and rows to its output.
+        passes: Reads and writes of a tensor of the stream's size, in forward and in backward.
+    """
+
+    vectors: int
+    run: Callable[[Operators, Tensor, list[Tensor], Count], Tensor]
+    passes: tuple[int, int] = (2, 3)  # read x, write y; read dy and x, write dx
+
+
+KNOWN_NORMS = {
+    "rmsnorm": Norm(1, lambda ops, x, weights, rows: ops.rms_norm(x, weights[0], rows)),
+    "layernorm": Norm(2, lambda ops, x, weights, rows: ops.fused_norm(x, weights, rows, statistics=2)),
+}
+
+# ---- MLPs
+
+MLP_MATRICES = ("gate_proj", "up_proj", "down_proj")
+MLPWeights = Mapping[str, Linear]  # by the names of the matrices
+
+
+@dataclasses.dataclass(frozen=True)
+class MLP:
+    """A dense MLP, or a mixture of such.
+
+    Attributes:
+        run: From operators, input, weights, (tokens, hidden, width), level and the norm's weight to its output; a norm
+            only at level 2. ``None``: its memory is measured.
+        passes: Reads and writes of a tensor of the intermediate width, in forward and in backward.
+        is_one_operator: Recomputed to its end, where others stop before the last matmul.
+    """
+
+    run: Callable[[Operators, Tensor, MLPWeights, Shape, int, Tensor | None], Tensor] | None
+    passes: tuple[int, int]
+    is_one_operator: bool = False
+
+
+GATED = 3, 5  # forward: read g and u, write a; backward: read da, g, u, write dg, du
+PLAIN = 2, 3
+
+
+def _gated(ops: Operators, x: Tensor, weights: MLPWeights, shape: Shape, level: int, norm: Tensor | None) -> Tensor:
+    tokens, hidden, width = shape
+    gate = ops.activation(ops.linear(x, weights["gate_proj"], tokens * width))
+    inner = ops.multiply(gate, ops.linear(x, weights["up_proj"], tokens * width))
+    del gate
+    return ops.linear(inner, weights["down_proj"], tokens * hidden)
+
+
+def _plain(*saves_output: bool) -> MLP:
+    """An MLP with activations one after another, each of which saves its output or else its input."""
+
+    def run(ops: Operators, x: Tensor, weights: MLPWeights, shape: Shape, level: int, norm: Tensor | None) -> Tensor:
+        tokens, hidden, width = shape
+        inner = ops.linear(x, weights["up_proj"], tokens * width)
+        for saves in saves_output:
+            inner = ops.activation(inner, saves_output=saves)
+        return ops.linear(inner, weights["down_proj"], tokens * hidden)
+
+    return MLP(run, PLAIN)
+
+
+def _optimized(ops: Operators, x: Tensor, weights: MLPWeights, shape: Shape, level: int, norm: Tensor | None) -> Tensor:
+    gate, up, down = (weights[name][0] for name in MLP_MATRICES)
+    return ops.swiglu(x, (gate, up, down, norm), shape, saves=level == 0)
+
+
+KNOWN_MLPS = {
+    "swiglu": MLP(_gated, GATED),
+    "geglu": MLP(_gated, GATED),
+    "memory_optimized_swiglu": MLP(_optimized, GATED, is_one_operator=True),
+    "mixture_of_experts": MLP(None, GATED),
+    "gelu": _plain(False),
+    "gelu_tanh": _plain(False),
+    "relu": _plain(True),
+    "relu2": _plain(True, False),
+}
+
+# ---- blocks, each by the names of its norms
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Norms before and after attention, before and after the MLP, or else after each of the two sums."""
+
+    attention: tuple[str, str] = ("", "")
+    mlp: tuple[str, str] = ("", "")
+    sums: tuple[str, ...] = ()
+
+    @property
+    def norms(self) -> list[str]:
+        """All that it has."""
+        return [name for name in (*self.attention, *self.mlp, *self.sums) if name]
+
+
+KNOWN_BLOCKS = {
+    "pre": Block(("input_layernorm", ""), ("post_attention_layernorm", "")),
+    "post": Block(sums=("post_attention_layernorm", "post_feedforward_layernorm")),
+    "sandwich": Block(
+        ("input_layernorm", "post_attention_layernorm"), ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+    ),
+}
+
+# ---- all parts
+
+KNOWN = {
+    "attention": ("full", "sliding_window"),
+    "mlp": tuple(KNOWN_MLPS),
+    "norm": tuple(KNOWN_NORMS),
+    "position": ("rope", "learned", "none"),
+    "block": tuple(KNOWN_BLOCKS),
+    "loss": ("cross_entropy",),
+}
+
+
+def unlisted_parts(config: ModelConfig) -> dict[str, str]:
+    """The parts of a model without an entry, by kind, and their names: own ones, and new built-in ones."""
+    names = {kind: name_of(getattr(config, kind)) for kind in BUILT_IN}
+    return {kind: name for kind, name in names.items() if name not in KNOWN[kind]}
+
+
+def parts_to_measure(config: ModelConfig) -> dict[str, str]:
+    """The parts of a model whose memory has to be measured, by kind, and their names.
+
+    An unlisted block is measured as a whole. Unlisted positions change what attention does.
+    """
+    names, kinds = {kind: name_of(getattr(config, kind)) for kind in BUILT_IN}, set(unlisted_parts(config))
+    if "mlp" not in kinds and KNOWN_MLPS[names["mlp"]].run is None:
+        kinds.add("mlp")
+    if "position" in kinds or option_of("attention", config.attention, "softcap") is not None:
+        kinds.add("attention")
+    if "block" in kinds:
+        kinds -= {"attention", "mlp"}
+    return {kind: names[kind] for kind in BUILT_IN if kind in kinds}
+
+
+# ---- measured parts
+
+LONGEST_MEASURED = 1280  # tokens of a row in which attention is measured: more than twice those of a short attention
+Affine = tuple[float, float, float]  # a fixed amount, one per token, and one per token and position of its row
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeasuredPart:
+    """What was measured of a part, for one layer: the second, if there are several.
+
+    Attributes:
+        parameters: Number of elements.
+        more_parameters: What the parameters of all layers have beyond equally many in each.
+        matrices: Elements in two-dimensional parameters.
+        flops: Of matmuls in forward.
+        saved: Bytes saved for backward besides the input.
+        forward: Bytes of temporaries in forward.
+        backward: The same in backward.
+        itemsize: Bytes of each number of the output.
+    """
+
+    parameters: int
+    more_parameters: int
+    matrices: int
+    flops: Affine
+    saved: Affine
+    forward: Affine
+    backward: Affine
+    itemsize: int
+
+
+Measured = Mapping[str, MeasuredPart]  # by the kind of part; "block" is all of a block
+UNMEASURED: Measured = MappingProxyType({})

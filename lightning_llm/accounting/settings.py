@@ -1,0 +1,68 @@
+"""The settings of a training step that its cost depends on, besides the model: one field each.
+
+``memory.py``, ``step_time.py``, the planner, ``estimate`` and ``model.memory_budget`` pass a :class:`StepSettings` on
+as it is. A new setting is a field here, what fills it (``training/run_config.py``, ``training/budget.py``), and the
+place that uses it.
+"""
+
+import dataclasses
+
+from lightning_llm.accounting.parts import Measured
+
+STRATEGIES = ("ddp", "fsdp2", "fsdp2_deferred")
+STATE_BYTES = {None: None, "bfloat16": 2}  # of AdamW's state_dtype
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """A training step on one of several processes.
+
+    Attributes:
+        rows: Of a micro-batch on one process.
+        context_length: Tokens per row.
+        precision: ``32-true``, ``bf16-true`` or ``bf16-mixed``.
+        device: ``cpu`` or ``cuda``: they differ in attention, in norms and in the sizes of tiles.
+        loss_chunks: As ``LanguageModel`` takes it.
+        accumulation: Micro-batches per step.
+        document_mask: Attention stays inside documents; the longest fills its row.
+        state_per_parameter: Tensors of the optimizer for each parameter, of its shape: 2 for AdamW. A mean where
+            parameters differ.
+        state_itemsize: Bytes of each of their numbers: 2 for AdamW's ``state_dtype="bfloat16"``. ``None``: those of the
+            parameter's dtype.
+        measured: Parts that the formulas do not know.
+        strategy: ``ddp``, ``fsdp2`` or ``fsdp2_deferred``; with one process all are the same.
+        world_size: Processes.
+        gradient_views: DDP's gradients are views of its buckets.
+    """
+
+    rows: int
+    context_length: int
+    precision: str = "32-true"
+    device: str = "cpu"
+    loss_chunks: int | None = None
+    accumulation: int = 1
+    document_mask: bool = False
+    state_per_parameter: float = 2
+    state_itemsize: int | None = None
+    measured: Measured = dataclasses.field(default_factory=dict, hash=False)
+    strategy: str = "ddp"
+    world_size: int = 1
+    gradient_views: bool = False
+
+    @property
+    def unshared(self) -> "StepSettings":
+        """What the tensors of one process's step depend on: no optimizer state, and nothing that processes share.
+
+        FSDP2 gathers parameters in bf16 under ``bf16-mixed``; float32 stays in the share.
+        """
+        is_gathered = self.strategy != "ddp" and self.world_size > 1
+        return dataclasses.replace(
+            self,
+            precision="bf16-true" if is_gathered and self.precision == "bf16-mixed" else self.precision,
+            accumulation=min(2, self.accumulation),  # a third micro-batch needs no more than the second
+            state_per_parameter=0,
+            state_itemsize=None,
+            strategy="ddp",
+            world_size=1,
+            gradient_views=False,
+        )

@@ -1,0 +1,110 @@
+"""Memory of a training step on one of several processes.
+
+DDP holds everything on each, and buckets of the gradients' size, which outlive the step; gradients are copied into
+them, or views of them. FSDP2 (``fully_shard`` on every block, then on the root) holds a share of 1/W of parameters,
+gradients and optimizer state, and gathers what it needs:
+
+- the root's own parameters (embedding, final norm, head) from the start of forward to the end of backward;
+- a block's while it runs, and those of the next one, which is prefetched. In forward a block's copies are freed after
+  it, in backward they are gathered again;
+- in backward the whole gradients of a block, and the buffer from which those of the block before are reduced and
+  scattered, in float32 under ``bf16-mixed``; the gradients of head and final norm from the loss to the end.
+
+FSDP2 cuts the first dimension and rounds the share up. Here the share is n/W: exact where W divides the first
+dimensions, and else too small by less than one row of each matrix. The scheme is that of Zhao et al. 2023, "PyTorch
+FSDP" (arXiv:2304.11277), section 3.
+"""
+
+import dataclasses
+
+from lightning_llm.accounting.counts import norm_elements, parameters_by_part
+from lightning_llm.accounting.memory import StepPoints
+from lightning_llm.accounting.parts import Measured
+from lightning_llm.accounting.settings import STRATEGIES, StepSettings
+from lightning_llm.accounting.symbolic import item_sizes
+from lightning_llm.model.config import ModelConfig
+
+GATHERED_BLOCKS = 2  # the one that runs, and the one that is prefetched
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedMemory:
+    """Bytes on one process.
+
+    Attributes:
+        parameters: Its share.
+        gradients: Its share.
+        optimizer_state: Its share.
+        buckets: Of DDP.
+        gathered: The most at once, of FSDP2: whole parameters.
+        peak: The most live bytes, of everything.
+        peak_point: The point in the step at which that is.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer_state: int
+    buckets: int
+    gathered: int
+    peak: int
+    peak_point: str
+
+
+def shared_memory(config: ModelConfig, step: StepPoints, settings: StepSettings) -> SharedMemory:
+    """The memory of a step on one of several processes.
+
+    Args:
+        config: The model, with its true number of layers.
+        step: Its points, traced with ``settings.unshared``.
+        settings: Of the run.
+
+    Raises:
+        ValueError: Another strategy.
+    """
+    strategy, world_size, measured = settings.strategy, settings.world_size, settings.measured
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy {strategy!r} is not covered: choose one of {', '.join(STRATEGIES)}")
+    storage, gathered_size = item_sizes(settings.precision)
+    elements = sum(parameters_by_part(config, measured).values())
+    state = round(elements * settings.state_per_parameter * (settings.state_itemsize or storage))
+    if strategy == "ddp" or world_size == 1:
+        in_buckets = step.gradients if world_size > 1 else 0  # as long as training lasts
+        has_views = world_size > 1 and settings.gradient_views
+        point = max(step.points, key=lambda name: step.points[name][has_views])
+        peak = step.points[point][has_views] + state + in_buckets
+        buckets = 0 if has_views else in_buckets
+        return SharedMemory(step.parameters, step.gradients, state, buckets, 0, peak, point)
+    root, head_and_norm = elements_outside_blocks(config, measured), _head_and_norm(config, measured)
+    block = (elements - root) // config.num_hidden_layers
+    share, state = -(-elements * storage // world_size), -(-state // world_size)
+    blocks = min(GATHERED_BLOCKS, config.num_hidden_layers) * block
+    is_deferred = strategy == "fsdp2_deferred" and settings.accumulation > 1
+    gradients = elements * storage if is_deferred else share
+
+    def needed(point: str) -> int:
+        total, rest = step.points[point]
+        in_block, in_backward = "layer" in point, point.startswith("backward")
+        gathered = root + (blocks if in_block else 0)
+        if in_block and in_backward and point.endswith("attention"):  # till then its gradients are temporaries
+            gathered += block
+        if in_backward and point != "backward, loss":  # likewise
+            gathered += head_and_norm
+        reduced = block * storage if in_block and in_backward else 0  # of the block before
+        in_shares = (total - rest) * storage // (gathered_size * world_size)  # reduced in the parameters' dtype
+        held = share + state + (gradients if is_deferred else in_shares)
+        return rest - step.parameters + held + gathered * gathered_size + reduced
+
+    point = max(step.points, key=needed)
+    return SharedMemory(share, gradients, state, 0, (root + blocks) * gathered_size, needed(point), point)
+
+
+def elements_outside_blocks(config: ModelConfig, measured: Measured) -> int:
+    """Parameters outside the blocks: embeddings, final norm, head."""
+    counts = parameters_by_part(config, measured)
+    return counts["embeddings"] + counts["head"] + counts.get("loss", 0) + norm_elements(config, measured)
+
+
+def _head_and_norm(config: ModelConfig, measured: Measured) -> int:
+    """Of head and final norm, whether the head is tied or not."""
+    untied = dataclasses.replace(config, tie_word_embeddings=False)
+    return parameters_by_part(untied, measured)["head"] + norm_elements(config, measured)

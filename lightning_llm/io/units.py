@@ -1,0 +1,53 @@
+"""Sizes in bytes and times, as people write and read them."""
+
+import math
+import re
+
+MIB, GIB = 2**20, 2**30
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def byte_size(text: str) -> int:
+    """``80GiB`` as bytes.
+
+    Raises:
+        ValueError: No number, or a unit that is not known.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]*)", text.strip())
+    if match is None or match[2] not in UNITS:
+        units = ", ".join(filter(None, UNITS))
+        raise ValueError(f"{text!r} is not a size: give a number with one of {units}, such as 80GiB")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def shown_size(size: float) -> str:
+    """Bytes in GiB, or in MiB below one; with its sign if it is a difference."""
+    unit, name = (GIB, "GiB") if abs(size) >= GIB else (MIB, "MiB")
+    return f"{size / unit:,.2f} {name}"
+
+
+def shown_mib(size: float) -> str:
+    """Bytes in MiB, for a column of figures."""
+    return f"{size / MIB:,.2f} MiB"
+
+
+def short_mib(size: float) -> str:
+    """``12.3``: MiB without the unit; a decimal more for small ones, nothing for zero."""
+    if not size:
+        return ""
+    digits = 1 if abs(size) >= MIB else min(4, 1 - math.floor(math.log10(abs(size) / MIB)))
+    return f"{size / MIB:,.{digits}f}"
+
+
+def decimal_size(size: float) -> str:
+    """Bytes in GB or MB, as makers of memory and disks count."""
+    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
+
+
+def shown_duration(seconds: float) -> str:
+    """A time in the unit that suits it, from milliseconds to days."""
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{float(f'{1000 * seconds:.3g}'):g} ms"
