@@ -33,11 +33,13 @@ from lightning_llm.accounting.hardware import shown_size
 from lightning_llm.accounting.symbolic import AllocationLog, Leaf
 from lightning_llm.accounting.symbolic_model import SymbolicModel
 from lightning_llm.accounting.symbolic_ops import Operators, item_sizes
+from lightning_llm.io.garbage import no_garbage_collection
 from lightning_llm.model.config import ModelConfig
 
 LEVELS = (2, 1, 0)  # the order of the runs: what early layers save lives the longest, so they save the least
 LONG = 3  # layers that show all there is to a run: its first, its last, and one between
 MOST_ROWS = 2**24
+MOST_DIFFERENT = 200  # layers, where each has to be traced again for each number of rows
 STRATEGIES = ("ddp", "fsdp2", "fsdp2_deferred")
 GATHERED_BLOCKS = 2  # the one that runs, and the one that is prefetched
 
@@ -98,6 +100,7 @@ class StepMemory(StepPoints):
         return self.peak_point
 
 
+@no_garbage_collection()
 def step_memory(
     config: ModelConfig,
     *,
@@ -220,6 +223,7 @@ class LayeredMemory:
     def at(self, counts: Counts) -> StepPoints:
         """The step with so many layers at level 2, then 1, then 0."""
         if len(set(self.config.attention_windows)) > 1:  # layers of one level differ
+            _check_different(sum(counts))
             return self._trace(counts)
         base_counts = deep, shallow, rest = tuple(min(count, LONG) for count in counts)
         base = self._trace((deep, shallow, rest))
@@ -255,6 +259,22 @@ class LayeredMemory:
             }
             self._traces[counts] = StepPoints(parameters=memory.parameters, gradients=memory.gradients, points=points)
         return self._traces[counts]
+
+
+def step_points(config: ModelConfig, **settings: Any) -> StepPoints:
+    """The points of ``step_memory``, from a few traces. Errors as there, and for over ``MOST_DIFFERENT``."""
+    levels = config.checkpoint_levels
+    if levels == sorted(levels, reverse=True):
+        deep, shallow, rest = map(levels.count, LEVELS)
+        return LayeredMemory(config, **settings).at((deep, shallow, rest))
+    _check_different(len(levels))
+    return step_memory(config, **settings)
+
+
+def _check_different(layers: int) -> None:
+    if layers > MOST_DIFFERENT:
+        alike = f"at most {MOST_DIFFERENT} layers may differ in window, or have levels that rise"
+        raise ValueError(f"num_hidden_layers {layers}: {alike}, where the rows that fit are searched for")
 
 
 def _places(level: int, count: int) -> list[list[str]]:

@@ -68,7 +68,8 @@ class SymbolicModel:
             raise ValueError(f"{longer}: shorten one or lengthen the other")
         self.batch, self.seq = Count(rows, "B"), Count(seq, "T")
         self.tokens = self.batch * self.seq
-        self.forms = {window: self._form(window) for window in config.attention_windows}
+        self.windows = config.attention_windows
+        self.forms = {window: self._form(window) for window in self.windows}
         self.parameters: list[Tensor] = []
         self.causal_mask: Tensor | None = None
         self.embed_tokens = self._parameter(s.vocab * s.hidden)
@@ -247,14 +248,14 @@ class SymbolicModel:
             x = self._normalize(x, own[before])
         self._enter(f"layer {layer}, attention", ATTENTION)
         if "attention" in self.measured:
-            out = self._measured("attention", x, own["attention"], self.config.attention_windows[layer])
+            out = self._measured("attention", x, own["attention"], self.windows[layer])
         else:
             out = self._mixed(layer, cos_sin, x)
         del x
         return self.ops.dropout(self._normalize(out, own[after]) if after else out, self.config.dropout)
 
     def _mixed(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
-        ops, s, own, window = self.ops, self.s, self.layers[layer], self.config.attention_windows[layer]
+        ops, s, own, window = self.ops, self.s, self.layers[layer], self.windows[layer]
         form = self.forms[window]
         query = ops.linear(x, own["q_proj"], self.tokens * s.heads * s.head_dim)
         key = ops.linear(x, own["k_proj"], self.tokens * s.kv_heads * s.head_dim)

@@ -15,6 +15,7 @@ from lightning_llm.accounting.memory import (
     most_rows,
     shared_memory,
     step_memory,
+    step_points,
 )
 from lightning_llm.accounting.planner import STATE_BYTES
 from lightning_llm.accounting.step_time import matmul_dtype
@@ -83,11 +84,8 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
         "gradient_views": options.gradient_views,
     }
 
-    def needed(rows: int) -> tuple[StepMemory, SharedMemory]:
-        memory = step_memory(run.config, rows=rows, **{**settings, **in_trace})
-        return memory, shared_memory(run.config, memory, **sharing)
-
-    memory, shared = needed(rows)
+    memory: StepMemory = step_memory(run.config, rows=rows, **{**settings, **in_trace})
+    shared = shared_memory(run.config, memory, **sharing)
     counts = parameters_by_part(run.config, run.measured)
     tokens = rows_per_step * run.context_length
     flops = step_flops(run.config, tokens=tokens, context_length=run.context_length, measured=run.measured)
@@ -112,7 +110,12 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
         report["time"] = _time(run, flops.model, options)
     if options.memory is not None:
         available = options.memory if run.device is None else run.device.memory_within(options.memory)
-        largest = most_rows(lambda rows: run.reserve.around(needed(rows)[1].peak), available)
+
+        def needed(rows: int) -> int:
+            points = step_points(run.config, rows=rows, **{**settings, **in_trace})
+            return run.reserve.around(shared_memory(run.config, points, **sharing).peak)
+
+        largest = most_rows(needed, available)
         report["largest_batch"] = {"memory": available, "rows": largest}
     return report
 

@@ -14,7 +14,5 @@ if TYPE_CHECKING:
     from lightning_llm.interop.writer import export_model as export_model
 else:
     __getattr__, __dir__, __all__ = lazy(
-        __name__,
-        interop__reader="ModelFolder load_model read_folder",
-        interop__writer="export_model",
+        __name__, interop__reader="ModelFolder load_model read_folder", interop__writer="export_model"
     )

@@ -183,7 +183,4 @@ def _in_pickle(path: Path) -> Iterator[tuple[str, Stored]]:
     for name, tensor in content.items():
         if not isinstance(tensor, Tensor):
             raise ValueError(f"{path} contains something other than named tensors")
-        yield (
-            name,
-            Stored(tuple(tensor.shape), DTYPES.get(tensor.dtype, str(tensor.dtype)), tensor.detach),
-        )
+        yield name, Stored(tuple(tensor.shape), DTYPES.get(tensor.dtype, str(tensor.dtype)), tensor.detach)

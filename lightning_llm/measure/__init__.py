@@ -14,7 +14,5 @@ if TYPE_CHECKING:
     from lightning_llm.measure.timer import interleave as interleave
 else:
     __getattr__, __dir__, __all__ = lazy(
-        __name__,
-        measure__meter="MemoryMeter Phase",
-        measure__timer="Timing interleave",
+        __name__, measure__meter="MemoryMeter Phase", measure__timer="Timing interleave"
     )

@@ -146,11 +146,7 @@ def gauge_for(device: "torch.device") -> Gauge:
 
 
 def in_fresh_processes(
-    function: Callable[[Job], Found],
-    jobs: Sequence[Job],
-    *,
-    name: str,
-    environment: Mapping[str, str] | None = None,
+    function: Callable[[Job], Found], jobs: Sequence[Job], *, name: str, environment: Mapping[str, str] | None = None
 ) -> list[Found]:
     """The results of a function, each job in a new process, all at once; what they print as errors is dropped.
 

@@ -13,7 +13,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from lightning_llm.__main__ import main
-from lightning_llm.checkpoints import run_directory
+from lightning_llm.checkpoints import event_files, run_directory
 from lightning_llm.checkpoints.event_files import put_events_before, read_curves
 from lightning_llm.checkpoints.run_directory import CHECKPOINTS, take_turn, turn_of
 from lightning_llm.cli.report import RunReport
@@ -120,6 +120,18 @@ def test_restarts_leave_what_the_last_of_them_has_kept(tmp_path):
     curves = read_curves(tmp_path, lambda name: True)
     assert curves == {tag: sorted(curve.items()) for tag, curve in expected.items()}
     assert sum(map(len, curves.values())) > 5
+
+
+def test_only_the_points_of_wanted_curves_are_limited_to_fewer(tmp_path, monkeypatch):
+    monkeypatch.setattr(event_files, "MOST_POINTS", 4)
+    with (tmp_path / "events.out.tfevents.1.host").open("wb") as file:
+        for step in range(5):
+            values = [Summary.Value(tag=tag, simple_value=step) for tag in ("a", "b", "c")[: 3 - step // 4]]
+            record = Event(step=step, summary=Summary(value=values)).SerializeToString()
+            file.write(struct.pack("<Q4x", len(record)) + record + b"\0" * 4)
+    assert read_curves(tmp_path, "c".__eq__) == {"c": [(step, step) for step in range(4)]}
+    with pytest.raises(ValueError, match="the curves that are needed have more than 4 points"):
+        read_curves(tmp_path, "b".__eq__)
 
 
 @pytest.mark.parametrize("place", ["events.out.tfevents.1.host", "below/a.tfevents"])
