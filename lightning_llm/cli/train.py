@@ -311,23 +311,24 @@ def _run_command(command: str, words: list[str], given: dict[str, type | None]) 
             _say(f"lightning-llm {command}: {line}")
         classes: dict[str, Any] = own_classes.choose(complete, given)
         kind = _of_one(command)
-        return kind(
-            classes["model"],
-            classes["data"],
-            save_config_callback=SaveConfig,
-            save_config_kwargs={"overwrite": True},
-            trainer_class=Trainer,
-            trainer_defaults={"callbacks": [RunReport()]},
-            seed_everything_default=1337,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            parser_kwargs={
-                "exit_on_error": False,
-                "parser_mode": command_line.STRICT_YAML,
-                **{word: help_of(word) for word in kind.subcommands()},
-            },
-            args=complete,
-        )
+        with own_classes.blaming_callbacks():
+            return kind(
+                classes["model"],
+                classes["data"],
+                save_config_callback=SaveConfig,
+                save_config_kwargs={"overwrite": True},
+                trainer_class=Trainer,
+                trainer_defaults={"callbacks": [RunReport()]},
+                seed_everything_default=1337,
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+                parser_kwargs={
+                    "exit_on_error": False,
+                    "parser_mode": command_line.STRICT_YAML,
+                    **{word: help_of(word) for word in kind.subcommands()},
+                },
+                args=complete,
+            )
     except Interrupted as interruption:
         interrupts.hold_off()
         outcome = "no checkpoint was saved: the run has none"
