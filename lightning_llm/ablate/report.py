@@ -294,5 +294,7 @@ def curves_of(loaded: Loaded) -> Curves:
 
 def _curves(loaded: Loaded, name: str) -> Iterator[tuple[int, Curve]]:
     for run, result in sorted(loaded.results.items()):
-        if run.name == name and not result.has_diverged and (curve := result.curves().get(LOSS)):
-            yield run.seed, curve
+        if run.name == name and not result.has_diverged:
+            curves = loaded.replayed.get(run) or result.curves()
+            if curve := curves.get(LOSS):
+                yield run.seed, curve

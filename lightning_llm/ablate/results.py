@@ -1,6 +1,7 @@
 """What the runs of an experiment have given. :func:`load_experiment` is what every report reads. No torch."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -98,14 +99,19 @@ class Loaded:
     state: State
     cost: Mapping[str, Any] | None
 
+    @functools.cached_property
+    def replayed(self) -> dict[Run, dict[str, list[tuple[int, float]]]]:
+        """The curves of the baseline's first seed and of the same again, which a report needs more than once."""
+        runs = [Run(name, self.plan.rules.first_seed) for name in (BASELINE, AGAIN)]
+        return {run: found.curves() for run in runs if (found := self.results.get(run)) and found.loss is not None}
+
     @property
     def replay_difference(self) -> float | None:
         """The largest difference of curves and losses of the baseline's first seed from those of the same again."""
-        first, again = (self.results.get(Run(name, self.plan.rules.first_seed)) for name in (BASELINE, AGAIN))
-        if first is None or again is None or first.loss is None or again.loss is None:
+        if len(self.replayed) < 2:
             return None
-        ours, theirs = first.curves(), again.curves()
-        pairs = [(first.loss, again.loss)]
+        (first, ours), (again, theirs) = self.replayed.items()
+        pairs = [(self.results[first].loss or 0.0, self.results[again].loss or 0.0)]
         for name in ours.keys() & theirs.keys():
             both = dict(ours[name]), dict(theirs[name])
             pairs += [(both[0][step], both[1][step]) for step in both[0].keys() & both[1].keys()]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from lightning_llm.accounting.counts import parameter_terms, parameters_by_part, step_flops
 from lightning_llm.accounting.global_batch import rows_per_micro_batch
 from lightning_llm.accounting.hardware import Device, Reserve
-from lightning_llm.accounting.memory import StepMemory, most_rows, step_memory
+from lightning_llm.accounting.memory import StepMemory, most_rows, step_memory, step_points
 from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.accounting.sharding import SharedMemory, shared_memory
@@ -99,14 +99,15 @@ def estimate(run: RunConfig, *, utilization: float | None = None, memory: int | 
     """
     config, step = run.config, run.step_of(run.micro_batch_size)
 
-    def needed(rows: int) -> tuple[StepMemory, SharedMemory]:
-        traced = step_memory(config, step.unshared, rows=rows)
-        return traced, shared_memory(config, traced, step)
+    def needed(rows: int) -> int:
+        points = step_points(config, dataclasses.replace(step.unshared, rows=rows))
+        return run.reserve.around(shared_memory(config, points, step).peak)
 
     counts = parameters_by_part(config, step.measured)
     tokens = run.global_batch_size * step.context_length
     flops = step_flops(config, tokens=tokens, context_length=step.context_length, measured=step.measured)
-    traced, shared = needed(step.rows)
+    traced = step_memory(config, step.unshared)
+    shared = shared_memory(config, traced, step)
     report: dict[str, Any] = {
         "settings": _settings(run, step),
         "notes": run.notes,
@@ -126,7 +127,7 @@ def estimate(run: RunConfig, *, utilization: float | None = None, memory: int | 
         report["time"] = _time(run, run.device, flops.model, utilization)
     if memory is not None:
         available = memory if run.device is None else run.device.memory_within(memory)
-        largest = most_rows(lambda rows: run.reserve.around(needed(rows)[1].peak), available)
+        largest = most_rows(needed, available)
         report["largest_batch"] = {"memory": available, "rows": largest}
     return report
 

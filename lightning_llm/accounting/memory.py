@@ -18,12 +18,14 @@ from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.accounting.symbolic import AllocationLog, Leaf
 from lightning_llm.accounting.symbolic_model import SymbolicModel
 from lightning_llm.accounting.symbolic_ops import Operators
+from lightning_llm.io.garbage import no_garbage_collection
 from lightning_llm.io.units import shown_size
 from lightning_llm.model.config import ModelConfig
 
 LEVELS = (2, 1, 0)  # the order of the runs: what early layers save lives the longest, so they save the least
 LONG = 3  # layers that show all there is to a run: its first, its last, and one between
 MOST_ROWS = 2**24
+MOST_DIFFERENT = 200  # layers, where each has to be traced again for each number of rows
 
 Term = tuple[str, str, int]  # part, formula, bytes
 Counts = tuple[int, int, int]  # layers at levels 2, 1 and 0
@@ -72,6 +74,7 @@ class StepMemory(StepPoints):
         return self.peak - self.parameters - self.optimizer_state
 
 
+@no_garbage_collection()
 def step_memory(config: ModelConfig, settings: StepSettings | None = None, **options: Any) -> StepMemory:
     """The memory of a step of ``LanguageModel``, which frees the gradients when the optimizer has stepped.
 
@@ -179,6 +182,7 @@ class ExtrapolatedMemory:
     def with_layers(self, counts: Counts) -> StepPoints:
         """The step with so many layers at level 2, then 1, then 0."""
         if len(set(self.config.attention_windows)) > 1:  # layers of one level differ
+            _check_different(sum(counts))
             return self._trace(counts)
         shortened: Counts = (min(counts[0], LONG), min(counts[1], LONG), min(counts[2], LONG))
         base = self._trace(shortened)
@@ -213,6 +217,22 @@ class ExtrapolatedMemory:
                     points[re.sub(r"layer \d+", place, name)] = size
             self._traces[counts] = StepPoints(parameters=memory.parameters, gradients=memory.gradients, points=points)
         return self._traces[counts]
+
+
+def step_points(config: ModelConfig, settings: StepSettings) -> StepPoints:
+    """The points of ``step_memory``, from a few traces. Errors as there, and for over ``MOST_DIFFERENT``."""
+    levels = config.checkpoint_levels
+    if levels == sorted(levels, reverse=True):
+        deep, shallow, rest = map(levels.count, LEVELS)
+        return ExtrapolatedMemory(config, settings).with_layers((deep, shallow, rest))
+    _check_different(len(levels))
+    return step_memory(config, settings)
+
+
+def _check_different(layers: int) -> None:
+    if layers > MOST_DIFFERENT:
+        alike = f"at most {MOST_DIFFERENT} layers may differ in window, or have levels that rise"
+        raise ValueError(f"num_hidden_layers {layers}: {alike}, where the rows that fit are searched for")
 
 
 def _places(level: int, count: int) -> list[list[str]]:

@@ -48,7 +48,8 @@ class SymbolicModel:
             longer = f"context_length {int(self.seq)} is more than max_position_embeddings {s.positions}"
             raise ValueError(f"{longer}: shorten one or lengthen the other")
         self.tokens = self.batch * self.seq
-        self.forms = {window: self._form(window) for window in config.attention_windows}
+        self.windows = config.attention_windows
+        self.forms = {window: self._form(window) for window in self.windows}
         self.parameters: list[Tensor] = []
         self.causal_mask: Tensor | None = None
         self.embed_tokens = self._parameter(s.vocab * s.hidden)
@@ -212,14 +213,14 @@ class SymbolicModel:
             x = self._normalize(x, weights[before])
         self._enter(f"layer {layer}, attention", ATTENTION)
         if "attention" in self.measured:
-            out = self._measured("attention", x, weights["attention"], self.config.attention_windows[layer])
+            out = self._measured("attention", x, weights["attention"], self.windows[layer])
         else:
             out = self._mixed(layer, cos_sin, x)
         del x
         return self.ops.dropout(self._normalize(out, weights[after]) if after else out, self.config.dropout)
 
     def _mixed(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
-        ops, s, weights, window = self.ops, self.s, self.layers[layer], self.config.attention_windows[layer]
+        ops, s, weights, window = self.ops, self.s, self.layers[layer], self.windows[layer]
         form = self.forms[window]
         query = ops.linear(x, weights["q_proj"], self.tokens * s.heads * s.head_dim)
         key = ops.linear(x, weights["k_proj"], self.tokens * s.kv_heads * s.head_dim)

@@ -20,7 +20,7 @@ COLORS = {
     "": "#8c8c8c",
 }
 STYLES: dict[str, dict[str, Any]] = {  # of lines; that of checkpoint may lie on another
-    **{"checkpoint": {"ls": (0, (4, 4)), "marker": "x"}, "proportional": {"ls": ":", "marker": ""}},
+    **{"checkpoint": {"ls": (0, (4, 4)), "marker": "x"}, "proportional": {"ls": ":", "marker": ""}}
 }
 SPREADS = {"total_s": "total_p{}_s", "ratio": "ratio_p{}"}  # the fields of the quantiles
 OFFSETS = [(8, 0), (0, 8), (0, -8), (-8, 0), (6, 6), (6, -6), (-6, 6), (-6, -6), (0, 20), (0, -20)]  # of a label

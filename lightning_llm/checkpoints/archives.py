@@ -21,6 +21,7 @@ import torch
 
 from lightning_llm.checkpoints.pickles import MOST_PICKLE_BYTES, Rejected, check_pickle, check_values
 from lightning_llm.io.atomic import atomic_file
+from lightning_llm.io.garbage import no_garbage_collection
 from lightning_llm.io.untrusted import open_regular, shown
 
 Source = str | os.PathLike[str] | IO[bytes]
@@ -57,6 +58,7 @@ def write_atomically(content: object, path: str | os.PathLike[str]) -> None:
         raise OSError(number, message, str(path)) from error
 
 
+@no_garbage_collection()
 def read_archive(
     source: Source, map_location: Any | None = None, *, mmap: bool = False, of_tensors: bool = True
 ) -> dict[str, Any]:
@@ -102,6 +104,7 @@ def _may_have_been_one(source: Source) -> bool:
         return file.read(len(BEGINNING)) in (BEGINNING, b"")
 
 
+@no_garbage_collection()
 def is_whole_file(path: str | os.PathLike[str]) -> bool:
     """Whether every part of a file matches its checksum and torch can open it.
 

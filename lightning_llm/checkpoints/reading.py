@@ -8,7 +8,7 @@ can be loaded without it.
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from lightning_llm.model.weights import only_finite
 EXECUTION = "execution"  # in the part under FORMAT: see training.environment
 RENAMED_CALLBACKS = {"HonestResume": "ResumeDiff"}  # keys of their states in checkpoints of earlier versions
 MOST_TRIED, MOST_SECONDS = 3, 5.0  # of files that are read one after the other: more of them if they are read fast
+SECONDS, SECONDS_PER_BYTE = 1.0, 3e-9  # that files take by their size, several times what checksums take
 
 
 def read_checkpoint(
@@ -67,11 +68,18 @@ def _validated(
 
 
 def in_time(files: Iterable[Path]) -> Iterator[Path]:
-    """The files, until several of them have taken seconds: a folder from others may hold any number of slow ones."""
-    start = time.process_time()
+    """The files, until several of them have taken seconds, or any have taken longer than their size explains.
+
+    A folder from others may hold any number of files that are slow to read, or of links to one.
+    """
+    start, explained = time.process_time(), SECONDS
     for number, file in enumerate(files):
-        if number >= MOST_TRIED and time.process_time() - start > MOST_SECONDS:
+        spent = time.process_time() - start
+        if (number and spent > explained) or (number >= MOST_TRIED and spent > MOST_SECONDS):
             return
+        with suppress(OSError):
+            parts = file.iterdir() if sharded.is_folder(file) else (file,)
+            explained += SECONDS_PER_BYTE * sum(part.stat().st_size for part in parts if part.is_file())
         yield file
 
 

@@ -11,14 +11,17 @@ from contextlib import contextmanager
 from traceback import walk_tb
 from typing import Any
 
-from lightning.pytorch import LightningDataModule
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_llm.cli.command_line import given_option, option_values
 from lightning_llm.cli.errors import one_line
+from lightning_llm.cli.jobs import lost_contact
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.trust import TRUSTED, import_trusted, is_custom
 from lightning_llm.io.untrusted import shown
+from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.training.module import LanguageModel
 
 CLASS_PATH = "class_path"
@@ -131,3 +134,18 @@ def blaming(*classes: type) -> Iterator[None]:
             raise
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise ValueError(f"{path_of(owner)}: its constructor failed: {reason}") from error
+
+
+@contextmanager
+def blaming_callbacks() -> Iterator[None]:
+    """An error in a hook of a callback from outside this package becomes a ``ValueError`` that names both."""
+    try:
+        yield
+    except Exception as error:
+        frames = [frame.f_locals for frame, _ in walk_tb(error.__traceback__) if "hook_name" in frame.f_locals]
+        kind, hook = (type(frames[-1].get("callback")), frames[-1]["hook_name"]) if frames else (object, "")
+        is_clear = isinstance(error, MisconfigurationException | OSError) or is_out_of_memory(error)
+        if is_clear or lost_contact(error) or not issubclass(kind, Callback) or not is_custom(path_of(kind)):
+            raise
+        reason = f"{type(error).__name__}: {one_line(error)}; --debug shows the traceback"
+        raise ValueError(f"callback {path_of(kind)}: its {hook} failed: {reason}") from error

@@ -312,23 +312,24 @@ def _run_command(command: str, words: list[str], python_classes: dict[str, type 
             _say(f"lightning-llm {command}: {line}")
         classes: dict[str, Any] = custom_classes.choose(complete, python_classes)
         cli_class = _of_one(command)
-        return cli_class(
-            classes["model"],
-            classes["data"],
-            save_config_callback=SaveConfig,
-            save_config_kwargs={"overwrite": True},
-            trainer_class=Trainer,
-            trainer_defaults={"callbacks": [RunReport()]},
-            seed_everything_default=1337,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            parser_kwargs={
-                "exit_on_error": False,
-                "parser_mode": parsing.STRICT_YAML,
-                **{word: help_of(word) for word in cli_class.subcommands()},
-            },
-            args=complete,
-        )
+        with custom_classes.blaming_callbacks():
+            return cli_class(
+                classes["model"],
+                classes["data"],
+                save_config_callback=SaveConfig,
+                save_config_kwargs={"overwrite": True},
+                trainer_class=Trainer,
+                trainer_defaults={"callbacks": [RunReport()]},
+                seed_everything_default=1337,
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+                parser_kwargs={
+                    "exit_on_error": False,
+                    "parser_mode": parsing.STRICT_YAML,
+                    **{word: help_of(word) for word in cli_class.subcommands()},
+                },
+                args=complete,
+            )
     except Exception as error:
         status = _report_end(error, command, words)
         if status is None:

@@ -161,8 +161,8 @@ def _listed(index: Path) -> Iterator[Path]:
 def _header_bytes(path: Path) -> int:
     with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
-    if length > LARGEST_HEADER:
-        raise ValueError(f"{path} is damaged: its header has {length} bytes, expected at most {LARGEST_HEADER}")
+    if not 2 <= length <= LARGEST_HEADER:  # a file of zeros would be mapped into memory first
+        raise ValueError(f"{path} is damaged: its header has {length} bytes, expected 2 to {LARGEST_HEADER}")
     return length
 
 
@@ -184,7 +184,4 @@ def _in_pickle(path: Path) -> Iterator[tuple[str, Stored]]:
     for name, tensor in content.items():
         if not isinstance(tensor, Tensor):
             raise ValueError(f"{path} contains something other than named tensors")
-        yield (
-            name,
-            Stored(tuple(tensor.shape), DTYPES.get(tensor.dtype, str(tensor.dtype)), tensor.detach),
-        )
+        yield name, Stored(tuple(tensor.shape), DTYPES.get(tensor.dtype, str(tensor.dtype)), tensor.detach)

@@ -5,17 +5,18 @@ always comes first. ``PhaseClock`` adds up seconds per phase without waiting for
 events on CUDA.
 """
 
-import contextlib
 import dataclasses
 import gc
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+
+from lightning_llm.io.garbage import no_garbage_collection
 
 _DEVICES = ("cpu", "cuda")
 
@@ -114,7 +115,8 @@ def interleave(
         for function in functions.values():
             function()
     samples: dict[str, list[float]] = {name: [] for name in functions}
-    with _no_garbage_collection():
+    gc.collect()
+    with no_garbage_collection():  # which would hit one of the functions by chance
         reverse = dict(reversed(list(functions.items())))
         for taken in range(1, rounds + 1):
             for name, seconds in _time_round(functions if taken % 2 else reverse, kind).items():
@@ -162,19 +164,6 @@ def _seconds_between(before: Any, after: Any) -> float:
     if isinstance(before, torch.cuda.Event):
         return float(before.elapsed_time(after)) / 1000  # from milliseconds
     return float(after - before)
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Collects first, then not at all: a collection would hit one of the functions by chance."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class PhaseClock:

@@ -7,7 +7,6 @@ import math
 import os
 import struct
 from collections.abc import Callable, Iterator
-from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from lightning_llm.io.untrusted import number_in, open_regular
 
 EVENTS = "events.out.tfevents."
 MARK = "tfevents"  # TensorBoard reads every file with this in its name
-MOST_VALUES, MOST_BYTES = 1 << 21, 1 << 28  # of a run; 2 million numbers take 120 MB and are read in 5 s
+MOST_VALUES, MOST_BYTES = 1 << 21, 1 << 28  # of a run; 2 million numbers take 120 MB and are read in 4 s
+MOST_POINTS = 1 << 19  # of the curves that are wanted; each takes 500 bytes of memory
 LONGEST = 1 << 16  # bytes of a record with numbers; longer ones are images, texts and histograms
 Curve = list[tuple[int, float]]
 
@@ -47,34 +47,41 @@ def read_curves(run: Path, wanted: Callable[[str], bool]) -> dict[str, Curve]:
         wanted: Whether a name is.
 
     Raises:
-        ValueError: An event file is a FIFO or a device, or there are more than ``MOST_VALUES`` numbers.
+        ValueError: An event file is a FIFO or a device, or there are more than ``MOST_VALUES`` numbers, or
+            ``MOST_POINTS`` that are wanted.
     """
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 
-    curves: dict[str, dict[int, float]] = {}
-    values = size = 0
-    points: list[tuple[int, str]] = []  # a heap: the highest step first, as a negative number
+    points: list[tuple[int, str, float]] = []  # step, name, value; a start of the run has no name
+    count = size = 0
     for path in (path for path in event_files(run) if path.parent == run):
         for record in _records(path):
             try:
                 event = Event.FromString(record)
             except DecodeError:
                 break  # damaged: TensorBoard stops there too
-            values, size = values + max(1, len(event.summary.value)), size + len(record)
-            if values > MOST_VALUES or size > MOST_BYTES:
+            kind, step = event.WhichOneof("what"), event.step  # each access costs as much as parsing
+            values = event.summary.value if kind == "summary" else ()
+            count, size = count + max(1, len(values)), size + len(record)
+            if count > MOST_VALUES or size > MOST_BYTES:
                 raise ValueError(f"{run}: the event files have more than {MOST_VALUES} numbers or {MOST_BYTES} bytes")
-            if event.session_log.status == SessionLog.START:
-                while points and -points[0][0] >= event.step:
-                    step, name = heappop(points)
-                    del curves[name][-step]
-            for value in event.summary.value:
-                if value.HasField("simple_value") and math.isfinite(value.simple_value) and wanted(value.tag):
-                    curve = curves.setdefault(value.tag, {})
-                    if event.step not in curve:
-                        heappush(points, (-event.step, value.tag))
-                    curve[event.step] = value.simple_value
-    return {name: sorted(curve.items()) for name, curve in curves.items()}
+            if kind == "session_log" and event.session_log.status == SessionLog.START:
+                points.append((step, "", math.nan))
+            for value in values:
+                number = value.simple_value if value.HasField("simple_value") else math.nan
+                if math.isfinite(number) and wanted(value.tag):
+                    points.append((step, value.tag, number))
+            if len(points) > MOST_POINTS:
+                raise ValueError(f"{run}: the curves that are needed have more than {MOST_POINTS} points")
+    found = dict[str, dict[int, float]]()
+    resumed_from = math.inf  # the lowest step of the starts that come later
+    for step, name, number in reversed(points):
+        if math.isnan(number):
+            resumed_from = min(resumed_from, step)
+        elif step < resumed_from:
+            found.setdefault(name, {}).setdefault(step, number)
+    return {name: sorted(curve.items()) for name, curve in found.items()}
 
 
 def _records(path: Path) -> Iterator[Any]:

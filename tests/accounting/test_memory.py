@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_llm.accounting import parameters_by_part, step_memory
-from lightning_llm.accounting.memory import ExtrapolatedMemory
+from lightning_llm.accounting.memory import ExtrapolatedMemory, step_points
 from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.model.config import ModelConfig
@@ -243,3 +243,17 @@ def test_to_the_byte(case):
     assert (peak, found.parameters, found.gradients) == (whole.peak, whole.parameters, whole.gradients)
     without_gradients = [max(rest for _, rest in points.values()) for points in (found.points, whole.points)]
     assert without_gradients[0] == without_gradients[1]
+
+
+@pytest.mark.parametrize("levels", [[2, 2, 2, 2, 1, 0, 0, 0, 0], [0, 1, 2, 0, 1, 2], [1, 2]])
+def test_the_points_of_any_order_of_levels_have_the_peak_of_the_whole(levels):
+    config = ModelConfig(
+        vocab_size=50,
+        hidden_size=64,
+        num_hidden_layers=len(levels),
+        num_attention_heads=4,
+        mlp="memory_optimized_swiglu",
+        checkpoint_level=levels,
+    )
+    step = StepSettings(rows=3, context_length=32, state_per_parameter=0)
+    assert max(total for total, _ in step_points(config, step).points.values()) == step_memory(config, step).peak

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,32 @@ def test_the_largest_batch_fits_and_one_more_row_does_not(config, tmp_path):
     settings = {"context_length": 16, "accumulation": 4}
     peaks = [step_memory(ModelConfig(**ARCHITECTURE), rows=n, **settings).peak for n in (rows, rows + 1)]
     assert peaks[0] <= 4_000_000 < peaks[1]
+
+
+@pytest.mark.parametrize("levels", [0, [2] * 700 + [1] * 800 + [0] * 500])
+def test_the_largest_batch_of_very_many_layers_is_found_in_seconds(config, tmp_path, levels):
+    model = {**ARCHITECTURE, "num_hidden_layers": 2000, "checkpoint_level": levels, "mlp": "memory_optimized_swiglu"}
+    start = time.process_time()
+    found = run(tmp_path, "--config", config(model={"architecture": model}), "--memory", "80GiB")
+    assert time.process_time() - start < 5
+    assert found["largest_batch"]["rows"] > 16
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attention": {"class_path": "sliding_window", "init_args": {"window": 4, "every": 2}}},
+        {"mlp": "memory_optimized_swiglu", "checkpoint_level": [0, 1] * 101},
+    ],
+)
+def test_layers_that_differ_are_traced_up_to_a_number(config, tmp_path, options, capsys):
+    for layers in (200, 202):
+        levels = {name: value[:layers] for name, value in options.items() if isinstance(value, list)}
+        model = {**ARCHITECTURE, "num_hidden_layers": layers, **options, **levels}
+        words = ["estimate", "--config", config(model={"architecture": model}), "--json", str(tmp_path / "out.json")]
+        assert main([*words, "--memory", "100MB"]) == (0 if layers == 200 else 2)
+        assert main(words) == 0
+    assert "num_hidden_layers 202: at most 200 layers may differ in window" in capsys.readouterr().err
 
 
 def test_buckets_of_ddp_are_as_large_as_the_gradients(config, tmp_path):

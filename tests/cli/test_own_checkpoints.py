@@ -77,6 +77,28 @@ def test_hundreds_of_slow_files_are_not_all_opened(tmp_path, monkeypatch, name):
     assert 0 < len(opened) <= reading.MOST_TRIED
 
 
+@pytest.mark.parametrize("name", ["step-{:08d}.ckpt", "epoch={}.ckpt"])
+def test_small_files_that_take_long_are_not_read_one_after_the_other(tmp_path, monkeypatch, name):
+    folder, opened, clock = tmp_path / "checkpoints", [], [0.0]
+    folder.mkdir()
+    for number in range(20):
+        (folder / name.format(number)).write_bytes(b"x" * 1000)
+
+    def slow(path):
+        opened.append(path)
+        clock[0] += 1.1
+
+    monkeypatch.setattr(reading, "is_whole", slow)
+    monkeypatch.setattr(reading, "read_outline", lambda path: slow(path) or {})
+    monkeypatch.setattr(reading.time, "process_time", lambda: clock[0])
+    with pytest.raises(ValueError, match=r"each of 1 tried checkpoints of .* is truncated or damaged"):
+        find_checkpoint(str(tmp_path), Path("runs"))
+    assert len(opened) <= 2
+    monkeypatch.setattr(reading, "SECONDS_PER_BYTE", 1e-3)  # now their size explains it
+    with pytest.raises(ValueError, match=r"each of 5 tried checkpoints of .* is truncated or damaged"):
+        find_checkpoint(str(tmp_path), Path("runs"))
+
+
 def test_a_run_goes_on_from_the_users_file(tiny, trained, capsys):
     (FOLDER / "step-00000006.ckpt").unlink()
     rest = tiny("fit", "--ckpt_path=last", **{**trained, "trainer.max_steps": 8})

@@ -9,6 +9,7 @@ import pytest
 
 from lightning_llm.data import corpora, formats
 from lightning_llm.data.corpora import open_corpus
+from lightning_llm.io import untrusted
 
 TEXTS = ["first é\n", "second \u20ac", "third 𝕏\nof two lines"]
 
@@ -199,6 +200,24 @@ def test_a_line_of_very_many_values_is_refused(tmp_path, monkeypatch, value, is_
         assert texts(path) == ["x"]
     else:
         assert "a.jsonl, line 1, has more than 100 values" in fault(lambda: texts(path))
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_read"),
+    [('{"a": 0}, ' * 99 + '{"a": 0}', False), ('{"a": 0}, ' * 97 + '{"a": 0}', True), ("0, " * 500 + "0", True)],
+    ids=["too many", "as many as allowed", "values without names"],
+)
+def test_a_line_of_very_many_fields_is_refused(tmp_path, monkeypatch, fields, is_read):
+    monkeypatch.setattr(untrusted, "MOST_FIELDS", 100)
+    path = write(tmp_path / "a.jsonl", f'{{"text": "x", "other": [{fields}]}}'.encode())
+    assert texts(path) == ["x"]  # only a long line is looked at
+    monkeypatch.setattr(formats, "MOST_VALUES", 600)
+    if is_read:
+        assert texts(path) == ["x"]
+    else:
+        assert "a.jsonl, line 1, is not JSON that can be read: it has more than 100 fields" in fault(
+            lambda: texts(path)
+        )
 
 
 @pytest.mark.parametrize(("name", "package"), [("a.zst", "zstandard"), ("a.parquet", "pyarrow")])
