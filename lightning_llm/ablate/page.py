@@ -3,8 +3,6 @@
 Plots are drawn in one ink that the page replaces with its own color of text, so one SVG serves both.
 """
 
-import io
-import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -27,11 +25,12 @@ from lightning_llm.ablate.words import (
     tuning_lines,
     verdict_lines,
 )
+from lightning_llm.io import charts
+from lightning_llm.io.charts import COLORS, GRAY, PAGE_INK
 from lightning_llm.io.untrusted import printable
 from lightning_llm.statistics.estimates import student
 
-INK, GRAY = "#010203", "#8c8c8c"  # the ink becomes the page's
-COLORS = ("#3b82c4", "#d5443a", "#5a9e3d", "#d08200", "#8e6fc1", "#2a9d8f", "#b84a9c", "#a0744b")  # seen on both pages
+WIDTH = 9.2  # of a plot, in inches
 STYLE = """
 :root { color-scheme: light dark; --ink: #24292f; --page: #ffffff; --line: #d0d7de; --soft: #57606a; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --page: #0d1117; --line: #30363d; --soft: #9198a1; } }
@@ -186,25 +185,7 @@ def _text(value: object) -> str:
 
 
 def _plot(draw: Callable[..., None], *content: Any, height: float, columns: int = 1) -> str:
-    """An SVG whose ink is the page's; texts stay texts."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    inks = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-    style: Any = dict.fromkeys(inks, INK) | {"font.size": 9.5, "font.family": "sans-serif", "axes.titlesize": 10}
-    style |= {"axes.facecolor": "none", "legend.frameon": False, "grid.alpha": 0.25, "grid.color": GRAY}
-    style |= {"svg.fonttype": "none", "svg.hashsalt": "ablate", "text.parse_math": False}
-    style |= {"axes.spines.top": False, "axes.spines.right": False}
-    with rc_context(style):
-        figure = Figure((9.2, height), layout="constrained", facecolor="none")
-        FigureCanvasSVG(figure)
-        draw(figure.subplots(1, columns, squeeze=False)[0], *content)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    drawn = re.sub(r"<metadata>.*?</metadata>", "", file.getvalue(), flags=re.DOTALL).replace(INK, "currentColor")
-    drawn = re.sub(r'<g id="[^"]*"', "<g", drawn)  # those of several plots are the same
-    return f"<figure>{drawn[drawn.index('<svg') :].strip()}</figure>"
+    return f"<figure>{charts.svg(draw, *content, width=WIDTH, height=height, columns=columns)}</figure>"
 
 
 def _colors(report: Mapping[str, Any]) -> dict[str, str]:
@@ -219,7 +200,7 @@ def _forest(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     axis, colors, rows = axes[0], _colors(report), labeled(report)
     if report["delta"] is not None:
         axis.axvspan(-report["delta"], report["delta"], color=GRAY, alpha=0.2, lw=0)
-    axis.axvline(0, color=INK, lw=0.8)
+    axis.axvline(0, color=PAGE_INK, lw=0.8)
     for place, (name, row) in enumerate(rows):
         if row["difference"] is None:
             words = row["note"] or row["verdict"]
@@ -259,7 +240,7 @@ def _loss_curves(axes: Sequence[Any], report: Mapping[str, Any], curves: Curves)
     axes[1].set(xlabel="step of the baseline", ylabel="difference, nats/token")
     for axis in axes:
         axis.grid()
-    axes[0].figure.legend(loc="outside lower center", ncols=6)
+    charts.legend(axes[0])
 
 
 def _difference(axis: Any, steps: Sequence[int], differences: Any, color: str) -> None:
@@ -285,7 +266,7 @@ def _tuning_curves(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     axis.minorticks_off()
     axis.set_xlabel(f"{report['tuning']['option']} (dotted: the tuned value)")
     axis.grid()
-    axis.figure.legend(loc="outside lower center", ncols=6)
+    charts.legend(axis)
 
 
 def _cost_plot(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
@@ -303,5 +284,4 @@ def _cost_plot(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     axes[1].set(xlabel="peak memory of a step, MiB", ylabel=f"{report['metric']}, {report['unit']}")
     for axis in axes:
         axis.grid()
-    handles, labels = axes[0].get_legend_handles_labels()
-    axes[0].figure.legend(handles, labels, loc="outside lower center", ncols=6)
+    charts.legend(axes[0])
