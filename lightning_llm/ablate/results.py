@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.ablate.experiment import AGAIN, BASELINE, NULL
+from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.plan import INTERVAL, RUNS, Plan
-from lightning_llm.ablate.scheduler import Run, State, state_of
+from lightning_llm.ablate.scheduler import Losses, Run, State
 from lightning_llm.io.untrusted import (
     MIB,
     NUMBER,
@@ -29,15 +29,16 @@ from lightning_llm.statistics.windows import MOST_BLOCKS
 
 COST = "cost.json"
 NUMBERS = ("val_loss", "bits_per_byte", "train_loss", "seconds", "peak_memory_gib", "steps", "tokens")
-CURVES = ("train_loss", "val_loss")
+VALIDATION_LOSS = "val_loss"
+CURVES = ("train_loss", VALIDATION_LOSS)
 SETTINGS = {"trainer.precision": ("precision",), "trainer.tf32": ("tf32",)}  # what a variant may change, and its record
 _BLOCKS = {"windows": whole(1), "tokens": whole(1), "nats": NUMBER}
-_SIDE = record(
+_ARM = record(
     dict.fromkeys(("step_s", "step_p20_s", "step_p80_s", "ratio"), POSITIVE),
     {"peak_bytes": maybe(NUMBER), "ratio_interval": maybe(INTERVAL), "ratio_p20": NUMBER, "ratio_p80": NUMBER},
 )
 _COST = record(
-    {"plan": TEXT, "sides": by_name(_SIDE)},
+    {"plan": TEXT, "sides": by_name(_ARM)},
     {
         **dict.fromkeys(("machine", "date", "torch"), TEXT),
         **{"threads": whole(), "rounds": whole(), "other_cores": maybe(NUMBER)},
@@ -111,7 +112,7 @@ class Loaded:
     @property
     def replay_difference(self) -> float | None:
         """The largest difference of curves and losses of the baseline's first seed from those of the same again."""
-        first, again = (self.results.get(Run(name, self.plan.rules.first_seed)) for name in (BASELINE, AGAIN))
+        first, again = (self.results.get(Run(name, self.plan.experiment.first_seed)) for name in (BASELINE, AGAIN))
         if first is None or again is None or first.loss is None or again.loss is None:
             return None
         ours, theirs = first.curves(), again.curves()
@@ -121,15 +122,15 @@ class Loaded:
             pairs += [(both[0][step], both[1][step]) for step in both[0].keys() & both[1].keys()]
         return max(abs(one - other) for one, other in pairs)
 
-    def tuned_name(self, side: str) -> str:
-        """What the runs of a side are called once it is tuned."""
-        tune, found = self.plan.tune, self.state.tuning.get(side)
-        return side if tune is None or found is None or found.best is None else tune.tuned_name(side, found.best)
+    def tuned_name(self, arm: str) -> str:
+        """What the runs of an arm are called once it is tuned."""
+        tune, tuned = self.plan.tune, self.state.tuning.get(arm)
+        return arm if tune is None or tuned is None or tuned.best is None else tune.tuned_name(arm, tuned.best)
 
     @property
     def null_began_alike(self) -> bool:
         """Whether the null variant began like the baseline: with ``model.init_from``, nothing is random."""
-        seed = self.plan.rules.first_seed
+        seed = self.plan.experiment.first_seed
         runs = [self.results.get(Run(name, seed)) for name in (BASELINE, NULL)]
         starts = [None if each is None else each.summary.get(INITIAL_VALUES) for each in runs]
         return starts[0] is not None and starts[0] == starts[1]
@@ -143,8 +144,12 @@ def load_experiment(out: str | Path) -> Loaded:
     """
     plan = Plan.read(Path(out))
     results = results_of(plan)
-    cost = _cost_of(plan)
-    return Loaded(plan, results, state_of(plan.rules, {run: each.loss for run, each in results.items()}), cost)
+    return Loaded(plan, results, plan.state(losses_of(results)), _cost_of(plan))
+
+
+def losses_of(results: Mapping[Run, Result]) -> Losses:
+    """The loss of each run that has ended."""
+    return {run: result.loss for run, result in results.items()}
 
 
 def _cost_of(plan: Plan) -> Mapping[str, Any] | None:
@@ -158,7 +163,7 @@ def _cost_of(plan: Plan) -> Mapping[str, Any] | None:
         return None
     content = read_json(path)
     validate(content, _COST, path)
-    if unknown := set(content["sides"]) - {BASELINE, *plan.content["variants"]}:
+    if unknown := set(content["sides"]) - {BASELINE, *plan.experiment.variants}:
         raise ValueError(f"{path}: the plan has no side {sorted(unknown)[0]}")
     return content if content["plan"] == plan.content["hash"] else None
 
@@ -178,7 +183,7 @@ def results_of(plan: Plan, known: Mapping[Run, Result] | None = None) -> dict[Ru
     for folder in folders:
         name, _, seed = folder.name.rpartition(",seed=")
         run = Run(name, int(seed) if seed.isdecimal() else -1)
-        if run not in found and plan.side(name) and run.seed >= 0 and (result := _result(plan, run, folder)):
+        if run not in found and plan.arm(name) and run.seed >= 0 and (result := _result(plan, run, folder)):
             found[run] = result
     for run, result in found.items():
         base = _baseline(plan, found, run.seed)
@@ -190,7 +195,7 @@ def results_of(plan: Plan, known: Mapping[Run, Result] | None = None) -> dict[Ru
 
 def _baseline(plan: Plan, found: Mapping[Run, Result], seed: int) -> Any:
     """The baseline's run of a seed, or the tuned baseline's, that has not diverged; ``None``: there is none yet."""
-    runs = [run for run in sorted(found) if run.seed == seed and plan.side(run.name) == BASELINE]
+    runs = [run for run in sorted(found) if run.seed == seed and plan.arm(run.name) == BASELINE]
     return next((found[run] for run in runs if not found[run].has_diverged), None)
 
 
@@ -198,9 +203,9 @@ def _result(plan: Plan, run: Run, folder: Path) -> Result | None:
     words = run_state(folder).words
     if words == FINISHED:
         summary = read_summary(folder, NUMBERS)
-        metric, loss = plan.content["metric"], summary.get(plan.content["metric"])
+        metric, loss = plan.experiment.metric, summary.get(plan.experiment.metric)
         reason = "" if loss is not None else f"its {metric} is not finite"
-        chance = plan.content["sides"][BASELINE if (side := plan.side(run.name)) == AGAIN else str(side)].get("chance")
+        chance = plan.arms[str(plan.arm(run.name))].get("chance")
         if loss is not None and chance is not None and loss > chance:
             loss, reason = None, f"its {metric} {loss:.4g} is above the {chance:.4g} of guessing at random"
         return Result(run, folder, loss, reason, summary)
@@ -211,13 +216,13 @@ def _result(plan: Plan, run: Run, folder: Path) -> Result | None:
 
 def _mismatch(plan: Plan, base: Result, other: Result) -> str:
     """Why two runs are no pair, apart from what the plan makes different."""
-    sides, name = plan.content["sides"], str(plan.side(other.run.name))
-    base_side, side = sides[BASELINE], sides[BASELINE if name == AGAIN else name]
+    name = str(plan.arm(other.run.name))
     ours, theirs = base.summary.get("steps"), other.summary.get("steps")
-    if side["steps"] == base_side["steps"] and ours != theirs:
+    base_arm, arm = plan.arms[BASELINE], plan.arms[name]
+    if arm["steps"] == base_arm["steps"] and ours != theirs:
         return f"they have {ours} and {theirs} steps"
-    options = plan.content["variants"].get(name, {})
+    options = plan.experiment.variants.get(name, {})
     excused = [field for option, fields in SETTINGS.items() if option in options for field in fields]
     excused += [MLP_VALUES] if name == NULL else []
-    excused += [BATCHES, VALIDATION_BATCHES] if side["tokenizer"] != base_side["tokenizer"] else []
+    excused += [BATCHES, VALIDATION_BATCHES] if arm["tokenizer"] != base_arm["tokenizer"] else []
     return mismatch(base.summary, other.summary, excused)

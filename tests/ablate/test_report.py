@@ -10,13 +10,14 @@ from scipy import stats
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.__main__ import main
-from lightning_llm.ablate.page import page_of
-from lightning_llm.ablate.report import Curves, curves_of, report_of
+from lightning_llm.ablate.curves import Curves, curves_of
+from lightning_llm.ablate.page import page_of, write_report
+from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.words import cost_lines, noise_lines
 from lightning_llm.ablate.worker import work
-from lightning_llm.cli.ablate_report import show_report, write_report
+from lightning_llm.cli.ablate_report import show_report
 from lightning_llm.io.console import Console
 from lightning_llm.statistics.looks import PlannedLook, spending
 
