@@ -40,7 +40,7 @@ from lightning_llm.statistics.pairing import MLP_VALUES, mismatch
 from lightning_llm.statistics.verdict import BETTER, UNDECIDED, Sample, verdicts
 
 DEVICES, DTYPES = ("cpu",), ("float32",)  # the precision is that of fit
-FILES = ("lightning_llm/ablate", "lightning_llm/cli/ablate.py", "lightning_llm/cli/ablate_setup.py")
+FILES = ("lightning_llm/ablate", "lightning_llm/cli/ablate.py", "lightning_llm/cli/ablate_arm.py")
 REDRAW = "--trainer.callbacks+=lightning_llm.ablate.null_variant.RedrawMLP"
 SEEDS, NULLS, PLANTED, PATHS = 64, 4000, 1000, 100_000  # of the pool, null, each effect of power, and a prediction
 EFFECTS = (0.5, 0.75, 1.0, 1.5, 2.0)  # in standard deviations of a difference

@@ -75,11 +75,7 @@ def _parts(report: Mapping[str, Any], curves: Curves) -> list[str]:
     facts = f"{report['metric']} of {report['validation']}, at the last step; {delta}; alpha {report['alpha']:g}"
     unfinished = "" if report["has_ended"] else "<p><strong>The experiment has not ended.</strong></p>"
     parts = [f"<h1>{_text(report['name'])}</h1>", f'<p class="soft">{_text(facts)}; looks at {looks} pairs</p>']
-    parts += [
-        unfinished,
-        "<h2>Differences from the baseline</h2>",
-        _plot(plots.forest, report, height=1.3 + 0.55 * len(labeled(report))),
-    ]
+    parts += [unfinished, "<h2>Differences from the baseline</h2>", _plot(plots.forest, report, height=height)]
     parts += [_verdict_table(report), _paragraphs(verdict_lines(report)), "<h2>Noise</h2>"]
     parts += [_paragraphs(noise_lines(report)), _pairs_table(report)]
     if report["tuning"] and report["tuning"]["sides"]:
