@@ -308,6 +308,6 @@ BENCH = Bench(
     dtypes=("float32",),  # the precision is that of fit
     columns=COLUMNS,
     draw=draw,
-    files=("lightning_llm/ablate", "lightning_llm/cli/ablate.py", "lightning_llm/cli/ablate_setup.py"),
+    files=("lightning_llm/ablate", "lightning_llm/cli/ablate.py", "lightning_llm/cli/ablate_arm.py"),
     check=check,
 )

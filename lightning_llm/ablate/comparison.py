@@ -16,7 +16,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.ablate.experiment import BASELINE
+from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.plan import PLAN, RUNS
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.runs.event_files import read_curves
@@ -119,20 +119,21 @@ def compare_experiment(folder: Path) -> tuple[list[Group], list[list[Effect]]]:
         ValueError: As ``load_experiment``.
     """
     loaded = load_experiment(folder)
-    metric, names = loaded.plan.content["metric"], list(loaded.plan.content["variants"])
-    of_side: dict[str, list[tuple[Run, Results]]] = {}
+    experiment = loaded.plan.experiment
+    metric, names = experiment.metric, list(experiment.variants)
+    of_arm: dict[str, list[tuple[Run, Results]]] = {}
     summaries: dict[Path, Mapping[str, Any]] = {}
     for key, result in sorted(loaded.results.items()):
         run = Run(result.folder, dict.fromkeys(SEEDS, key.seed))
-        of_side.setdefault(key.name, []).append((run, _numbers(result.summary)))
+        of_arm.setdefault(key.name, []).append((run, _numbers(result.summary)))
         summaries[run.path] = result.summary
-    groups = [_group(name, {"variant": name}, of_side.get(name, []), summaries) for name in (BASELINE, *names)]
+    groups = [_group(name, {"variant": name}, of_arm.get(name, []), summaries) for name in (BASELINE, *names)]
     found: list[list[Effect]] = []
     for name in names:
         verdict = loaded.state.verdicts.get(name)
-        seeds = [] if verdict is None else loaded.plan.rules.seeds(verdict.pairs)
+        seeds = [] if verdict is None else experiment.seeds(verdict.pairs)
         base = [
-            each for run, results in of_side.get(BASELINE, []) if run.seed[0] in seeds for each in [results.get(metric)]
+            each for run, results in of_arm.get(BASELINE, []) if run.seed[0] in seeds for each in [results.get(metric)]
         ]
         known = [each for each in base if each is not None]
         found.append([] if verdict is None or not known else [Effect(metric, statistics.fmean(known), verdict)])

@@ -1,10 +1,10 @@
-"""Time and memory of each side's training step, measured alone on the machine: baseline and variant interleaved.
+"""The cost of an arm: parameters and FLOPs, counted; time and memory of a training step, measured alone.
 
-A step is what ``fit`` does: read the batch, forward, backward, clip, update. On a CPU, peak memory is counted operator
-by operator (``measure.meter``); on CUDA, by the allocator. Steps run on one device.
+Baseline and variant are timed interleaved. A step is what ``fit`` does: read the batch, forward, backward, clip,
+update. On a CPU, peak memory is counted operator by operator (``measure.meter``); on CUDA, by the allocator. Steps run
+on one device.
 """
 
-import dataclasses
 import datetime
 import gc
 import math
@@ -17,56 +17,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_llm.ablate.arm import Arm
 from lightning_llm.ablate.ratios import median_interval
+from lightning_llm.accounting.counts import step_flops
 from lightning_llm.accounting.hardware import cpu_name
 from lightning_llm.measure.meter import MemoryMeter, tensors_in
 from lightning_llm.measure.timer import Timing, interleave
+from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import param_groups
+from lightning_llm.training.measured_parts import measure_parts
 
-# Of two equal sides on two loaded cores, the interval of the ratio is ±4.4 % after 20 rounds, ±1.1 % after 200 and
+# Of two equal arms on two loaded cores, the interval of the ratio is ±4.4 % after 20 rounds, ±1.1 % after 200 and
 # ±0.9 % after 300; the signs of consecutive ratios are independent.
 ROUNDS, LEAST, WARM_UP = 300, 20, 3
-BUDGET_S = 60.0  # for both sides together; LEAST rounds are taken in any case
-
-
-@dataclasses.dataclass
-class Side:
-    """One side of a comparison, as the command line has made it; nothing is trained.
-
-    Attributes:
-        name: ``baseline`` or the variant's.
-        options: Of ``fit``, resolved.
-        model: The LanguageModel, before its transformer is made.
-        data: Its data, with the store opened.
-        trainer: Its Trainer.
-    """
-
-    name: str
-    options: dict[str, Any]
-    model: Any
-    data: Any
-    trainer: Any
-
-    @property
-    def architecture(self) -> Any:
-        """The model's config, with the vocabulary of the data."""
-        config = self.model.architecture
-        return dataclasses.replace(config, vocab_size=config.vocab_size or self.data.vocab_size)
+BUDGET_S = 60.0  # for both arms together; LEAST rounds are taken in any case
 
 
 class TrainingSteps:
-    """Runs training steps of a side.
+    """Runs training steps of an arm.
 
     Args:
-        side: Its model is built.
+        arm: Its model is built.
     """
 
-    def __init__(self, side: Side) -> None:
-        self.device = side.trainer.strategy.root_device
-        model, data = side.model, side.data
-        model.architecture, model.seed = side.architecture, 0
+    def __init__(self, arm: Arm) -> None:
+        self.device = arm.trainer.strategy.root_device
+        model, data = arm.model, arm.data
+        model.architecture, model.seed = arm.architecture, 0
         model.configure_model()
-        self._precision, self._clip = side.trainer.precision_plugin, side.trainer
+        self._precision = arm.trainer.precision_plugin
+        self._clip = arm.trainer.gradient_clip_val, arm.trainer.gradient_clip_algorithm
         self.model = self._precision.convert_module(model).to(self.device).train()
         data.setup("fit")
         self._micro_batches, self._batches = data.accumulation, self._endless(data.train_dataloader)
@@ -79,8 +59,7 @@ class TrainingSteps:
             with self._precision.forward_context():
                 loss = self.model.loss(batch)
             torch.autograd.backward(loss / self._micro_batches)
-        clip = self._clip.gradient_clip_val, self._clip.gradient_clip_algorithm
-        self.model.configure_gradient_clipping(self.optimizer, *clip)
+        self.model.configure_gradient_clipping(self.optimizer, *self._clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -108,21 +87,45 @@ class TrainingSteps:
             yield from loader()
 
 
-def time_pair(baseline: Side, variant: Side, rounds: int = ROUNDS) -> tuple[TrainingSteps, TrainingSteps, list[Timing]]:
-    """The steps of both sides and their times, interleaved."""
-    sides = TrainingSteps(baseline), TrainingSteps(variant)
-    functions = {"baseline": sides[0].step, "variant": sides[1].step}
+def facts_of(arm: Arm) -> dict[str, Any]:
+    """What the plan records of an arm's cost."""
+    flops, tokens = flops_of(arm), arm.data.tokens_per_step
+    counts = {"steps": arm.steps, "parameters": parameters_of(arm.architecture), "tokens_per_step": tokens}
+    return {**counts, "flops_per_token": None if flops is None else flops / tokens}
+
+
+def flops_of(arm: Arm) -> int | None:
+    """FLOPs of its optimizer step, without what is recomputed; ``None`` for parts that cannot be counted."""
+    config, tokens = arm.architecture, arm.data.tokens_per_step
+    try:
+        length = arm.data.context_length
+        measured = measure_parts(config, str(arm.trainer.precision), length)
+        return step_flops(config, tokens=tokens, context_length=length, measured=measured).model
+    except ValueError:
+        return None
+
+
+def parameters_of(config: Any) -> int:
+    """Of a model of this config, which is built without memory."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in Transformer(config).parameters())
+
+
+def time_pair(baseline: Arm, variant: Arm, rounds: int = ROUNDS) -> tuple[TrainingSteps, TrainingSteps, list[Timing]]:
+    """The steps of both arms and their times, interleaved."""
+    steps = TrainingSteps(baseline), TrainingSteps(variant)
+    functions = {"baseline": steps[0].step, "variant": steps[1].step}
     limits: dict[str, Any] = {"rounds": rounds, "least": min(rounds, LEAST), "budget_s": BUDGET_S}
-    timings = interleave(functions, warmup=WARM_UP, device=sides[0].device, **limits)
-    return (*sides, list(timings.values()))
+    timings = interleave(functions, warmup=WARM_UP, device=steps[0].device, **limits)
+    return (*steps, list(timings.values()))
 
 
-def measure(names: Sequence[str], make: Callable[[str], Side], say: Callable[[str], object]) -> dict[str, Any]:
-    """Time and memory of each side.
+def measure(names: Sequence[str], make: Callable[[str], Arm], say: Callable[[str], object]) -> dict[str, Any]:
+    """Time and memory of each arm.
 
     Args:
         names: The baseline's first, then the variants'.
-        make: Makes a side, which is used up.
+        make: Makes an arm, which is used up.
         say: Called with a line before each pair.
     """
     found: dict[str, Any] = {}
@@ -132,7 +135,7 @@ def measure(names: Sequence[str], make: Callable[[str], Side], say: Callable[[st
         base, variant, (slow, fast) = time_pair(make(names[0]), make(name), rounds=ROUNDS)
         rounds = min(rounds, len(slow.samples))
         found.setdefault(names[0], _row(base, slow, slow))
-        # the machine may be slower now than for the first pair: the ratio is what both sides measured together
+        # the machine may be slower now than for the first pair: the ratio is what both arms measured together
         row, scale = _row(variant, fast, slow), found[names[0]]["step_s"]
         times = {
             field.replace("ratio", "step") + "_s": row[field] * scale for field in ("ratio", "ratio_p20", "ratio_p80")

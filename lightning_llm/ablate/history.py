@@ -8,9 +8,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from lightning_llm.ablate.experiment import BASELINE
+from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.plan import PLAN, REPORT, RUNS
 from lightning_llm.io.schema import NUMBER, maybe, open_record, validate
 from lightning_llm.io.untrusted import read_json
@@ -35,19 +34,20 @@ class Earlier:
     spread: float | None
 
 
-def earlier(out: Path, asked: Any) -> list[Earlier]:
+def earlier(out: Path, config: str, metric: str) -> list[Earlier]:
     """The experiments in the same parent folder whose baseline and metric are those of a new one.
 
     Args:
         out: The folder of the new one.
-        asked: What its plan asks for.
+        config: The hash of its baseline's config.
+        metric: Its metric.
     """
-    return list(_found(out, asked))
+    return list(_like(out, config, metric))
 
 
-def spread_of(found: Sequence[Earlier]) -> tuple[float, str] | None:
+def spread_of(experiments: Sequence[Earlier]) -> tuple[float, str] | None:
     """The largest known spread, and the name of its experiment."""
-    return max(((each.spread, each.name) for each in found if each.spread), default=None)
+    return max(((known.spread, known.name) for known in experiments if known.spread), default=None)
 
 
 def spread_in(folder: Path, metric: str) -> float:
@@ -61,15 +61,14 @@ def spread_in(folder: Path, metric: str) -> float:
     raise ValueError(f"{folder} has no {REPORT} with the spread of a null variant in {metric}: give --spread instead")
 
 
-def _found(out: Path, asked: Any) -> Iterator[Earlier]:
+def _like(out: Path, config: str, metric: str) -> Iterator[Earlier]:
     folders = sorted(path.parent for path in out.parent.glob(f"*/{PLAN}"))[:MOST]
     for folder in folders:
         if folder.resolve() == out.resolve():
             continue
         with suppress(OSError, ValueError, KeyError, TypeError):
             content = read_json(folder / PLAN)
-            ours, theirs = (each["asked_configs"][BASELINE] for each in (asked, content))
-            if ours != theirs or content["metric"] != asked["metric"]:
+            if (content["asked_configs"][BASELINE], content["metric"]) != (config, metric):
                 continue
             names = (path.name for path in (folder / RUNS).glob(f"{BASELINE},*seed=*"))  # those of tuning too
             seeds = sorted({int(seed) for seed in (name.rpartition("=")[2] for name in names) if seed.isdecimal()})

@@ -6,26 +6,24 @@ it changes their bits.
 """
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
-from lightning_llm.ablate.experiment import BASELINE
-from lightning_llm.ablate.plan import CODE, MAIN, Plan
-from lightning_llm.ablate.results import Result, results_of
-from lightning_llm.ablate.scheduler import Run, State, state_of
-from lightning_llm.ablate.worker import LOGS, MOST_KILLS, last_line
-from lightning_llm.io.atomic import open_to_append
-from lightning_llm.io.console import Console
+from lightning_llm.ablate.arm import BASELINE
+from lightning_llm.ablate.child import SAVING_S, Child, last_line
+from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.results import Result, losses_of, results_of
+from lightning_llm.ablate.scheduler import Run, State
+from lightning_llm.ablate.worker import LOGS, MOST_KILLS
 from lightning_llm.io.units import shown_duration
-from lightning_llm.measure.gauges import host_memory
+from lightning_llm.io.console import Console
 
 POLL_S = 0.5
+ENDING_S = 60.0  # a worker ends so long after its run
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 MEMORY_SHARE = 0.8  # of the host's memory, for all runs together
 
@@ -37,6 +35,14 @@ def cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
+def gpus() -> list[str]:
+    """The GPUs that workers may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    import torch
+
+    visible = os.environ.get(VISIBLE)
+    return visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+
+
 def threads_for(accelerator: str, gpus: int, need_bytes: int, most: int | None) -> int:
     """Threads of each run: the cores that a slot gets. On CPUs a slot is one core, or more if memory is short.
 
@@ -46,7 +52,7 @@ def threads_for(accelerator: str, gpus: int, need_bytes: int, most: int | None) 
         need_bytes: Host memory of a run.
         most: The most runs at a time that the user wants.
     """
-    memory = host_memory() or 0
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     count = gpus if accelerator == "cuda" else min(len(cores()), int(MEMORY_SHARE * memory) // need_bytes)
     return max(1, len(cores()) // max(1, min(count, most or count)))
 
@@ -69,10 +75,10 @@ def slots(plan: Plan, gpus: Sequence[str], most: int | None) -> list[dict[str, s
     return bound
 
 
-def bind(given: str) -> None:
+def bind(numbers: str) -> None:
     """Bind this process, and those that it starts, to cores such as ``0,1``."""
-    if given and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {int(core) for core in given.split(",")})
+    if numbers and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {int(core) for core in numbers.split(",")})
 
 
 def run_workers(plan: Plan, places: Sequence[Mapping[str, str]]) -> None:
@@ -94,9 +100,9 @@ def run_workers(plan: Plan, places: Sequence[Mapping[str, str]]) -> None:
                 time.sleep(POLL_S)
     finally:
         for worker in workers:
-            worker.stop()
+            worker.child.ask_to_end()
         for worker in workers:
-            worker.process.wait()
+            worker.child.end(SAVING_S + ENDING_S)
 
 
 class Worker:
@@ -110,11 +116,10 @@ class Worker:
 
     def __init__(self, plan: Plan, place: Mapping[str, str], log: Path) -> None:
         words = ["ablate", "work", str(plan.out), "--cores", place["cores"], "--parent", str(os.getpid())]
-        self._command = [sys.executable, str((plan.out / CODE / MAIN).resolve()), *words]
-        self._environment = {**os.environ, **{name: value for name, value in place.items() if name != "cores"}}
+        environment = {**os.environ, **{name: value for name, value in place.items() if name != "cores"}}
+        self._start = partial(Child, plan.out, words, log=log, environment=environment)
         self._log, self._kills = log, 0
-        log.parent.mkdir(exist_ok=True)
-        self.process = self._start()
+        self.child = self._start()
 
     def is_running(self) -> bool:
         """Whether it has not ended; if it was killed, it is started again.
@@ -122,31 +127,14 @@ class Worker:
         Raises:
             ValueError: It failed.
         """
-        status = self.process.poll()
+        status = self.child.status()
         if status is not None and status < 0 and self._kills < MOST_KILLS:
             self._kills += 1
-            self.process, status = self._start(), None
+            self.child, status = self._start(), None
         if status:
             words = last_line(self._log).rpartition("error: ")[2]
             raise ValueError(words if status > 0 else f"a worker was killed: {self._log}")
         return status is None
-
-    def stop(self) -> None:
-        """Ask it to end: its run saves first."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        with open_to_append(self._log) as output:
-            # in a session of its own: Ctrl-C reaches it through this process alone
-            return subprocess.Popen(
-                self._command,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
 
 
 class Display:
@@ -180,7 +168,7 @@ class Display:
         elif results.keys() == self._shown:
             return
         new, self._shown = results.keys() - (self._shown or self._before), set(results)
-        state = state_of(self._plan.rules, {run: each.loss for run, each in results.items()})
+        state = self._plan.state(losses_of(results))
         ended = len(results) - len(self._before)
         left_s = (time.monotonic() - self._started) / ended * len(state.needed) if ended else None
         total = len(results) + len(state.needed)
@@ -195,8 +183,8 @@ class Display:
 def run_in_words(plan: Plan, run: Run, results: Mapping[Run, Result], progress: str) -> str:
     """Such as ``gelu seed 0  val_loss 2.9933 (baseline 2.8784, 1 of 4 pairs, about 3 min left)``."""
     loss, base = results[run].loss, results.get(Run(BASELINE, run.seed))
-    words = "diverged" if loss is None else f"{plan.content['metric']} {loss:.4f}"
-    is_pair = base is not None and base.loss is not None and plan.side(run.name) != BASELINE and "," not in run.name
+    words = "diverged" if loss is None else f"{plan.experiment.metric} {loss:.4f}"
+    is_pair = base is not None and base.loss is not None and plan.arm(run.name) != BASELINE and "," not in run.name
     about = [f"baseline {base.loss:.4f}"] if is_pair and base is not None else []
     return f"{run.name.replace(',', ' ')} seed {run.seed}  {words} ({', '.join([*about, progress])})"
 
@@ -210,9 +198,9 @@ def progress_in_words(plan: Plan, state: State, results: Mapping[Run, Result], l
         results: Of the runs that have ended.
         left_s: Seconds until the runs that are needed have ended; ``None``: not known yet.
     """
-    sides = (BASELINE, *state.undecided)
-    seeds = plan.rules.seeds(state.look)
-    pairs = sum(all(Run(name, seed) in results for name in sides) for seed in seeds)
+    arms = (BASELINE, *state.undecided)
+    seeds = plan.experiment.seeds(state.look)
+    pairs = sum(all(Run(name, seed) in results for name in arms) for seed in seeds)
     words = [f"{pairs} of {state.look} pairs"]
     if any("," in run.name for run in state.needed):
         words.append(f"{len(state.needed)} runs of tuned sides to go")

@@ -1,35 +1,35 @@
-"""Equal cost on both sides: which option of a variant is changed, to what, and how closely both sides then agree.
+"""Equal cost on both arms: a class for each matching rule, and the table ``MATCHES`` of all of them. No torch.
 
 ``tokens``: the same steps on the same batches. ``flops``: the variant's steps are scaled by the counted FLOPs of a
-step. ``time``: they are scaled by an interleaved timing of both sides, measured alone before the plan is frozen; no
+step. ``time``: they are scaled by an interleaved timing of both arms, measured alone before the plan is frozen; no
 clock cuts a run. Inside the timing's noise, they stay as they are. ``parameters``: one option of the variant's
 architecture is solved so that the parameters agree.
 
 A schedule follows the scaled steps. The built-in ones know the length of the run, and the steps that a config gives
 them are scaled like the run's. Others must do without steps of their own.
+
+A rule of your own is a subclass of :class:`Match` and a line in ``MATCHES``: files, plans and reports read the table.
+Counting and timing need torch, which ``ablate.cost`` imports when a rule matches.
 """
 
 import bisect
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
-import torch
-
-from lightning_llm.ablate import cost
-from lightning_llm.ablate.cost import Side
-from lightning_llm.ablate.experiment import CLOSE, FLOPS, PARAMETERS, TIME, TOKENS
+from lightning_llm.ablate.arm import BASELINE, Arm
 from lightning_llm.ablate.ratios import TIMED, is_one, median_interval
-from lightning_llm.accounting.counts import step_flops
 from lightning_llm.io.untrusted import shown
-from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine, WarmupLinear, WarmupStableDecay
-from lightning_llm.training.measured_parts import measure_parts
 
-STEPS, SCHEDULE = "trainer.max_steps", "model.schedule"
+STEPS, SCHEDULE, ARCHITECTURE = "trainer.max_steps", "model.schedule", "model.architecture."
 SCALED = ("warmup_steps", "decay_steps")  # of a built-in schedule
+CLOSE = 0.005  # how far apart equal numbers of parameters may be, as a share
 _BUILT_IN = (Constant, WarmupCosine, WarmupLinear, WarmupStableDecay)
 _LARGEST = 64  # times the option's value, where a solution is looked for
+_TIMES = " × the baseline's"
+Facts = Mapping[str, Any]  # of an arm, as a plan or a report records them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,43 +52,161 @@ class Matched:
         return {"matched": self.options} | {field: getattr(self, field) for field in TIMED}
 
 
-def matched(match: str, solved: str | None, base: Side, variant: Side, make: Callable[[str], Side]) -> Matched:
-    """What matches a variant with the baseline.
+class Match:
+    """A matching rule: what is equal on both arms, and how a variant is changed for it.
+
+    Attributes:
+        name: Of the rule, in files and reports.
+        is_timed: Whether it times steps, which takes the threads of the runs.
+        is_solved: Whether a file names an option of the variants' architecture that is solved for.
+        caveat: A sentence of the report; empty: none.
+    """
+
+    name: ClassVar[str]
+    is_timed: ClassVar[bool] = False
+    is_solved: ClassVar[bool] = False
+    caveat: ClassVar[str] = ""
+
+    def matched(self, base: Arm, variant: Arm, make: Callable[[str], Arm], solved: str | None) -> Matched:
+        """What matches a variant with the baseline.
+
+        Args:
+            base: The baseline.
+            variant: The variant.
+            make: Makes an arm by its name, to be timed and used up.
+            solved: The option that is solved for, if ``is_solved``.
+
+        Raises:
+            ValueError: It cannot be matched.
+        """
+        raise NotImplementedError
+
+    def closeness(self, base: Facts, variant: Facts) -> float | None:
+        """The variant's part of what is matched, as a ratio to the baseline's; ``None``: ``cost.json`` has it."""
+        raise NotImplementedError
+
+    def words(self, report: Facts) -> tuple[list[str], str]:
+        """How closely each variant of a report is matched, and the unit of these numbers."""
+        rows = {name: row for name, row in report["variants"].items() if row["ratio"] is not None}
+        solved = {name: "" if row["solved"] is None else f"{row['solved']}, " for name, row in rows.items()}
+        return [f"{name} {solved[name]}{row['ratio']:.4g}" for name, row in rows.items()], _TIMES
+
+
+class Tokens(Match):
+    """The same steps on the same batches."""
+
+    name = "tokens"
+
+    def matched(self, base: Arm, variant: Arm, make: Callable[[str], Arm], solved: str | None) -> Matched:
+        """Nothing is changed."""
+        return Matched()
+
+    def closeness(self, base: Facts, variant: Facts) -> float:
+        """Of the tokens of a run."""
+        ours, theirs = (arm["steps"] * arm["tokens_per_step"] for arm in (variant, base))
+        return float(ours / theirs)
+
+
+class Flops(Match):
+    """Steps scaled by counted FLOPs."""
+
+    name = "flops"
+    caveat = "FLOPs leave out the optimizer and recomputation."
+
+    def matched(self, base: Arm, variant: Arm, make: Callable[[str], Arm], solved: str | None) -> Matched:
+        """The steps are scaled."""
+        from lightning_llm.ablate import cost
+
+        ours, theirs = cost.flops_of(base), cost.flops_of(variant)
+        if ours is None or theirs is None:
+            advice = f"use match: {Time.name}"
+            raise ValueError(f"match: {self.name}: the FLOPs of {variant.name} cannot be counted: {advice}")
+        return Matched(scaled_options(self.name, variant, base.steps, ours / theirs))
+
+    def closeness(self, base: Facts, variant: Facts) -> float:
+        """Of the FLOPs of a run."""
+        return Tokens().closeness(base, variant) * float(variant["flops_per_token"] / base["flops_per_token"])
+
+
+class Time(Match):
+    """Steps scaled by an interleaved timing."""
+
+    name = "time"
+    is_timed = True
+
+    def matched(self, base: Arm, variant: Arm, make: Callable[[str], Arm], solved: str | None) -> Matched:
+        """The steps are scaled, unless the ratio of the times cannot be distinguished from 1."""
+        from lightning_llm.ablate import cost
+
+        scaled_options(self.name, variant, base.steps, 2.0)  # it can be scaled: timing takes a while
+        *_, (first, second) = cost.time_pair(make(base.name), make(variant.name))
+        ratio, interval = second.ratio_to(first), median_interval(second.ratios_to(first))
+        scale = 1.0 if is_one(interval) else 1 / ratio
+        return Matched(scaled_options(self.name, variant, base.steps, scale), ratio, interval)
+
+    def closeness(self, base: Facts, variant: Facts) -> None:
+        """It is measured after the runs."""
+
+    def words(self, report: Facts) -> tuple[list[str], str]:
+        """How far training times may be apart; of a plan without intervals, what was measured after the runs."""
+        within = {name: matched_within(row, report["baseline"]) for name, row in report["variants"].items()}
+        if words := [f"{name} within ±{_upward(share)}" for name, share in within.items() if share is not None]:
+            return words, ""
+        times = {name: side["training_s"] for name, side in report["cost"]["sides"].items()}
+        base = times.pop(BASELINE, None)
+        return [f"{name} {time / base:.3g}" for name, time in times.items() if base], _TIMES
+
+
+class Parameters(Match):
+    """One option of the architecture is solved for."""
+
+    name = "parameters"
+    is_solved = True
+
+    def matched(self, base: Arm, variant: Arm, make: Callable[[str], Arm], solved: str | None) -> Matched:
+        """The option is set."""
+        assert solved is not None
+        return Matched({solved: _solve(solved.removeprefix(ARCHITECTURE), base, variant)})
+
+    def closeness(self, base: Facts, variant: Facts) -> float:
+        """Of the parameters."""
+        return float(variant["parameters"] / base["parameters"])
+
+
+MATCHES: dict[str, Match] = {
+    Tokens.name: Tokens(),
+    Flops.name: Flops(),
+    Time.name: Time(),
+    Parameters.name: Parameters(),
+}
+
+
+def matched_within(row: Facts, base: Facts) -> float | None:
+    """How far training times may be apart after matching, as a share of the baseline's; ``None``: that is not known.
+
+    It covers the interval of the time ratio, the steps that were left as they are inside of it, and their rounding.
 
     Args:
-        match: What is equal.
-        solved: For ``parameters``, the option.
-        base: The baseline.
-        variant: The variant.
-        make: Makes a side, to be timed and used up.
-
-    Raises:
-        ValueError: It cannot be matched.
+        row: Of a variant in a report or a plan: its steps, and the interval of its time ratio.
+        base: The baseline's.
     """
-    if match == TOKENS:
-        return Matched()
-    if match == PARAMETERS:
-        assert solved is not None
-        return Matched({solved: _solve(solved.rpartition(".")[2], base, variant)})
-    if match == FLOPS:
-        ours, theirs = flops_of(base), flops_of(variant)
-        if ours is None or theirs is None:
-            raise ValueError(f"match: flops: the FLOPs of {variant.name} cannot be counted: use match: time")
-        return Matched(scaled_options(match, variant, steps_of(base), ours / theirs))
-    assert match == TIME
-    scaled_options(match, variant, steps_of(base), 2.0)  # it can be scaled: timing takes a while
-    *_, (first, second) = cost.time_pair(make(base.name), make(variant.name))
-    ratio, interval = second.ratio_to(first), median_interval(second.ratios_to(first))
-    scale = 1.0 if is_one(interval) else 1 / ratio
-    return Matched(scaled_options(match, variant, steps_of(base), scale), ratio, interval)
+    interval = row.get("time_ratio_interval")
+    return None if interval is None else max(abs(end * row["steps"] / base["steps"] - 1) for end in interval)
 
 
-def scaled_options(match: str, side: Side, steps: int, scale: float) -> dict[str, Any]:
+def _upward(share: float) -> str:
+    return f"{math.ceil(1000 * share - 1e-9) / 1000:.1%}"
+
+
+# ---- steps
+
+
+def scaled_options(match: str, arm: Arm, steps: int, scale: float) -> dict[str, Any]:
     """The steps of a run and of its schedule, scaled; empty if that changes nothing.
 
     Args:
         match: Why, for the message.
-        side: With the schedule.
+        arm: With the schedule.
         steps: Of the run.
         scale: For all of them; they are rounded to the nearest, and at least 1.
 
@@ -98,33 +216,33 @@ def scaled_options(match: str, side: Side, steps: int, scale: float) -> dict[str
     scaled = max(1, round(steps * scale))
     if scaled == steps:
         return {}
-    schedule = side.model.schedule
-    found = {STEPS: scaled}
+    schedule = arm.model.schedule
+    options = {STEPS: scaled}
     if schedule is None:
-        return found  # the default follows the run
+        return options  # the default follows the run
     if type(schedule) in _BUILT_IN:
-        given = {name: getattr(schedule, name, None) for name in SCALED}
-        new = {name: max(1, round(value * scaled / steps)) for name, value in given.items() if value}
-        return found | {f"{SCHEDULE}.init_args.{name}": value for name, value in new.items()}
-    if counts := _counts(side):
-        advice = f"give shares of the total_steps that Schedule.factor gets, or use match: {TOKENS}"
-        raise ValueError(f"match: {match} changes {STEPS} of {side.name}, but {counts} would not follow: {advice}")
-    return found
+        before = {name: getattr(schedule, name, None) for name in SCALED}
+        new = {name: max(1, round(value * scaled / steps)) for name, value in before.items() if value}
+        return options | {f"{SCHEDULE}.init_args.{name}": value for name, value in new.items()}
+    if counts := _counts(arm):
+        advice = f"give shares of the total_steps that Schedule.factor gets, or use match: {Tokens.name}"
+        raise ValueError(f"match: {match} changes {STEPS} of {arm.name}, but {counts} would not follow: {advice}")
+    return options
 
 
-def _counts(side: Side) -> str:
+def _counts(arm: Arm) -> str:
     """What a schedule of an unknown class has that may count steps, in words; empty: nothing.
 
     Those of torch never learn how long the run is, so that each of them counts steps or validations in some way.
     """
-    schedule, given = side.model.schedule, side.options["model"]
-    given = given.get("schedule") or (given.get("init_args") or {}).get("schedule")
-    given = given if isinstance(given, dict) else {"class_path": given}
-    named = f"{SCHEDULE} {given['class_path']}"
-    if not isinstance(schedule, Schedule):
-        return named
-    whole = {name: value for name, value in (given.get("init_args") or {}).items() if _has_counts(value)}
-    return f"{', '.join(f'{name} {shown(value)}' for name, value in whole.items())} of {named}" if whole else ""
+    options = arm.options["model"]
+    options = options.get("schedule") or (options.get("init_args") or {}).get("schedule")
+    options = options if isinstance(options, dict) else {"class_path": options}
+    title = f"{SCHEDULE} {options['class_path']}"
+    if not isinstance(arm.model.schedule, Schedule):
+        return title
+    whole = {name: value for name, value in (options.get("init_args") or {}).items() if _has_counts(value)}
+    return f"{', '.join(f'{name} {shown(value)}' for name, value in whole.items())} of {title}" if whole else ""
 
 
 def _has_counts(value: object) -> bool:
@@ -133,57 +251,17 @@ def _has_counts(value: object) -> bool:
     return type(value) is int and value > 0
 
 
-def facts(side: Side) -> dict[str, Any]:
-    """What the plan records of a side's cost."""
-    flops, tokens = flops_of(side), side.data.tokens_per_step
-    known = {"steps": steps_of(side), "parameters": parameters_of(side.architecture), "tokens_per_step": tokens}
-    return {**known, "flops_per_token": None if flops is None else flops / tokens}
+# ---- parameters
 
 
-def closeness(match: str, base: dict[str, Any], side: dict[str, Any]) -> float | None:
-    """The variant's part of what is matched, as a ratio to the baseline's; ``None``: it is time, see ``cost.json``."""
-    if match == PARAMETERS:
-        return float(side["parameters"] / base["parameters"])
-    if match == TIME:
-        return None
-    ours, theirs = (each["steps"] * each["tokens_per_step"] for each in (side, base))
-    return float(ours / theirs * (1 if match == TOKENS else side["flops_per_token"] / base["flops_per_token"]))
-
-
-def steps_of(side: Side) -> int:
-    """Optimizer steps of its run.
-
-    Raises:
-        ValueError: The config does not say.
-    """
-    if side.trainer.max_steps < 1:
-        raise ValueError(f"{side.name}: give trainer.max_steps: a comparison needs runs of a known length")
-    return int(side.trainer.max_steps)
-
-
-def flops_of(side: Side) -> int | None:
-    """FLOPs of its optimizer step, without what is recomputed; ``None`` for parts that cannot be counted."""
-    config, tokens = side.architecture, side.data.tokens_per_step
-    try:
-        length = side.data.context_length
-        measured = measure_parts(config, str(side.trainer.precision), length)
-        return step_flops(config, tokens=tokens, context_length=length, measured=measured).model
-    except ValueError:
-        return None
-
-
-def parameters_of(config: Any) -> int:
-    """Of a model of this config, which is built without memory."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in Transformer(config).parameters())
-
-
-def _solve(option: str, base: Side, variant: Side) -> int:
+def _solve(option: str, base: Arm, variant: Arm) -> int:
     """The value of an option of the architecture for which the variant has as many parameters as the baseline."""
+    from lightning_llm.ablate.cost import parameters_of
+
     config, wanted = variant.architecture, parameters_of(base.architecture)
     start = getattr(config, option, None)
     if type(start) is not int:
-        raise ValueError(f"match: parameters: model.architecture.{option} is no whole number that can be solved for")
+        raise ValueError(f"match: parameters: {ARCHITECTURE}{option} is no whole number that can be solved for")
 
     def count(value: int) -> int | None:
         try:
@@ -196,9 +274,10 @@ def _solve(option: str, base: Side, variant: Side) -> int:
     values = range(first, _LARGEST * start, unit)
     place = bisect.bisect_left(values, wanted, key=lambda value: count(value) or 0)
     near = {value: count(value) for value in values[max(0, place - 1) : place + 1]}
-    found = min((abs(each / wanted - 1), value) for value, each in near.items() if each) if any(near.values()) else None
-    if found is None or found[0] > CLOSE:
-        nearest = "" if found is None else f"; the nearest is {found[1]}, {found[0]:.1%} off"
-        which = f"model.architecture.{option} of {variant.name}"
-        raise ValueError(f"match: parameters: no {which} gives {wanted:,}{nearest}")
-    return found[1]
+    distances = [(abs(parameters / wanted - 1), value) for value, parameters in near.items() if parameters]
+    distance, nearest = min(distances, default=(math.inf, 0))
+    if distance > CLOSE:
+        advice = f"; the nearest is {nearest}, {distance:.1%} off" if distances else ""
+        which = f"{ARCHITECTURE}{option} of {variant.name}"
+        raise ValueError(f"match: parameters: no {which} gives {wanted:,}{advice}")
+    return nearest

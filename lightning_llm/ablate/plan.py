@@ -1,55 +1,33 @@
 """The frozen plan of an experiment, and the snapshot of code and configs that its runs use. No torch.
 
 ``OUT/plan.json`` is written before the first run and never changes; its hash is in every report. It holds the hashes of
-``OUT/configs/SIDE.yaml``, the options of each side's runs, and of ``OUT/code``: this package and the files of the
+``OUT/configs/SIDE.yaml``, the options of each arm's runs, and of ``OUT/code``: this package and the files of the
 user's own classes. ``OUT/added.json`` has the pairs that ``extend`` adds, which the verdicts treat as such.
 """
 
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lightning_llm.ablate.experiment import (
-    AGAIN,
-    BASELINE,
-    MATCHES,
-    MOST_PAIRS,
-    NULL,
-    PARAMETERS,
-    RULES,
-    SEED,
-    TUNE,
-    check_names,
-    check_runs,
-)
-from lightning_llm.ablate.scheduler import Added, Rules, Run
+from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
+from lightning_llm.ablate.experiment import HELD, MOST_PAIRS, Experiment
+from lightning_llm.ablate.scheduler import Added, Losses, Run, State, state_of
 from lightning_llm.ablate.tuning import Tune
 from lightning_llm.io.atomic import atomic_path, remove_path, write_json, write_text
-from lightning_llm.io.schema import (
-    POSITIVE,
-    SHA256,
-    TEXT,
-    by_name,
-    check,
-    list_of,
-    maybe,
-    one_of,
-    open_record,
-    record,
-    validate,
-    whole,
-)
+from lightning_llm.io.schema import POSITIVE, SHA256, TEXT, by_name, list_of, maybe, record, check, open_record, validate, whole
 from lightning_llm.io.untrusted import MIB, file_in, open_regular, read_json, shown
 
 PLAN, ADDED, CONFIGS, CODE, RUNS, REPORT = "plan.json", "added.json", "configs", "code", "runs", "report.json"
@@ -59,17 +37,8 @@ PACKAGE = Path(__file__).parents[1]
 LARGEST_CODE = 256 * MIB  # of all files of a snapshot; this package has 2
 MOST_ADDED = 200  # times that pairs are added
 
-ASKED = {
-    **RULES,
-    "first_seed": SEED,
-    "match": one_of(*MATCHES, PARAMETERS),
-    "solved": maybe(TEXT),
-    "tune": maybe(record(TUNE)),
-    "asked_configs": by_name(SHA256, least=0),
-    "code": SHA256,
-}
 INTERVAL = check("two numbers", lambda value: isinstance(value, list) and [type(each) for each in value] == [float] * 2)
-_SIDE = open_record(
+_ARM = open_record(
     {"steps": whole(1), "tokenizer": TEXT, "config": SHA256},
     {
         **dict.fromkeys(("parameters", "tokens_per_step", "solved"), maybe(whole(1))),
@@ -77,9 +46,10 @@ _SIDE = open_record(
         **{"time_ratio_interval": maybe(INTERVAL), "matched": check("options", lambda value: isinstance(value, dict))},
     },
 )
-_FROZEN = {"threads": whole(1), "accelerator": TEXT, "folder": TEXT, "sides": by_name(_SIDE)}
+_FROZEN = {"asked_configs": by_name(SHA256, least=0), "code": SHA256}
+_FROZEN |= {"threads": whole(1), "accelerator": TEXT, "folder": TEXT, "sides": by_name(_ARM)}
 _FROZEN |= {"commit": maybe(TEXT), "seen": by_name(list_of(whole(), MOST_PAIRS), least=0)}
-_PLAN = record({**ASKED, **_FROZEN, "hash": SHA256})
+_PLAN = record({**HELD, **_FROZEN, "hash": SHA256})
 _OF_VARIANTS = maybe(list_of(TEXT))
 _ADDED = record({"added": list_of(record({"pairs": whole(1, MOST_PAIRS), "variants": _OF_VARIANTS}), MOST_ADDED)})
 
@@ -90,14 +60,16 @@ class Plan:
 
     Attributes:
         out: The folder of the experiment.
-        content: Of ``plan.json``: what was asked for (``ASKED``), and for each of the ``sides`` the hash of its config,
-            its steps, parameters and FLOPs, and how closely the quantity that is matched agrees with the baseline's.
-            ``seen`` has the seeds that earlier experiments with the same baseline have used, by name; ``commit`` is
-            that of the package, if it is a git checkout.
+        content: Of ``plan.json``: what it holds of the experiment, and for each arm, under ``sides``, the hash of its
+            config, its steps, parameters and FLOPs, and how closely the quantity that is matched agrees with the
+            baseline's. ``seen`` has the seeds that earlier experiments with the same baseline have used, by name;
+            ``commit`` is that of the package, if it is a git checkout.
+        experiment: What was asked for.
     """
 
     out: Path
     content: Mapping[str, Any]
+    experiment: Experiment
 
     @classmethod
     def read(cls, out: Path) -> "Plan":
@@ -110,49 +82,53 @@ class Plan:
             raise ValueError(f"{out} holds no {PLAN}: give the folder of an experiment of lightning-llm ablate run")
         content = read_json(out / PLAN)
         validate(content, _PLAN, out / PLAN)
-        check_names(content["variants"], out / PLAN)
-        check_runs(content["variants"], content["looks"], content["tune"], out / PLAN)
-        names = [BASELINE, NULL, *content["variants"]]
+        experiment = Experiment.in_plan(content, out / PLAN)
+        names = [BASELINE, NULL, *experiment.variants]
         if differing := sorted({*names} ^ content["sides"].keys()):
             raise ValueError(f"{out / PLAN}: sides and variants differ in {shown(differing[0])}")
         numbers = {name: content["sides"][name].get("tuned") for name in names if name != NULL}
-        if content["tune"] and (wrong := [name for name, value in numbers.items() if value is None]):
+        if experiment.tune and (wrong := [name for name, value in numbers.items() if value is None]):
             raise ValueError(f"{out / PLAN}: sides.{wrong[0]}.tuned is no number")
         changed = [] if digest({k: v for k, v in content.items() if k != "hash"}) == content["hash"] else [out / PLAN]
         changed += [] if code_hash(code_in(out / CODE)) == content["code"] else [out / CODE]
-        for name, side in content["sides"].items():
+        for name, arm in content["sides"].items():
             config = file_in(out / CONFIGS, f"{name}.yaml")
             with suppress(FileNotFoundError):
-                if file_hash(config) == side["config"]:
+                if file_hash(config) == arm["config"]:
                     continue
             changed.append(config)
         if changed:
             advice = "restore it, or begin an experiment in another folder"
             raise ValueError(f"{changed[0]} was changed after the start: {advice}")
-        return cls(out, content)
+        return cls(out, content, experiment)
 
-    @property
-    def rules(self) -> Rules:
-        """What it says about verdicts, with the pairs that were added."""
-        names = ("looks", "delta", "alpha", "precision", "first_seed")
-        fields = {name: self.content[name] for name in names}
-        return Rules(list(self.content["variants"]), **fields, added=self.added, tune=self.tune)
+    @cached_property
+    def arms(self) -> Mapping[str, Mapping[str, Any]]:
+        """What it says of each arm; the baseline again is the baseline."""
+        arms: Mapping[str, Mapping[str, Any]] = self.content["sides"]
+        return {**arms, AGAIN: arms[BASELINE]}
 
     @property
     def tune(self) -> Tune | None:
         """What is tuned; ``None``: nothing."""
-        asked = self.content["tune"]
-        values = {name: side.get("tuned") for name, side in self.content["sides"].items()}
-        return None if asked is None else Tune(**asked, values=values)
+        if self.experiment.tune is None:
+            return None
+        return Tune(
+            **self.experiment.tune, values={name: arm.get("tuned", math.nan) for name, arm in self.arms.items()}
+        )
 
-    def side(self, name: str) -> str | None:
-        """The side that runs of this name belong to, tuned or not; ``None``: they are no runs of this plan."""
-        side, comma, option = name.partition(",")
-        is_known = not comma or (self.tune is not None and option.startswith(f"{self.tune.word}="))
-        return side if is_known and side in self.names else None
+    def state(self, losses: Losses) -> State:
+        """How far the experiment is, by the losses of the runs that have ended."""
+        return state_of(self.experiment, losses, added=self.added, tune=self.tune)
+
+    def arm(self, name: str) -> str | None:
+        """The arm that runs of this name belong to, tuned or not; ``None``: they are no runs of this plan."""
+        arm, comma, option = name.partition(",")
+        is_tuned = self.tune is not None and option.startswith(f"{self.tune.word}=")
+        return arm if arm in self.arms and (not comma or is_tuned) else None
 
     def options(self, name: str) -> list[str]:
-        """The options of fit that runs of this name have besides those of their side."""
+        """The options of fit that runs of this name have besides those of their arm."""
         _, comma, option = name.partition(",")
         return [f"--{self.tune.option}={option.partition('=')[2]}"] if comma and self.tune is not None else []
 
@@ -163,10 +139,10 @@ class Plan:
             return []
         content = read_json(self.out / ADDED)
         validate(content, _ADDED, self.out / ADDED)
-        found = [Added(each["pairs"], each["variants"]) for each in content["added"]]
-        if unknown := {name for each in found for name in each.variants or ()} - set(self.content["variants"]):
+        added = [Added(**each) for each in content["added"]]
+        if unknown := {name for each in added for name in each.variants or ()} - self.experiment.variants.keys():
             raise ValueError(f"{self.out / ADDED}: the plan has no variant {sorted(unknown)[0]}")
-        return found
+        return added
 
     def add(self, added: Added) -> None:
         """Add pairs after the last look."""
@@ -177,20 +153,14 @@ class Plan:
         return self.out / RUNS / str(run)
 
     def config(self, name: str) -> Path:
-        """The config of a run's side; the baseline that runs again has the baseline's."""
-        side = self.side(name)
-        return file_in(self.out / CONFIGS, f"{BASELINE if side == AGAIN else side}.yaml").resolve()
-
-    @property
-    def names(self) -> list[str]:
-        """All sides."""
-        return [BASELINE, AGAIN, NULL, *self.content["variants"]]
+        """The config of a run's arm; the baseline that runs again has the baseline's."""
+        arm = self.arm(name)
+        return file_in(self.out / CONFIGS, f"{BASELINE if arm == AGAIN else arm}.yaml").resolve()
 
     def differs(self, asked: Mapping[str, Any]) -> str:
         """The first thing that is not as it is asked for now, in words; empty if nothing is."""
-        for field in ASKED:
-            before, now = self.content[field], asked[field]
-            if before != now:
+        for field, now in asked.items():
+            if (before := self.content[field]) != now:
                 is_short = len(f"{before}{now}") < 100 and field not in ("code", "asked_configs")
                 return f"{field} ({before}, now {now})" if is_short else field.removeprefix("asked_")
         return ""
@@ -202,7 +172,7 @@ def freeze(out: Path, content: Mapping[str, Any], configs: Mapping[str, Any], co
     Args:
         out: A folder without a plan.
         content: The plan, without its hash and those of the configs.
-        configs: The options of each side.
+        configs: The options of each arm.
         code: As of :func:`code_of`.
     """
     remove_path(out / CODE)
@@ -212,12 +182,12 @@ def freeze(out: Path, content: Mapping[str, Any], configs: Mapping[str, Any], co
             shutil.copyfile(path, temporary / name)
         write_text(temporary / MAIN, _MAIN)
     (out / CONFIGS).mkdir(exist_ok=True)
-    sides = {name: dict(side) for name, side in content["sides"].items()}
+    arms = {name: dict(arm) for name, arm in content["sides"].items()}
     for name, options in configs.items():
         config = out / CONFIGS / f"{name}.yaml"
         write_text(config, yaml.safe_dump(options, sort_keys=False))
-        sides[name]["config"] = file_hash(config)
-    whole_plan = {**content, "sides": sides}
+        arms[name]["config"] = file_hash(config)
+    whole_plan = {**content, "sides": arms}
     write_json(out / PLAN, {**whole_plan, "hash": digest(whole_plan)})
     return Plan.read(out)
 

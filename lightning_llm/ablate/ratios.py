@@ -4,14 +4,11 @@ A *time ratio* is the time of a variant's step over that of the baseline's: the 
 rounds. Where its interval contains 1, the two times cannot be distinguished.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from scipy import special
-
-from lightning_llm.ablate.experiment import BASELINE, FLOPS, TIME
 
 TIMED = ("time_ratio", "time_ratio_interval")  # fields of a side of the plan
 UNKNOWN = "not distinguishable"
@@ -44,7 +41,7 @@ def is_one(interval: Interval | None) -> bool:
     if interval is None:
         return True
     low, high = interval
-    return low <= 1 <= high and low < high  # a side's ratio to itself is known
+    return low <= 1 <= high and low < high  # an arm's ratio to itself is known
 
 
 def is_unknown(side: Mapping[str, Any]) -> bool:
@@ -60,41 +57,3 @@ def ratio_in_words(side: Mapping[str, Any]) -> str:
 def time_in_words(side: Mapping[str, Any]) -> str:
     """The same within a sentence."""
     return f"{UNKNOWN} in time" if is_unknown(side) else f"{side['ratio']:.3f} × the time"
-
-
-def matched_within(row: Mapping[str, Any], base: Mapping[str, Any]) -> float | None:
-    """How far training times may be apart after matching, as a share of the baseline's; ``None``: that is not known.
-
-    It covers the interval of the time ratio, the steps that were left as they are inside of it, and their rounding.
-
-    Args:
-        row: Of a variant in a report, or a side of a plan: its steps, and the interval of its time ratio.
-        base: The baseline's.
-    """
-    interval = row.get("time_ratio_interval")
-    return None if interval is None else max(abs(end * row["steps"] / base["steps"] - 1) for end in interval)
-
-
-def matched_lines(report: Mapping[str, Any]) -> list[str]:
-    """What was matched in a report, how closely, and what that leaves out."""
-    solved = f" by {report['solved']}" if report["solved"] else ""
-    rows, unit = report["variants"], " × the baseline's"
-    words = [_with_ratio(name, row) for name, row in rows.items() if row["ratio"] is not None]
-    if report["match"] == TIME:
-        within = {name: matched_within(row, report["baseline"]) for name, row in rows.items()}
-        words, unit = [f"{name} within ±{_upward(share)}" for name, share in within.items() if share is not None], ""
-        if not words:  # a plan without intervals
-            sides, unit = report["cost"]["sides"], " × the baseline's"
-            base = sides.get(BASELINE, {}).get("training_s")
-            known = {name: side["training_s"] / base for name, side in sides.items() if base and name != BASELINE}
-            words = [f"{name} {ratio:.3g}" for name, ratio in known.items()]
-    lines = [f"Matched: {report['match']}{solved}{': ' if words else ''}{', '.join(words)}{unit if words else ''}."]
-    return [*lines, "FLOPs leave out the optimizer and recomputation."] if report["match"] == FLOPS else lines
-
-
-def _with_ratio(name: str, row: Mapping[str, Any]) -> str:
-    return f"{name} {row['ratio']:.4g}" if row["solved"] is None else f"{name} {row['solved']}, {row['ratio']:.4g}"
-
-
-def _upward(share: float) -> str:
-    return f"{math.ceil(1000 * share - 1e-9) / 1000:.1%}"

@@ -1,34 +1,34 @@
 """What the runs of an experiment have given. :func:`load_experiment` is what every report reads. No torch."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.ablate.experiment import AGAIN, BASELINE, NULL
+from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.plan import INTERVAL, RUNS, Plan
-from lightning_llm.ablate.scheduler import Run, State, state_of
+from lightning_llm.ablate.scheduler import Losses, Run, State
 from lightning_llm.io.schema import NUMBER, POSITIVE, TEXT, by_name, list_of, maybe, record, validate, whole
 from lightning_llm.io.untrusted import MIB, read_json
 from lightning_llm.runs.directory import STATUS, WINDOWS
-from lightning_llm.runs.event_files import read_curves
 from lightning_llm.runs.status import DIVERGED, FINISHED, read_summary
 from lightning_llm.runs.status import state_of as run_state
+from lightning_llm.runs.event_files import read_curves
 from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, MLP_VALUES, VALIDATION_BATCHES, mismatch
 from lightning_llm.statistics.windows import MOST_BLOCKS
 
 COST = "cost.json"
 NUMBERS = ("val_loss", "bits_per_byte", "train_loss", "seconds", "peak_memory_gib", "steps", "tokens")
-CURVES = ("train_loss", "val_loss")
+VALIDATION_LOSS = "val_loss"
+CURVES = ("train_loss", VALIDATION_LOSS)
 SETTINGS = {"trainer.precision": ("precision",), "trainer.tf32": ("tf32",)}  # what a variant may change, and its record
 _BLOCKS = {"windows": whole(1), "tokens": whole(1), "nats": NUMBER}
-_SIDE = record(
+_ARM = record(
     dict.fromkeys(("step_s", "step_p20_s", "step_p80_s", "ratio"), POSITIVE),
     {"peak_bytes": maybe(NUMBER), "ratio_interval": maybe(INTERVAL), "ratio_p20": NUMBER, "ratio_p80": NUMBER},
 )
 _COST = record(
-    {"plan": TEXT, "sides": by_name(_SIDE)},
+    {"plan": TEXT, "sides": by_name(_ARM)},
     {
         **dict.fromkeys(("machine", "date", "torch"), TEXT),
         **{"threads": whole(), "rounds": whole(), "other_cores": maybe(NUMBER)},
@@ -61,7 +61,7 @@ class Result:
         return self.loss is None
 
     def windows(self) -> Mapping[str, Any] | None:
-        """The sums of blocks of validation windows at the last step, as ``statistics.windows`` takes them.
+        """The sums of blocks of validation windows at the last step, as ``ablate.windows`` takes them.
 
         Returns:
             ``None``: the run has none, or they are of another end of it.
@@ -99,33 +99,28 @@ class Loaded:
     state: State
     cost: Mapping[str, Any] | None
 
-    @functools.cached_property
-    def replayed(self) -> dict[Run, dict[str, list[tuple[int, float]]]]:
-        """The curves of the baseline's first seed and of the same again, which a report needs more than once."""
-        runs = [Run(name, self.plan.rules.first_seed) for name in (BASELINE, AGAIN)]
-        return {run: found.curves() for run in runs if (found := self.results.get(run)) and found.loss is not None}
-
     @property
     def replay_difference(self) -> float | None:
         """The largest difference of curves and losses of the baseline's first seed from those of the same again."""
-        if len(self.replayed) < 2:
+        first, again = (self.results.get(Run(name, self.plan.experiment.first_seed)) for name in (BASELINE, AGAIN))
+        if first is None or again is None or first.loss is None or again.loss is None:
             return None
-        (first, ours), (again, theirs) = self.replayed.items()
-        pairs = [(self.results[first].loss or 0.0, self.results[again].loss or 0.0)]
+        ours, theirs = first.curves(), again.curves()
+        pairs = [(first.loss, again.loss)]
         for name in ours.keys() & theirs.keys():
             both = dict(ours[name]), dict(theirs[name])
             pairs += [(both[0][step], both[1][step]) for step in both[0].keys() & both[1].keys()]
         return max(abs(one - other) for one, other in pairs)
 
-    def tuned_name(self, side: str) -> str:
-        """What the runs of a side are called once it is tuned."""
-        tune, found = self.plan.tune, self.state.tuning.get(side)
-        return side if tune is None or found is None or found.best is None else tune.tuned_name(side, found.best)
+    def tuned_name(self, arm: str) -> str:
+        """What the runs of an arm are called once it is tuned."""
+        tune, tuned = self.plan.tune, self.state.tuning.get(arm)
+        return arm if tune is None or tuned is None or tuned.best is None else tune.tuned_name(arm, tuned.best)
 
     @property
     def null_began_alike(self) -> bool:
         """Whether the null variant began like the baseline: with ``model.init_from``, nothing is random."""
-        seed = self.plan.rules.first_seed
+        seed = self.plan.experiment.first_seed
         runs = [self.results.get(Run(name, seed)) for name in (BASELINE, NULL)]
         starts = [None if each is None else each.summary.get(INITIAL_VALUES) for each in runs]
         return starts[0] is not None and starts[0] == starts[1]
@@ -139,8 +134,12 @@ def load_experiment(out: str | Path) -> Loaded:
     """
     plan = Plan.read(Path(out))
     results = results_of(plan)
-    cost = _cost_of(plan)
-    return Loaded(plan, results, state_of(plan.rules, {run: each.loss for run, each in results.items()}), cost)
+    return Loaded(plan, results, plan.state(losses_of(results)), _cost_of(plan))
+
+
+def losses_of(results: Mapping[Run, Result]) -> Losses:
+    """The loss of each run that has ended."""
+    return {run: result.loss for run, result in results.items()}
 
 
 def _cost_of(plan: Plan) -> Mapping[str, Any] | None:
@@ -154,7 +153,7 @@ def _cost_of(plan: Plan) -> Mapping[str, Any] | None:
         return None
     content = read_json(path)
     validate(content, _COST, path)
-    if unknown := set(content["sides"]) - {BASELINE, *plan.content["variants"]}:
+    if unknown := set(content["sides"]) - {BASELINE, *plan.experiment.variants}:
         raise ValueError(f"{path}: the plan has no side {sorted(unknown)[0]}")
     return content if content["plan"] == plan.content["hash"] else None
 
@@ -174,7 +173,7 @@ def results_of(plan: Plan, known: Mapping[Run, Result] | None = None) -> dict[Ru
     for folder in folders:
         name, _, seed = folder.name.rpartition(",seed=")
         run = Run(name, int(seed) if seed.isdecimal() else -1)
-        if run not in found and plan.side(name) and run.seed >= 0 and (result := _result(plan, run, folder)):
+        if run not in found and plan.arm(name) and run.seed >= 0 and (result := _result(plan, run, folder)):
             found[run] = result
     for run, result in found.items():
         base = _baseline(plan, found, run.seed)
@@ -186,7 +185,7 @@ def results_of(plan: Plan, known: Mapping[Run, Result] | None = None) -> dict[Ru
 
 def _baseline(plan: Plan, found: Mapping[Run, Result], seed: int) -> Any:
     """The baseline's run of a seed, or the tuned baseline's, that has not diverged; ``None``: there is none yet."""
-    runs = [run for run in sorted(found) if run.seed == seed and plan.side(run.name) == BASELINE]
+    runs = [run for run in sorted(found) if run.seed == seed and plan.arm(run.name) == BASELINE]
     return next((found[run] for run in runs if not found[run].has_diverged), None)
 
 
@@ -194,9 +193,9 @@ def _result(plan: Plan, run: Run, folder: Path) -> Result | None:
     words = run_state(folder).words
     if words == FINISHED:
         summary = read_summary(folder, NUMBERS)
-        metric, loss = plan.content["metric"], summary.get(plan.content["metric"])
+        metric, loss = plan.experiment.metric, summary.get(plan.experiment.metric)
         reason = "" if loss is not None else f"its {metric} is not finite"
-        chance = plan.content["sides"][BASELINE if (side := plan.side(run.name)) == AGAIN else str(side)].get("chance")
+        chance = plan.arms[str(plan.arm(run.name))].get("chance")
         if loss is not None and chance is not None and loss > chance:
             loss, reason = None, f"its {metric} {loss:.4g} is above the {chance:.4g} of guessing at random"
         return Result(run, folder, loss, reason, summary)
@@ -207,13 +206,13 @@ def _result(plan: Plan, run: Run, folder: Path) -> Result | None:
 
 def _mismatch(plan: Plan, base: Result, other: Result) -> str:
     """Why two runs are no pair, apart from what the plan makes different."""
-    sides, name = plan.content["sides"], str(plan.side(other.run.name))
-    base_side, side = sides[BASELINE], sides[BASELINE if name == AGAIN else name]
+    name = str(plan.arm(other.run.name))
     ours, theirs = base.summary.get("steps"), other.summary.get("steps")
-    if side["steps"] == base_side["steps"] and ours != theirs:
+    base_arm, arm = plan.arms[BASELINE], plan.arms[name]
+    if arm["steps"] == base_arm["steps"] and ours != theirs:
         return f"they have {ours} and {theirs} steps"
-    options = plan.content["variants"].get(name, {})
+    options = plan.experiment.variants.get(name, {})
     excused = [field for option, fields in SETTINGS.items() if option in options for field in fields]
     excused += [MLP_VALUES] if name == NULL else []
-    excused += [BATCHES, VALIDATION_BATCHES] if side["tokenizer"] != base_side["tokenizer"] else []
+    excused += [BATCHES, VALIDATION_BATCHES] if arm["tokenizer"] != base_arm["tokenizer"] else []
     return mismatch(base.summary, other.summary, excused)

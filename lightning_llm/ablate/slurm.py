@@ -7,14 +7,13 @@ Nobody else queues it: the fits do not see that they are in a job (``worker.envi
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.ablate.plan import CODE, MAIN, Plan
+from lightning_llm.ablate.child import Child
+from lightning_llm.ablate.plan import Plan
 from lightning_llm.io.untrusted import file_name
 
 FOLDER = "slurm"
@@ -39,19 +38,19 @@ class WorkerJob:
         Raises:
             RuntimeError: The worker failed.
         """
-        command = [sys.executable, str(Path(self.out, CODE, MAIN)), "ablate", "work", self.out]
         # SLURM sends its signal to all processes of the job: the worker hears of it from this one alone
-        self._process = subprocess.Popen(command, preexec_fn=_ignore)
-        if status := self._process.wait():
+        self._worker = Child(Path(self.out), ["ablate", "work", self.out], ignored=IGNORED)
+        if status := self._worker.status(None):
             raise RuntimeError(f"lightning-llm ablate work {self.out} ended with status {status}")
 
     def checkpoint(self) -> Any:
         """Stop the worker; what ``submitit`` queues again is the same path."""
         from submitit.helpers import DelayedSubmission
 
-        self._process.terminate()
+        process = self._worker.process
+        process.terminate()
         with suppress(ChildProcessError):  # this interrupts the other wait, which holds the lock of Popen.wait
-            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         return DelayedSubmission(WorkerJob(self.out))
 
 
@@ -83,8 +82,3 @@ def submit(plan: Plan, workers: int, settings: Sequence[str]) -> list[str]:
     except Exception as error:  # of submitit: no srun, a wrong parameter, what sbatch says
         raise ValueError(f"--slurm: {' '.join(str(error).split())[:500]}") from error
     return [str(job.job_id) for job in jobs]
-
-
-def _ignore() -> None:
-    for number in IGNORED:
-        signal.signal(number, signal.SIG_IGN)

@@ -6,8 +6,10 @@ Every sentence says what was found, with its number, and nothing that the number
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lightning_llm.ablate.experiment import BASELINE, CLOSE
-from lightning_llm.ablate.ratios import matched_lines, time_in_words
+from lightning_llm.ablate.arm import BASELINE
+from lightning_llm.ablate.matching import CLOSE, MATCHES
+from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.ratios import time_in_words
 from lightning_llm.io.units import shown_duration
 from lightning_llm.statistics.design import NOT_SHOWN
 
@@ -141,6 +143,15 @@ def cost_lines(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def matched_lines(report: Mapping[str, Any]) -> list[str]:
+    """What was matched, how closely, and what that leaves out."""
+    match = MATCHES[report["match"]]
+    words, unit = match.words(report)
+    rule = f"{match.name} by {report['solved']}" if report["solved"] else match.name
+    line = f"Matched: {rule}: {', '.join(words)}{unit}." if words else f"Matched: {rule}."
+    return [line, match.caveat] if match.caveat else [line]
+
+
 def _company(cost: Mapping[str, Any]) -> str:
     """Whether other programs computed during the measurement."""
     others = cost["other_cores"]
@@ -163,7 +174,34 @@ def level(report: Mapping[str, Any], name: str) -> float | None:
     return None if difference is None else mean + difference
 
 
+# ---- plans
+
+
+def parameters_in_words(plan: Plan) -> str:
+    """The parameters of each arm, with how far they are from the baseline's."""
+    base, words = plan.arms[BASELINE].get("parameters"), []
+    for name in (BASELINE, *plan.experiment.variants):
+        count = plan.arms[name].get("parameters")
+        off = "" if not base or count in (None, base) else f" ({count / base - 1:+.1%})"
+        words.append(f"{name} {'unknown' if count is None else format(count, ',')}{off}")
+    return ", ".join(words)
+
+
+def seeds_in_words(seeds: Sequence[int]) -> str:
+    """Such as ``seeds 0 to 7``."""
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    is_range = seeds[-1] - seeds[0] == len(seeds) - 1
+    return f"seeds {seeds[0]} to {seeds[-1]}" if is_range else f"seeds {', '.join(map(str, seeds))}"
+
+
 # ---- numbers
+
+
+def difference_of(pair: Mapping[str, Any]) -> float | None:
+    """The variant's loss less the baseline's; ``None``: one of them diverged."""
+    is_known = pair["baseline"] is not None and pair["variant"] is not None
+    return pair["variant"] - pair["baseline"] if is_known else None
 
 
 def signed(value: float | None) -> str:

@@ -5,19 +5,16 @@ resumed from its last checkpoint. The fits use the snapshot of the code. No torc
 """
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lightning_llm.ablate import claims
-from lightning_llm.ablate.plan import CODE, MAIN, Plan
-from lightning_llm.ablate.results import Result, results_of
-from lightning_llm.ablate.scheduler import Run, state_of
-from lightning_llm.io.atomic import open_to_append, remove_path
-from lightning_llm.io.untrusted import open_regular
+from lightning_llm.ablate.child import Child, last_line
+from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.results import Result, losses_of, results_of
+from lightning_llm.ablate.scheduler import Run
+from lightning_llm.io.atomic import remove_path
 from lightning_llm.runs.directory import CHECKPOINTS
 from lightning_llm.runs.lock import is_locked
 
@@ -42,10 +39,12 @@ def work(out: Path, *, parent: int | None = None, say: Callable[[str], object] =
     Raises:
         ValueError: A run failed, with the last line of its log; or pairs are none.
     """
-    plan, results, kills = Plan.read(out), dict[Run, Result](), dict[Run, int]()
+    plan = Plan.read(out)
+    results: dict[Run, Result] = {}
+    kills: dict[Run, int] = {}
     while True:
         results = results_of(plan, results)
-        state = state_of(plan.rules, {run: each.loss for run, each in results.items()})
+        state = plan.state(losses_of(results))
         if not state.needed:
             return
         if not any(_try(plan, run, results, kills, parent, say) for run in state.needed):
@@ -56,7 +55,7 @@ def work(out: Path, *, parent: int | None = None, say: Callable[[str], object] =
 def _try(
     plan: Plan,
     run: Run,
-    known: Mapping[Run, Result],
+    results: Mapping[Run, Result],
     kills: dict[Run, int],
     parent: int | None,
     say: Callable[[str], object],
@@ -69,7 +68,9 @@ def _try(
         return False
     try:
         Plan.read(plan.out)  # edited since this worker began?
-        if is_locked(plan.run_dir(run)) or run in results_of(plan, known):  # another worker has just begun or ended it
+        if is_locked(plan.run_dir(run)) or run in results_of(
+            plan, results
+        ):  # another worker has just begun or ended it
             return False
         say(f"{run}: {'resuming' if _has_checkpoint(plan.run_dir(run)) else 'starting'}")
         status = _fit(plan, run, claim, parent)
@@ -77,7 +78,7 @@ def _try(
         claim.give_up()
     if status is None or (status and is_locked(plan.run_dir(run))):
         return False
-    if run in results_of(plan, known):
+    if run in results_of(plan, results):
         return True
     kills[run] = kills.get(run, 0) + 1
     if status < 0 or status in ENDED_BY_SIGNAL:
@@ -89,38 +90,20 @@ def _try(
 
 def _fit(plan: Plan, run: Run, claim: claims.Claim, parent: int | None) -> int | None:
     """The exit status of a fit; ``None``: another worker has taken the run."""
-    folder, log = plan.run_dir(run).resolve(), _log(plan, run)
+    folder = plan.run_dir(run).resolve()
     words = [f"--config={plan.config(run.name)}", f"--seed_everything={run.seed}", f"--data.seed={run.seed}"]
     words += [*plan.options(run.name), f"--trainer.run_dir={folder}"]
     if _has_checkpoint(folder):
         words.append("--ckpt_path=last")
     else:  # killed before its first checkpoint: a new run needs a new folder
         remove_path(folder)
-    log.parent.mkdir(exist_ok=True)
-    with open_to_append(log) as output:
-        command = [sys.executable, str((plan.out / CODE / MAIN).resolve()), "fit", *words]
-        # a session of its own: Ctrl-C reaches it through this process alone, once
-        process = subprocess.Popen(
-            command,
-            cwd=plan.content["folder"],
-            env=environment(plan),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-    try:
-        while True:
-            try:
-                return process.wait(POLL_S)
-            except subprocess.TimeoutExpired:
-                if not claim.renew():
-                    return None
-                _check(parent)
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
+    place = {"environment": environment(plan), "folder": plan.content["folder"]}
+    with Child(plan.out, ["fit", *words], log=_log(plan, run), **place) as child:
+        while (status := child.status(POLL_S)) is None:
+            if not claim.renew():
+                return None
+            _check(parent)
+    return status
 
 
 def environment(plan: Plan) -> dict[str, str]:
@@ -143,11 +126,3 @@ def _has_checkpoint(folder: Path) -> bool:
 
 def _log(plan: Plan, run: Run) -> Path:
     return plan.out / LOGS / f"{run}.txt"
-
-
-def last_line(log: Path) -> str:
-    """The last line of an output."""
-    with open_regular(log) as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-        lines = file.read().decode("utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "no output"

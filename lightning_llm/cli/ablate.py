@@ -6,38 +6,31 @@ pairs; ``measure`` measures time and memory of each side.
 """
 
 import argparse
-import dataclasses
 import os
-import shlex
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from lightning_llm.ablate import claims, local
-from lightning_llm.ablate.experiment import (
-    BASELINE,
-    MOST_PAIRS,
-    OWN_OPTIONS,
-    Experiment,
-    experiment_of,
-    seeds_in_tuning,
-    varied,
-)
+from lightning_llm.ablate.arm import BASELINE
+from lightning_llm.ablate.child import Child, last_line
+from lightning_llm.ablate.experiment import Experiment, experiment_of
+from lightning_llm.ablate.extension import extension_of
 from lightning_llm.ablate.history import spread_in, spread_of
-from lightning_llm.ablate.plan import CODE, MAIN, Plan
+from lightning_llm.ablate.options import SET_BY_EXPERIMENT, varied
+from lightning_llm.ablate.page import write_report
+from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
-from lightning_llm.ablate.scheduler import Added, Rules, State
 from lightning_llm.ablate.slurm import submit
-from lightning_llm.ablate.worker import Stopped, work
+from lightning_llm.ablate.words import parameters_in_words, seeds_in_words
+from lightning_llm.ablate.worker import LOGS, Stopped, work
 from lightning_llm.cli.ablate_outlook import show_outlook
-from lightning_llm.cli.ablate_report import show_report, write_report
-from lightning_llm.cli.process import interrupts
+from lightning_llm.cli.ablate_report import show_report
 from lightning_llm.cli.tool import OneLineParser, Tool
+from lightning_llm.cli.process import interrupts
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.config_file import config_path, read_config
 from lightning_llm.io.console import Console
@@ -111,7 +104,7 @@ def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     if of_fit and options.action != "run":
         raise ValueError(f"{of_fit[0]} is an option of fit: only ablate run takes it")
     for name in (word.removeprefix("--").partition("=")[0] for word in of_fit):
-        if name in OWN_OPTIONS:
+        if name in SET_BY_EXPERIMENT:
             raise ValueError(f"--{name} is set by the experiment: leave it out")
     if getattr(options, "workers", None) is not None and options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
@@ -154,110 +147,77 @@ def asked(options: argparse.Namespace) -> Experiment:
     else:
         content, source = {"baseline": options.baseline, "variants": varied(options.vary)}, "the command line"
         name = "ablate"
-    given = {"name": options.name, "out": options.out, "pairs": options.pairs}
-    return experiment_of({**content, **{key: value for key, value in given.items() if value is not None}}, source, name)
+    overriding = {key: getattr(options, key) for key in ("name", "out", "pairs") if getattr(options, key) is not None}
+    return experiment_of({**content, **overriding}, source, name)
 
 
 def _planned(experiment: Experiment, source: str | None, of_fit: Sequence[str], workers: int | None) -> Plan:
     # after the file is read: a typing mistake is answered without waiting for torch
     for file in experiment.baseline:
         config_path(file)
-    from lightning_llm.cli.ablate_setup import Setup
+    from lightning_llm.ablate.setup import Setup
+    from lightning_llm.cli.ablate_arm import read_arm
+    from lightning_llm.cli.parsing import check_configs
     from lightning_llm.io.trust import trust_printed
 
-    for line in trust_printed(Path(source), [experiment.options, experiment.variants]) if source else ():
-        print(f"{PROG}: {line}", file=sys.stderr)
-    variants = ", ".join(experiment.variants)
-    print(f"{PROG}: checking the baseline and {variants}", file=sys.stderr)
-    setup = Setup(experiment, of_fit)
+    _say(trust_printed(Path(source), [experiment.options, experiment.variants]) if source else ())
+    _say([f"checking the baseline and {', '.join(experiment.variants)}"])
+    _say(check_configs(["check", *(f"--config={file}" for file in experiment.baseline)]))
+    setup = Setup(experiment, of_fit, read_arm)
     plan, console = setup.plan(workers), Console(stderr=True)
     for name, seeds in plan.content["seen"].items():
-        words = f"note: {name} has used {_seeds(seeds)} with this baseline, so the two experiments are not independent"
-        console.print(f"{words}. Fresh seeds: seeds: {{first: 1000}}", soft_wrap=True, highlight=False)
+        used = f"{name} has used {seeds_in_words(seeds)} with this baseline"
+        advice = "so the two experiments are not independent. Fresh seeds: seeds: {first: 1000}"
+        console.print(f"note: {used}, {advice}", soft_wrap=True, highlight=False)
     if spread := spread_of(setup.earlier):
         console.print(f"What the spread of {spread[1]}'s null variant lets this experiment find:", highlight=False)
-        show_outlook(plan.content, spread[0], console)
+        show_outlook(plan.experiment, spread[0], console)
     return plan
 
 
-def _seeds(seeds: Sequence[int]) -> str:
-    """Such as ``seeds 0 to 7``."""
-    if len(seeds) == 1:
-        return f"seed {seeds[0]}"
-    is_range = seeds[-1] - seeds[0] == len(seeds) - 1
-    return f"seeds {seeds[0]} to {seeds[-1]}" if is_range else f"seeds {', '.join(map(str, seeds))}"
+def _say(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(f"{PROG}: {line}", file=sys.stderr)
 
 
 def _carry_out(plan: Plan, options: argparse.Namespace) -> None:
     """Start workers, wait for the verdicts, and measure the cost; or submit workers to SLURM, and leave."""
-    content, console, workers = plan.content, Console(stderr=True), options.workers
+    console, workers = Console(stderr=True), options.workers
+    parameters = f"parameters: {parameters_in_words(plan)}"
     if options.slurm is not None:
-        console.print(f"parameters: {_parameters(content)}", highlight=False, soft_wrap=True)
+        console.print(parameters, highlight=False, soft_wrap=True)
         needed = len(load_experiment(plan.out).state.needed)
         jobs = submit(plan, min(needed, workers or needed), options.slurm) if needed else []
         console.print(f"{plan.out}: submitted {', '.join(jobs) or 'nothing: no run is needed'}", highlight=False)
         return
-    gpus = _gpus() if content["accelerator"] == "cuda" else []
+    gpus = local.gpus() if plan.content["accelerator"] == "cuda" else []
     places = local.slots(plan, gpus, workers)
     if load_experiment(plan.out).state.needed:
-        looks = ", ".join(map(str, content["looks"]))
-        threads = f"{content['threads']} thread{'s' * (content['threads'] != 1)} each"
-        count = len(content["variants"])
-        words = f"{count} variant{'s' * (count != 1)}, looks at {looks} pairs, {len(places)} at a time"
-        console.print(f"{content['name']}: {words}, {threads}: {plan.out}", highlight=False, soft_wrap=True)
-        console.print(f"parameters: {_parameters(content)}", highlight=False, soft_wrap=True)
+        experiment, threads, count = plan.experiment, plan.content["threads"], len(plan.experiment.variants)
+        each = f"{threads} thread{'s' * (threads != 1)} each"
+        looks = f"looks at {', '.join(map(str, experiment.looks))} pairs"
+        words = f"{count} variant{'s' * (count != 1)}, {looks}, {len(places)} at a time, {each}"
+        console.print(f"{experiment.name}: {words}: {plan.out}", highlight=False, soft_wrap=True)
+        console.print(parameters, highlight=False, soft_wrap=True)
         local.run_workers(plan, places)
-    if not (plan.out / COST).exists():
-        command = [sys.executable, str((plan.out / CODE / MAIN).resolve()), "ablate", "measure", str(plan.out)]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(content["threads"])}
-        done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or ["no output"]
-            console.print(f"time and memory were not measured: {lines[-1]}", soft_wrap=True, highlight=False)
+    if not (plan.out / COST).exists() and (problem := _measured_by_snapshot(plan)):
+        console.print(f"time and memory were not measured: {problem}", soft_wrap=True, highlight=False)
     _write(plan.out)
 
 
-def _parameters(content: Mapping[str, Any]) -> str:
-    """Of each side, with how far it is from the baseline."""
-    names, base = [BASELINE, *content["variants"]], content["sides"][BASELINE].get("parameters")
-    words = []
-    for name in names:
-        count = content["sides"][name].get("parameters")
-        off = "" if not base or count in (None, base) else f" ({count / base - 1:+.1%})"
-        words.append(f"{name} {'unknown' if count is None else format(count, ',')}{off}")
-    return ", ".join(words)
+def _measured_by_snapshot(plan: Plan) -> str:
+    """Measure the cost in a process of the snapshot's code; what went wrong, or nothing."""
+    log, environment = plan.out / LOGS / "measure.txt", {**os.environ, "OMP_NUM_THREADS": str(plan.content["threads"])}
+    with Child(plan.out, ["ablate", "measure", str(plan.out)], log=log, environment=environment) as child:
+        return last_line(log) if child.status(None) else ""
 
 
 def _extend(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
-    loaded, chosen = load_experiment(options.folder), options.variants
-    plan, known = loaded.plan, list(loaded.plan.content["variants"])
-    if loaded.state.needed:
-        command = f"lightning-llm ablate run {shlex.quote(str(options.folder))}"
-        raise ValueError(f"{options.folder} has not used up its plan: {command} continues it")
-    if unknown := [name for name in chosen or () if name not in known]:
-        raise ValueError(f"--variants {unknown[0]}: {options.folder} has {', '.join(known)}")
-    tuned = loaded.state.tuned
-    if chosen is None and not loaded.state.undecided and not (tuned and tuned.undecided):
-        advice = "name those that you want to know better: --variants NAME"
-        raise ValueError(f"{options.folder}: every comparison has ended: {advice}")
-    if not 1 <= options.pairs <= MOST_PAIRS:
-        raise ValueError(f"--pairs must be from 1 to {MOST_PAIRS}, got {options.pairs}")
-    added = Added(options.pairs, chosen)
-    try:
-        pairs = max(_look_with(added, state, plan.rules) for state in (loaded.state, tuned) if state is not None)
-    except ValueError as error:
-        raise ValueError(f"--pairs {options.pairs}: {error}: give fewer") from None
-    if plan.tune and (problem := seeds_in_tuning(plan.rules.first_seed, pairs, plan.tune.seeds)):
-        raise ValueError(f"--pairs {options.pairs}: {problem}: give fewer")
-    print(f"{PROG}: adding pairs up to the look at {pairs}", file=sys.stderr)
-    plan.add(added)
-    _carry_out(plan, options)
-
-
-def _look_with(added: Added, state: State, rules: Rules) -> int:
-    """The last look that a comparison gets."""
-    names = [name for name in added.variants or state.undecided if name in state.verdicts]
-    return max((rules.design.look_with(state.verdicts[name].pairs + added.pairs) for name in names), default=0)
+    loaded = load_experiment(options.folder)
+    added, look = extension_of(loaded, options.pairs, options.variants)
+    _say([f"adding pairs up to the look at {look}"])
+    loaded.plan.add(added)
+    _carry_out(loaded.plan, options)
 
 
 def _power(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
@@ -265,7 +225,7 @@ def _power(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
         raise ValueError(f"--spread must be from {SPREADS[0]:g} to {SPREADS[1]:g}, got {options.spread}")
     experiment = asked(options)
     spread = options.spread if options.earlier is None else spread_in(options.earlier, experiment.metric)
-    show_outlook(dataclasses.asdict(experiment), spread, Console())
+    show_outlook(experiment, spread, Console())
 
 
 def _status(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
@@ -302,16 +262,8 @@ def _measure(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     plan = Plan.read(options.folder.resolve())
     os.chdir(plan.content["folder"])  # the paths of the text are relative to it
     from lightning_llm.ablate import cost
-    from lightning_llm.cli.ablate_setup import read_side
+    from lightning_llm.cli.ablate_arm import read_arm
 
-    names = [BASELINE, *plan.content["variants"]]
-    found = cost.measure(names, lambda name: read_side(name, [plan.config(name)], []), print)
-    write_json(plan.out / COST, {"plan": plan.content["hash"], **found})
-
-
-def _gpus() -> list[str]:
-    """The GPUs that workers may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
-    import torch
-
-    named = os.environ.get(local.VISIBLE)
-    return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
+    names = [BASELINE, *plan.experiment.variants]
+    measured = cost.measure(names, lambda name: read_arm(name, [plan.config(name)], []), print)
+    write_json(plan.out / COST, {"plan": plan.content["hash"], **measured})

@@ -1,16 +1,11 @@
-"""The report of an experiment: one screen in the terminal, ``report.json`` and ``report.html`` in its folder."""
+"""The report of an experiment on one screen of the terminal."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
-from lightning_llm.ablate.page import page_of
-from lightning_llm.ablate.plan import REPORT
-from lightning_llm.ablate.report import curves_of, report_of
-from lightning_llm.ablate.results import Loaded
 from lightning_llm.ablate.words import (
     bounds,
     cost_lines,
@@ -21,18 +16,7 @@ from lightning_llm.ablate.words import (
     tuning_lines,
     verdict_lines,
 )
-from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.console import Console, folded, room
-
-PAGE = "report.html"
-
-
-def write_report(loaded: Loaded) -> tuple[dict[str, Any], Path]:
-    """Write both files; the report, and where the page is."""
-    report, page = report_of(loaded), loaded.plan.out / PAGE
-    write_json(loaded.plan.out / REPORT, report)
-    write_text(page, page_of(report, curves_of(loaded)))
-    return report, page
 
 
 def show_report(report: Mapping[str, Any], console: Console) -> None:

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from lightning_llm.ablate.experiment import BASELINE, NULL
+from lightning_llm.ablate.arm import BASELINE, NULL
 from lightning_llm.ablate.plan import code_hash, freeze
 
 # Instead of the package, in the snapshot: writes what a run writes, with a loss that its config and its seed decide

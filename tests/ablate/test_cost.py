@@ -7,7 +7,8 @@ import torch
 
 from lightning_llm.ablate import cost
 from lightning_llm.ablate.null_variant import RedrawMLP
-from lightning_llm.cli.ablate_setup import read_side, words_of
+from lightning_llm.ablate.options import words_of
+from lightning_llm.cli.ablate_arm import read_arm
 from lightning_llm.measure.timer import Timing
 
 OPTIONS = {
@@ -27,14 +28,14 @@ OPTIONS = {
 
 @pytest.fixture
 def make(text_file, tmp_path, monkeypatch):
-    """``make(name)``: a side; ``wide`` has a wider MLP."""
+    """``make(name)``: an arm; ``wide`` has a wider MLP."""
     monkeypatch.chdir(tmp_path)
 
-    def side(name):
+    def arm(name):
         width = {"model.architecture.intermediate_size": 1024} if name == "wide" else {}
-        return read_side(name, [], words_of({**OPTIONS, "data.path": str(text_file), **width}))
+        return read_arm(name, [], words_of({**OPTIONS, "data.path": str(text_file), **width}))
 
-    return side
+    return arm
 
 
 def weights(model):
@@ -65,16 +66,16 @@ def test_time_and_memory_of_each_side(make, monkeypatch):
 
 
 def test_the_null_variant_draws_its_mlps_again_and_nothing_else(make):
-    side = make("baseline")
-    side.model.architecture, side.model.seed = side.architecture, 3
-    side.model.configure_model()
-    before = weights(side.model)
-    RedrawMLP().on_fit_start(SimpleNamespace(ckpt_path="resumed.ckpt"), side.model)
-    assert all(torch.equal(value, before[name]) for name, value in weights(side.model).items())
-    RedrawMLP().on_fit_start(SimpleNamespace(ckpt_path=None), side.model)
-    changed = {name for name, value in weights(side.model).items() if not torch.equal(value, before[name])}
+    arm = make("baseline")
+    arm.model.architecture, arm.model.seed = arm.architecture, 3
+    arm.model.configure_model()
+    before = weights(arm.model)
+    RedrawMLP().on_fit_start(SimpleNamespace(ckpt_path="resumed.ckpt"), arm.model)
+    assert all(torch.equal(value, before[name]) for name, value in weights(arm.model).items())
+    RedrawMLP().on_fit_start(SimpleNamespace(ckpt_path=None), arm.model)
+    changed = {name for name, value in weights(arm.model).items() if not torch.equal(value, before[name])}
     assert changed == {name for name in before if ".mlp." in name}
-    spread = {name: side.model.get_parameter(name).std().item() for name in changed}
+    spread = {name: arm.model.get_parameter(name).std().item() for name in changed}
     assert all(before[name].std().item() == pytest.approx(spread[name], rel=0.1) for name in changed)
 
 

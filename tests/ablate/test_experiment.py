@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_llm.ablate.experiment import LOOKS, experiment_of, varied
+from lightning_llm.ablate.experiment import LOOKS, experiment_of
+from lightning_llm.ablate.options import varied
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "examples" / "ablations").glob("*.yaml"))

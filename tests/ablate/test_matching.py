@@ -1,13 +1,14 @@
-"""Equal cost on both sides: the options that match a variant with its baseline."""
+"""Equal cost on both arms: the options that match a variant with its baseline."""
 
 from types import SimpleNamespace
 
 import pytest
 
 from lightning_llm import ModelConfig
-from lightning_llm.ablate import cost, matching
-from lightning_llm.ablate.cost import Side
-from lightning_llm.ablate.matching import Matched
+from lightning_llm.ablate import cost
+from lightning_llm.ablate.arm import Arm
+from lightning_llm.ablate.cost import facts_of
+from lightning_llm.ablate.matching import MATCHES, Matched, scaled_options
 from lightning_llm.measure.timer import Timing
 from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine, WarmupLinear, WarmupStableDecay
 
@@ -15,42 +16,46 @@ SIZES = {"vocab_size": 50, "hidden_size": 64, "num_hidden_layers": 2, "num_atten
 WIDTH = "model.architecture.intermediate_size"
 
 
-def side(name, steps=100, schedule=None, given=None, **options):
+def arm(name, steps=100, schedule=None, given=None, **options):
     data = SimpleNamespace(vocab_size=50, tokens_per_step=256, context_length=16)
     trainer = SimpleNamespace(max_steps=steps, precision="32-true")
     model = SimpleNamespace(architecture=ModelConfig(**SIZES, **options), schedule=schedule)
-    return Side(name, {"model": {"schedule": given}}, model, data, trainer)
+    return Arm(name, {"model": {"schedule": given}}, model, data, trainer)
 
 
 def timed(monkeypatch, *ratios):
-    """Timings of both sides, in place of real ones: a step of the baseline takes 1, 2, 3, … seconds."""
+    """Timings of both arms, in place of real ones: a step of the baseline takes 1, 2, 3, … seconds."""
     base = tuple(float(n + 1) for n in range(len(ratios)))
     timings = [Timing(base), Timing(tuple(a * b for a, b in zip(base, ratios, strict=True)))]
     monkeypatch.setattr(cost, "time_pair", lambda base, variant: (None, None, timings))
 
 
-BASE, GELU, WIDE = side("baseline"), side("gelu", mlp="gelu"), side("wide", intermediate_size=512)
+def matched(match, solved, base, variant, make):
+    return MATCHES[match].matched(base, variant, make, solved)
+
+
+BASE, GELU, WIDE = arm("baseline"), arm("gelu", mlp="gelu"), arm("wide", intermediate_size=512)
 
 
 def test_tokens_change_nothing():
-    assert matching.matched("tokens", None, BASE, WIDE, None) == Matched()
-    assert matching.closeness("tokens", matching.facts(BASE), matching.facts(WIDE)) == 1.0
+    assert matched("tokens", None, BASE, WIDE, None) == Matched()
+    assert MATCHES["tokens"].closeness(facts_of(BASE), facts_of(WIDE)) == 1.0
 
 
 def test_flops_scale_the_steps():
-    options = matching.matched("flops", None, BASE, WIDE, None).options
-    found = matching.facts(side("wide", options["trainer.max_steps"], intermediate_size=512))
+    options = matched("flops", None, BASE, WIDE, None).options
+    found = facts_of(arm("wide", options["trainer.max_steps"], intermediate_size=512))
     assert found["steps"] < 100
-    assert matching.closeness("flops", matching.facts(BASE), found) == pytest.approx(1, abs=0.01)
+    assert MATCHES["flops"].closeness(facts_of(BASE), found) == pytest.approx(1, abs=0.01)
 
 
 def test_parameters_are_solved_for():
-    options = matching.matched("parameters", WIDTH, BASE, GELU, None).options
-    found = matching.facts(side("gelu", mlp="gelu", intermediate_size=options[WIDTH]))
-    assert matching.closeness("parameters", matching.facts(BASE), found) == pytest.approx(1, abs=0.005)
+    options = matched("parameters", WIDTH, BASE, GELU, None).options
+    found = facts_of(arm("gelu", mlp="gelu", intermediate_size=options[WIDTH]))
+    assert MATCHES["parameters"].closeness(facts_of(BASE), found) == pytest.approx(1, abs=0.005)
     layers = {**SIZES, "num_hidden_layers": 3}
-    deep = Side("deep", {}, SimpleNamespace(architecture=ModelConfig(**layers)), BASE.data, BASE.trainer)
-    options = matching.matched("parameters", "model.architecture.num_hidden_layers", BASE, deep, None).options
+    deep = Arm("deep", {}, SimpleNamespace(architecture=ModelConfig(**layers)), BASE.data, BASE.trainer)
+    options = matched("parameters", "model.architecture.num_hidden_layers", BASE, deep, None).options
     assert options == {"model.architecture.num_hidden_layers": 2}
 
 
@@ -63,12 +68,12 @@ def test_parameters_are_solved_for():
 )
 def test_what_cannot_be_solved_is_one_line(option, says):
     with pytest.raises(ValueError, match=says):
-        matching.matched("parameters", option, BASE, WIDE, None)
+        matched("parameters", option, BASE, WIDE, None)
 
 
 def test_time_scales_the_steps_by_the_interleaved_timing(monkeypatch):
     timed(monkeypatch, 2.0, 1.9, 2.1, 2.05, 1.95, 2.0, 1.7, 2.4)
-    found = matching.matched("time", None, BASE, WIDE, str)
+    found = matched("time", None, BASE, WIDE, str)
     assert found.options == {"trainer.max_steps": 50}
     assert found.time_ratio == pytest.approx(2.0)
     assert found.time_ratio_interval == pytest.approx((1.7, 2.4))  # the extremes of eight rounds
@@ -81,13 +86,13 @@ def test_time_scales_the_steps_by_the_interleaved_timing(monkeypatch):
 
 def test_steps_stay_as_they_are_inside_the_noise_of_the_timing(monkeypatch):
     timed(monkeypatch, 1.1, 1.2, 1.15, 1.1, 1.2, 0.99)
-    found = matching.matched("time", None, BASE, WIDE, str)
+    found = matched("time", None, BASE, WIDE, str)
     assert (found.options, found.time_ratio) == ({}, pytest.approx(1.125))
     assert found.time_ratio_interval == pytest.approx((0.99, 1.2))
     timed(monkeypatch, 1.1, 1.2, 1.15, 1.1, 1.2, 1.01)
-    assert matching.matched("time", None, BASE, WIDE, str).options == {"trainer.max_steps": 89}
+    assert matched("time", None, BASE, WIDE, str).options == {"trainer.max_steps": 89}
     timed(monkeypatch, 2.0, 2.0)  # too few rounds for an interval
-    assert matching.matched("time", None, BASE, WIDE, str) == Matched({}, 2.0, None)
+    assert matched("time", None, BASE, WIDE, str) == Matched({}, 2.0, None)
 
 
 @pytest.mark.parametrize(
@@ -102,14 +107,14 @@ def test_steps_stay_as_they_are_inside_the_noise_of_the_timing(monkeypatch):
     ],
 )
 def test_steps_of_a_built_in_schedule_follow_those_of_the_run(schedule, scale, options):
-    found = matching.scaled_options("flops", side("a", schedule=schedule), 100, scale)
+    found = scaled_options("flops", arm("a", schedule=schedule), 100, scale)
     assert found.pop("trainer.max_steps") == round(100 * scale)
     assert found == {f"model.schedule.init_args.{name}": value for name, value in options.items()}
 
 
 def test_a_schedule_stays_as_it_is_if_the_steps_do():
-    assert matching.scaled_options("flops", side("a", schedule=WarmupCosine(warmup_steps=10)), 100, 1.004) == {}
-    assert matching.scaled_options("flops", side("a", schedule=lambda optimizer: None), 100, 1.0) == {}
+    assert scaled_options("flops", arm("a", schedule=WarmupCosine(warmup_steps=10)), 100, 1.004) == {}
+    assert scaled_options("flops", arm("a", schedule=lambda optimizer: None), 100, 1.0) == {}
 
 
 class Own(Schedule):
@@ -132,20 +137,20 @@ class Longer(WarmupCosine):
 )
 @pytest.mark.parametrize("match", ["flops", "time"])
 def test_steps_of_an_unknown_schedule_are_refused(match, schedule, init_args, says):
-    mine = side("mine", schedule=schedule, given={"class_path": "own.Own", "init_args": init_args}, mlp="gelu")
+    mine = arm("mine", schedule=schedule, given={"class_path": "own.Own", "init_args": init_args}, mlp="gelu")
     with pytest.raises(ValueError, match=f"^match: {match} changes trainer.max_steps of mine, but ") as caught:
-        matching.matched(match, None, BASE, mine, None)  # for time, before anything is timed
+        matched(match, None, BASE, mine, None)  # for time, before anything is timed
     assert says in str(caught.value)
     assert "give shares of the total_steps that Schedule.factor gets, or use match: tokens" in str(caught.value)
 
 
 def test_an_unknown_schedule_without_steps_is_accepted():
     given = {"class_path": "own.Own", "init_args": {"share": 0.5, "restart": True, "warmup_steps": 0, "shape": "sqrt"}}
-    mine = side("mine", schedule=Own(), given=given)
-    assert matching.scaled_options("time", mine, 100, 0.5) == {"trainer.max_steps": 50}
-    assert matching.scaled_options("time", side("mine", schedule=Own(), given="own.Own"), 100, 2) != {}
+    mine = arm("mine", schedule=Own(), given=given)
+    assert scaled_options("time", mine, 100, 0.5) == {"trainer.max_steps": 50}
+    assert scaled_options("time", arm("mine", schedule=Own(), given="own.Own"), 100, 2) != {}
 
 
 def test_a_run_of_unknown_length_is_refused():
     with pytest.raises(ValueError, match=r"give trainer\.max_steps"):
-        matching.steps_of(side("baseline", steps=-1))
+        _ = arm("baseline", steps=-1).steps

@@ -21,11 +21,12 @@ def test_a_plan_is_read_back_as_it_was_frozen(experiment):
     again = Plan.read(plan.out)
     assert again == plan
     assert len(plan.content["hash"]) == 64
-    assert again.names == ["baseline", "baseline-again", "null", "a"]
+    assert again.experiment.variants == {"a": {}}
+    assert again.arms.keys() == {"baseline", "baseline-again", "null", "a"}
     assert again.config("baseline-again") == again.config("baseline")
     again.add(Added(2))
     again.add(Added(3, ["a"]))
-    assert Plan.read(plan.out).rules.added == [Added(2), Added(3, ["a"])]
+    assert Plan.read(plan.out).added == [Added(2), Added(3, ["a"])]
     assert Plan.read(plan.out).content["hash"] == plan.content["hash"]
 
 
@@ -133,14 +134,14 @@ def test_pairs_are_added_a_bounded_number_of_times(experiment):
     plan = experiment(VARIANTS)
     (plan.out / "added.json").write_text(json.dumps({"added": [{"pairs": 1, "variants": []}] * 201}))
     with pytest.raises(ValueError, match="expected a list of at most 200"):
-        _ = plan.rules
+        _ = plan.added
 
 
 def test_added_pairs_of_an_unknown_variant_are_refused(experiment):
     plan = experiment(VARIANTS)
     plan.add(Added(2, ["b"]))
     with pytest.raises(ValueError, match=r"added\.json: the plan has no variant b"):
-        _ = plan.rules
+        _ = plan.added
 
 
 def named_outside(plan):

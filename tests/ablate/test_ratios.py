@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from lightning_llm.ablate.ratios import is_one, matched_lines, matched_within, median_interval, ratio_in_words
+from lightning_llm.ablate.matching import matched_within
+from lightning_llm.ablate.ratios import is_one, median_interval, ratio_in_words
+from lightning_llm.ablate.words import matched_lines
 
 
 @pytest.mark.parametrize(("values", "low", "high"), [(6, 1, 6), (9, 2, 8), (20, 6, 15), (100, 40, 61), (300, 133, 168)])

@@ -10,14 +10,14 @@ from scipy import stats
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.__main__ import main
-from lightning_llm.ablate import results
-from lightning_llm.ablate.page import page_of
-from lightning_llm.ablate.report import Curves, curves_of, report_of
+from lightning_llm.ablate.curves import Curves, curves_of
+from lightning_llm.ablate.page import page_of, write_report
+from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.words import cost_lines, noise_lines
 from lightning_llm.ablate.worker import work
-from lightning_llm.cli.ablate_report import show_report, write_report
+from lightning_llm.cli.ablate_report import show_report
 from lightning_llm.io.console import Console
 from lightning_llm.statistics.looks import PlannedLook, spending
 
@@ -50,13 +50,6 @@ def done(experiment):
     with_cost(plan, variants)
     with_curves(plan)
     return plan
-
-
-def test_the_event_files_of_a_run_are_read_once(done, monkeypatch):
-    read, folders = results.read_curves, []
-    monkeypatch.setattr(results, "read_curves", lambda folder, wanted: folders.append(folder) or read(folder, wanted))
-    write_report(load_experiment(done.out))
-    assert len(folders) == len(set(folders)) > 10
 
 
 def test_the_report_has_the_names_that_scripts_rely_on(done, capsys):

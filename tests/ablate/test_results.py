@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import _BLOCKS, Result, _mismatch
 from lightning_llm.ablate.scheduler import Run
@@ -33,9 +34,8 @@ def test_runs_that_are_no_pair_stop_the_experiment(experiment, a, null, sides, s
 
 def test_only_the_precision_that_the_experiment_varies_may_differ(tmp_path):
     sides = {name: {"steps": 6, "tokenizer": "t"} for name in ("baseline", "a", "b")}
-    plan = Plan(
-        tmp_path, {"sides": sides, "variants": {"a": {"trainer.precision": "bf16-true"}, "b": {}}, "tune": None}
-    )
+    asked = Experiment(name="test", variants={"a": {"trainer.precision": "bf16-true"}, "b": {}})
+    plan = Plan(tmp_path, {"sides": sides}, asked)
     summary = {"steps": 6, "batches": "1", "validation_batches": "2", "initial_values": {"embed": "2 float32 00"}}
     base = Result(Run("baseline", 0), tmp_path, 3.0, "", {**summary, "precision": "32-true", "threads": 1})
     for name, precision, threads, says in (

@@ -1,8 +1,11 @@
 """What an experiment needs next, from its plan and the runs that have ended."""
 
-from lightning_llm.ablate.scheduler import Added, Rules, Run, state_of
+import dataclasses
 
-RULES = Rules(["a", "b"], [4, 6], None, 0.05)
+from lightning_llm.ablate.experiment import Experiment
+from lightning_llm.ablate.scheduler import Added, Run, state_of
+
+EXPERIMENT = Experiment(name="test", variants={"a": {}, "b": {}}, looks=(4, 6), delta=None, alpha=0.05)
 
 
 def losses(pairs, effects, sides=("baseline", "null", "a", "b"), first=0):
@@ -21,7 +24,7 @@ def names(runs):
 
 
 def test_the_same_again_comes_first_then_the_seeds_of_the_first_look():
-    state = state_of(RULES, {})
+    state = state_of(EXPERIMENT, {})
     assert names(state.needed)[:6] == [
         *("baseline,seed=0", "baseline-again,seed=0", "null,seed=0", "a,seed=0", "b,seed=0"),
         *("baseline,seed=1",),
@@ -31,21 +34,21 @@ def test_the_same_again_comes_first_then_the_seeds_of_the_first_look():
 
 
 def test_seeds_begin_where_the_plan_says():
-    state = state_of(RULES._replace(first_seed=1000), {})
+    state = state_of(dataclasses.replace(EXPERIMENT, first_seed=1000), {})
     assert names(state.needed)[:3] == ["baseline,seed=1000", "baseline-again,seed=1000", "null,seed=1000"]
     assert state.needed[-1] == Run("b", 1003)
-    ended = state_of(RULES._replace(first_seed=1000), losses(4, {"a": -1.0, "b": 1.0}, first=1000))
+    ended = state_of(dataclasses.replace(EXPERIMENT, first_seed=1000), losses(4, {"a": -1.0, "b": 1.0}, first=1000))
     assert (ended.needed, ended.verdicts["a"].verdict) == ([], "better")
 
 
 def test_what_has_ended_is_not_needed_again_in_whatever_order():
     ended = losses(4, {})
     del ended[Run("a", 1)], ended[Run("baseline-again", 0)]
-    assert names(state_of(RULES, ended).needed) == ["baseline-again,seed=0", "a,seed=1"]
+    assert names(state_of(EXPERIMENT, ended).needed) == ["baseline-again,seed=0", "a,seed=1"]
 
 
 def test_only_what_is_undecided_gets_the_seeds_of_the_next_look():
-    state = state_of(RULES, losses(4, {"a": -1.0}))
+    state = state_of(EXPERIMENT, losses(4, {"a": -1.0}))
     assert names(state.needed) == ["baseline,seed=4", "b,seed=4", "baseline,seed=5", "b,seed=5"]
     assert {name: each.verdict for name, each in state.verdicts.items()} == {"a": "better", "b": "undecided"}
     assert state.verdicts["a"].rule == "look 1"
@@ -53,26 +56,26 @@ def test_only_what_is_undecided_gets_the_seeds_of_the_next_look():
 
 
 def test_it_ends_when_all_verdicts_are_in():
-    state = state_of(RULES, losses(4, {"a": -1.0, "b": 1.0}))
+    state = state_of(EXPERIMENT, losses(4, {"a": -1.0, "b": 1.0}))
     assert state.needed == []
     assert {name: each.verdict for name, each in state.verdicts.items()} == {"a": "better", "b": "worse"}
     assert state.undecided == []
 
 
 def test_a_goal_of_precision_takes_more_pairs_than_a_verdict():
-    state = state_of(RULES._replace(precision=1e-9), losses(4, {"a": -1.0, "b": 1.0}))
+    state = state_of(dataclasses.replace(EXPERIMENT, precision=1e-9), losses(4, {"a": -1.0, "b": 1.0}))
     assert {run.name for run in state.needed} == {"baseline", "a", "b"}
-    assert state_of(RULES._replace(precision=0.1), losses(4, {})).needed == []
+    assert state_of(dataclasses.replace(EXPERIMENT, precision=0.1), losses(4, {})).needed == []
 
 
 def test_it_ends_when_the_seeds_are_used_up_and_continues_with_added_ones():
     ended = losses(6, {"a": -1.0})
-    state = state_of(RULES, ended)
+    state = state_of(EXPERIMENT, ended)
     assert (state.needed, state.undecided, state.look) == ([], ["b"], 6)
-    more = state_of(RULES._replace(added=[Added(2), Added(5)]), ended)  # up to further looks, at 9 and 14 pairs
+    more = state_of(EXPERIMENT, ended, added=[Added(2), Added(5)])  # up to further looks, at 9 and 14 pairs
     assert names(more.needed)[:4] == ["baseline,seed=6", "b,seed=6", "baseline,seed=7", "b,seed=7"]
     assert (len(more.needed), more.look) == (6, 9)
-    state = state_of(RULES._replace(added=[Added(2), Added(5)]), losses(14, {"a": -1.0}))
+    state = state_of(EXPERIMENT, losses(14, {"a": -1.0}), added=[Added(2), Added(5)])
     assert state.needed == []
     assert state.verdicts["a"].pairs == 4  # it was decided before
     assert (state.verdicts["b"].pairs, state.verdicts["b"].rule) == (14, "look 4")
@@ -80,9 +83,9 @@ def test_it_ends_when_the_seeds_are_used_up_and_continues_with_added_ones():
 
 def test_pairs_are_added_for_a_variant_that_has_a_verdict():
     ended = losses(4, {"a": -1.0, "b": 1.0})
-    more = state_of(RULES._replace(added=[Added(2, ["b"])]), ended)
+    more = state_of(EXPERIMENT, ended, added=[Added(2, ["b"])])
     assert names(more.needed) == ["baseline,seed=4", "b,seed=4", "baseline,seed=5", "b,seed=5"]
-    state = state_of(RULES._replace(added=[Added(2, ["b"])]), losses(6, {"a": -1.0, "b": 1.0}))
+    state = state_of(EXPERIMENT, losses(6, {"a": -1.0, "b": 1.0}), added=[Added(2, ["b"])])
     assert (state.verdicts["a"].pairs, state.verdicts["b"].pairs) == (4, 6)
     assert state.verdicts["b"].rule == "look 2"  # six pairs were planned, whoever asks for them
     assert state.needed == []
@@ -90,20 +93,20 @@ def test_pairs_are_added_for_a_variant_that_has_a_verdict():
 
 def test_a_diverged_run_is_counted_and_its_variant_gets_more_seeds_until_the_counts_decide():
     ended = losses(4, {}) | {Run("b", 1): None}
-    state = state_of(RULES, ended)
+    state = state_of(EXPERIMENT, ended)
     assert {run.name for run in state.needed} == {"baseline", "a", "b"}
     assert (state.verdicts["b"].verdict, state.verdicts["b"].diverged) == ("undecided", 1)
-    lost = state_of(RULES, losses(4, {"a": 1.0}) | {Run("b", seed): None for seed in range(4)})
+    lost = state_of(EXPERIMENT, losses(4, {"a": 1.0}) | {Run("b", seed): None for seed in range(4)})
     assert (lost.verdicts["b"].verdict, lost.needed) == ("worse", [])  # 4 of 4 against 0 of 8 of baseline and null
     copies = {Run("null", seed): 3.0 + 0.1 * seed for seed in range(4)}  # as with model.init_from
-    same = state_of(RULES, losses(4, {"a": 1.0}) | {Run("b", seed): None for seed in range(4)} | copies)
+    same = state_of(EXPERIMENT, losses(4, {"a": 1.0}) | {Run("b", seed): None for seed in range(4)} | copies)
     assert same.verdicts["b"].verdict == "undecided"  # 4 of 4 against 0 of 4: copies are no runs of their own
 
 
 def test_a_diverged_run_of_the_baseline_silences_no_variant():
-    found = state_of(RULES, losses(6, {"a": -1.0, "b": 1.0}) | {Run("baseline", 1): None})
+    found = state_of(EXPERIMENT, losses(6, {"a": -1.0, "b": 1.0}) | {Run("baseline", 1): None})
     assert {name: each.verdict for name, each in found.verdicts.items()} == {"a": "better", "b": "worse"}
 
 
 def test_a_null_run_that_diverged_changes_no_verdict():
-    assert state_of(RULES, losses(4, {"a": 1.0, "b": 1.0}) | {Run("null", 0): None}).needed == []
+    assert state_of(EXPERIMENT, losses(4, {"a": 1.0, "b": 1.0}) | {Run("null", 0): None}).needed == []

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lightning_llm.ablate import claims, local, worker
+from lightning_llm.ablate import child, claims, local, worker
 from lightning_llm.ablate.plan import CONFIGS
-from lightning_llm.ablate.results import load_experiment
+from lightning_llm.ablate.results import load_experiment, losses_of
 from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.worker import work
 from lightning_llm.runs.lock import RunLock
@@ -114,13 +114,13 @@ def test_two_workers_do_each_run_once(experiment, monkeypatch, capsys):
     main = plan.out / "code" / "fit.py"  # the snapshot has the stand-in; workers are those of the real package
     command = f"import sys; sys.path.insert(0, {str(Path(local.__file__).parents[2])!r}); "
     command += "from lightning_llm.__main__ import main; sys.exit(main())"
-    start = local.subprocess.Popen
+    start = child.subprocess.Popen
 
     def popen(words, **options):
         assert words[1] == str(main)
         return start([words[0], "-c", command, *words[2:]], **options)
 
-    monkeypatch.setattr(local.subprocess, "Popen", popen)
+    monkeypatch.setattr(child.subprocess, "Popen", popen)
     local.run_workers(plan, [{"cores": ""}, {"cores": ""}])
     started = Counter((plan.out / "started.txt").read_text().split())
     assert set(started.values()) == {1}
@@ -163,7 +163,7 @@ def test_what_is_shown_says_what_it_is(experiment):
     plan = experiment({"a": {"effect": -0.5}})
     work(plan.out)
     results = {run: each for run, each in load_experiment(plan.out).results.items() if run.seed == 0}
-    state = local.state_of(plan.rules, {run: each.loss for run, each in results.items()})
+    state = plan.state(losses_of(results))
     words = local.progress_in_words(plan, state, results, 180.0)
     assert words == "1 of 4 pairs, about 3.0 minutes left"
     shown = local.run_in_words(plan, Run("a", 0), results, words)

@@ -19,14 +19,16 @@ import pytest
 import yaml
 
 from lightning_llm.__main__ import main
-from lightning_llm.ablate import cost
+from lightning_llm.ablate import cost, matching
 from lightning_llm.ablate.plan import CONFIGS, PLAN
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.scheduler import Added, Run
-from lightning_llm.cli.ablate_setup import Setup
+from lightning_llm.ablate.setup import Setup
+from lightning_llm.ablate.worker import work
 from lightning_llm.measure.timer import Timing
 from lightning_llm.statistics.design import Design
 from lightning_llm.statistics.power import outlook
+from tests.ablate.conftest import frozen
 from tests.ablate.test_experiment import ROOT, SHIPPED
 
 CONFIG = {
@@ -41,6 +43,11 @@ CONFIG = {
 MLP = "model.architecture.mlp"
 RELU = {MLP: "relu"}
 LEVEL, WARM_UP = "model.architecture.checkpoint_level", "lightning_llm.optim.WarmupLinear"
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    return partial(frozen, tmp_path)
 
 
 @pytest.fixture
@@ -183,8 +190,9 @@ def test_what_was_matched_is_no_change_of_a_variant(tmp_path):
 
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(options(8, 0.5)))
     sides = {"a": {"matched": {"trainer.max_steps": 8, "model.schedule.init_args.decay_steps": 8}}}
-    plan = SimpleNamespace(content={"solved": None, "sides": sides}, config=lambda name: tmp_path / f"{name}.yaml")
-    setup = SimpleNamespace(sides={"a": SimpleNamespace(options=options(4, 1.0))})
+    asked = SimpleNamespace(solved=None)
+    plan = SimpleNamespace(experiment=asked, arms=sides, config=lambda name: tmp_path / f"{name}.yaml")
+    setup = SimpleNamespace(arms={"a": SimpleNamespace(options=options(4, 1.0))})
     assert Setup._changed(setup, plan) == "another trainer.gradient_clip_val of a (0.5, now 1.0)"
     sides["a"] = {}  # an older plan
     assert Setup._changed(setup, plan).startswith("another model.schedule of a")
@@ -291,8 +299,7 @@ def test_a_plan_says_which_seeds_an_earlier_one_has_used_and_what_it_can_find(fo
 
 def test_parameters_of_each_side_are_shown_before_the_first_run(folder, monkeypatch, capsys):
     monkeypatch.setattr("lightning_llm.ablate.local.run_workers", lambda plan, places: None)
-    done = SimpleNamespace(returncode=0, stdout="")
-    monkeypatch.setattr("lightning_llm.cli.ablate.subprocess.run", lambda *words, **options: done)
+    monkeypatch.setattr("lightning_llm.cli.ablate._measured_by_snapshot", lambda plan: "")
     Path("exp.yaml").write_text(yaml.safe_dump({"baseline": "base.yaml", "variants": {"relu": RELU}, "out": "out"}))
     assert main(["ablate", "run", "exp.yaml"]) == 0
     lines = capsys.readouterr().err.splitlines()
@@ -401,3 +408,46 @@ def test_kills_change_nothing(folder):
             planner = start(folder, *words)
     assert planner.wait() == 0, (folder / "out.txt").read_text()
     assert numbers(out) == numbers(folder / "whole")
+
+
+class Widths(matching.Match):
+    """A rule of a user: the tokens of a run times the parameters are equal."""
+
+    name = "work"
+    caveat = "Work is tokens times parameters."
+
+    def matched(self, base, variant, make, solved):
+        ours, theirs = (cost.parameters_of(arm.architecture) for arm in (base, variant))
+        return matching.Matched(matching.scaled_options(self.name, variant, base.steps, ours / theirs))
+
+    def closeness(self, base, variant):
+        return matching.Parameters().closeness(base, variant) * matching.Tokens().closeness(base, variant)
+
+
+def test_a_matching_rule_is_a_class_and_a_line_of_the_table(folder, monkeypatch, capsys):
+    wide = {"wide": {"model.architecture.intermediate_size": 512}}
+    run = planned(monkeypatch, variants=wide, looks=[2], match="work")
+    assert run() == 2
+    assert "match is 'work', expected tokens, flops, time or parameters: {option: " in the_line(capsys)
+    monkeypatch.setitem(matching.MATCHES, Widths.name, Widths())
+    assert run() == 0
+    side = json.loads(Path("out", PLAN).read_text())["sides"]["wide"]
+    assert side["steps"] == 2 < 6
+    assert side["ratio"] == pytest.approx(1, abs=0.2)
+    capsys.readouterr()
+    assert main(["ablate", "report", "out"]) == 0
+    printed = capsys.readouterr().out
+    assert f"Matched: work: wide {side['ratio']:.4g} × the baseline's." in printed
+    assert "Work is tokens times parameters." in printed
+    assert json.loads(Path("out", "report.json").read_text())["match"] == "work"
+
+
+@pytest.mark.parametrize("words", [["ablate", "status"], ["ablate", "report"], ["compare"]])
+def test_what_has_been_found_is_shown_without_torch(experiment, words):
+    plan = experiment({"a": {"effect": -0.5}})
+    work(plan.out)
+    code = (
+        f"import sys; from lightning_llm.__main__ import main; assert main([*{words}, {str(plan.out)!r}]) == 0; "
+        "assert not {'torch', 'lightning'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -17,7 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.__main__ import main
 from lightning_llm.ablate import scheduler as ablate_scheduler
-from lightning_llm.ablate.experiment import AGAIN, BASELINE, NULL
+from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.cli.compare import (

@@ -147,7 +147,7 @@ def test_an_experiment_is_looked_into_too(stranger, monkeypatch, capsys):
     def stop(*words):
         raise ValueError("stopped")
 
-    monkeypatch.setattr("lightning_llm.cli.ablate_setup.read_side", stop)
+    monkeypatch.setattr("lightning_llm.cli.ablate_arm.read_arm", stop)
     Path("theirs.yaml").write_text(yaml.safe_dump({"model": {"optimizer": f"{stranger}.optimizer"}}))
     variants = {"a": {"trainer": {"callbacks": [f"{stranger}.Class"]}}}
     Path("experiment.yaml").write_text(yaml.safe_dump({"baseline": "theirs.yaml", "variants": variants}))

@@ -1,0 +1,47 @@
+"""The arms of an experiment: the baseline, and each variant that is compared with it."""
+
+import dataclasses
+from typing import Any
+
+BASELINE, AGAIN, NULL = "baseline", "baseline-again", "null"  # arms of every experiment, besides its variants
+
+
+@dataclasses.dataclass
+class Arm:
+    """The baseline or a variant, as ``fit`` reads it; nothing is trained.
+
+    Attributes:
+        name: ``baseline`` or the variant's.
+        options: Of ``fit``, resolved.
+        model: The LanguageModel, before its transformer is made.
+        data: Its data, with the store opened.
+        trainer: Its Trainer.
+    """
+
+    name: str
+    options: dict[str, Any]
+    model: Any
+    data: Any
+    trainer: Any
+
+    @property
+    def architecture(self) -> Any:
+        """The model's config, with the vocabulary of the data."""
+        config = self.model.architecture
+        return dataclasses.replace(config, vocab_size=config.vocab_size or self.data.vocab_size)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of its run.
+
+        Raises:
+            ValueError: The config does not say.
+        """
+        if self.trainer.max_steps < 1:
+            raise ValueError(f"{self.name}: give trainer.max_steps: a comparison needs runs of a known length")
+        return int(self.trainer.max_steps)
+
+
+def titled(name: str) -> str:
+    """An arm within a sentence."""
+    return f"the {name}" if name == BASELINE else name

@@ -1,0 +1,123 @@
+"""Validation losses during the training of an experiment's runs, and the differences of pairs there. No torch."""
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lightning_llm.ablate.arm import BASELINE, NULL
+from lightning_llm.ablate.experiment import DELTA
+from lightning_llm.ablate.ratios import is_unknown
+from lightning_llm.ablate.results import VALIDATION_LOSS, Loaded
+from lightning_llm.runs.event_files import Curve
+from lightning_llm.statistics.estimates import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Curves:
+    """Validation losses during training, of the runs that have not diverged.
+
+    Attributes:
+        steps: Of the validations of each arm.
+        losses: Of each arm, shape (runs, validations).
+        seeds: Of these runs.
+    """
+
+    steps: Mapping[str, Sequence[int]]
+    losses: Mapping[str, Array]
+    seeds: Mapping[str, Sequence[int]]
+
+    def differences(self, name: str) -> tuple[list[int], Any]:
+        """Steps of the baseline, and the differences of the pairs there; the variant's are read at equal shares.
+
+        A share of the run is what both arms have in common if their numbers of steps differ.
+        """
+        both = [seed for seed in self.seeds[BASELINE] if seed in self.seeds.get(name, ())]
+        steps, own = (np.array(self.steps[arm]) for arm in (BASELINE, name))
+        rows = [
+            np.interp(steps / steps[-1], own / own[-1], self._of(name, seed)) - self._of(BASELINE, seed)
+            for seed in both
+        ]
+        return list(self.steps[BASELINE]), np.array(rows)
+
+    def at_equal_time(
+        self, name: str, sides: Mapping[str, Mapping[str, Any]], delta: float | None = None
+    ) -> float | None:
+        """Mean difference of the validation loss when the faster arm ends.
+
+        The slower arm is then in the middle of its schedule, so the number favors the faster one. Between two
+        validations, the loss is read on a line.
+
+        Args:
+            name: Of the variant.
+            sides: Their costs, as in the report.
+            delta: The smallest difference that matters; ``None``: the default one. One in bits per byte counts as one
+                in nats per token, which is at most 1.44 times too lenient.
+
+        Returns:
+            ``None`` if a time or loss is not known, or if the lines may be off by more than a quarter of delta.
+        """
+        both = [seed for seed in self.seeds.get(BASELINE, ()) if seed in self.seeds.get(name, ())]
+        if not both or BASELINE not in sides or name not in sides:
+            return None
+        step_s = {arm: sides[arm]["step_s"] for arm in (BASELINE, name)}
+        if is_unknown(sides[name]):
+            step_s[name] = step_s[BASELINE]
+        end = min(seconds * self.steps[arm][-1] for arm, seconds in step_s.items())
+        if any(end < seconds * self.steps[arm][0] for arm, seconds in step_s.items()):
+            return None  # no loss is known that early
+        curves = {arm: np.mean([self._of(arm, seed) for seed in both], axis=0) for arm in step_s}
+        read = {arm: _interpolated(end / step_s[arm], self.steps[arm], curve) for arm, curve in curves.items()}
+        (base, base_error), (ours, our_error) = read.values()
+        return ours - base if base_error + our_error <= (delta or DELTA) / 4 else None
+
+    def _of(self, name: str, seed: int) -> Any:
+        return self.losses[name][list(self.seeds[name]).index(seed)]
+
+
+def _interpolated(at: float, steps: Sequence[int], losses: Array) -> tuple[float, float]:
+    """The loss at a step, on a line between the two validations a < b around it, and an estimate of its error.
+
+    The error is the next term of Newton's interpolation, ``|f[a, b, c]| (at - a) (b - at)``, with the larger of both
+    second divided differences to a neighbor c. It is infinite without a neighbor, and 0 at a validation.
+    """
+    nearest = min(range(len(steps)), key=lambda n: abs(steps[n] - at))
+    if math.isclose(steps[nearest], at, rel_tol=1e-9):
+        return float(losses[nearest]), 0.0
+    right = bisect.bisect_left(steps, at)
+    slopes = np.diff(losses) / np.diff(steps)  # slopes[n] is that from validation n to n + 1
+    bends = [
+        abs(slopes[n] - slopes[n - 1]) / (steps[n + 1] - steps[n - 1])
+        for n in (right - 1, right)
+        if 0 < n < len(slopes)
+    ]
+    error = max(bends, default=math.inf) * (at - steps[right - 1]) * (steps[right] - at)
+    return float(np.interp(at, steps, losses)), float(error)
+
+
+def curves_of(loaded: Loaded) -> Curves:
+    """The validation losses of all pairs during training, of arms with the baseline's tokenizer. It takes a while."""
+    steps: dict[str, list[int]] = {}
+    losses: dict[str, Array] = {}
+    seeds: dict[str, list[int]] = {}
+    arms = loaded.plan.arms
+    for name in (BASELINE, NULL, *loaded.plan.experiment.variants):
+        if arms[name]["tokenizer"] != arms[BASELINE]["tokenizer"]:
+            continue  # losses per token cannot be compared
+        by_seed = dict(_curves(loaded, name))
+        lengths = [tuple(step for step, _ in curve) for curve in by_seed.values()]
+        common = max(set(lengths), key=lengths.count, default=())  # a resumed run may have validated once more
+        kept = {seed: dict(curve) for seed, curve in by_seed.items() if set(common) <= {step for step, _ in curve}}
+        if common and kept:
+            steps[name], seeds[name] = list(common), list(kept)
+            losses[name] = np.array([[curve[step] for step in common] for curve in kept.values()])
+    return Curves(steps, losses, seeds)
+
+
+def _curves(loaded: Loaded, name: str) -> Iterator[tuple[int, Curve]]:
+    for run, result in sorted(loaded.results.items()):
+        if run.name == name and not result.has_diverged and (curve := result.curves().get(VALIDATION_LOSS)):
+            yield run.seed, curve

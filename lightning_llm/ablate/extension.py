@@ -1,0 +1,48 @@
+"""Pairs that are added to an experiment after its last planned look. No torch."""
+
+import shlex
+from collections.abc import Sequence
+
+from lightning_llm.ablate.experiment import MOST_PAIRS, Experiment
+from lightning_llm.ablate.results import Loaded
+from lightning_llm.ablate.scheduler import Added, State
+
+
+def extension_of(loaded: Loaded, pairs: int, variants: Sequence[str] | None) -> tuple[Added, int]:
+    """The pairs to add, and the look that they end at.
+
+    Args:
+        loaded: The experiment.
+        pairs: How many.
+        variants: For these; ``None``: for those whose comparison has not ended.
+
+    Raises:
+        ValueError: The plan is not used up, every comparison has ended, or these pairs cannot be added.
+    """
+    out, state, experiment = loaded.plan.out, loaded.state, loaded.plan.experiment
+    if state.needed:
+        command = f"lightning-llm ablate run {shlex.quote(str(out))}"
+        raise ValueError(f"{out} has not used up its plan: {command} continues it")
+    if unknown := [name for name in variants or () if name not in experiment.variants]:
+        raise ValueError(f"--variants {unknown[0]}: {out} has {', '.join(experiment.variants)}")
+    comparisons = [state, *([] if state.tuned is None else [state.tuned])]
+    if variants is None and not any(compared.undecided for compared in comparisons):
+        advice = "name those that you want to know better: --variants NAME"
+        raise ValueError(f"{out}: every comparison has ended: {advice}")
+    if not 1 <= pairs <= MOST_PAIRS:
+        raise ValueError(f"--pairs must be from 1 to {MOST_PAIRS}, got {pairs}")
+    added = Added(pairs, variants)
+    try:
+        look = max(_look_with(added, compared, experiment) for compared in comparisons)
+    except ValueError as error:
+        raise ValueError(f"--pairs {pairs}: {error}: give fewer") from None
+    if problem := experiment.seeds_in_tuning(look):
+        raise ValueError(f"--pairs {pairs}: {problem}: give fewer")
+    return added, look
+
+
+def _look_with(added: Added, state: State, experiment: Experiment) -> int:
+    """The last look that a comparison gets."""
+    names = [name for name in added.variants or state.undecided if name in state.verdicts]
+    looks = (experiment.design.look_with(state.verdicts[name].pairs + added.pairs) for name in names)
+    return max(looks, default=0)

@@ -1,0 +1,87 @@
+"""Options of ``fit`` by dotted name: those of a variant, as a file or ``--vary`` gives them, and as words."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
+from lightning_llm.io.untrusted import SLASH, file_name, shown
+
+# Neither options nor variants can set them
+SET_BY_EXPERIMENT = ("seed_everything", "data.seed", "ckpt_path", "trainer.run_dir", "trainer.default_root_dir")
+
+Options = dict[str, Any]  # by dotted name
+
+
+def flat_options(options: Mapping[str, Any], prefix: str = "") -> Options:
+    """Options by dotted names; those of a class (``class_path``) stay together."""
+    flat: Options = {}
+    for name, value in options.items():
+        is_section = bool(value) and has_names(value) and "class_path" not in value
+        flat |= flat_options(value, f"{prefix}{name}.") if is_section else {f"{prefix}{name}": value}
+    return flat
+
+
+def has_names(value: object) -> bool:
+    """Whether it is a mapping whose keys are names."""
+    return isinstance(value, dict) and all(isinstance(name, str) and name for name in value)
+
+
+def words_of(options: Mapping[str, Any]) -> list[str]:
+    """Options as words of a command line.
+
+    Raises:
+        ValueError: A value is none of JSON, such as a date.
+    """
+    words = []
+    for name, value in options.items():
+        try:
+            text = value if isinstance(value, str) else json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            expected = "a finite number, a text, a list or a mapping"
+            raise ValueError(f"{name} is {shown(value)}, expected {expected}") from None
+        words.append(f"--{name}={text}")
+    return words
+
+
+def varied(words: Sequence[str]) -> dict[str, Options]:
+    """Variants from ``KEY=VALUE`` words, named by their values.
+
+    A value that says nothing alone (a number, ``true``), or that two options have, is named with the option's last
+    word. An import path is named by its last word.
+
+    Raises:
+        ValueError: A word has no ``=``, or two give one name.
+    """
+    options = [_option(word) for word in words]
+    short = [_short(value) for _, value in options]
+    variants: dict[str, Options] = {}
+    for (option, value), word in zip(options, short, strict=True):
+        is_enough = short.count(word) == 1 and word[0].isalpha() and yaml.safe_load(word) == word
+        name = word if is_enough else f"{option.rpartition('.')[2]}={word}"
+        name = folder_name(name)
+        if name in (*variants, BASELINE, AGAIN, NULL):
+            name = folder_name(f"{option.rpartition('.')[2]}={value}")
+        if name in variants:
+            raise ValueError(f"--vary {option}={value}: the variant {name} is given twice")
+        variants[name] = {option: value}
+    return variants
+
+
+def folder_name(text: str) -> str:
+    """The name of a variant's folders: a comma would begin its seed, a backslash is in no plain name of a file."""
+    return file_name(text.replace(",", ";")).replace("\\", SLASH)
+
+
+def _option(word: str) -> tuple[str, str]:
+    option, equals, value = word.partition("=")
+    if not equals or not option or not value:
+        raise ValueError(f"--vary {shown(word)} must be OPTION=VALUE, such as model.architecture.mlp=gelu")
+    return option, value
+
+
+def _short(value: str) -> str:
+    """An import path's last word; another value as it is."""
+    return value.rpartition(".")[2] if all(map(str.isidentifier, value.split("."))) else value

@@ -1,0 +1,112 @@
+"""The plots of an experiment's report: differences, losses during training, tuning, and cost."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lightning_llm.ablate.arm import BASELINE
+from lightning_llm.ablate.curves import Curves
+from lightning_llm.ablate.words import MIB, difference_of, labeled, level
+from lightning_llm.io.charts import COLORS, GRAY, PAGE_INK, legend
+from lightning_llm.io.untrusted import printable
+from lightning_llm.statistics.estimates import student
+
+
+def _colors(report: Mapping[str, Any]) -> dict[str, str]:
+    return {BASELINE: GRAY} | {name: COLORS[n % len(COLORS)] for n, name in enumerate(report["variants"])}
+
+
+def forest(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
+    """The differences, with their intervals, on one line per variant."""
+    axis, colors, rows = axes[0], _colors(report), labeled(report)
+    if report["delta"] is not None:
+        axis.axvspan(-report["delta"], report["delta"], color=GRAY, alpha=0.2, lw=0)
+    axis.axvline(0, color=PAGE_INK, lw=0.8)
+    for place, (name, row) in enumerate(rows):
+        if row["difference"] is None:
+            words = row["note"] or row["verdict"]
+            axis.annotate(words, (0, place), (6, 0), textcoords="offset points", va="center")
+            continue
+        low, high = row["interval"] or [row["difference"]] * 2
+        ends = [[row["difference"] - low], [high - row["difference"]]]
+        is_tuned = name not in colors
+        look = {"color": colors[name.removesuffix(", tuned") if is_tuned else name]}
+        look |= {"mfc": "none"} if is_tuned else {}
+        axis.errorbar(row["difference"], place, xerr=ends, fmt="o", ms=7, capsize=4, **look)
+        dots = [apart for each in row["by_seed"] if (apart := difference_of(each)) is not None]
+        axis.plot(dots, [place + 0.22] * len(dots), "o", ms=4.5, alpha=0.7, color=look["color"], mew=0)
+        at = (row["difference"], place)
+        axis.annotate(row["sentence"], at, (0, 9), textcoords="offset points", ha="center", fontsize=8.5)
+    axis.set_yticks(range(len(rows)), [printable(name) for name, _ in rows])
+    axis.set(ylim=(len(rows) - 0.4, -0.8))
+    zone = "" if report["delta"] is None else f"; shaded: ±{report['delta']:g}"
+    axis.set_xlabel(f"difference of {report['metric']}, {report['unit']} (negative is better; dots: pairs){zone}")
+    axis.grid(axis="x")
+
+
+def loss_curves(axes: Sequence[Any], report: Mapping[str, Any], curves: Curves) -> None:
+    """Validation losses of all arms, and their paired differences from the baseline's."""
+    common = set.intersection(*(set(curves.seeds[name]) for name in _colors(report) if name in curves.seeds))
+    for name, color in _colors(report).items():
+        if name not in curves.steps:
+            continue
+        steps, seeds = curves.steps[name], curves.seeds[name]
+        losses = curves.losses[name][[n for n, seed in enumerate(seeds) if seed in common or not common]]
+        middle, spread = losses.mean(axis=0), losses.std(axis=0, ddof=1) if len(losses) > 1 else 0.0
+        axes[0].plot(steps, middle, color=color, lw=1.5, label=printable(name), marker="." if len(steps) < 20 else "")
+        axes[0].fill_between(steps, middle - spread, middle + spread, color=color, alpha=0.2, lw=0)
+        if name != BASELINE:
+            _difference(axes[1], *curves.differences(name), color)
+    axes[0].set(xlabel="step", ylabel="validation loss, nats/token")
+    axes[1].axhline(0, color=GRAY, lw=1)
+    axes[1].set(xlabel="step of the baseline", ylabel="difference, nats/token")
+    for axis in axes:
+        axis.grid()
+    legend(axes[0])
+
+
+def _difference(axis: Any, steps: Sequence[int], differences: Any, color: str) -> None:
+    if not len(differences):
+        return
+    middle = differences.mean(axis=0)
+    axis.plot(steps, middle, color=color, lw=1.5, marker="." if len(steps) < 20 else "")
+    if (pairs := len(differences)) > 1:
+        half = student(0.05, pairs - 1) * differences.std(axis=0, ddof=1) / np.sqrt(pairs)
+        axis.fill_between(steps, middle - half, middle + half, color=color, alpha=0.2, lw=0)
+
+
+def tuning_curves(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
+    """The mean loss of each arm by the value of the tuned option."""
+    axis, colors = axes[0], _colors(report)
+    for name, side in report["tuning"]["sides"].items():
+        points = [each for each in zip(side["values"], side["losses"], strict=True) if each[1] is not None]
+        axis.plot(*zip(*points, strict=True), "o-", color=colors[name], label=printable(name)) if points else None
+        if side["best"] is not None:
+            axis.axvline(side["best"], color=colors[name], ls=":", lw=1.2)
+    axis.set(xscale="log", ylabel=f"mean {report['metric']}, {report['unit']}")
+    values = sorted({value for side in report["tuning"]["sides"].values() for value in side["values"]})
+    axis.set_xticks(values, [f"{value:g}" for value in values])
+    axis.minorticks_off()
+    axis.set_xlabel(f"{report['tuning']['option']} (dotted: the tuned value)")
+    axis.grid()
+    legend(axis)
+
+
+def costs(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
+    """The metric against training time and peak memory."""
+    colors, sides = _colors(report), {BASELINE: report["baseline"], **report["variants"]}
+    for name, side in report["cost"]["sides"].items():
+        row, loss, look = sides[name], level(report, name), {"fmt": "o", "ms": 7, "capsize": 3, "color": colors[name]}
+        ends = [side["step_s"] - side["step_p20_s"], side["step_p80_s"] - side["step_s"]]
+        values: list[Any] = [(side["training_s"], [[row["steps"] * end] for end in ends])]
+        values += [] if side["peak_bytes"] is None else [(side["peak_bytes"] / MIB, None)]
+        for axis, (x, spread) in zip(axes, values if loss is not None else (), strict=False):
+            axis.errorbar(x, loss, yerr=row["sd_over_seeds"], xerr=spread, label=printable(name), **look)
+    axes[0].set(
+        xlabel="training time alone, s (20th to 80th percentile)", ylabel=f"{report['metric']}, {report['unit']}"
+    )
+    axes[1].set(xlabel="peak memory of a step, MiB", ylabel=f"{report['metric']}, {report['unit']}")
+    for axis in axes:
+        axis.grid()
+    legend(axes[0])

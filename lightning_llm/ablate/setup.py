@@ -1,0 +1,271 @@
+"""From what a user asks for to a frozen plan: every arm is read, compared and matched before anything runs.
+
+1. Baseline and variants are read as ``fit`` reads them, and compared: what makes their losses incomparable is refused.
+2. Costs are matched (``ablate.matching``).
+3. The plan is frozen with a snapshot of code and configs, or compared with the one that the folder has.
+"""
+
+import math
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_llm.ablate.arm import BASELINE, NULL, Arm, titled
+from lightning_llm.ablate.cost import TrainingSteps, facts_of
+from lightning_llm.ablate.experiment import Experiment
+from lightning_llm.ablate.history import earlier
+from lightning_llm.ablate.local import threads_for
+from lightning_llm.ablate.matching import MATCHES, STEPS, Matched
+from lightning_llm.ablate.options import flat_options, words_of
+from lightning_llm.ablate.plan import PACKAGE, PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
+from lightning_llm.ablate.results import COST
+from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.io.config_file import read_config
+from lightning_llm.io.untrusted import shown
+from lightning_llm.measure.gauges import resident_bytes
+from lightning_llm.runs.lock import RunLock
+
+BITS_PER_BYTE = "bits_per_byte"
+FREE_DATA = ("num_workers", "micro_batch_size", "eval_batch_size", "predict_prompts")  # change no batch
+TEXT_DATA = ("tokenizer", "vocab_size", "store")  # may change if losses are per byte of the same text
+# Of the trainer: what a pair trains and validates on
+PAIRED = ("max_steps", "max_epochs", "max_time", "limit_train_batches", "limit_val_batches", "overfit_batches")
+REDRAW = "lightning_llm.ablate.null_variant.RedrawMLP"
+ReadArm = Callable[[str, Sequence[str | Path], Sequence[str]], Arm]  # its name, its configs, and words that follow
+
+
+class Setup:
+    """An experiment whose arms have been read and compared.
+
+    Args:
+        experiment: What the user asks for.
+        words: Further options of ``fit``, for all runs.
+        read_arm: Reads an arm as ``fit`` does; a ValueError says what is wrong with it.
+
+    Raises:
+        ValueError: An arm cannot run, equals another, or cannot be compared with the baseline.
+    """
+
+    def __init__(self, experiment: Experiment, words: Sequence[str], read_arm: ReadArm) -> None:
+        self.experiment, self._read_arm = experiment, read_arm
+        self._words = [*words_of(experiment.options), *words]
+        self._tunable: set[float] = set()  # values whose grid was checked
+        self._matched: dict[str, Matched] = {}  # what matches a variant with the baseline
+        base = self._arm(BASELINE, {})
+        refuse_unsuitable(base, experiment.metric)
+        self._check_grid(base)
+        self.arms = {BASELINE: base}
+        for name, options in experiment.variants.items():
+            self.arms[name] = self._variant(name, options)
+        # what decides whether a plan is of this experiment; the configs are those before anything is matched
+        configs = {name: digest(arm.options) for name, arm in self.arms.items()}
+        self._code = code_of({name: arm.options for name, arm in self.arms.items()})
+        self.asked = {**experiment.held, "asked_configs": configs, "code": code_hash(self._code)}
+        self.earlier = earlier(Path(experiment.folder), configs[BASELINE], experiment.metric)
+
+    def _arm(self, name: str, options: Mapping[str, Any]) -> Arm:
+        return self._read_arm(name, self.experiment.baseline, [*self._words, *words_of(options)])
+
+    def _variant(self, name: str, options: Mapping[str, Any]) -> Arm:
+        arm = self._arm(name, options)
+        for other in self.arms.values():
+            if arm.options == other.options:
+                same = ", ".join(options) or "nothing"
+                raise ValueError(f"{name} equals {titled(other.name)}, which has the same {same}: leave it out")
+        refuse_incomparable(self.arms[BASELINE], arm, self.experiment.metric)
+        self._check_grid(arm)
+        return arm
+
+    def _check_grid(self, arm: Arm) -> None:
+        """Let ``fit`` read an arm with the lowest and the highest value of the option that is tuned."""
+        value, tune = tuned_value(arm, self.experiment), self.experiment.tune
+        if value is None or tune is None or value in self._tunable:
+            return
+        self._tunable.add(value)
+        options = self.experiment.variants.get(arm.name, {})
+        for factor in (tune["factors"][0], tune["factors"][-1]):
+            try:
+                self._arm(arm.name, {**options, tune["option"]: value * factor})
+            except ValueError as error:
+                raise ValueError(f"tune.factors: {factor:g} times {value:g} is no value: {error}") from None
+
+    def plan(self, workers: int | None) -> Plan:
+        """The frozen plan: that of the folder, or a new one.
+
+        Args:
+            workers: The most runs at a time that the user wants.
+
+        Raises:
+            ValueError: The folder has another plan, or a variant cannot be matched.
+        """
+        out = Path(self.experiment.folder)
+        if (out / PLAN).exists():
+            return self._compared(Plan.read(out))
+        if left := [name for name in (RUNS, COST) if (out / name).exists()]:
+            raise ValueError(f"{out} has {left[0]} of an experiment without {PLAN}: give another --out")
+        accelerator = self.arms[BASELINE].trainer.strategy.root_device.type
+        need = resident_bytes() + 2 * (TrainingSteps(self._arm(BASELINE, {})).peak_bytes() or 0)
+        threads = threads_for(accelerator, torch.cuda.device_count(), need, workers)
+        self._match(threads)
+        content = {**self.asked, "threads": threads, "accelerator": accelerator, "folder": str(Path.cwd())}
+        content |= {"sides": self._facts(), "commit": commit_of(PACKAGE), "seen": self._seen()}
+        out.mkdir(parents=True, exist_ok=True)
+        lock = RunLock(out).acquire()  # of two that begin here at the same time, one finds the plan of the other
+        try:
+            return self.plan(workers) if (out / PLAN).exists() else freeze(out, content, self._configs(), self._code)
+        finally:
+            lock.release()
+
+    def _compared(self, plan: Plan) -> Plan:
+        """A plan that is of this experiment."""
+        if difference := plan.differs(self.asked):
+            command = f"lightning-llm ablate run {shlex.quote(str(plan.out))}"
+            advice = f"give another --out, or finish this one as it is: {command}"
+            difference = self._changed(plan) if difference == "configs" else f"another {difference}"
+            raise ValueError(f"{plan.out} has a plan with {difference}, which makes a new experiment: {advice}")
+        return plan
+
+    def _changed(self, plan: Plan) -> str:
+        """The first option of an arm that differs from the plan's, in words."""
+        for name, arm in self.arms.items():
+            before, now = flat_options(read_config(plan.config(name))), flat_options(arm.options)
+            matched = [f"{option}." for option in plan.arms[name].get("matched", {})]
+            for option in sorted(before.keys() | now.keys()):
+                old, new = (shown(options.get(option)) for options in (before, now))
+                is_matched = option in (STEPS, plan.experiment.solved) and name != BASELINE
+                is_matched |= any(each.startswith(f"{option}.") for each in matched)  # options of a class are one
+                if old != new and not is_matched:
+                    return f"another {option} of {titled(name)} ({old}, now {new})"
+        return "other options"
+
+    def _match(self, threads: int) -> None:
+        """Give each variant the options that match it with the baseline."""
+        experiment, before = self.experiment, torch.get_num_threads()
+        match = MATCHES[experiment.match]
+
+        def make(name: str) -> Arm:
+            return self._arm(name, experiment.variants.get(name, {}))
+
+        torch.set_num_threads(threads if match.is_timed else before)
+        try:
+            for name, options in experiment.variants.items():
+                matched = match.matched(self.arms[BASELINE], self.arms[name], make, experiment.solved)
+                self._matched[name] = matched
+                if matched.options:  # they come last, since later words override
+                    own = {option: value for option, value in options.items() if option not in matched.options}
+                    self.arms[name] = self._arm(name, {**own, **matched.options})
+        finally:
+            torch.set_num_threads(before)
+
+    def _facts(self) -> dict[str, dict[str, Any]]:
+        """What the plan says of each arm; the null variant is the baseline."""
+        experiment = self.experiment
+        facts: dict[str, dict[str, Any]] = {}
+        for name, arm in self.arms.items():
+            matched = self._matched.get(name, Matched())
+            facts[name] = {**facts_of(arm), "tokenizer": str(arm.data.store.tokenizer_sha256)}
+            facts[name] |= {"tuned": tuned_value(arm, experiment), "chance": chance_of(arm, experiment.metric)}
+            facts[name] |= {**matched.facts, "solved": matched.options.get(experiment.solved or "")}
+            facts[name]["ratio"] = MATCHES[experiment.match].closeness(facts[BASELINE], facts[name])
+        return {**facts, NULL: dict(facts[BASELINE])}
+
+    def _configs(self) -> dict[str, dict[str, Any]]:
+        """The options of each arm; the null variant's are the baseline's with a callback."""
+        configs = {name: arm.options for name, arm in self.arms.items()}
+        trainer = configs[BASELINE]["trainer"]
+        callbacks = trainer.get("callbacks") or []
+        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        redrawing = {**trainer, "callbacks": [*callbacks, {"class_path": REDRAW}]}
+        return {**configs, NULL: {**configs[BASELINE], "trainer": redrawing}}
+
+    def _seen(self) -> dict[str, list[int]]:
+        """The planned seeds that earlier experiments with this baseline have used."""
+        planned = set(self.experiment.seeds(self.experiment.looks[-1]))
+        return {known.name: sorted(seeds) for known in self.earlier if (seeds := {*known.seeds} & planned)}
+
+
+def chance_of(arm: Arm, metric: str) -> float | None:
+    """The metric of a model that gives every token the same probability; ``None`` if it is not known."""
+    nats = math.log(arm.architecture.vocab_size)
+    if metric != BITS_PER_BYTE:
+        return nats
+    return None if arm.data.bytes_per_token is None else nats / math.log(2) / arm.data.bytes_per_token
+
+
+def commit_of(package: Path) -> str | None:
+    """The git commit of the package, with a mark if files were changed since; ``None`` if it is not in a clone."""
+    if not (package.parent / ".git").exists():
+        return None
+    words = ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def tuned_value(arm: Arm, experiment: Experiment) -> float | None:
+    """The value that an arm has of the option that is tuned; ``None``: none is.
+
+    Raises:
+        ValueError: It is no number above 0.
+    """
+    if experiment.tune is None:
+        return None
+    option = experiment.tune["option"]
+    value: Any = arm.options
+    for word in option.split("."):
+        inner = value if isinstance(value, dict) else {}
+        value = inner.get(word, (inner.get("init_args") or {}).get(word))
+    if type(value) not in (int, float) or not value > 0:
+        raise ValueError(f"tune.option {option} of {titled(arm.name)} is {value!r}, expected a number above 0")
+    return float(value)
+
+
+def refuse_unsuitable(base: Arm, metric: str) -> None:
+    """Refuse a baseline whose runs have no result to compare.
+
+    Raises:
+        ValueError: It does not validate, writes no run, or has no known length.
+    """
+    trainer = base.options["trainer"]
+    if not isinstance(base.data, TokenDataModule):
+        kind = f"{type(base.data).__module__}.{type(base.data).__qualname__}"
+        raise ValueError(f"the baseline has data.class_path {kind}: pairs need the data.seed of TokenDataModule")
+    if trainer.get("limit_val_batches") == 0:
+        raise ValueError("the baseline has trainer.limit_val_batches 0: there is no loss to compare")
+    if switch := next((name for name in ("fast_dev_run", "barebones") if trainer.get(name)), None):
+        raise ValueError(f"the baseline has trainer.{switch}, which writes no run: leave it out")
+    if metric == BITS_PER_BYTE and base.data.bytes_per_token is None:
+        raise ValueError(f"metric {BITS_PER_BYTE}: the token files are raw, so their bytes are not known: use val_loss")
+    _ = base.steps  # it is known
+
+
+def refuse_incomparable(base: Arm, arm: Arm, metric: str) -> None:
+    """Refuse a variant whose runs would be no pairs with those of the baseline.
+
+    Raises:
+        ValueError: It changes data, validation or the number of steps.
+    """
+    ours, theirs = base.options, arm.options
+    data = [name for name in ours["data"] if ours["data"][name] != theirs["data"].get(name) and name not in FREE_DATA]
+    trainer = [name for name in PAIRED if ours["trainer"].get(name) != theirs["trainer"].get(name)]
+    has_bytes = None not in (base.data.bytes_per_token, arm.data.bytes_per_token)
+    if data and set(data) <= set(TEXT_DATA) and has_bytes and _text_of(base) == _text_of(arm):
+        data = [] if metric == BITS_PER_BYTE else data
+        advice = f"losses per token cannot be compared: set metric: {BITS_PER_BYTE}, which the same text allows"
+    else:
+        advice = "a pair needs the same batches and validation text: leave it out"
+    if "max_steps" in trainer:
+        advice = "match says how many steps a variant has: leave it out"
+    for option in (*(f"data.{name}" for name in data), *(f"trainer.{name}" for name in trainer)):
+        raise ValueError(f"{arm.name} changes {option}: {advice}")
+
+
+def _text_of(arm: Arm) -> list[tuple[int, int]]:
+    """Bytes and documents of the validation text."""
+    return [(s.store.splits["val"].bytes, s.store.splits["val"].documents) for s in arm.data.sources]
