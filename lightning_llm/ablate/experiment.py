@@ -17,7 +17,7 @@ from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.matching import ARCHITECTURE, MATCHES, Tokens
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, Options, flat_options, folder_name, has_names
 from lightning_llm.ablate.tuning import FIRST_SEED, MOST_EXTENSIONS
-from lightning_llm.io.schema import TEXT, Schema, by_name, list_of, maybe, one_of, record, check, validate, whole
+from lightning_llm.io.schema import TEXT, Schema, by_name, check, list_of, maybe, one_of, record, validate, whole
 from lightning_llm.io.untrusted import file_name, printable, shown
 from lightning_llm.statistics.design import Design
 

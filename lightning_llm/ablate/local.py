@@ -19,8 +19,8 @@ from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import Result, losses_of, results_of
 from lightning_llm.ablate.scheduler import Run, State
 from lightning_llm.ablate.worker import LOGS, MOST_KILLS
-from lightning_llm.io.units import shown_duration
 from lightning_llm.io.console import Console
+from lightning_llm.io.units import shown_duration
 
 POLL_S = 0.5
 ENDING_S = 60.0  # a worker ends so long after its run

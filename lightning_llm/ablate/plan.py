@@ -27,7 +27,19 @@ from lightning_llm.ablate.experiment import HELD, MOST_PAIRS, Experiment
 from lightning_llm.ablate.scheduler import Added, Losses, Run, State, state_of
 from lightning_llm.ablate.tuning import Tune
 from lightning_llm.io.atomic import atomic_path, remove_path, write_json, write_text
-from lightning_llm.io.schema import POSITIVE, SHA256, TEXT, by_name, list_of, maybe, record, check, open_record, validate, whole
+from lightning_llm.io.schema import (
+    POSITIVE,
+    SHA256,
+    TEXT,
+    by_name,
+    check,
+    list_of,
+    maybe,
+    open_record,
+    record,
+    validate,
+    whole,
+)
 from lightning_llm.io.untrusted import MIB, file_in, open_regular, read_json, shown
 
 PLAN, ADDED, CONFIGS, CODE, RUNS, REPORT = "plan.json", "added.json", "configs", "code", "runs", "report.json"

@@ -11,9 +11,9 @@ from lightning_llm.ablate.scheduler import Losses, Run, State
 from lightning_llm.io.schema import NUMBER, POSITIVE, TEXT, by_name, list_of, maybe, record, validate, whole
 from lightning_llm.io.untrusted import MIB, read_json
 from lightning_llm.runs.directory import STATUS, WINDOWS
+from lightning_llm.runs.event_files import read_curves
 from lightning_llm.runs.status import DIVERGED, FINISHED, read_summary
 from lightning_llm.runs.status import state_of as run_state
-from lightning_llm.runs.event_files import read_curves
 from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, MLP_VALUES, VALIDATION_BATCHES, mismatch
 from lightning_llm.statistics.windows import MOST_BLOCKS
 
@@ -61,7 +61,7 @@ class Result:
         return self.loss is None
 
     def windows(self) -> Mapping[str, Any] | None:
-        """The sums of blocks of validation windows at the last step, as ``ablate.windows`` takes them.
+        """The sums of blocks of validation windows at the last step, as ``statistics.windows`` takes them.
 
         Returns:
             ``None``: the run has none, or they are of another end of it.

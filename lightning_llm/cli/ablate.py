@@ -29,8 +29,8 @@ from lightning_llm.ablate.words import parameters_in_words, seeds_in_words
 from lightning_llm.ablate.worker import LOGS, Stopped, work
 from lightning_llm.cli.ablate_outlook import show_outlook
 from lightning_llm.cli.ablate_report import show_report
-from lightning_llm.cli.tool import OneLineParser, Tool
 from lightning_llm.cli.process import interrupts
+from lightning_llm.cli.tool import OneLineParser, Tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.config_file import config_path, read_config
 from lightning_llm.io.console import Console

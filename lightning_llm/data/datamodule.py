@@ -380,9 +380,6 @@ class TokenDataModule(LightningDataModule):
             )
 
 
-# ---- any data module
-
-
 def data_attribute(data: Any, name: str) -> Any:
     """An attribute of a data module, perhaps of the user's own class; ``None`` if it has none of this name.
 

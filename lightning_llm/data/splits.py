@@ -1,7 +1,7 @@
 """How text is divided: documents into splits, the input into shards, and both into the pieces that are encoded.
 
 Splits. A single document is cut by position: the first ``int(0.9 * characters)`` characters train, the rest validates
-(as in nanoGPT's ``data/shakespeare_char/prepare.py``). If there are several documents, each belongs to one split,
+(as nanoGPT does for its character model). If there are several documents, each belongs to one split,
 chosen by a hash of its text. So the split depends neither on other documents nor on their order, and copies of a
 document belong to the same split.
 
