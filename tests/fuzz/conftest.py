@@ -65,14 +65,9 @@ CONFIG = {
 SMALL = {
     "model": {"architecture": {"vocab_size": 280, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}},
     "data": {"mixture": {"stores/s": 0.5, "stores/t": 0.5}, "context_length": 4, "global_batch_size": 2},
-    "trainer": {
-        "accelerator": "cpu",
-        "max_steps": 2,
-        "limit_val_batches": 1,
-        "val_check_interval": 2,
-        "log_every_n_steps": 1,
-    },
+    "trainer": {"accelerator": "cpu", "max_steps": 2, "limit_val_batches": 1, "val_check_interval": 2},
 }
+SMALL["trainer"]["log_every_n_steps"] = 1  # fewer steps than an interval: a warning, which the tests make an error
 TEXT = "".join(f"{'abcdefghij'[n % 10] * (n % 7 + 1)} {n * n % 97}\n" for n in range(300))
 CANARY = "class Part:\n    pass\n"
 

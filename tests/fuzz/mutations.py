@@ -126,7 +126,7 @@ def changed(value: Any, edit: Edit) -> Any:
         return _pick(["ab/" * 60_000, list(range(20_000)), {f"k{n}": n for n in range(20_000)}, "9" * 4000], edit)
     if edit.kind == "nest":
         nested: Any = value
-        for _ in range(_pick([1, 20, 90], edit)):  # deeper by raw edits: writers of YAML recurse
+        for _ in range(_pick([1, 20, 60], edit)):  # deeper by raw edits: writers of YAML recurse
             nested = [nested] if edit.choice % 2 else {"x": nested}
         return nested
     return _pick({"extreme": EXTREME, "control": CONTROL, "path": PATHS, "import": IMPORTS}[edit.kind], edit)

@@ -56,7 +56,8 @@ PYTHONS_WORDS = re.compile(
 
 
 NOTE = re.compile(  # what a command says before it can know of an error
-    r"^lightning-llm \w+: \S+ imports |^Preparing stores/| is counted as a LanguageModel: what it adds is left out$"
+    r"^lightning-llm \w+: \S+ imports |^step \d+  loss |^Preparing stores/"
+    r"| is counted as a LanguageModel: what it adds is left out$"
 )
 
 

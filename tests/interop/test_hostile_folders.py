@@ -274,3 +274,11 @@ def test_an_import_that_fails_prints_one_line_and_leaves_nothing(folder, tmp_pat
 def test_an_unchanged_folder_is_read(originals):
     for name in FAMILIES:
         assert load_model(originals[name])[0].config == read_folder(originals[name]).config
+
+
+def test_a_file_of_zeros_is_not_mapped_into_memory(folder, monkeypatch):
+    monkeypatch.setattr(weights, "safe_open", lambda *args, **options: pytest.fail("it was opened"))
+    for path in folder.glob("*.safetensors"):
+        path.write_bytes(b"\0" * 100)
+    with pytest.raises(ValueError, match="its header has 0 bytes, expected 2 to"):
+        weights.stored_weights(folder)
