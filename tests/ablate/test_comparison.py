@@ -5,10 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_llm.cli.compare import (
-    effects,
-    group_runs,
-)
+from lightning_llm.ablate.comparison import effects, group_runs
 from lightning_llm.runs.names import Run
 from lightning_llm.statistics.estimates import paired, unpaired
 from lightning_llm.statistics.verdict import BETTER, UNDECIDED
