@@ -34,7 +34,7 @@ def verdict_lines(report: Mapping[str, Any]) -> list[str]:
 def _sentence(name: str, row: Mapping[str, Any], report: Mapping[str, Any]) -> str:
     words = [f"{name}: {row['sentence']}" if row["sentence"] else name]
     if row["difference"] is not None:
-        pairs = f"{row['pairs']} pair{'s' * (row['pairs'] != 1)}"
+        pairs = pairs_in_words(row["pairs"])
         within = "" if row["interval"] is None else f" ({bounds(row['interval'])})"
         words.append(f"difference {signed(row['difference'])}{within} {report['unit']} after {pairs}")
     words += [row["note"]] if row["note"] else []
@@ -85,8 +85,7 @@ def _pairs_lines(name: str, row: Mapping[str, Any], alpha: float) -> Iterator[st
     if row["correlation"] is not None and noise["correlation_interval"] is not None:
         words.append(f"correlation {_with(row['correlation'], noise['correlation_interval'], '.2f')}")
     if (saved := noise["seeds_saved"]) is not None:
-        low, high = noise["seeds_saved_interval"]
-        words.append(f"pairing saved {saved} ({low} to {high}) seeds per side")
+        words.append(saved_in_words(saved, noise["seeds_saved_interval"]))
     words.append(f"median difference {signed(checked['median'])}")
     reach = "" if checked["smallest_p"] <= alpha else f", at least {checked['smallest_p']:.2g}"
     words.append(f"sign-flip p {checked['sign_flip_p']:.2g}{reach}")
@@ -96,6 +95,17 @@ def _pairs_lines(name: str, row: Mapping[str, Any], alpha: float) -> Iterator[st
         errors = f"{windows['pair']:.2g} of a pair, {windows['mean']:.2g} of the mean"
         words.append(f"standard error over validation windows {errors}")
     yield f"{name}: {', '.join(words)}."
+
+
+def pairs_in_words(count: int) -> str:
+    """Such as ``4 pairs``."""
+    return f"{count} pair{'s' * (count != 1)}"
+
+
+def saved_in_words(seeds: int, interval: Sequence[int]) -> str:
+    """How many more seeds per arm a comparison without pairs would need."""
+    low, high = interval
+    return f"pairing saved {seeds} ({low} to {high}) seeds per side"
 
 
 def _with(value: float, interval: Sequence[float] | None, digits: str = ".2g") -> str:

@@ -28,6 +28,7 @@ from lightning_llm.ablate.comparison import (
     read_results,
     with_threads,
 )
+from lightning_llm.ablate.words import pairs_in_words, saved_in_words
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console, folded, room
@@ -195,12 +196,11 @@ def effect_text(effect: Effect) -> str:
         low, high = (f"{bound:+.{digits}f}" for bound in found.interval)
         parts.append(f"{100 * found.level:.4g} % interval {low} to {high}, p {found.p_adjusted:.2g}")
     if found.pairs:
-        parts.append(f"{found.pairs} pair{'s' if found.pairs > 1 else ''}")
+        parts.append(pairs_in_words(found.pairs))
     if found.correlation is not None:
         parts.append(f"correlation {found.correlation:.2f}")
-    if found.noise is not None and found.noise.seeds_saved_interval is not None:
-        fewest, most = found.noise.seeds_saved_interval
-        parts.append(f"pairing saved {found.noise.seeds_saved} ({fewest} to {most}) seeds per side")
+    if (noise := found.noise) and noise.seeds_saved is not None and noise.seeds_saved_interval is not None:
+        parts.append(saved_in_words(noise.seeds_saved, noise.seeds_saved_interval))
     change = difference_text(effect.base + found.difference, effect.base, digits, unit)
     words = _joined(_in_words(found), ", ".join(parts), effect.note, found.note, *found.warnings)
     return f"{title} {change}: {words}"

@@ -1,11 +1,15 @@
 """An experiment whose runs are done in no time by a stand-in for ``fit``."""
 
+import json
 from functools import partial
 
 import pytest
+from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.ablate.arm import BASELINE, NULL
 from lightning_llm.ablate.plan import code_hash, freeze
+from lightning_llm.ablate.results import COST, load_experiment
+from lightning_llm.ablate.worker import work
 
 # Instead of the package, in the snapshot: writes what a run writes, with a loss that its config and its seed decide
 STAND_IN = """
@@ -70,3 +74,31 @@ def frozen(folder, variants, looks=(4, 5), delta=None, out="out", base=None, nul
     }
     (folder / out).mkdir()
     return freeze(folder / out, content, configs, code)
+
+
+def with_cost(plan, sides):
+    """As ``ablate measure`` writes it: steps of 1 s, and of half of it for the variants."""
+    step = {"step_s": 0.5, "step_p20_s": 0.4, "step_p80_s": 0.7, "ratio": 0.5, "peak_bytes": 2**20}
+    rows = dict.fromkeys(sides, step) | {"baseline": {**step, "step_s": 1.0, "step_p80_s": 1.1, "ratio": 1.0}}
+    facts = {"machine": "a test", "threads": 1, "date": "2026-01-01", "torch": "2", "rounds": 20, "other_cores": 0.0}
+    (plan.out / COST).write_text(json.dumps({**facts, "plan": plan.content["hash"], "sides": rows}))
+
+
+def with_curves(plan):
+    """Validation losses at steps 3 and 6: falling by 1 to what the summary says."""
+    for run, result in load_experiment(plan.out).results.items():
+        if not result.has_diverged:
+            with SummaryWriter(str(plan.run_dir(run))) as writer:
+                for step in (3, 6):
+                    writer.add_scalar("val_loss", result.loss + (6 - step) / 3, step)
+
+
+@pytest.fixture
+def done(experiment):
+    """An experiment that has ended: one variant better, one diverged, one with a name that HTML would read."""
+    variants = {"a": {"effect": -0.5}, "lost": {"effect": 0.0, "diverges": [1]}, "<b>$x$&": {"effect": 0.0}}
+    plan = experiment(variants, delta=0.01)
+    work(plan.out)
+    with_cost(plan, variants)
+    with_curves(plan)
+    return plan

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from lightning_llm.ablate.experiment import LOOKS, experiment_of
-from lightning_llm.ablate.options import varied
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "examples" / "ablations").glob("*.yaml"))
@@ -114,17 +113,3 @@ def test_the_name_of_a_file_is_the_name_of_an_experiment_under_the_same_rule():
 def test_the_grid_of_a_tuned_option_has_a_default():
     found = experiment_of({**BASE, "tune": {"option": RATE}}, "f", "f")
     assert found.tune == {"option": RATE, "factors": [0.5, 0.71, 1.0, 1.41, 2.0], "seeds": 2}
-
-
-def test_variants_of_the_command_line_are_named_by_their_values():
-    found = varied(["model.architecture.mlp=relu2", "model.optimizer.lr=1e-3", "data.mixture={a: 1, b: 2}"])
-    assert list(found) == ["relu2", "lr=1e-3", "mixture={a: 1; b: 2}"]
-    assert found["relu2"] == {"model.architecture.mlp": "relu2"}
-    mlps = ["own.mlps.ScaledMishGLU", "relu", "model.qk_norm=true"]
-    assert list(varied([f"m.mlp={mlps[0]}", f"m.mlp={mlps[1]}", mlps[2]])) == ["ScaledMishGLU", "relu", "qk_norm=true"]
-    assert list(varied(["a.norm=post", "a.block=post"])) == ["norm=post", "block=post"]  # the value is not enough
-    assert list(varied(["a.mlp=x.Own", "a.mlp=y.Own"])) == ["mlp=Own", "mlp=y.Own"]
-    assert list(varied(["a.mlp=null", "a.mlp=baseline"])) == ["mlp=null", "mlp=baseline"]  # names that are taken
-    for words, says in ((["mlp"], "must be OPTION=VALUE"), (["a.x=1", "b.x=1"], "the variant x=1 is given twice")):
-        with pytest.raises(ValueError, match=says):
-            varied(words)

@@ -8,7 +8,7 @@ from lightning_llm import ModelConfig
 from lightning_llm.ablate import cost
 from lightning_llm.ablate.arm import Arm
 from lightning_llm.ablate.cost import facts_of
-from lightning_llm.ablate.matching import MATCHES, Matched, scaled_options
+from lightning_llm.ablate.matching import MATCHES, Matched, matched_within, scaled_options
 from lightning_llm.measure.timer import Timing
 from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine, WarmupLinear, WarmupStableDecay
 
@@ -154,3 +154,11 @@ def test_an_unknown_schedule_without_steps_is_accepted():
 def test_a_run_of_unknown_length_is_refused():
     with pytest.raises(ValueError, match=r"give trainer\.max_steps"):
         _ = arm("baseline", steps=-1).steps
+
+
+def test_matched_within_covers_the_interval_and_the_rounding():
+    base = {"steps": 200}
+    assert matched_within({"steps": 100, "time_ratio_interval": [1.9, 2.02]}, base) == pytest.approx(0.05)
+    assert matched_within({"steps": 101, "time_ratio_interval": [2.0, 2.0]}, base) == pytest.approx(0.01)
+    assert matched_within({"steps": 200, "time_ratio_interval": [0.99, 1.03]}, base) == pytest.approx(0.03)
+    assert matched_within({"steps": 200, "time_ratio_interval": None}, base) is None

@@ -5,9 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from lightning_llm.ablate.matching import matched_within
 from lightning_llm.ablate.ratios import is_one, median_interval, ratio_in_words
-from lightning_llm.ablate.words import matched_lines
 
 
 @pytest.mark.parametrize(("values", "low", "high"), [(6, 1, 6), (9, 2, 8), (20, 6, 15), (100, 40, 61), (300, 133, 168)])
@@ -43,39 +41,3 @@ def test_one_inside_of_the_interval(interval, is_it):
 
 def test_a_side_is_known_to_be_as_fast_as_itself():
     assert ratio_in_words({"ratio": 1.0, "ratio_interval": [1.0, 1.0]}) == "1.000"
-
-
-def test_matched_within_covers_the_interval_and_the_rounding():
-    base = {"steps": 200}
-    assert matched_within({"steps": 100, "time_ratio_interval": [1.9, 2.02]}, base) == pytest.approx(0.05)
-    assert matched_within({"steps": 101, "time_ratio_interval": [2.0, 2.0]}, base) == pytest.approx(0.01)
-    assert matched_within({"steps": 200, "time_ratio_interval": [0.99, 1.03]}, base) == pytest.approx(0.03)
-    assert matched_within({"steps": 200, "time_ratio_interval": None}, base) is None
-
-
-def report(match, rows, sides=()):
-    side = {"ratio": None, "solved": None}
-    variants = {name: {**side, **row} for name, row in rows.items()}
-    cost = {"sides": dict(sides)}
-    return {"match": match, "solved": None, "baseline": {"steps": 200}, "variants": variants, "cost": cost}
-
-
-def test_a_report_says_how_closely_time_was_matched():
-    rows = {"a": {"steps": 100, "time_ratio_interval": [1.99, 2.024]}, "b": {"steps": 200}}
-    rows["b"]["time_ratio_interval"] = [0.9999, 1.00001]
-    assert matched_lines(report("time", rows)) == ["Matched: time: a within ±1.2%, b within ±0.1%."]
-
-
-def test_a_plan_without_intervals_is_reported_by_the_time_measured_afterwards():
-    sides = {"baseline": {"training_s": 4.0}, "a": {"training_s": 5.0}}
-    old = report("time", {"a": {"steps": 100, "time_ratio_interval": None}}, sides)
-    assert matched_lines(old) == ["Matched: time: a 1.25 × the baseline's."]
-    assert matched_lines(report("time", {"a": {"steps": 100}})) == ["Matched: time."]
-
-
-def test_a_report_says_what_flops_leave_out():
-    assert matched_lines(report("flops", {"a": {"ratio": 1.001}})) == [
-        "Matched: flops: a 1.001 × the baseline's.",
-        "FLOPs leave out the optimizer and recomputation.",
-    ]
-    assert matched_lines(report("tokens", {"a": {"ratio": 1.0}})) == ["Matched: tokens: a 1 × the baseline's."]

@@ -7,11 +7,9 @@ import re
 import numpy as np
 import pytest
 from scipy import stats
-from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.__main__ import main
-from lightning_llm.ablate.curves import Curves, curves_of
-from lightning_llm.ablate.page import page_of, write_report
+from lightning_llm.ablate.page import write_report
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.scheduler import Run
@@ -22,34 +20,6 @@ from lightning_llm.io.console import Console
 from lightning_llm.statistics.looks import PlannedLook, spending
 
 NAMES = {"pairs", "difference", "interval", "p", "p_adjusted", "verdict", "sd", "correlation", "diverged"}
-
-
-def with_cost(plan, sides):
-    """As ``ablate measure`` writes it: steps of 1 s, and of half of it for the variants."""
-    step = {"step_s": 0.5, "step_p20_s": 0.4, "step_p80_s": 0.7, "ratio": 0.5, "peak_bytes": 2**20}
-    rows = dict.fromkeys(sides, step) | {"baseline": {**step, "step_s": 1.0, "step_p80_s": 1.1, "ratio": 1.0}}
-    facts = {"machine": "a test", "threads": 1, "date": "2026-01-01", "torch": "2", "rounds": 20, "other_cores": 0.0}
-    (plan.out / COST).write_text(json.dumps({**facts, "plan": plan.content["hash"], "sides": rows}))
-
-
-def with_curves(plan):
-    """Validation losses at steps 3 and 6: falling by 1 to what the summary says."""
-    for run, result in load_experiment(plan.out).results.items():
-        if not result.has_diverged:
-            with SummaryWriter(str(plan.run_dir(run))) as writer:
-                for step in (3, 6):
-                    writer.add_scalar("val_loss", result.loss + (6 - step) / 3, step)
-
-
-@pytest.fixture
-def done(experiment):
-    """An experiment that has ended: one variant better, one diverged, one with a name that HTML would read."""
-    variants = {"a": {"effect": -0.5}, "lost": {"effect": 0.0, "diverges": [1]}, "<b>$x$&": {"effect": 0.0}}
-    plan = experiment(variants, delta=0.01)
-    work(plan.out)
-    with_cost(plan, variants)
-    with_curves(plan)
-    return plan
 
 
 def test_the_report_has_the_names_that_scripts_rely_on(done, capsys):
@@ -89,89 +59,6 @@ def test_the_report_has_the_names_that_scripts_rely_on(done, capsys):
     file = io.StringIO()
     show_report(report | {"variants": {"a": row}}, Console(file=file, width=80))
     assert " <0.0001 " in file.getvalue()
-
-
-def test_the_page_needs_nothing_else_and_escapes_names(done):
-    assert main(["ablate", "report", str(done.out)]) == 0
-    page = (done.out / "report.html").read_text()
-    assert page.count("<svg") == 3
-    assert page.count("&lt;b&gt;$x$&amp;") >= 4  # the tables and all plots
-    assert "<b>" not in page
-    assert "<script" not in page
-    used = re.findall(r"(?:href|src|url)\s*[=(]\s*[\"']?([^\"')]+)", page)
-    assert {link[0] for link in used} == {"#"}  # inside the page
-    assert "prefers-color-scheme: dark" in page
-    assert "currentColor" in page
-    before = page
-    assert main(["ablate", "report", str(done.out)]) == 0
-    assert (done.out / "report.html").read_text() == before
-
-
-def test_curves_are_compared_in_pairs_and_at_equal_time(done):
-    loaded = load_experiment(done.out)
-    curves = curves_of(loaded)
-    steps, differences = curves.differences("a")
-    assert steps == [3, 6]
-    assert differences.shape == (4, 2)
-    assert differences[:, -1] == pytest.approx([-0.5, -0.5005, -0.501, -0.5], abs=1e-6)
-    sides = report_of(loaded)["cost"]["sides"]
-    # when the variant ends, after 3 s, the baseline is at step 3: its loss is 1 above its end
-    assert curves.at_equal_time("a", sides) == pytest.approx(-1.500375, abs=1e-5)
-    assert curves.at_equal_time("lost", sides) == pytest.approx(-1.0, abs=1e-5)  # of its seed that did not
-
-
-def test_no_loss_is_made_up_before_the_first_validation(done):
-    loaded = load_experiment(done.out)
-    sides = report_of(loaded)["cost"]["sides"]
-    sides["a"]["step_s"] = 0.4  # it ends after 2.4 s; the baseline is first validated after 3 s
-    assert curves_of(loaded).at_equal_time("a", sides) is None
-
-
-def curves_with(*validations):
-    """Of losses 1 + 10 / step; the variant's are 0.5 below."""
-    steps, losses = {}, {}
-    for name, below in (("baseline", 0.0), ("a", 0.5)):
-        steps[name] = list(validations)
-        losses[name] = np.array([[1 + 10 / step - below for step in validations]])
-    return Curves(steps, losses, {"baseline": [0], "a": [0]})
-
-
-PACES = {"baseline": {"step_s": 1.0}, "a": {"step_s": 0.95}}  # the variant ends when the baseline is at step 95
-
-
-@pytest.mark.parametrize(
-    ("validations", "delta", "is_shown"),
-    [
-        ([80, 90, 100], 0.005, True),  # off by about 10 / 90³ · 5 · 5
-        ([80, 90, 100], 0.001, False),
-        ([20, 60, 100], 0.005, False),
-        ([20, 60, 100], None, False),  # the default delta
-        ([20, 60, 100], 0.1, True),
-        ([20, 60, 95, 100], 0.001, True),  # a validation at that moment
-        ([60, 100], 1.0, False),  # no neighbor tells how far the line is off
-        ([100], 1.0, False),
-    ],
-)
-def test_equal_time_needs_validations_close_to_the_moment(validations, delta, is_shown):
-    found = curves_with(*validations).at_equal_time("a", PACES, delta)
-    assert (found is not None) == is_shown
-    if is_shown:
-        true = (1 + 10 / 100 - 0.5) - (1 + 10 / 95)
-        assert found == pytest.approx(true, abs=delta / 4)
-
-
-def test_equal_time_is_the_end_where_times_cannot_be_distinguished():
-    paces = {**PACES, "a": {"step_s": 0.95, "ratio_interval": [0.9, 1.02]}}
-    assert curves_with(20, 100).at_equal_time("a", paces, 0.001) == pytest.approx(-0.5)
-
-
-def test_the_page_compares_with_the_delta_of_the_experiment(done):
-    report = report_of(load_experiment(done.out))
-    for name, pace in PACES.items():
-        report["cost"]["sides"][name] |= pace | dict.fromkeys(("step_p20_s", "step_p80_s"), pace["step_s"])
-    curves = curves_with(20, 60, 100)  # off by about 0.008
-    assert "<td>1</td><td>–</td></tr>" in row_of(page_of(report, curves), "a")
-    assert "<td>1</td><td>-0." in row_of(page_of(report | {"delta": 0.1}, curves), "a")
 
 
 def row_of(page, name):

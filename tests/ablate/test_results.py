@@ -6,7 +6,7 @@ import pytest
 
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.plan import Plan
-from lightning_llm.ablate.results import _BLOCKS, Result, _mismatch
+from lightning_llm.ablate.results import _BLOCKS, Result, _mismatch, load_experiment
 from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.worker import work
 from lightning_llm.runs.directory import WINDOWS
@@ -85,3 +85,42 @@ def test_damaged_windows_are_one_line(result, content, says):
         result(content).windows()
     assert "windows.json" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_runs_on_other_batches_are_no_pair(experiment):
+    plan = experiment({"a": {"effect": 0.0, "batches": "other"}})
+    with pytest.raises(ValueError, match="are no pair: their training batches differ; remove the folder"):
+        work(plan.out)
+
+
+def test_tuned_runs_without_an_untuned_baseline_are_compared_with_the_tuned_one(experiment):
+    tune = {"option": "model.optimizer.init_args.lr", "factors": [0.5, 1.0, 2.0], "seeds": 1}
+    sides = {name: {"steps": 6, "tokenizer": "t", "tuned": 0.01} for name in ("baseline", "null", "a")}
+    plan = experiment({"a": {"effect": -0.5, "batches": "other"}}, tune=tune, sides=sides)
+    for name, batches in (("baseline,lr=0.02", "2"), ("a,lr=0.02", "other")):  # the untuned ones ended at seed 2
+        folder = plan.run_dir(Run(name, 2))
+        folder.mkdir(parents=True)
+        hashes = {"initial_values": {"a": "1 float32 00"}, "validation_batches": "1", "batches": batches}
+        (folder / "config.yaml").write_text("{}")
+        (folder / "summary.json").write_text(json.dumps({"val_loss": 3.0, **hashes}))
+        (folder / "status.json").write_text(json.dumps({"status": "finished", "step": 6}))
+    with pytest.raises(ValueError, match=r"a,lr=0\.02,seed=2 and .*baseline,lr=0\.02,seed=2 are no pair"):
+        load_experiment(plan.out)
+
+
+def test_other_batches_are_a_pair_where_the_plan_gives_the_sides_other_steps(experiment):
+    sides = {name: {"steps": 6 + (name == "a"), "tokenizer": "t"} for name in ("baseline", "null", "a")}
+    plan = experiment({"a": {"effect": -0.5, "batches": "other", "steps": 7}}, sides=sides)
+    work(plan.out)
+    assert load_experiment(plan.out).state.verdicts["a"].verdict == "better"
+
+
+def test_a_run_that_is_worse_than_guessing_has_exploded(experiment):
+    """A finite loss of 7.5 would be an outlier that hides everything: it counts as diverged."""
+    sides = {name: {"steps": 6, "tokenizer": "t", "chance": 4.17} for name in ("baseline", "null", "a")}
+    plan = experiment({"a": {"effect": 4.5}}, sides=sides)
+    work(plan.out)
+    loaded = load_experiment(plan.out)
+    assert loaded.results[Run("a", 0)].reason == "its val_loss 7.5 is above the 4.17 of guessing at random"
+    found = loaded.state.verdicts["a"]
+    assert (found.verdict, found.diverged, found.difference) == ("worse", 4, None)

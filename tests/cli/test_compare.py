@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
@@ -26,19 +25,18 @@ from lightning_llm.cli.compare import (
     OTHER_TEXT,
     THREADS_DIFFER,
     difference_text,
-    effects,
     group_runs,
     print_table,
     read_results,
 )
 from lightning_llm.cli.report import RunReport
 from lightning_llm.io.console import Console
-from lightning_llm.runs.names import Run, find_runs
+from lightning_llm.runs.names import find_runs
 from lightning_llm.runs.status import FAILED, FINISHED, INTERRUPTED, RUNNING, unfinished
-from lightning_llm.statistics.estimates import paired, unpaired
-from lightning_llm.statistics.verdict import BETTER, UNDECIDED, WORSE
+from lightning_llm.statistics.verdict import WORSE
 from lightning_llm.training.callbacks import StopOnSignal
 from tests.ablate import conftest as ablate_conftest
+from tests.ablate.test_comparison import HASHES, groups
 
 
 def make(folder, mlp="swiglu", seed=1, **results):
@@ -47,88 +45,6 @@ def make(folder, mlp="swiglu", seed=1, **results):
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "summary.json").write_text(json.dumps({"val_loss": 2.0, "seconds": 10.0, **results}))
     return folder
-
-
-@pytest.fixture
-def groups():
-    def of(*values):
-        return group_runs(
-            [(_run(number, mlp, seed), {"val_loss": loss}) for number, (mlp, seed, loss) in enumerate(values)]
-        )
-
-    return of
-
-
-def _run(number, mlp, seed):
-    return Run(Path(f"runs/a/version_{number}"), {"mlp": mlp, "seed_everything": seed, "width": 8})
-
-
-def test_runs_are_grouped_by_what_differs_but_their_seeds(groups):
-    first, second = groups(("swiglu", 1, 2.0), ("gelu", 1, 3.0), ("swiglu", 2, 2.5), ("swiglu", 3, 3.0))
-    assert (first.name, first.options, first.seeds, len(first.runs)) == ("mlp=swiglu", {"mlp": "swiglu"}, 3, 3)
-    assert (second.name, second.seeds, len(second.runs)) == ("mlp=gelu", 1, 1)
-    assert first.measures["val_loss"].mean == pytest.approx(2.5)
-    assert first.measures["val_loss"].spread == pytest.approx(torch.tensor([2.0, 2.5, 3.0]).std().item())
-    assert second.measures["val_loss"].spread is None
-    assert "seconds" not in first.measures
-
-
-HASHES = {"batches": "00ff", "validation_batches": "11ee", "initial_values": {"embed": "8x4 float32 aa"}}
-
-
-def hashes(groups, **changes):
-    """Summaries of all runs of the groups; ``changes`` are those of the last group."""
-    return {Path(run): {**HASHES, **(changes if group is groups[-1] else {})} for group in groups for run in group.runs}
-
-
-def test_runs_of_the_same_seeds_and_hashes_are_pairs(groups):
-    found = groups(
-        *(("swiglu", seed, loss) for seed, loss in enumerate([2.0, 2.4, 2.2, 2.3])),
-        *(("gelu", seed, loss) for seed, loss in [(2, 2.1), (0, 1.9), (3, 2.2), (1, 2.3)]),
-    )
-    ((effect,),) = effects(found, hashes(found))
-    assert (effect.found.pairs, effect.found.verdict, effect.note) == (4, BETTER, "")
-    assert effect.found.correlation == pytest.approx(1)
-    ((other,),) = effects(found, hashes(found, batches="00fe"))
-    truth = unpaired([2.0, 2.4, 2.2, 2.3], [2.1, 1.9, 2.2, 2.3])
-    assert (other.found.pairs, other.found.verdict, other.found.p) == (0, UNDECIDED, pytest.approx(truth.p))
-    assert other.note == "not paired: seed 0: their training batches differ"
-
-
-def test_seeds_without_a_partner_are_left_out_of_the_pairs(groups):
-    found = groups(("swiglu", 1, 2.0), ("swiglu", 2, 2.4), ("swiglu", 3, 9.0), ("gelu", 1, 2.1), ("gelu", 2, 2.4))
-    ((effect,),) = effects(found, hashes(found))
-    assert effect.found.p == pytest.approx(paired([2.0, 2.4], [2.1, 2.4]).p)
-    assert (effect.base, effect.note) == (pytest.approx(2.2), "1 seed without a partner left out")
-
-
-@pytest.mark.parametrize(
-    ("seeds", "says"), [((3, 4), "not paired: no seed in common"), ((2, 4), "not paired: only one seed in common")]
-)
-def test_too_few_seeds_in_common_are_no_pairs(groups, seeds, says):
-    found = groups(("swiglu", 1, 2.0), ("swiglu", 2, 2.4), *(("gelu", seed, 2.2) for seed in seeds))
-    ((effect,),) = effects(found, hashes(found))
-    assert (effect.found.pairs, effect.note) == (0, says)
-
-
-def test_one_seed_each_has_no_interval(groups):
-    found = groups(("swiglu", 1, 2.0), ("gelu", 1, 3.0))
-    ((effect,),) = effects(found, hashes(found))
-    assert (effect.found.verdict, effect.found.note) == (UNDECIDED, "one pair: no interval")
-    ((effect,),) = effects(found, {})
-    assert effect.note == "not paired: seed 1: a run has no record of its training batches"
-    assert effect.found.note == "one run on one side: no interval"
-
-
-def test_runs_of_one_seed_count_once(groups):
-    found = groups(("swiglu", 1, 2.0), ("swiglu", 1, 2.2), ("swiglu", 2, 2.4), ("gelu", 1, 2.2), ("gelu", 2, 2.4))
-    ((effect,),) = effects(found, hashes(found))
-    assert effect.found.p == pytest.approx(paired([2.1, 2.4], [2.2, 2.4]).p)
-
-
-def test_the_same_seed_again_is_no_spread(groups):
-    (group,) = groups(("swiglu", 1, 2.0), ("swiglu", 1, 2.0))
-    assert (group.seeds, len(group.runs), group.measures["val_loss"].spread) == (1, 2, None)
 
 
 def several(root, **changes):
@@ -454,7 +370,7 @@ def test_groups_are_named_by_what_differs_between_them(tmp_path, capsys):
     assert "mlp=3 versus mlp=1\n" in said
 
 
-def test_a_narrow_table_cuts_no_word(tmp_path, groups):
+def test_a_narrow_table_cuts_no_word(tmp_path):
     found = groups(("memory_optimized_swiglu", 1, 2.0), ("memory_optimized_swiglu", 2, 2.4), ("relu", 1, 2.2))
     console = Console(width=80, file=io.StringIO())
     print_table(found, console)
@@ -464,7 +380,7 @@ def test_a_narrow_table_cuts_no_word(tmp_path, groups):
         assert any(word in line for line in lines), word
 
 
-def test_long_names_stand_below_a_narrow_table(groups):
+def test_long_names_stand_below_a_narrow_table():
     found = groups(("memory_optimized_swiglu", 1, 2.0), ("relu", 1, 2.2))
     same = ", ".join(f"option_{letter}={letter * 9}" for letter in "abcdefg")
     names = [f"{same}, rope_theta={number}" for number in range(2)]

@@ -1,0 +1,68 @@
+"""Workers on this machine: their places, and what is shown while they work."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from lightning_llm.ablate import child, local
+from lightning_llm.ablate.results import load_experiment, losses_of
+from lightning_llm.ablate.scheduler import Run
+from lightning_llm.ablate.worker import work
+
+
+def test_two_workers_do_each_run_once(experiment, monkeypatch, capsys):
+    plan = experiment({"a": {"effect": -0.5}, "b": {"effect": 0.4}})
+    main = plan.out / "code" / "fit.py"  # the snapshot has the stand-in; workers are those of the real package
+    command = f"import sys; sys.path.insert(0, {str(Path(local.__file__).parents[2])!r}); "
+    command += "from lightning_llm.__main__ import main; sys.exit(main())"
+    start = child.subprocess.Popen
+
+    def popen(words, **options):
+        assert words[1] == str(main)
+        return start([words[0], "-c", command, *words[2:]], **options)
+
+    monkeypatch.setattr(child.subprocess, "Popen", popen)
+    local.run_workers(plan, [{"cores": ""}, {"cores": ""}])
+    started = Counter((plan.out / "started.txt").read_text().split())
+    assert set(started.values()) == {1}
+    assert {name: each.verdict for name, each in load_experiment(plan.out).state.verdicts.items()} == {
+        "a": "better",
+        "b": "worse",
+    }
+    lines = capsys.readouterr().err.splitlines()
+    assert any(
+        re.match(r"run \d+/17  a seed 2  val_loss 2\.5190 \(baseline 3\.0200, \d of 4 pairs", line) for line in lines
+    )
+    assert lines[-1].startswith("run 17/17  ")
+
+
+def test_slots_share_the_cores(experiment, monkeypatch):
+    monkeypatch.setattr(local, "cores", lambda: [2, 3, 5, 7])
+    assert local.threads_for("cpu", 0, 1, None) == 1
+    assert local.threads_for("cpu", 0, 1, 2) == 2
+    assert local.threads_for("cpu", 0, 1 << 60, None) == 4  # memory for one
+    assert local.threads_for("cuda", 2, 1, None) == 2
+    plan = experiment({"a": {"effect": 0.0}}, threads=2)
+    assert local.slots(plan, [], None) == [{"cores": "2,3"}, {"cores": "5,7"}]
+    assert local.slots(plan, [], 1) == [{"cores": "2,3"}]
+    plan = experiment({"a": {"effect": 0.0}}, threads=2, accelerator="cuda", out="gpu")
+    places = local.slots(plan, ["4", "6"], None)
+    with pytest.raises(ValueError, match="was planned for GPUs, and none is visible here: continue it where one is"):
+        local.slots(plan, [], 4)
+    assert places == [{"cores": "2,3", local.VISIBLE: "4"}, {"cores": "5,7", local.VISIBLE: "6"}]
+
+
+def test_what_is_shown_says_what_it_is(experiment):
+    plan = experiment({"a": {"effect": -0.5}})
+    work(plan.out)
+    results = {run: each for run, each in load_experiment(plan.out).results.items() if run.seed == 0}
+    state = plan.state(losses_of(results))
+    words = local.progress_in_words(plan, state, results, 180.0)
+    assert words == "1 of 4 pairs, about 3.0 minutes left"
+    shown = local.run_in_words(plan, Run("a", 0), results, words)
+    assert shown == "a seed 0  val_loss 2.5000 (baseline 3.0000, 1 of 4 pairs, about 3.0 minutes left)"
+    assert local.run_in_words(plan, Run("baseline", 0), results, words).startswith(
+        "baseline seed 0  val_loss 3.0000 (1 of"
+    )
