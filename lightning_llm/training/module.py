@@ -212,7 +212,7 @@ class LanguageModel(LightningModule):
         self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         """Divide the gradients by the count of the step, and clip; fused optimizers under autocast too."""
-        self.grad_norm = self.step_loss.finish(optimizer, gradient_clip_val, gradient_clip_algorithm, self.trainer)
+        self.grad_norm = self.step_loss.finish(optimizer, gradient_clip_val, gradient_clip_algorithm, self._trainer)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         """Step, then free the gradients: Lightning would hold them until the next forward pass is over."""

@@ -66,7 +66,7 @@ class StepLoss:
         return loss * (count / self._unit).to(loss.dtype)
 
     def finish(
-        self, optimizer: Optimizer, clip_value: float | None, clip_algorithm: str | None, trainer: Trainer
+        self, optimizer: Optimizer, clip_value: float | None, clip_algorithm: str | None, trainer: Any
     ) -> Tensor:
         """Divide the gradients by the count of the step, and clip them, in one pass.
 
@@ -74,7 +74,7 @@ class StepLoss:
             optimizer: Of all parameters.
             clip_value: ``trainer.gradient_clip_val``.
             clip_algorithm: ``norm``, which ``None`` means, or ``value``.
-            trainer: At the end of a step.
+            trainer: At the end of a step; one without ``weighted`` losses needs none.
 
         Returns:
             The norm of the gradients before clipping, scalar, on the device.
