@@ -1,65 +1,111 @@
-"""The plots of the documentation, drawn from the rows in ``docs/benchmarks``: ``python -m benchmarks.tables --plots``.
+"""The plots of the documentation: ``python -m benchmarks.tables --plots`` draws them.
+
+They show the rows in ``docs/benchmarks`` and the reports in ``docs/experiments``.
 
 The description of each PNG is the :func:`fingerprint` of its rows, which tells whether it still shows them.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks import baselines, cost, memory_scaling, mup, techniques
+from lightning_llm.ablate.plots import forest
 from lightning_llm.bench.plots import draw_points
-from lightning_llm.bench.rows import read_rows
+from lightning_llm.bench.rows import Row, read_rows
+from lightning_llm.io.charts import chart
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 
 class Plot(NamedTuple):
-    """What draws it, the name of its rows in ``docs/benchmarks``, and its title."""
+    """What draws it, its source in ``docs/benchmarks`` or ``docs/experiments``, and its title."""
 
     draw: Callable[..., None]
-    rows: str
+    source: str
     title: str
 
 
+def draw_frontier(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
+    """Memory against time; without level 2, whose operator includes the norm that the others do not have."""
+    labels = {"checkpoint": "checkpoint (torch.utils)"}
+    shown = [Row(**{**vars(row), "variant": labels.get(row.variant, row.variant)}) for row in rows]
+    draw_points([row for row in shown if row.variant != "ours 2"], path, title, is_relative=True, **options)
+
+
+def draw_tuned(report: Mapping[str, Any], path: Path, title: str, names: Mapping[str, str], **options: Any) -> None:
+    """The differences of an experiment's tuned variants.
+
+    Args:
+        report: Of the experiment.
+        path: Where the plot is written.
+        title: Above it.
+        names: The variants from the top, each with its label.
+        options: Of :func:`chart`.
+    """
+    tuned = {label: {**report["variants"][name]["tuned"], "tuned": None} for name, label in names.items()}
+    with chart(path, title, height=0.6 * len(names) + 0.5, **options) as axes:
+        forest(axes[0], {**report, "variants": tuned})
+        dots = f"dots: pairs; shaded: ±{report['delta']:g}"
+        axes[0, 0].set_xlabel(f"difference from SwiGLU, nats per character (negative is better; {dots})")
+
+
+_VERDICTS = Plot(
+    partial(draw_tuned, names={"geglu": "GEGLU", "relu2": "ReLU²", "relu": "ReLU", "gelu": "GELU"}),
+    "experiments/which-mlp",
+    "Validation loss with another MLP: 222,144 parameters each, every MLP at its best learning rate",
+)
 _FRONTIER = Plot(
-    partial(draw_points, is_relative=True),
-    "swiglu-kept-cpu",
-    "Three SwiGLU MLPs, forward and backward: 1,024 → 4,096, 8 × 512 tokens, 2 CPU cores, freed memory kept",
+    draw_frontier,
+    "benchmarks/swiglu-kept-cpu",
+    "Three SwiGLU MLPs, forward and backward: 1,024 wide, 4,096 hidden units, 4,096 tokens, 2 CPU cores",
 )
 PLOTS = {
+    "images/verdicts.png": _VERDICTS,
+    "images/verdicts-dark.png": _VERDICTS._replace(draw=partial(_VERDICTS.draw, dark=True)),
     "images/frontier.png": _FRONTIER,
     "images/frontier-dark.png": _FRONTIER._replace(draw=partial(_FRONTIER.draw, dark=True)),
     "benchmarks/memory-scaling-cpu.png": Plot(
-        memory_scaling.draw, "memory-scaling-cpu", "Peak memory of one SwiGLU MLP, 1,024 → 4,096, forward and backward"
+        memory_scaling.draw,
+        "benchmarks/memory-scaling-cpu",
+        "Peak memory of one SwiGLU MLP, 1,024 → 4,096, forward and backward",
     ),
     "benchmarks/baselines-cpu.png": Plot(
         baselines.draw,
-        "baselines-cpu",
+        "benchmarks/baselines-cpu",
         "Whole training steps: 6 layers, 384 wide, 64 rows of 256, 2 CPU cores; ours keeps freed memory",
     ),
     "benchmarks/techniques-cpu.png": Plot(
-        techniques.draw, "techniques-cpu", "Each technique added to those above it: 4 layers, 256 wide, 2 CPU cores"
+        techniques.draw,
+        "benchmarks/techniques-cpu",
+        "Each technique added to those above it: 4 layers, 256 wide, 2 CPU cores",
     ),
     "benchmarks/cost-cpu.png": Plot(
-        cost.draw, "cost-cpu", "A training step as one size grows: from 256 wide, 4 layers, context 256, 2 rows"
+        cost.draw,
+        "benchmarks/cost-cpu",
+        "A training step as one size grows: from 256 wide, 4 layers, context 256, 2 rows",
     ),
-    "benchmarks/mup-cpu.png": Plot(mup.draw, "mup-cpu", "A learning rate for all widths: without mup and with it"),
+    "benchmarks/mup-cpu.png": Plot(
+        mup.draw, "benchmarks/mup-cpu", "A learning rate for all widths: without mup and with it"
+    ),
 }
 
 
-def rows_of(plot: Plot) -> Path:
-    """The file of its rows."""
-    return DOCS / "benchmarks" / f"{plot.rows}.json"
+def source_of(plot: Plot) -> Path:
+    """The file that it shows."""
+    return DOCS / f"{plot.source}.json"
 
 
 def draw_all(folder: Path = DOCS) -> Iterator[Path]:
     """Draw all plots; yields where each was written."""
     for name, plot in PLOTS.items():
-        source = rows_of(plot)
-        plot.draw(read_rows(source), folder / name, plot.title, metadata={"Description": fingerprint(source)})
+        source = source_of(plot)
+        is_report = source.parent.name == "experiments"
+        content = json.loads(source.read_text(encoding="utf-8")) if is_report else read_rows(source)
+        plot.draw(content, folder / name, plot.title, metadata={"Description": fingerprint(source)})
         yield folder / name
 
 

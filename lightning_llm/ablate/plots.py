@@ -8,7 +8,7 @@ import numpy as np
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.curves import Curves
 from lightning_llm.ablate.words import MIB, difference_of, labeled, level
-from lightning_llm.io.charts import COLORS, GRAY, PAGE_INK, legend
+from lightning_llm.io.charts import COLORS, GRAY, legend
 from lightning_llm.io.untrusted import printable
 from lightning_llm.statistics.estimates import student
 
@@ -22,7 +22,7 @@ def forest(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     axis, colors, rows = axes[0], _colors(report), labeled(report)
     if report["delta"] is not None:
         axis.axvspan(-report["delta"], report["delta"], color=GRAY, alpha=0.2, lw=0)
-    axis.axvline(0, color=PAGE_INK, lw=0.8)
+    axis.axvline(0, color=axis.xaxis.label.get_color(), lw=0.8)
     for place, (name, row) in enumerate(rows):
         if row["difference"] is None:
             words = row["note"] or row["verdict"]
