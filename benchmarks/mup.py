@@ -247,21 +247,22 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
                 for row in own:
                     name, _, label = row.variant.partition(": ")
                     if name == variant and row.changes:
-                        axis.plot(row.widths, row.changes, marker="o", ms=3, label=f"{label} ({row.slope:+.2f})")
+                        axis.plot(row.widths, row.changes, marker="o", ms=3, label=f"{label}: slope {row.slope:+.2f}")
                     elif name == variant:
                         axis.plot(row.rates, row.losses, marker="o", ms=3, label=f"{label} wide")
                 axis.set(title=variant, xlabel="width" if own[0].changes else "learning rate", xscale="log")
                 axis.grid()
-                axis.legend(fontsize=7)
+                axis.legend(fontsize=8.5)
+                points = own[0].widths if own[0].changes else own[0].rates[::4]
+                axis.set_xticks(points, [f"{point:.2g}" if point < 1 else f"{point}" for point in points])
+                axis.minorticks_off()
             if own[0].changes:
                 most = max(max(row.changes) for row in own)
-                line[0].set(ylabel="mean change of activations", yscale="log", ylim=(None, 1e3 * most))  # the legend's
+                line[0].set(ylabel="mean change of activations", yscale="log", ylim=(None, 1e4 * most))  # the legend's
             else:
                 line[0].set(ylabel=f"validation loss, nats/character{LOWER}")
                 best = min(min(row.losses) for row in own)
                 line[0].set_ylim(0.97 * best, 1.4 * best)
-            for axis in line:
-                axis.set_xscale("log", base=2)
 
 
 BENCH = Bench(
