@@ -18,4 +18,4 @@ if TYPE_CHECKING:
     from lightning_llm.accounting.memory import largest_batch as largest_batch
     from lightning_llm.accounting.memory import step_memory as step_memory
 else:
-    __getattr__, __dir__, __all__ = lazy(__name__, __file__)
+    __getattr__, __dir__, __all__ = lazy(__name__)
