@@ -18,4 +18,4 @@ if TYPE_CHECKING:
     from lightning_llm.training.module import LanguageModel as LanguageModel
     from lightning_llm.training.trainer import Trainer as Trainer
 else:
-    __getattr__, __dir__, __all__ = lazy(__name__, __file__)
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -4,24 +4,23 @@ import re
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 _IMPORT = re.compile(r"^    from (lightning_llm[\w.]*) import (\w+|\*)(?: as (\w+))?", re.MULTILINE)
 
 
-def lazy(
-    package: str, file: str = "", **modules: str
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def lazy(package: str, **modules: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """What a package's ``__init__`` assigns to ``__getattr__, __dir__, __all__``. Its modules are attributes too.
+
+    The names are those that its block for type checkers imports. With an import of ``*``, they include all public
+    functions and classes that the module defines, and the package does not assign ``__all__``.
 
     Args:
         package: Its ``__name__``.
-        file: Its ``__file__``: the names are those that its block for type checkers imports. With an import of ``*``,
-            they include all public functions and classes that the module defines, and ``__all__`` is not assigned.
-        modules: Without a file: names to export, by module: its path below ``lightning_llm``, with ``__`` for each dot.
+        modules: Names to export instead, by module: its path below ``lightning_llm``, with ``__`` for each dot.
     """
-    imports = _IMPORT.findall(Path(file).read_text(encoding="utf-8")) if file else []
+    spec: Any = None if modules else find_spec(package)
+    imports = _IMPORT.findall(spec.loader.get_source(package)) if spec else []
     home = {alias: (module, name) for module, name, alias in imports if alias}
     for path, names in modules.items():
         home |= {name: (f"lightning_llm.{path.replace('__', '.')}", name) for name in names.split()}

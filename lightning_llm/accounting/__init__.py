@@ -19,4 +19,4 @@ if TYPE_CHECKING:
     from lightning_llm.accounting.memory import step_memory as step_memory
     from lightning_llm.accounting.settings import StepSettings as StepSettings
 else:
-    __getattr__, __dir__, __all__ = lazy(__name__, __file__)
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -14,4 +14,4 @@ if TYPE_CHECKING:
     from lightning_llm.data.token_store import TokenStore as TokenStore
     from lightning_llm.data.tokenizers import Tokenizer as Tokenizer
 else:
-    __getattr__, __dir__, __all__ = lazy(__name__, __file__)
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -14,4 +14,4 @@ if TYPE_CHECKING:
     from lightning_llm.generation.text import generate_text as generate_text
     from lightning_llm.generation.text import stream_text as stream_text
 else:
-    __getattr__, __dir__, __all__ = lazy(__name__, __file__)
+    __getattr__, __dir__, __all__ = lazy(__name__)

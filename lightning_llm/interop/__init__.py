@@ -13,4 +13,4 @@ if TYPE_CHECKING:
     from lightning_llm.interop.reader import read_folder as read_folder
     from lightning_llm.interop.writer import export_model as export_model
 else:
-    __getattr__, __dir__, __all__ = lazy(__name__, __file__)
+    __getattr__, __dir__, __all__ = lazy(__name__)

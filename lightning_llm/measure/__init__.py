@@ -13,4 +13,4 @@ if TYPE_CHECKING:
     from lightning_llm.measure.timer import Timing as Timing
     from lightning_llm.measure.timer import interleave as interleave
 else:
-    __getattr__, __dir__, __all__ = lazy(__name__, __file__)
+    __getattr__, __dir__, __all__ = lazy(__name__)

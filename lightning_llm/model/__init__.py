@@ -12,4 +12,4 @@ if TYPE_CHECKING:
     from lightning_llm.model.mlp import SwiGLU as SwiGLU
     from lightning_llm.model.transformer import Transformer as Transformer
 else:
-    __getattr__, __dir__, __all__ = lazy(__name__, __file__)
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -13,4 +13,4 @@ if TYPE_CHECKING:
     from lightning_llm.ops.swiglu import memory_optimized_swiglu as memory_optimized_swiglu
     from lightning_llm.ops.swiglu import swiglu_reference as swiglu_reference
 else:
-    __getattr__, __dir__, __all__ = lazy(__name__, __file__)
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -18,4 +18,4 @@ if TYPE_CHECKING:
     from lightning_llm.optim.muon import MuonAdamW as MuonAdamW
     from lightning_llm.optim.schedules import *  # noqa: F403
 else:
-    __getattr__, __dir__, _ = lazy(__name__, __file__)
+    __getattr__, __dir__, _ = lazy(__name__)

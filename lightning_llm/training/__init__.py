@@ -10,4 +10,4 @@ if TYPE_CHECKING:
     from lightning_llm.training.evaluation import LanguageModelMetrics as LanguageModelMetrics
     from lightning_llm.training.module import LanguageModel as LanguageModel
 else:
-    __getattr__, __dir__, __all__ = lazy(__name__, __file__)
+    __getattr__, __dir__, __all__ = lazy(__name__)

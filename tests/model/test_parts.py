@@ -292,9 +292,10 @@ def test_a_new_part_costs_its_class_and_a_line_of_the_table(kind, new, tiny, tmp
     monkeypatch.setattr({"norm": norm, "mlp": mlp}[kind], made_of.__name__, made_of, raising=False)
     monkeypatch.setitem(BUILT_IN[kind], "new", new)
     option = {f"model.architecture.{kind}": "new", "trainer.max_steps": 2, "trainer.val_check_interval": 2}
+    option |= {"model.architecture.hidden_size": 48}
     model = tiny("fit", "--trainer.run_dir=run", **option).model
     assert sum(type(module) is made_of for module in model.modules()) == {"norm": 5, "mlp": 2}[kind]
-    assert model.architecture.intermediate_size == 128  # 8/3 of 32 up to a multiple of 64: that of gated MLPs
+    assert model.architecture.intermediate_size == 128  # 8/3 of 48, up to a multiple of 64: that of gated MLPs
     loaded = LanguageModel.load_from_checkpoint("run/checkpoints/step-00000002.ckpt", weights_only=True)
     trained, fresh = model.state_dict(), LanguageModel(model.architecture)
     fresh.seed = 1337
@@ -318,8 +319,8 @@ def test_what_a_part_of_the_table_draws_depends_on_its_name_alone(monkeypatch):
     monkeypatch.setattr(mlp, "RandomGate", RandomGate, raising=False)
     monkeypatch.setitem(BUILT_IN["mlp"], "new", BuiltIn("mlp.RandomGate", is_gated=True))
     shallow, deep = (
-        Transformer(ModelConfig(**{**SIZES, "mlp": "new", "num_hidden_layers": layers, "norm": kind}), seed=0)
-        for layers, kind in ((1, "rmsnorm"), (2, "layernorm"))
+        Transformer(ModelConfig(**{**SIZES, "mlp": "new", "num_hidden_layers": layers, "position": kind}), seed=0)
+        for layers, kind in ((1, "rope"), (2, "learned"))  # learned positions draw before the blocks do
     )
     assert torch.equal(shallow.layers[0].mlp.shift, deep.layers[0].mlp.shift)
     assert not torch.equal(deep.layers[0].mlp.shift, deep.layers[1].mlp.shift)
