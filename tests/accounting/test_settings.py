@@ -98,5 +98,5 @@ def test_rows_must_divide_the_global_batch():
     )
     assert (run.step_of(None).rows, run.step_of(None).accumulation) == (6, 1)
     assert (run.step_of(3).rows, run.step_of(3).accumulation) == (3, 2)
-    with pytest.raises(ValueError, match=r"12 is not a multiple of micro-batch size 4 times --world-size 2"):
+    with pytest.raises(ValueError, match=r"12 cannot be divided by 2 devices times data.micro_batch_size 4"):
         run.step_of(4)
