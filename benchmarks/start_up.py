@@ -49,7 +49,7 @@ def measure(request: "Request", *, compiled: bool = False) -> Iterator[tuple[str
         text.write_text("".join(random.Random(0).choices(LETTERS, k=TEXT_BYTES)), encoding="utf-8")
 
         def start(rounds: Iterator[int]) -> dict[str, float]:
-            place = str(Path(folder, f"{next(rounds)}"))  # the same of both starts of a round
+            place = str(Path(folder, f"{next(rounds)}"))  # shared by both starts of a round
             options = {"data.path": text, "data.store": f"{place}-store", "trainer.default_root_dir": folder}
             options |= {"trainer.accelerator": request.device}
             options |= {"model.compile_mode": "default"} if compiled else {}

@@ -34,7 +34,7 @@ def tables(model):
 @pytest.mark.parametrize("options", [{}, {"tie_word_embeddings": True}, {"lm_head_bias": True}], ids=str)
 @pytest.mark.parametrize("loss_chunks", [None, 0, 3])
 def test_training_is_that_without_them(options, loss_chunks):
-    """Initial values to the bit; losses and weights up to the rounding of wider matmuls, in float64."""
+    """Initial values bit for bit; losses and weights up to the rounding of wider matmuls, in float64."""
     plain, padded = models = [build(multiple, **options).double() for multiple in (1, MULTIPLE)]
     assert sum(p.numel() for p in padded.parameters()) == sum(parameters_by_part(padded.architecture).values())
     for name, value in tables(padded).items():

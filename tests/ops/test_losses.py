@@ -147,7 +147,7 @@ def test_error_of_any_number_of_chunks(num_chunks, dtype):
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_for_no_token_change_nothing(reduction, dtype, rows):
-    """The loss and the other gradients to the bit in float32; theirs are zero."""
+    """The loss and the other gradients bit for bit in float32; theirs are zero."""
     inputs, targets = make_inputs((5, 123, 77), dtype)
     padded = [inputs[0], *(F.pad(x.detach(), (0, 0) * (x.dim() - 1) + (0, 19), value=3.0) for x in inputs[1:])]
     options = {"reduction": reduction, **all_options((5, 123, 77))}
