@@ -154,7 +154,7 @@ class Experiment:
 
     @property
     def folder(self) -> str:
-        """Where everything goes."""
+        """The folder of the experiment, where everything goes."""
         return self.out or f"runs/{file_name(self.name)}"
 
     @property

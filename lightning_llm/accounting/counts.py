@@ -213,12 +213,12 @@ class StepFlops:
 
     @property
     def model(self) -> int:
-        """Forward and backward."""
+        """FLOPs of forward and backward, without recomputation."""
         return self.forward + self.backward
 
     @property
     def hardware(self) -> int:
-        """Including recomputation."""
+        """FLOPs of forward and backward, with recomputation."""
         return self.model + self.recomputed
 
 

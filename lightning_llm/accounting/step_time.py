@@ -105,7 +105,7 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """The sum."""
+        """Seconds of the whole step, without any overlap."""
         return float(sum(dataclasses.astuple(self)))
 
 

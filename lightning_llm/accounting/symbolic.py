@@ -196,7 +196,7 @@ class Leaf(Node):
         self.gradient: SymbolicTensor | None = None
 
     def backward(self, gradients: list[SymbolicTensor]) -> Gradients:
-        """Accumulate."""
+        """Take the first gradient as the parameter's own; later ones are added to it."""
         if self.gradient is None:
             self.gradient = gradients[0]
             self.log.relabel(self.gradient.storage, "gradients", "")

@@ -60,7 +60,7 @@ class Rows:
         return torch.cat(parts) if parts else self.pieces[0][1].new_empty((0, *self.shape[1:]))
 
     def whole(self) -> Tensor:
-        """All rows."""
+        """The rows of all pieces as one tensor."""
         return self.between(0, self.shape[0])
 
 

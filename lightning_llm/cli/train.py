@@ -219,11 +219,11 @@ class TrainingCLI(LightningCLI):
             self.trainer.run_directory.close()  # type: ignore[attr-defined]
 
     def after_check(self) -> None:
-        """Print the checks."""
+        """Print the table of checks that ``check`` has made."""
         print_checks(self.trainer.checks)  # type: ignore[attr-defined]
 
     def after_validate(self) -> None:
-        """Print the metrics."""
+        """Print the metrics of the validation or test text."""
         self.report.print_metrics(self.trainer)
 
     after_test = after_validate

@@ -46,7 +46,7 @@ class Outgoing(NamedTuple):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Bytes of the tensor in the file."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 

@@ -46,7 +46,7 @@ class StepPoint:
 
     @property
     def total_bytes(self) -> int:
-        """Everything live."""
+        """Bytes of everything that is live."""
         return sum(self.table.values())
 
     def by_category(self) -> dict[str, int]:
