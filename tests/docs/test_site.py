@@ -43,9 +43,9 @@ def test_pages_fetch_nothing(site):
 
 def test_the_readme_is_the_home(site):
     home = (site / "index.html").read_text(encoding="utf-8")
-    assert 'src="images/frontier.png"' in home
-    assert 'srcset="images/frontier-dark.png"' in home
-    assert (site / "images" / "frontier-dark.png").is_file()
+    assert 'src="images/verdicts.png"' in home
+    assert 'srcset="images/verdicts-dark.png"' in home
+    assert (site / "images" / "verdicts-dark.png").is_file()
     assert 'href="quickstart.html"' in home
     assert len(re.findall("<tr>", home)) > len(comparison())
 
