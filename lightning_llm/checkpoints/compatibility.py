@@ -62,7 +62,10 @@ def check_loading(checkpoint: Mapping[str, Any], model: Any) -> None:
         validate(checkpoint, trainer.ckpt_path, needs, of_tensors=False)
     saved = ModelConfig(**checkpoint["hyper_parameters"]["architecture"])
     if differences := architecture_differences(saved, model.architecture):
-        raise ValueError(f"the checkpoint is of another architecture: {'; '.join(differences)}")
+        problem = f"the checkpoint is of another architecture: {'; '.join(differences)}"
+        if trainer is not None and not is_fitting and saved.vocab_size != model.architecture.vocab_size:
+            problem += "; on texts of another vocabulary, measure with lightning-llm evaluate RUN --data TEXT"
+        raise ValueError(problem)
     if trainer is not None and model.strict_loading:  # else torch compares them
         is_ours = type(model).configure_optimizers.__module__.startswith("lightning_llm.")  # else its order is unknown
         groups = model.groups_of(model) if is_fitting and is_ours else ()

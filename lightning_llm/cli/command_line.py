@@ -1,8 +1,9 @@
 """The words of a training command: configs by name, options that do not exist, the values that options have."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,7 @@ from lightning_llm.data.find_store import check_named_store
 from lightning_llm.io.config_file import config_path, parse_yaml, read_config
 from lightning_llm.io.trust import TRUST_CODE
 from lightning_llm.io.untrusted import file_name, shown
+from lightning_llm.model.config import ModelConfig
 from lightning_llm.runs.directory import CONFIG
 from lightning_llm.runs.find import find_checkpoint, newest_run, run_of
 
@@ -77,9 +79,18 @@ def _check_option(name: str) -> None:
     if top in SECTIONS if dot else any(each.startswith(name) for each in known):  # the parser accepts abbreviations
         return
     options = "--config FILE, --model.NAME, --data.NAME, --trainer.NAME, " + ", ".join(known[6:-3])
-    close = get_close_matches(name if not dot else f"--{top}", known, 1)
-    hint = f"did you mean {close[0]}{name[len(top) + 2 :] if dot else ''}?" if close else f"options are {options}"
+    if top in {field.name for field in fields(ModelConfig)}:
+        raise ValueError(f"{shown(name)} is no option: did you mean --model.architecture.{name[2:]}?")
+    close = get_close_matches(top.removeprefix("--"), [option.lstrip("-") for option in known], 1)
+    hint = f"did you mean --{close[0]}{name[len(top) + 2 :] if dot else ''}?" if close else f"options are {options}"
     raise ValueError(f"{shown(name)} is no option: {hint}")
+
+
+def with_nearest(message: str, options: Iterable[str]) -> str:
+    """The parser's message about words that are no options, with the option that is nearest to the first, if one is."""
+    name = message.partition("unrecognized arguments: --")[2].partition(" ")[0].partition("=")[0]
+    close = get_close_matches(name, options, 1, cutoff=0.8)
+    return f"{message}; did you mean --{close[0]}?" if close else message
 
 
 def set_length(trainer: Any, words: Sequence[str]) -> str:

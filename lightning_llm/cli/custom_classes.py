@@ -19,7 +19,7 @@ from lightning_llm.cli.command_line import given_option, option_values
 from lightning_llm.cli.errors import one_line
 from lightning_llm.cli.jobs import lost_contact
 from lightning_llm.data.datamodule import TokenDataModule
-from lightning_llm.io.trust import TRUSTED, import_trusted, is_custom
+from lightning_llm.io.trust import TRUSTED, import_trusted, is_custom, not_found
 from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.training.module import LanguageModel
@@ -65,7 +65,7 @@ def is_custom_class(cls: type) -> bool:
 
 def _imported(option: str, path: str) -> Any:
     if is_custom(path) and path not in TRUSTED:
-        raise ValueError(f"{option} {shown(path)} is no import path that was found: give package.module.Class")
+        raise not_found(option, path)
     try:
         return import_trusted(path)
     except Exception as error:  # whatever the user's module raises

@@ -12,9 +12,12 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from itertools import dropwhile
+from traceback import walk_tb
+from types import FrameType
 
 from lightning_llm.cli.commands import with_page
 from lightning_llm.cli.process import interrupts
+from lightning_llm.io.trust import TRUSTED
 
 FAILED, USER_ERROR = 1, 2
 DEBUG = "--debug"
@@ -51,7 +54,7 @@ class Reports:
         name = f"{_rank_prefix()}{interrupts.program} {command}".strip()
         trace = "".join(traceback.format_exception(failure))
         rest = f"\n{trace.rstrip()}" if self.with_traceback else f"; {self._written(trace)}"
-        print(f"{name}: failed: {type(failure).__name__}: {one_line(failure)}{rest}", file=sys.stderr)
+        print(f"{name}: failed: {type(failure).__name__}: {one_line(failure)}{_place(failure)}{rest}", file=sys.stderr)
         return FAILED
 
     def _written(self, trace: str) -> str:
@@ -76,6 +79,14 @@ def one_line(failure: BaseException) -> str:
     return " ".join(text.split())
 
 
+def _place(failure: BaseException) -> str:
+    """Where the user's own code failed, if it did: the line nearest to the error in a module of a trusted path."""
+    theirs = {path.partition(".")[0] for path in TRUSTED} - {"torch", "lightning"}
+    frames = walk_tb(failure.__traceback__)
+    places = [(frame.f_code, line) for frame, line in frames if _top_module(frame) in theirs]
+    return f", in {places[-1][0].co_filename}, line {places[-1][1]}" if places else ""
+
+
 def reason_of(error: BaseException) -> str:
     """As :func:`one_line`; of an error of the system its reason and the file, or what to do about a full disk."""
     if not isinstance(error, OSError) or not error.strerror:
@@ -84,6 +95,10 @@ def reason_of(error: BaseException) -> str:
     if not where and error.errno in DISK_FULL:
         where = "a file of the run cannot be written: free some space and resume with --ckpt_path last"
     return f"{error.strerror}: {where}" if where else error.strerror
+
+
+def _top_module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _rank_prefix() -> str:

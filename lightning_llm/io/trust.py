@@ -110,6 +110,16 @@ def _check_class(options: dict[str, Any]) -> None:
         raise ValueError(f"init_args{where} must hold options by name, got {shown(options['init_args'])}")
 
 
+def not_found(option: str, path: str) -> ValueError:
+    """The error about a path that is none, or whose module is not there; for a file, with the path it stands for."""
+    file, is_file, name = path.partition(".py")
+    if is_file and name[:1] in ("", ":"):
+        module = os.path.relpath(file).lstrip("./").replace("/", ".")
+        return ValueError(f"{option} {shown(path)} cannot be imported: give {module}.{name[1:] or 'Class'}")
+    problem = "cannot be imported: no module was found by this path; give package.module.Class"
+    return ValueError(f"{option} {shown(path)} {problem}")
+
+
 def is_import_path(text: str) -> bool:
     """Whether a text names something in a module that exists; finding out runs no code of the module."""
     top, *rest = text.split(".")

@@ -9,13 +9,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from lightning.pytorch.callbacks import Callback
 
 from benchmarks.__main__ import main as benchmarks
 from lightning_llm.__main__ import TOOLS, TRAINER_WORDS, main
 from lightning_llm.cli.commands import COMMANDS
 from lightning_llm.cli.errors import one_line, reports
 from lightning_llm.data.batches import TrainBatches
+from lightning_llm.training.module import LanguageModel
 
 
 @pytest.fixture(autouse=True)
@@ -111,15 +111,14 @@ def test_a_traceback_that_cannot_be_written(traces, monkeypatch, capsys):
     assert the_line(capsys).endswith("integer division or modulo by zero; --debug shows where")
 
 
-class Broken(Callback):
-    def on_train_batch_end(self, *args):
-        raise KeyError("nobody foresaw")
+def broken_step(*args):
+    raise KeyError("nobody foresaw")
 
 
 def test_while_it_trains(flags, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = flags(**{"trainer.callbacks": [{"class_path": f"{__name__}.Broken"}]})
-    assert main(["fit", *words]) == 1
+    monkeypatch.setattr(LanguageModel, "training_step", broken_step)
+    assert main(["fit", *flags()]) == 1
     assert "lightning-llm fit: failed: KeyError: 'nobody foresaw'; where: " in the_line(capsys)
 
 
@@ -161,3 +160,12 @@ def test_the_cause_without_its_trace():
     trace = "Caught it.\nOriginal Traceback (most recent call last):\n  File x\nValueError: it: broke\n"
     assert one_line(ValueError(trace)) == "it: broke"
     assert one_line(ValueError("a\n  b")) == "a b"
+
+
+def test_an_error_in_the_users_code_says_where(tmp_path, monkeypatch, flags, capsys):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = "import torch\n\nclass MLP(torch.nn.Linear):\n    def __init__(self, config):\n"
+    source += "        super().__init__(8, 8)\n\n    def forward(self, x):\n        return torch.relu(x.nothing)\n"
+    (tmp_path / "failing_part.py").write_text(source)
+    assert main(["fit", *flags(**{"model.architecture.mlp": "failing_part.MLP"})]) == 1
+    assert f"attribute 'nothing', in {tmp_path / 'failing_part.py'}, line 8; where: " in capsys.readouterr().err
