@@ -10,7 +10,7 @@ from torch import nn
 from lightning_llm.checkpoints.recipes import Recipe, known_optimizer
 from lightning_llm.checkpoints.schema import ARCHITECTURE, RESUME, validate
 from lightning_llm.io.schema import refuse
-from lightning_llm.io.untrusted import shown
+from lightning_llm.io.untrusted import prefixed, shown
 from lightning_llm.model.config import SWIGLUS, ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import lr_factors
@@ -111,11 +111,9 @@ def check_described(content: Mapping[str, Any], path: object) -> None:
     model = nn.Module()
     with torch.device("meta"):
         model.transformer = Transformer(config)
-    try:
+    with prefixed(f"checkpoint {path}: hyper_parameters.groups", ValueError):
         rules = [GroupRule(**rule) for rule in content["hyper_parameters"].get("groups", ())]
         groups = param_groups(model, rules=rules, lr_factors=lr_factors(config))
-    except ValueError as error:
-        raise ValueError(f"checkpoint {path}: hyper_parameters.groups: {error}") from error
     check_fits(content, model.state_dict(), path, groups)
     for state in content.get("optimizer_states", ())[:1]:
         recipe = content["hyper_parameters"].get("optimizer")

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lightning_llm.checkpoints.loop_state import LOOPS, loop_problems
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.schema import TEXT, Schema, check, list_of, maybe, one_of, open_record, record, refuse, whole
-from lightning_llm.io.untrusted import field_name, shown
+from lightning_llm.io.untrusted import field_name, shown, values_in
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import option_of
 
@@ -70,8 +70,8 @@ def mapping(names: Schema, values: Schema) -> Schema:
 
 def is_plain(value: object) -> bool:
     """Whether a value consists of numbers, text and null, in lists, tuples and dicts."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return isinstance(value, NoneType | bool | int | float | str | list | tuple | dict) and all(map(is_plain, inner))
+    kinds = NoneType | bool | int | float | str | list | tuple | dict
+    return isinstance(value, kinds) and all(map(is_plain, values_in(value)))
 
 
 COUNT, POSITIVE, STEP_OR_NONE, INTEGER = whole(), whole(1), whole(-1), whole(-(2**63), 2**63 - 1)

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from difflib import get_close_matches
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ LENGTHS = ("max_epochs", "max_time", "min_steps", "min_epochs", "fast_dev_run")
 
 
 def with_config_paths(words: Sequence[str]) -> list[str]:
-    """The same words, with the configs that they name by path.
+    """The same words, each option in one word with its value, and the configs that they name by path.
 
     Raises:
         ValueError: A config is neither a file nor shipped, or a word is no option, or an option lacks its value.
@@ -53,8 +52,7 @@ def with_config_paths(words: Sequence[str]) -> list[str]:
             continue
         if not equals and (value := next(rest, "--")).startswith("--"):
             raise ValueError(f"{name} needs a value")
-        value = _config_path(value) if name in CONFIG_OPTIONS else value
-        complete += [f"{name}={value}"] if equals else [name, value]
+        complete.append(f"{name}={_config_path(value) if name in CONFIG_OPTIONS else value}")
     return complete
 
 
@@ -131,7 +129,9 @@ def complete(words: Sequence[str]) -> list[str]:
     Raises:
         ValueError: A config is neither a file nor shipped, a word is no option, or there is no such checkpoint.
     """
-    return configs_first(with_config_of_run(with_config_paths(words)))
+    words = with_config_of_run(with_config_paths(words))
+    # options override configs wherever they were typed
+    return [*words[:1], *sorted(words[1:], key=lambda word: word.partition("=")[0] not in CONFIG_OPTIONS)]
 
 
 def with_config_of_run(words: list[str]) -> list[str]:
@@ -143,20 +143,7 @@ def with_config_of_run(words: list[str]) -> list[str]:
     root = Path(next(filter(None, roots), ["runs"])[-1])
     is_newest = checkpoints[-1] in ("last", "best")
     run = newest_run(root) if is_newest else run_of(find_checkpoint(checkpoints[-1], root, lambda line: None))
-    return words if run is None else [words[0], "--config", str(run / CONFIG), *words[1:]]
-
-
-def configs_first(words: Sequence[str]) -> list[str]:
-    """The same words with the configs before all other options, which override them wherever they were typed."""
-    configs: list[str] = []
-    others: list[str] = []
-    rest = iter(words[1:])
-    for word in rest:
-        if word in CONFIG_OPTIONS:
-            configs += [word, *islice(rest, 1)]
-        else:
-            (configs if word.partition("=")[0] in CONFIG_OPTIONS else others).append(word)
-    return [*words[:1], *configs, *others]
+    return words if run is None else [words[0], f"--config={run / CONFIG}", *words[1:]]
 
 
 def check_store(data: Mapping[str, Any], words: Sequence[str]) -> None:
@@ -187,13 +174,8 @@ def resume_command(words: Sequence[str]) -> str:
 
 
 def option_values(words: Sequence[str], *names: str) -> list[str]:
-    """The values given to an option, in their order."""
-    values = []
-    for position, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name in names:
-            values += [value] if equals else list(words[position + 1 : position + 2])
-    return values
+    """The values given to an option, in their order, by words of :func:`with_config_paths`."""
+    return [value for name, _, value in (word.partition("=") for word in words) if name in names]
 
 
 def configs_in(words: Sequence[str]) -> list[str]:

@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Sequence
 from itertools import dropwhile
 from traceback import walk_tb
-from types import FrameType
 
 from lightning_llm.cli.commands import with_page
 from lightning_llm.cli.process import interrupts
@@ -54,7 +53,7 @@ class Reports:
         name = f"{_rank_prefix()}{interrupts.program} {command}".strip()
         trace = "".join(traceback.format_exception(failure))
         rest = f"\n{trace.rstrip()}" if self.with_traceback else f"; {self._written(trace)}"
-        print(f"{name}: failed: {type(failure).__name__}: {one_line(failure)}{_place(failure)}{rest}", file=sys.stderr)
+        print(f"{name}: failed: {named(failure)}{_place(failure)}{rest}", file=sys.stderr)
         return FAILED
 
     def _written(self, trace: str) -> str:
@@ -79,12 +78,19 @@ def one_line(failure: BaseException) -> str:
     return " ".join(text.split())
 
 
+def named(failure: BaseException) -> str:
+    """The class of an error, and its message in one line."""
+    return f"{type(failure).__name__}: {one_line(failure)}"
+
+
 def _place(failure: BaseException) -> str:
     """Where the user's own code failed, if it did: the line nearest to the error in a module of a trusted path."""
     theirs = {path.partition(".")[0] for path in TRUSTED} - {"torch", "lightning"}
-    frames = walk_tb(failure.__traceback__)
-    places = [(frame.f_code, line) for frame, line in frames if _top_module(frame) in theirs]
-    return f", in {places[-1][0].co_filename}, line {places[-1][1]}" if places else ""
+    place = ""
+    for frame, line in walk_tb(failure.__traceback__):
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in theirs:
+            place = f", in {frame.f_code.co_filename}, line {line}"
+    return place
 
 
 def reason_of(error: BaseException) -> str:
@@ -95,10 +101,6 @@ def reason_of(error: BaseException) -> str:
     if not where and error.errno in DISK_FULL:
         where = "a file of the run cannot be written: free some space and resume with --ckpt_path last"
     return f"{error.strerror}: {where}" if where else error.strerror
-
-
-def _top_module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _rank_prefix() -> str:

@@ -242,8 +242,7 @@ class TrainingCLI(LightningCLI):
     @property
     def resolved(self) -> dict[str, Any]:
         """All options, as plain values."""
-        options: dict[str, Any] = json.loads(self._parser(self.subcommand).dump(self._options, format="json"))
-        return options
+        return dict(json.loads(self._parser(self.subcommand).dump(self._options, format="json")))
 
     @property
     def report(self) -> RunReport:

@@ -37,7 +37,7 @@ from typing import Any
 import yaml
 
 from lightning_llm.io.config_file import parse_yaml
-from lightning_llm.io.untrusted import shown
+from lightning_llm.io.untrusted import shown, values_in
 
 PACKAGE = "lightning_llm."
 TRUSTED: set[str] = set()  # custom paths that the user typed, trusts, or was shown
@@ -96,10 +96,9 @@ def texts_in(value: object) -> Iterator[str]:
             yield inner
             with suppress(yaml.YAMLError, ValueError):
                 queue += [(parse_yaml(inner), level + 1)] if level < MOST_YAML_LEVELS else []
-        elif isinstance(inner, dict | list):
-            if isinstance(inner, dict) and not level:
-                _check_class(inner)
-            queue += [(item, level) for item in (inner.values() if isinstance(inner, dict) else inner)]
+        elif isinstance(inner, dict) and not level:
+            _check_class(inner)
+        queue += [(item, level) for item in values_in(inner)]
 
 
 def _check_class(options: dict[str, Any]) -> None:
