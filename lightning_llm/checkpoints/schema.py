@@ -70,8 +70,8 @@ def mapping(names: Schema, values: Schema) -> Schema:
 
 def is_plain(value: object) -> bool:
     """Whether a value consists of numbers, text and null, in lists, tuples and dicts."""
-    kinds = NoneType | bool | int | float | str | list | tuple | dict
-    return isinstance(value, kinds) and all(map(is_plain, values_in(value)))
+    is_kind = isinstance(value, NoneType | int | float | str | list | tuple | dict)
+    return is_kind and all(map(is_plain, values_in(value)))
 
 
 COUNT, POSITIVE, STEP_OR_NONE, INTEGER = whole(), whole(1), whole(-1), whole(-(2**63), 2**63 - 1)

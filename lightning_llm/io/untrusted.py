@@ -233,8 +233,7 @@ class Fields:
         self.count += len(pairs)
         if self.count > MOST_FIELDS:
             raise ValueError(f"it has more than {MOST_FIELDS} fields")
-        fields: dict[str, Any] = self.make(pairs)
-        return fields
+        return self.make(pairs)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
