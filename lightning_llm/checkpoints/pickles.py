@@ -108,6 +108,7 @@ def _check_operations(content: bytes, sizes: Mapping[str, int]) -> None:
     memo: dict[Any, _Item] = {}
     numbers: dict[Any, _Item] = {}
     work = 0
+    argument: Any
     for number, (operation, argument, _) in enumerate(pickletools.genops(content), start=1):
         name = operation.name
         kind = _CONSTANTS.get(name)
@@ -157,10 +158,7 @@ def _tuple_of(items: list[_Item]) -> _Item:
 
 def _sum_of(items: list[_Item]) -> int:
     """The work of several values, as far as it matters: of values in one another, it doubles with each."""
-    total = 0
-    for item in items:
-        total += item.work
-    return min(total, MOST_WORK + 1)
+    return min(sum([item.work for item in items]), MOST_WORK + 1)
 
 
 def _put_into(target: _Item, operation: str, items: list[_Item]) -> int:

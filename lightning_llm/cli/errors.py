@@ -32,9 +32,8 @@ class Reports:
         with_traceback: Whether to print tracebacks too.
     """
 
-    def __init__(self) -> None:
-        self.words: Sequence[str] = ()
-        self.with_traceback = False
+    words: Sequence[str] = ()
+    with_traceback = False
 
     def begin(self, words: Sequence[str]) -> list[str]:
         """Take ``--debug`` out of the words of a command that starts."""
