@@ -10,7 +10,7 @@ from torch import nn
 from lightning_llm.checkpoints.recipes import Recipe, known_optimizer
 from lightning_llm.checkpoints.schema import ARCHITECTURE, RESUME, validate
 from lightning_llm.io.schema import refuse
-from lightning_llm.io.untrusted import shown
+from lightning_llm.io.untrusted import prefixed, shown
 from lightning_llm.model.config import SWIGLUS, ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import lr_factors
@@ -62,7 +62,10 @@ def check_loading(checkpoint: Mapping[str, Any], model: Any) -> None:
         validate(checkpoint, trainer.ckpt_path, needs, of_tensors=False)
     saved = ModelConfig(**checkpoint["hyper_parameters"]["architecture"])
     if differences := architecture_differences(saved, model.architecture):
-        raise ValueError(f"the checkpoint is of another architecture: {'; '.join(differences)}")
+        problem = f"the checkpoint is of another architecture: {'; '.join(differences)}"
+        if trainer is not None and not is_fitting and saved.vocab_size != model.architecture.vocab_size:
+            problem += "; on texts of another vocabulary, measure with lightning-llm evaluate RUN --data TEXT"
+        raise ValueError(problem)
     if trainer is not None and model.strict_loading:  # else torch compares them
         is_ours = type(model).configure_optimizers.__module__.startswith("lightning_llm.")  # else its order is unknown
         groups = model.groups_of(model) if is_fitting and is_ours else ()
@@ -108,11 +111,9 @@ def check_described(content: Mapping[str, Any], path: object) -> None:
     model = nn.Module()
     with torch.device("meta"):
         model.transformer = Transformer(config)
-    try:
+    with prefixed(f"checkpoint {path}: hyper_parameters.groups", ValueError):
         rules = [GroupRule(**rule) for rule in content["hyper_parameters"].get("groups", ())]
         groups = param_groups(model, rules=rules, lr_factors=lr_factors(config))
-    except ValueError as error:
-        raise ValueError(f"checkpoint {path}: hyper_parameters.groups: {error}") from error
     check_fits(content, model.state_dict(), path, groups)
     for state in content.get("optimizer_states", ())[:1]:
         recipe = content["hyper_parameters"].get("optimizer")

@@ -7,7 +7,6 @@ list of names that a pickle may use is ours: it ignores what ``torch.serializati
 process.
 """
 
-import io
 import pickletools
 import zipfile
 from collections import Counter, OrderedDict
@@ -54,14 +53,9 @@ _CONSTANTS |= {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple}
 _TAKEN: dict[str, int | None] = {"TUPLE": None, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "APPENDS": None}
 _TAKEN |= {"SETITEM": 2, "SETITEMS": None, "BUILD": 1}
 _CHANGED = {"APPEND": (list,), "SETITEM": (dict, OrderedDict), "BUILD": (OrderedDict,)}  # the kinds they apply to
+# those that torch writes
 _NAMES = {*_CONSTANTS, *_TAKEN, "PROTO", "STOP", "MARK", "GLOBAL", "BINPERSID", "REDUCE"}
 _NAMES |= {"BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"}
-# Those that torch writes, by their byte: name, what reads the argument, kind of a constant
-_OPERATIONS: dict[bytes, tuple[str, Any, Any]] = {
-    code.code.encode("latin-1"): (code.name, code.arg and code.arg.reader, _CONSTANTS.get(code.name))
-    for code in pickletools.opcodes
-    if code.name in _NAMES
-}
 _PLAIN = {bool, int, float, torch.dtype, torch.device, type(None)}
 
 
@@ -114,11 +108,12 @@ def _check_operations(content: bytes, sizes: Mapping[str, int]) -> None:
     memo: dict[Any, _Item] = {}
     numbers: dict[Any, _Item] = {}
     work = 0
-    file, number, name = io.BytesIO(content), 0, ""
-    while name != "STOP":
-        name, read, kind = _OPERATIONS[file.read(1)]
-        argument: Any = read(file) if read else None
-        number += 1
+    argument: Any
+    for number, (operation, argument, _) in enumerate(pickletools.genops(content), start=1):
+        name = operation.name
+        kind = _CONSTANTS.get(name)
+        if name not in _NAMES:
+            raise ValueError(f"torch does not write {name}")
         if number > MOST_OPERATIONS or work > MOST_WORK:
             raise Rejected(f"its pickle has more than {MOST_OPERATIONS} operations, or they take too much work")
         if name == "BINPUT" or name == "LONG_BINPUT":
@@ -163,10 +158,7 @@ def _tuple_of(items: list[_Item]) -> _Item:
 
 def _sum_of(items: list[_Item]) -> int:
     """The work of several values, as far as it matters: of values in one another, it doubles with each."""
-    total = 0
-    for item in items:
-        total += item.work
-    return min(total, MOST_WORK + 1)
+    return min(sum([item.work for item in items]), MOST_WORK + 1)
 
 
 def _put_into(target: _Item, operation: str, items: list[_Item]) -> int:

@@ -11,6 +11,7 @@ from lightning_llm.checkpoints.archives import Source
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.checkpoints.schema import PLAIN_LOOP
 from lightning_llm.io.schema import refuse
+from lightning_llm.io.untrusted import prefixed
 from lightning_llm.optim.base import saved_state_faults
 
 
@@ -46,9 +47,7 @@ def load_checkpoint(src: Source, model: nn.Module, optimizer: Optimizer) -> int:
     """
     content = read_checkpoint(src, needs=PLAIN_LOOP)
     refuse(saved_state_faults(optimizer.param_groups, content["optimizer"]), "the checkpoint is of another model")
-    try:
+    with prefixed("the checkpoint is of another model", RuntimeError):
         model.load_state_dict(content["model"])
         optimizer.load_state_dict(content["optimizer"])
-    except RuntimeError as error:
-        raise ValueError(f"the checkpoint is of another model: {' '.join(str(error).split())}") from error
     return int(content["iteration"])

@@ -18,6 +18,7 @@ from lightning_llm.checkpoints import archives, sharded
 from lightning_llm.checkpoints.archives import Source
 from lightning_llm.checkpoints.compatibility import check_described, check_fits
 from lightning_llm.checkpoints.schema import ARCHITECTURE, FORMAT, LIGHTNING, RESUME, WEIGHTS, validate
+from lightning_llm.io.untrusted import prefixed
 from lightning_llm.model.config import config_of_file
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import only_finite
@@ -100,8 +101,7 @@ def check_run_checkpoint(path: str | os.PathLike[str], *, is_described: bool = T
     content = read_checkpoint(path, mmap=True, needs=(*RESUME, "TokenDataModule") if is_described else RESUME)
     if is_described:
         check_described(content, path)
-    ours: dict[str, Any] = content[FORMAT]
-    return ours
+    return dict(content[FORMAT])
 
 
 def load_transformer(
@@ -137,10 +137,8 @@ def only_checkpoints(path: Source, *, trust_code: bool) -> Iterator[None]:
     """Check a model's checkpoint before Lightning reads it. Errors of loading become a ValueError of one line."""
     content = read_checkpoint(path, mmap=isinstance(path, str | os.PathLike), needs=(*LIGHTNING, ARCHITECTURE))
     config_of_file(content["hyper_parameters"]["architecture"], path, trust_code=trust_code)
-    try:
+    with prefixed(f"checkpoint {path} is of another model", RuntimeError, TypeError):  # torch's; Python's, of arguments
         yield
-    except (RuntimeError, TypeError) as error:  # torch's, of weights; Python's, of arguments
-        raise ValueError(f"checkpoint {path} is of another model: {' '.join(str(error).split())}") from error
 
 
 def is_whole(path: Path) -> bool:

@@ -43,9 +43,8 @@ def schedule_recipe(schedule: Any) -> Recipe | None:
     """The class of a schedule, and its fields if it is one of this project's. ``None`` stays ``None``."""
     if schedule is None:
         return None
-    return _recipe(
-        schedule, _by_path(SCHEDULES.values()), vars(schedule).copy() if dataclasses.is_dataclass(schedule) else None
-    )
+    arguments = vars(schedule).copy() if dataclasses.is_dataclass(schedule) else None
+    return _recipe(schedule, _by_path(SCHEDULES.values()), arguments)
 
 
 def _recipe(value: object, restorable: Mapping[str, Any], arguments: dict[str, Any] | None) -> Recipe:
@@ -81,11 +80,8 @@ def known_optimizer(recipe: Recipe) -> Callable[..., Optimizer] | None:
     if cls is None or "init_args" not in recipe:
         return None
     factory: Callable[..., Optimizer] = partial(cls, **recipe["init_args"])
-    _try(
-        "optimizer",
-        recipe,
-        lambda: factory(params=[{"params": [torch.nn.Parameter(torch.zeros(1))], "name": "vectors"}]),
-    )
+    group = {"params": [torch.nn.Parameter(torch.zeros(1))], "name": "vectors"}
+    _try("optimizer", recipe, lambda: factory(params=[group]))
     return factory
 
 

@@ -7,8 +7,8 @@ an attribute of them. The state of the user's own optimizer or module is checked
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any
 
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lightning_llm.checkpoints.loop_state import LOOPS, loop_problems
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.schema import TEXT, Schema, check, list_of, maybe, one_of, open_record, record, refuse, whole
-from lightning_llm.io.untrusted import field_name, shown
+from lightning_llm.io.untrusted import field_name, shown, values_in
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import option_of
 
@@ -70,8 +70,8 @@ def mapping(names: Schema, values: Schema) -> Schema:
 
 def is_plain(value: object) -> bool:
     """Whether a value consists of numbers, text and null, in lists, tuples and dicts."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return isinstance(value, NoneType | bool | int | float | str | list | tuple | dict) and all(map(is_plain, inner))
+    is_kind = isinstance(value, NoneType | int | float | str | list | tuple | dict)
+    return is_kind and all(map(is_plain, values_in(value)))
 
 
 COUNT, POSITIVE, STEP_OR_NONE, INTEGER = whole(), whole(1), whole(-1), whole(-(2**63), 2**63 - 1)
@@ -83,17 +83,7 @@ TENSOR = check("a tensor", lambda value: isinstance(value, Tensor))
 ROWS = check("a tensor", lambda value: isinstance(value, Tensor) or hasattr(value, "pieces"))  # see checkpoints.sharded
 ANYTHING = check("anything", lambda value: True)
 PLAIN_DICT = mapping(TEXT, ANYTHING)
-SCHEMAS = {int: INTEGER, float: number(), str: TEXT, bool: BOOL, NoneType: NULL, dict[str, Any]: PLAIN_DICT}
-
-
-def _schema_of(annotation: Any) -> Schema:
-    """The schema of a dataclass's field."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin in (Union, UnionType):
-        return any_of(*map(_schema_of, arguments))
-    if origin is Literal:
-        return one_of(*arguments)
-    return list_of(_schema_of(arguments[0])) if origin is list else SCHEMAS[annotation]
+PLAIN = check("a plain value", is_plain)
 
 
 # ---- the schema
@@ -103,7 +93,7 @@ CALLBACKS = {
     "InputHashes": open_record(
         {"initial_values": mapping(TEXT, TEXT), "batches": HASH}, {"batches_at": mapping(STEP_NAME, HASH)}
     ),
-    "ResumeDiff": open_record({"options": mapping(TEXT, check("a plain value", is_plain))}, {"changes": list_of(TEXT)}),
+    "ResumeDiff": open_record({"options": mapping(TEXT, PLAIN)}, {"changes": list_of(TEXT)}),
     "RunCheckpoints": open_record(BEST, {"turn": COUNT}),
     "TrainingLog": open_record({"loss": TENSOR}, {"count": TENSOR, "steps": COUNT}),  # steps: of earlier versions
 }
@@ -122,7 +112,7 @@ OPTIONS = {  # of optimizers
     "name": TEXT,
 }
 HYPER_PARAMETERS = {
-    "architecture": record({}, {name: _schema_of(kind) for name, kind in get_type_hints(ModelConfig).items()}),
+    "architecture": record({}, dict.fromkeys(ModelConfig.__dataclass_fields__, PLAIN)),  # which checks the values
     "loss_chunks": maybe(COUNT),
     "optimizer": maybe(open_record({"class_path": TEXT}, {"init_args": open_record({}, OPTIONS)})),
     "schedule": maybe(open_record({"class_path": TEXT}, {"init_args": PLAIN_DICT})),

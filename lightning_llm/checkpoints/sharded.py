@@ -188,8 +188,7 @@ def read_folder(path: Path, map_location: Any | None = None, *, mmap: bool = Fal
             return tensor(part) if MARK in part else {key: put_together(value) for key, value in part.items()}
         return type(part)(map(put_together, part)) if isinstance(part, list | tuple) else part
 
-    content: dict[str, Any] = put_together(main)
-    return content
+    return dict(put_together(main))
 
 
 def is_whole_folder(path: Path) -> bool:

@@ -1,10 +1,10 @@
 """The words of a training command: configs by name, options that do not exist, the values that options have."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from difflib import get_close_matches
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from lightning_llm.data.find_store import check_named_store
 from lightning_llm.io.config_file import config_path, parse_yaml, read_config
 from lightning_llm.io.trust import TRUST_CODE
 from lightning_llm.io.untrusted import file_name, shown
+from lightning_llm.model.config import ModelConfig
 from lightning_llm.runs.directory import CONFIG
 from lightning_llm.runs.find import find_checkpoint, newest_run, run_of
 
@@ -30,7 +31,7 @@ LENGTHS = ("max_epochs", "max_time", "min_steps", "min_epochs", "fast_dev_run")
 
 
 def with_config_paths(words: Sequence[str]) -> list[str]:
-    """The same words, with the configs that they name by path.
+    """The same words, each option in one word with its value, and the configs that they name by path.
 
     Raises:
         ValueError: A config is neither a file nor shipped, or a word is no option, or an option lacks its value.
@@ -51,8 +52,7 @@ def with_config_paths(words: Sequence[str]) -> list[str]:
             continue
         if not equals and (value := next(rest, "--")).startswith("--"):
             raise ValueError(f"{name} needs a value")
-        value = _config_path(value) if name in CONFIG_OPTIONS else value
-        complete += [f"{name}={value}"] if equals else [name, value]
+        complete.append(f"{name}={_config_path(value) if name in CONFIG_OPTIONS else value}")
     return complete
 
 
@@ -77,9 +77,18 @@ def _check_option(name: str) -> None:
     if top in SECTIONS if dot else any(each.startswith(name) for each in known):  # the parser accepts abbreviations
         return
     options = "--config FILE, --model.NAME, --data.NAME, --trainer.NAME, " + ", ".join(known[6:-3])
-    close = get_close_matches(name if not dot else f"--{top}", known, 1)
-    hint = f"did you mean {close[0]}{name[len(top) + 2 :] if dot else ''}?" if close else f"options are {options}"
+    if top in {field.name for field in fields(ModelConfig)}:
+        raise ValueError(f"{shown(name)} is no option: did you mean --model.architecture.{name[2:]}?")
+    close = get_close_matches(top.removeprefix("--"), [option.lstrip("-") for option in known], 1)
+    hint = f"did you mean --{close[0]}{name[len(top) + 2 :] if dot else ''}?" if close else f"options are {options}"
     raise ValueError(f"{shown(name)} is no option: {hint}")
+
+
+def with_nearest(message: str, options: Iterable[str]) -> str:
+    """The parser's message about words that are no options, with the option that is nearest to the first, if one is."""
+    name = message.partition("unrecognized arguments: --")[2].partition(" ")[0].partition("=")[0]
+    close = get_close_matches(name, options, 1, cutoff=0.8)
+    return f"{message}; did you mean --{close[0]}?" if close else message
 
 
 def set_length(trainer: Any, words: Sequence[str]) -> str:
@@ -120,7 +129,9 @@ def complete(words: Sequence[str]) -> list[str]:
     Raises:
         ValueError: A config is neither a file nor shipped, a word is no option, or there is no such checkpoint.
     """
-    return configs_first(with_config_of_run(with_config_paths(words)))
+    words = with_config_of_run(with_config_paths(words))
+    # options override configs wherever they were typed
+    return [*words[:1], *sorted(words[1:], key=lambda word: word.partition("=")[0] not in CONFIG_OPTIONS)]
 
 
 def with_config_of_run(words: list[str]) -> list[str]:
@@ -132,20 +143,7 @@ def with_config_of_run(words: list[str]) -> list[str]:
     root = Path(next(filter(None, roots), ["runs"])[-1])
     is_newest = checkpoints[-1] in ("last", "best")
     run = newest_run(root) if is_newest else run_of(find_checkpoint(checkpoints[-1], root, lambda line: None))
-    return words if run is None else [words[0], "--config", str(run / CONFIG), *words[1:]]
-
-
-def configs_first(words: Sequence[str]) -> list[str]:
-    """The same words with the configs before all other options, which override them wherever they were typed."""
-    configs: list[str] = []
-    others: list[str] = []
-    rest = iter(words[1:])
-    for word in rest:
-        if word in CONFIG_OPTIONS:
-            configs += [word, *islice(rest, 1)]
-        else:
-            (configs if word.partition("=")[0] in CONFIG_OPTIONS else others).append(word)
-    return [*words[:1], *configs, *others]
+    return words if run is None else [words[0], f"--config={run / CONFIG}", *words[1:]]
 
 
 def check_store(data: Mapping[str, Any], words: Sequence[str]) -> None:
@@ -176,13 +174,8 @@ def resume_command(words: Sequence[str]) -> str:
 
 
 def option_values(words: Sequence[str], *names: str) -> list[str]:
-    """The values given to an option, in their order."""
-    values = []
-    for position, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name in names:
-            values += [value] if equals else list(words[position + 1 : position + 2])
-    return values
+    """The values given to an option, in their order, by words of :func:`with_config_paths`."""
+    return [value for name, _, value in (word.partition("=") for word in words) if name in names]
 
 
 def configs_in(words: Sequence[str]) -> list[str]:

@@ -69,6 +69,7 @@ def help_of(word: str) -> dict[str, Any]:
 # By page, the words of a message that lead there, for the commands in TRAINER_WORDS. The first one counts.
 OPTIONS = {
     "docs/accounting.md": "memory_budget",
+    "docs/config.md": "unrecognized arguments, is no option",
     "docs/dashboard.md": "logger, SampleText, Dashboard, JSONLinesLogger",
     "docs/data.md": "corpus, data.path, store, mixture, raw_dtype, dtype, document_mask, context_length, "
     "global_batch_size, micro_batch_size, eval_batch_size, num_workers, predict_prompts, UTF-8",

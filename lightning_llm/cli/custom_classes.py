@@ -16,10 +16,10 @@ from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_llm.cli.command_line import given_option, option_values
-from lightning_llm.cli.errors import one_line
+from lightning_llm.cli.errors import named
 from lightning_llm.cli.jobs import lost_contact
 from lightning_llm.data.datamodule import TokenDataModule
-from lightning_llm.io.trust import TRUSTED, import_trusted, is_custom
+from lightning_llm.io.trust import TRUSTED, import_trusted, is_custom, not_found
 from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.training.module import LanguageModel
@@ -65,12 +65,11 @@ def is_custom_class(cls: type) -> bool:
 
 def _imported(option: str, path: str) -> Any:
     if is_custom(path) and path not in TRUSTED:
-        raise ValueError(f"{option} {shown(path)} is no import path that was found: give package.module.Class")
+        raise not_found(option, path)
     try:
         return import_trusted(path)
     except Exception as error:  # whatever the user's module raises
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        raise ValueError(f"{option} {path} cannot be imported: {reason}; give package.module.Class") from error
+        raise ValueError(f"{option} {path} cannot be imported: {named(error)}; give package.module.Class") from error
 
 
 # ---- their options
@@ -132,8 +131,7 @@ def blaming(*classes: type) -> Iterator[None]:
         owner = next((cls for cls in owners if issubclass(cls, classes) and is_custom_class(cls)), None)
         if owner is None:
             raise
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        raise ValueError(f"{path_of(owner)}: its constructor failed: {reason}") from error
+        raise ValueError(f"{path_of(owner)}: its constructor failed: {named(error)}") from error
 
 
 @contextmanager
@@ -147,5 +145,5 @@ def blaming_callbacks() -> Iterator[None]:
         is_clear = isinstance(error, MisconfigurationException | OSError) or is_out_of_memory(error)
         if is_clear or lost_contact(error) or not issubclass(kind, Callback) or not is_custom(path_of(kind)):
             raise
-        reason = f"{type(error).__name__}: {one_line(error)}; --debug shows the traceback"
-        raise ValueError(f"callback {path_of(kind)}: its {hook} failed: {reason}") from error
+        problem = f"its {hook} failed: {named(error)}; --debug shows the traceback"
+        raise ValueError(f"callback {path_of(kind)}: {problem}") from error

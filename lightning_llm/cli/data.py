@@ -13,12 +13,7 @@ from typing import Any
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.find_store import default_store
-from lightning_llm.data.prepare import (
-    DEFAULT_VOCAB_SIZE,
-    bytes_and_tokens,
-    prepare_store,
-    train_tokenizer,
-)
+from lightning_llm.data.prepare import DEFAULT_VOCAB_SIZE, bytes_and_tokens, prepare_store, train_tokenizer
 from lightning_llm.data.splits import MOST_SHARDS, Shard
 from lightning_llm.data.token_store import DTYPES, TokenStore, by_powers_of_two, document_lengths
 from lightning_llm.data.token_store_writer import merge_shards

@@ -12,9 +12,11 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from itertools import dropwhile
+from traceback import walk_tb
 
 from lightning_llm.cli.commands import with_page
 from lightning_llm.cli.process import interrupts
+from lightning_llm.io.trust import TRUSTED
 
 FAILED, USER_ERROR = 1, 2
 DEBUG = "--debug"
@@ -30,9 +32,8 @@ class Reports:
         with_traceback: Whether to print tracebacks too.
     """
 
-    def __init__(self) -> None:
-        self.words: Sequence[str] = ()
-        self.with_traceback = False
+    words: Sequence[str] = ()
+    with_traceback = False
 
     def begin(self, words: Sequence[str]) -> list[str]:
         """Take ``--debug`` out of the words of a command that starts."""
@@ -51,7 +52,7 @@ class Reports:
         name = f"{_rank_prefix()}{interrupts.program} {command}".strip()
         trace = "".join(traceback.format_exception(failure))
         rest = f"\n{trace.rstrip()}" if self.with_traceback else f"; {self._written(trace)}"
-        print(f"{name}: failed: {type(failure).__name__}: {one_line(failure)}{rest}", file=sys.stderr)
+        print(f"{name}: failed: {named(failure)}{_place(failure)}{rest}", file=sys.stderr)
         return FAILED
 
     def _written(self, trace: str) -> str:
@@ -74,6 +75,21 @@ def one_line(failure: BaseException) -> str:
         lines = text.rpartition("Traceback (most recent call last):")[2].strip("\n").splitlines()
         text = "\n".join(dropwhile(lambda line: line.startswith(" "), lines)).partition(": ")[2]
     return " ".join(text.split())
+
+
+def named(failure: BaseException) -> str:
+    """The class of an error, and its message in one line."""
+    return f"{type(failure).__name__}: {one_line(failure)}"
+
+
+def _place(failure: BaseException) -> str:
+    """Where the user's own code failed, if it did: the line nearest to the error in a module of a trusted path."""
+    theirs = {path.partition(".")[0] for path in TRUSTED} - {"torch", "lightning"}
+    place = ""
+    for frame, line in walk_tb(failure.__traceback__):
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in theirs:
+            place = f", in {frame.f_code.co_filename}, line {line}"
+    return place
 
 
 def reason_of(error: BaseException) -> str:

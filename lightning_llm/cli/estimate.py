@@ -40,9 +40,7 @@ def run_estimate(options: argparse.Namespace) -> None:
 def text(report: dict[str, Any], *, explain: bool) -> str:
     """The report as lines for a terminal."""
     settings, memory, flops = report["settings"], report["memory"], report["flops"]
-    lines = [in_words(report), ""]
-    lines += [_step_in_words(settings)]
-    lines += report["notes"]
+    lines = [in_words(report), "", _step_in_words(settings), *report["notes"]]
     if settings["precision_reason"]:
         lines += [f"precision auto is {settings['precision']}: {settings['precision_reason']}"]
     lines += ["", "parameters", *(_line(name, f"{count:,}") for name, count in report["parameters"].items())]
@@ -59,10 +57,8 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     if settings["device"] != "cpu":
         lines += ["for CUDA, not compared with a GPU yet"]
     if memory["needed"] > memory["peak"]:
-        lines += [
-            _line("of the device, with a reserve", shown_mib(memory["needed"])),
-            f"  reserve: {memory['reserve']}",
-        ]
+        needed = _line("of the device, with a reserve", shown_mib(memory["needed"]))
+        lines += [needed, f"  reserve: {memory['reserve']}"]
     if explain:
         lines += ["", "saved for backward, each as count × elements × bytes per element (letters: docs/accounting.md)"]
         for term in memory["kept_terms"]:

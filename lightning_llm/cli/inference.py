@@ -21,7 +21,7 @@ from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.progress import progress_bar
 from lightning_llm.io.trust import add_trust_option
-from lightning_llm.io.untrusted import read_text
+from lightning_llm.io.untrusted import prefixed, read_text
 from lightning_llm.runs.find import RUNS, named_checkpoint, open_model
 
 if TYPE_CHECKING:
@@ -97,10 +97,8 @@ def _prompt(options: argparse.Namespace) -> str:
         return read_text(options.prompt_file, LONGEST_PROMPT)
     if not options.stdin:
         return "\n" if options.prompt is None else str(options.prompt)
-    try:
+    with prefixed("prompt on standard input is not UTF-8", UnicodeDecodeError):
         text = sys.stdin.read(LONGEST_PROMPT + 1)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"prompt on standard input is not UTF-8: {error}") from error
     if len(text) > LONGEST_PROMPT:
         raise ValueError(f"prompt on standard input has more than {LONGEST_PROMPT} characters")
     return text

@@ -68,6 +68,8 @@ def parse(parser: ArgumentParser, words: Sequence[str]) -> Any:
     parts = {kind: name_of(normalized(options.get(f"model.architecture.{kind}", ""))) for kind in BUILT_IN}
     for kind, path in parts.items():
         if path not in BUILT_IN[kind] and trust.is_custom(path) and "." in path and path not in trust.TRUSTED:
+            if not trust.is_import_path(path):
+                raise trust.not_found(f"model.architecture.{kind}", path)
             raise ValueError(f"model.architecture.{kind} {shown(path)} is hidden in a text: write it without quotes")
     return parsed
 

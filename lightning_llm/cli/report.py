@@ -125,7 +125,7 @@ class RunReport(Callback):
         self.console.print("\n[bold]next[/]")
         if is_saved and tokenizer_of(data) is not None:
             custom = getattr(getattr(model, "architecture", None), "custom_parts", ())
-            options = f'{folder} --prompt "…" --max-new-tokens 200{f" {TRUST_CODE}" if custom else ""}'
+            options = f"{folder}{_prompt_option(data)} --max-new-tokens 200{f' {TRUST_CODE}' if custom else ''}"
             self.console.print(f"  lightning-llm generate {options}")
         if is_saved:
             self.console.print(f"  lightning-llm validate --ckpt_path {folder}")
@@ -186,6 +186,13 @@ def _sample(model: LightningModule, data: Any) -> str:
     (ids,) = generate(model, torch.tensor([prompt], device=model.device), generator=generator, **settings)
     # the model's vocabulary may be rounded up
     return str(tokenizer.decode([number for number in ids.tolist() if number < tokenizer.vocab_size]))
+
+
+def _prompt_option(data: Any) -> str:
+    """The first word of the validation text as a prompt: the tokenizer has its characters."""
+    ids = data.store.tokens("val")[:SAMPLE_TOKENS].tolist() if isinstance(data, TokenDataModule) else []
+    words = data.tokenizer.decode(ids).split()
+    return f" --prompt {escape(shlex.quote(words[0]))}" if words else ""
 
 
 def _console() -> Console:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
@@ -23,9 +23,8 @@ RULE = "ended without a result and without a checkpoint"
 def _options(parser: OneLineParser) -> None:
     add = parser.add_argument
     parser.usage = "lightning-llm runs [clean] [RUNS …] [--yes] [--json FILE]"
-    runs = (
-        f"run directories, or folders that contain some (default: {ROOT}); after the word {CLEAN}: where to remove runs"
-    )
+    runs = f"run directories, or folders that contain some (default: {ROOT}); "
+    runs += f"after the word {CLEAN}: where to remove runs"
     add("runs", nargs="*", metavar="RUNS", help=runs)
     add("--yes", action="store_true", help=f"with {CLEAN}: remove them; without it, they are only listed")
     add("--json", type=Path, metavar="FILE", help="write the list to this file too")
@@ -59,14 +58,16 @@ def print_list(rows: list[ListedRun]) -> None:
         "age": [shown_duration(row.age_s) for row in rows],
         **({"removable": ["yes" if row.removable else "" for row in rows]} if removable else {}),
     }
-    state = min(12, max((len(row.state) for row in rows), default=0))
+    state = min(12, max((len(row.state) for row in rows), default=len("state")))
     widths = [[title, *column] for title, column in columns.items()]
-    left = room(console.width, [*widths, ["x" * max(len("state"), state)]])
-    table = Table("run", "state", box=SIMPLE_HEAD, pad_edge=False)
+    left = room(console.width, [*widths, ["x" * state]])
+    names = ["\n".join(folded(text, left) for text in (row.run, row.differs) if text) for row in rows]
+    longest = max((len(line) for name in names for line in name.split("\n")), default=0)
+    state = room(console.width, [*widths, ["x" * min(longest, left)]])
+    table = Table(Column("run", overflow="fold"), Column("state", max_width=state), box=SIMPLE_HEAD, pad_edge=False)
     for title in columns:
         table.add_column(title, justify="right", no_wrap=True)
-    for row, *cells in zip(rows, *columns.values(), strict=True):
-        name = "\n".join(folded(text, left) for text in (row.run, row.differs) if text)
+    for name, row, *cells in zip(names, rows, *columns.values(), strict=True):
         table.add_row(escape(name), escape(row.state), *cells)
     console.print(table)
     console.print(f"{_counted(rows)} on disk", soft_wrap=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from lightning_llm.cli.commands import page_of, with_page
-from lightning_llm.cli.errors import USER_ERROR, one_line, reports
+from lightning_llm.cli.errors import USER_ERROR, reason_of, reports
 from lightning_llm.cli.process import interrupts
 
 Action = Callable[[argparse.Namespace], object]
@@ -70,7 +70,7 @@ class Tool:
         except KeyboardInterrupt:
             return interrupts.say(interrupts.number or signal.SIGINT, self._when_interrupted)
         except self._mistakes as error:
-            return reports.mistake(command, f"{self.parser.prog}: error: {one_line(error)}")
+            return reports.mistake(command, f"{self.parser.prog}: error: {reason_of(error)}")
         return 0
 
 

@@ -121,7 +121,11 @@ class TrainingCLI(LightningCLI):
         command = words[0] if words and words[0] in self.subcommands() else "fit"
         hidden = custom_classes.hide_options_of_ours(self._parser(command), words, data_class)
         self.experiment, self._words = command_line.experiment_of(words), words
-        self.config = parsing.parse(parser, words)
+        try:
+            self.config = parsing.parse(parser, words)
+        except argparse.ArgumentError as error:
+            options = self._parser(command).get_defaults().keys()
+            raise argparse.ArgumentError(None, command_line.with_nearest(str(error), options)) from error
         self._options = self.config[self.config.subcommand]
         custom_classes.check_parsed(self._options, words, self.classes)
         self._ckpt_path = self._options.pop("ckpt_path", None)
@@ -238,8 +242,7 @@ class TrainingCLI(LightningCLI):
     @property
     def resolved(self) -> dict[str, Any]:
         """All options, as plain values."""
-        options: dict[str, Any] = json.loads(self._parser(self.subcommand).dump(self._options, format="json"))
-        return options
+        return dict(json.loads(self._parser(self.subcommand).dump(self._options, format="json")))
 
     @property
     def report(self) -> RunReport:

@@ -30,6 +30,10 @@ Ends = int | Sequence[int] | None
 _AHEAD = {"cuda": 1}  # steps that a device is given before the host reads a token
 
 
+class NaNLogits(ValueError):
+    """The logits are NaN: the weights are damaged, or training diverged."""
+
+
 class GenerationOptions(SamplingOptions, total=False):
     """Optional arguments of :func:`generate`."""
 
@@ -194,7 +198,7 @@ class Decoder:
             arrival.synchronize()
         tokens: list[int] = sent.tolist()
         if min(tokens) < 0:
-            raise ValueError("logits are NaN: the model's weights are damaged, or training diverged")
+            raise NaNLogits("logits are NaN: the model's weights are damaged, or training diverged")
         going = {row: token for row, token in enumerate(tokens) if not self._ended[row]}
         for row, token in enumerate(tokens):
             self._contexts[row].append(token)

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 
 Advance = Callable[[int], object]  # called with bytes read from disk
 Phase = Callable[[str], Advance]  # starts a phase of the work, which reads the input once
@@ -20,15 +21,10 @@ def progress_bar(total: int, show: bool) -> Iterator[Phase]:
         from lightning_llm.io.console import Console
 
         console = Console(stderr=True)
-        if console.is_terminal:  # elsewhere some versions of rich print an empty line
-            columns = (progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
-            texts = (progress.TextColumn("{task.description}"), progress.TimeRemainingColumn())
-            with progress.Progress(texts[0], *columns, texts[1], console=console, transient=True) as bar:
-
-                def phase(description: str) -> Advance:
-                    task = bar.add_task(description, total=total)
-                    return lambda size: bar.advance(task, size)
-
-                yield phase
-                return
-    yield lambda description: ignore_progress
+    if not show or not console.is_terminal:  # elsewhere some versions of rich print an empty line
+        yield lambda description: ignore_progress
+        return
+    columns = (progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
+    texts = (progress.TextColumn("{task.description}"), progress.TimeRemainingColumn())
+    with progress.Progress(texts[0], *columns, texts[1], console=console, transient=True) as bar:
+        yield lambda description: partial(bar.advance, bar.add_task(description, total=total))

@@ -37,7 +37,7 @@ from typing import Any
 import yaml
 
 from lightning_llm.io.config_file import parse_yaml
-from lightning_llm.io.untrusted import shown
+from lightning_llm.io.untrusted import shown, values_in
 
 PACKAGE = "lightning_llm."
 TRUSTED: set[str] = set()  # custom paths that the user typed, trusts, or was shown
@@ -96,10 +96,9 @@ def texts_in(value: object) -> Iterator[str]:
             yield inner
             with suppress(yaml.YAMLError, ValueError):
                 queue += [(parse_yaml(inner), level + 1)] if level < MOST_YAML_LEVELS else []
-        elif isinstance(inner, dict | list):
-            if isinstance(inner, dict) and not level:
-                _check_class(inner)
-            queue += [(item, level) for item in (inner.values() if isinstance(inner, dict) else inner)]
+        elif isinstance(inner, dict) and not level:
+            _check_class(inner)
+        queue += [(item, level) for item in values_in(inner)]
 
 
 def _check_class(options: dict[str, Any]) -> None:
@@ -108,6 +107,16 @@ def _check_class(options: dict[str, Any]) -> None:
     if not isinstance(options.get("init_args"), dict | None):
         where = f" of {options['class_path']}" if "class_path" in options else ""
         raise ValueError(f"init_args{where} must hold options by name, got {shown(options['init_args'])}")
+
+
+def not_found(option: str, path: str) -> ValueError:
+    """The error about a path that is none, or whose module is not there; for a file, with the path it stands for."""
+    file, is_file, name = path.partition(".py")
+    if is_file and name[:1] in ("", ":"):
+        module = os.path.relpath(file).lstrip("./").replace("/", ".")
+        return ValueError(f"{option} {shown(path)} cannot be imported: give {module}.{name[1:] or 'Class'}")
+    problem = "cannot be imported: no module was found by this path; give package.module.Class"
+    return ValueError(f"{option} {shown(path)} {problem}")
 
 
 def is_import_path(text: str) -> bool:

@@ -18,8 +18,8 @@ import re
 import reprlib
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeGuard
 
@@ -58,6 +58,15 @@ def shown(value: object) -> str:
         return _short.repr(value)
     except ValueError:
         return "a number of thousands of digits"
+
+
+@contextmanager
+def prefixed(prefix: str, *errors: type[Exception]) -> Iterator[None]:
+    """One of these errors becomes a ``ValueError`` of one line, its message after the prefix."""
+    try:
+        yield
+    except errors as error:
+        raise ValueError(f"{prefix}: {' '.join(str(error).split())}") from error
 
 
 # ---- files
@@ -165,14 +174,15 @@ def read_json(path: str | Path, limit: int = 8 * MIB, *, nan_is_null: bool = Fal
     content = parse_json(read_text(path, limit), path, nan_is_null=nan_is_null)
     inner: list[Any] = [content]
     for _ in range(DEEPEST):
-        inner = [value for group in inner if isinstance(group, dict | list) for value in _values(group)]
+        inner = [value for group in inner for value in values_in(group)]
     if inner:
         raise ValueError(f"{path} is not JSON that can be read: it is nested too deeply")
     return content
 
 
-def _values(group: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return group.values() if isinstance(group, dict) else group
+def values_in(group: object) -> Iterable[Any]:
+    """The values of a dict, list or tuple; none in anything else."""
+    return group.values() if isinstance(group, dict) else group if isinstance(group, list | tuple) else ()
 
 
 def parse_json(text: str, source: object, *, nan_is_null: bool = False) -> dict[str, Any]:
@@ -223,8 +233,7 @@ class Fields:
         self.count += len(pairs)
         if self.count > MOST_FIELDS:
             raise ValueError(f"it has more than {MOST_FIELDS} fields")
-        fields: dict[str, Any] = self.make(pairs)
-        return fields
+        return self.make(pairs)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ EXPERIMENT = "run"  # without a name
 PREFIX = "version_"
 CHECKPOINTS, JOB, SEQUENCE_NUMBER = "checkpoints", "job", "turn"
 CONFIG, STATUS, SUMMARY, WINDOWS = "config.yaml", "status.json", "summary.json", "windows.json"
+FILES = (CONFIG, STATUS, SUMMARY, WINDOWS, JOB, SEQUENCE_NUMBER, "hparams.yaml")  # the last is Lightning's
 
 
 class RunDirectory:
@@ -96,6 +97,9 @@ class RunDirectory:
         """
         if not self.is_open and is_rank_zero():
             check_links(self.path, replaced=".ckpt")
+            for name in FILES:
+                if (self.path / name).is_dir():
+                    raise ValueError(f"{self.path / name} is a folder, expected a file: move it away")
             self._lock = RunLock(self.path).acquire()
             take_sequence_number(self.path)
 

@@ -13,7 +13,7 @@ from lightning_llm.checkpoints.names import step_files, step_of
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.processes import is_alive
 from lightning_llm.io.schema import BOOL, NUMBER, TEXT, check, list_of, maybe, open_record, validate, whole
-from lightning_llm.io.untrusted import read_json
+from lightning_llm.io.untrusted import prefixed, read_json
 from lightning_llm.runs.directory import CHECKPOINTS, STATUS, SUMMARY
 
 RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"
@@ -109,11 +109,9 @@ def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
     fields |= dict.fromkeys(("precision", "device", "torch", "numpy", "package"), maybe(TEXT))
     fields |= {"tf32": maybe(BOOL), "initial_values": maybe(_TEXTS), "batches_at": maybe(_BY_STEP)}
     fields |= dict.fromkeys(("batches", "validation_batches"), maybe(TEXT))
-    try:
+    with prefixed(f"{run / SUMMARY} is damaged", ValueError):
         content = read_json(run / SUMMARY, nan_is_null=True)  # older ones contain Infinity
         validate(content, open_record({}, fields), run / SUMMARY)
-    except ValueError as error:
-        raise ValueError(f"{run / SUMMARY} is damaged: {error}") from error
     return content
 
 

@@ -34,6 +34,7 @@ MISTAKES = [  # one for each page at the least, as a user makes it
     (["fit", "--model.architecture.mlp", "swigloo"], "docs/extending.md"),
     (["fit", "--model.architecture.hidden_size", "33"], "docs/reference/model.md"),
     (["fit", "--model.architecture.checkpoint_level", "7"], "docs/memory-optimized.md"),
+    (["fit", "--trainer.max_stpes", "9"], "docs/config.md"),
     (["fit", "--model.loss_chunks", "-1"], "docs/memory-optimized.md"),
     (["fit", "--model.compile_mode", "fast"], "docs/speed.md"),
 ]

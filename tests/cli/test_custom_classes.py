@@ -279,9 +279,12 @@ def test_in_python(run, as_path):
 
 
 BAD = [
-    (["--model.class_path=nowhere.Mine"], "model.class_path 'nowhere.Mine' is no import path that was found"),
+    (
+        ["--model.class_path=nowhere.Mine"],
+        "model.class_path 'nowhere.Mine' cannot be imported: no module was found by this path",
+    ),
     (["--model.class_path=mine.Nobody"], "model.class_path mine.Nobody cannot be imported: AttributeError"),
-    (["--model.class_path=Mine"], "model.class_path 'Mine' is no import path that was found"),
+    (["--model.class_path=Mine"], "model.class_path 'Mine' cannot be imported: no module was found by this path"),
     (["--data.class_path=broken.Data"], "data.class_path broken.Data cannot be imported: ZeroDivisionError"),
     (["--model.class_path=mine.Digits"], "model.class_path must be a subclass of LanguageModel, got mine.Digits"),
     (["--model.class_path=torch.nn.Linear"], "must be a subclass of LanguageModel, got torch.nn.Linear"),

@@ -156,3 +156,12 @@ def test_the_cause_without_its_trace():
     trace = "Caught it.\nOriginal Traceback (most recent call last):\n  File x\nValueError: it: broke\n"
     assert one_line(ValueError(trace)) == "it: broke"
     assert one_line(ValueError("a\n  b")) == "a b"
+
+
+def test_an_error_in_the_users_code_says_where(tmp_path, monkeypatch, flags, capsys):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = "import torch\n\nclass MLP(torch.nn.Linear):\n    def __init__(self, config):\n"
+    source += "        super().__init__(8, 8)\n\n    def forward(self, x):\n        return torch.relu(x.nothing)\n"
+    (tmp_path / "failing_part.py").write_text(source)
+    assert main(["fit", *flags(**{"model.architecture.mlp": "failing_part.MLP"})]) == 1
+    assert f"attribute 'nothing', in {tmp_path / 'failing_part.py'}, line 8; where: " in capsys.readouterr().err

@@ -246,7 +246,7 @@ def test_a_class_path_that_is_not_printed_is_not_imported(form, section, strange
         Path("modules", f"{stranger}-2.py").write_text(STRANGER)
     Path("theirs.yaml").write_text(yaml.safe_dump({section: {"class_path": path}}))
     assert main(["check", "--config", "theirs.yaml", *flags()]) == 2
-    assert "is no import path that was found" in capsys.readouterr().err
+    assert "no module was found by this path" in capsys.readouterr().err
     assert not Path("ran").exists()
 
 
@@ -277,3 +277,36 @@ def test_a_store_that_is_no_text_is_one_line(tmp_path, monkeypatch, flags, capsy
     assert main(["check", "--config", "theirs.yaml", *flags()]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "data.store must be the name of a folder, got ['a']" in line
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("gated_tan.GatedTanh", "no module was found by this path; give package.module.Class"),
+        ("own.py", "give own.Class"),
+        ("./own.py", "give own.Class"),
+        ("parts/own.py:MLP", "give parts.own.MLP"),
+        ("Own.MLP", "no module was found by this path; give package.module.Class"),
+    ],
+)
+@pytest.mark.parametrize("place", ["command line", "config"])
+def test_a_part_that_is_not_there_says_what_to_give(path, advice, place, tmp_path, monkeypatch, flags, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    Path("theirs.yaml").write_text(yaml.safe_dump({"model": {"architecture": {"mlp": path}}}))
+    words = ["--config", "theirs.yaml"] if place == "config" else ["--model.architecture.mlp", path]
+    assert main(["check", *flags(), *words]) == 2
+    assert f"model.architecture.mlp {path!r} cannot be imported: {advice} (docs/" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("--trainer.max_stpes=30", "; did you mean --trainer.max_steps?"),
+        ("--model.architecture.hiden_size=8", "; did you mean --model.architecture.hidden_size?"),
+        ("--trainer.zzz=1", "arguments: --trainer.zzz=1"),
+    ],
+)
+def test_an_unknown_option_is_told_the_nearest(word, says, flags, capsys):
+    assert main(["check", *flags(), word]) == 2
+    assert f"{says} (docs/config.md)" in capsys.readouterr().err

@@ -1,11 +1,13 @@
 """The text at the end of a run is an extra: nothing about it decides how the run ends."""
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lightning_llm.__main__ import main
 from lightning_llm.cli import report
 
 
@@ -45,3 +47,11 @@ def test_what_goes_wrong_in_generating_is_a_line(tiny, monkeypatch, capsys, erro
     assert f"no sample  {reason}\n" in capsys.readouterr().out
     assert result()["steps"] == 6
     assert cli.model.training
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "byte"])
+def test_the_next_commands_can_be_typed_as_they_are(tiny, capsys, tokenizer):
+    tiny("fit", **{"data.tokenizer": tokenizer, "trainer.max_steps": 1})
+    command = capsys.readouterr().out.partition("lightning-llm generate ")[2].splitlines()[0]
+    assert "--prompt" in command
+    assert main(["generate", *shlex.split(command)]) == 0

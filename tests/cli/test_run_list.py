@@ -135,3 +135,16 @@ def test_runs_are_named_by_what_differs_in_a_narrow_table(tmp_path, monkeypatch,
     assert max(map(len, lines)) <= 80
     for word in ("a-name-of-a-config", "version_1", "swiglu", "2.0000", "finished"):
         assert any(word in line for line in lines), word
+
+
+@pytest.mark.parametrize("name", ["shakespeare_char_of_a_long_name", "shakespeare-char-of-a-long-name"])
+def test_no_character_of_a_name_is_lost_on_a_narrow_terminal(make, monkeypatch, capsys, name):
+    make(f"{name}/version_0")
+    monkeypatch.setattr(run_list.sys.stdout, "isatty", lambda: True)
+    for width in range(70, 100, 5):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(["runs"]) == 0
+        said = capsys.readouterr().out
+        assert "…" not in said
+        column = "".join(line[1:].split(" ")[0] for line in said.splitlines()[3:])
+        assert f"runs/{name}/version_0" in column, said

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_llm.cli.train import cli_main
 from lightning_llm.data import find_store
 from lightning_llm.data.prepare import prepare_store
 from lightning_llm.training.callbacks import StopOnSignal
@@ -115,3 +116,11 @@ def test_a_store_that_shrinks_during_a_run_is_one_line(tiny, text_file, monkeypa
     with pytest.raises(SystemExit, match="2"):
         tiny("fit", **{"data.path": None, "data.store": "mine"})
     assert "mine/train.bin was truncated while it was read: 0 bytes instead of" in error_line()
+
+
+def test_a_text_of_another_vocabulary_is_for_evaluate(tiny, tmp_path, capsys):
+    run = tiny("fit").trainer.log_dir
+    Path("other.txt").write_text("0123456789\n" * 400)
+    with pytest.raises(SystemExit):
+        cli_main(["validate", "--ckpt_path", run, "--data.path", "other.txt", "--data.store=null"])
+    assert "measure with lightning-llm evaluate RUN --data TEXT" in capsys.readouterr().err

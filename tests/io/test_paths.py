@@ -139,10 +139,10 @@ ALLOWED = {  # where, call: why
     ("interop/weights.py", "safe_open"): "takes a path only; checked before",
     ("training/environment.py", "path.read_bytes"): "this package",
     ("checkpoints/archives.py", "torch.load"): "takes a path only to map it; checked before",
-    ("io/charts.py", "figure.savefig"): "of an open file",
     ("io/charts.py", "axes[0, 0].figure.savefig"): "into memory",
-    ("training/callbacks/memory_report.py", "figure.savefig"): "of an open file",
+    ("io/charts.py", "figure.savefig"): "of an open file",
     ("bench/plots.py", "figure.savefig"): "of an open file",
+    ("training/callbacks/memory_report.py", "figure.savefig"): "of an open file",
 }
 
 

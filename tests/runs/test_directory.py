@@ -168,3 +168,13 @@ def test_a_turn_that_is_no_number_is_none(tmp_path, content):
     (runs[0] / "turn").write_text(content, errors="surrogateescape")
     take_sequence_number(runs[1])
     assert sequence_number_of(runs[1]) >= 0
+
+
+@pytest.mark.parametrize("name", ["hparams.yaml", "status.json", "config.yaml"])
+def test_a_folder_in_place_of_a_file_is_reported_before_anything_is_written(tmp_path, name):
+    (tmp_path / name).mkdir()
+    directory = RunDirectory("runs")
+    directory.take(tmp_path)
+    with pytest.raises(ValueError, match=f"{name} is a folder, expected a file"):
+        directory.open()
+    assert names(tmp_path) == {name}

@@ -13,8 +13,10 @@ from torch import nn
 from lightning_llm.checkpoints.loop_state import step_is_complete
 from lightning_llm.data.datamodule import tokenizer_of
 from lightning_llm.generation import generate
+from lightning_llm.generation.decoding import NaNLogits
 from lightning_llm.io.console import Console
 from lightning_llm.training.callbacks.dashboard import tensorboard_writers
+from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.metrics import SAMPLES
 from lightning_llm.training.preflight import raise_all
 from lightning_llm.training.schedule_free import evaluated
@@ -82,17 +84,20 @@ class SampleText(Callback):
         is_due = step_is_complete(trainer) and trainer.global_step % self.every_n_steps == 0
         if self._is_sharded or not trainer.is_global_zero or not is_due:
             return
-        with evaluated(trainer, exactly=True), _evaluating(pl_module), trainer.precision_plugin.forward_context():
-            ids = generate(
-                pl_module,
-                torch.tensor([self._prompt_ids], device=pl_module.device),
-                max_new_tokens=self.max_new_tokens,
-                temperature=self.temperature,
-                top_k=self.top_k,
-                eos_token_id=self._tokenizer.eos_token_id,
-                # not the global generator, which belongs to the training
-                generator=torch.Generator(pl_module.device).manual_seed(self.seed),
-            )
+        try:
+            with evaluated(trainer, exactly=True), _evaluating(pl_module), trainer.precision_plugin.forward_context():
+                ids = generate(
+                    pl_module,
+                    torch.tensor([self._prompt_ids], device=pl_module.device),
+                    max_new_tokens=self.max_new_tokens,
+                    temperature=self.temperature,
+                    top_k=self.top_k,
+                    eos_token_id=self._tokenizer.eos_token_id,
+                    # not the global generator, which belongs to the training
+                    generator=torch.Generator(pl_module.device).manual_seed(self.seed),
+                )
+        except NaNLogits as error:
+            raise NonFinite(f"{error}, found by the sample after step {trainer.global_step}") from error
         # a vocabulary may be rounded up: an untrained model draws ids beyond the tokenizer's
         text = self._tokenizer.decode([number for number in ids[0].tolist() if number < self._tokenizer.vocab_size])
         self._console.print(f"[bold]sample after step {trainer.global_step}[/]\n{escape(text)}\n")

@@ -121,3 +121,11 @@ def test_bad_options_are_one_line(tiny, error_line, options, says):
         tiny("fit", **with_samples(**options))
     assert leaving.value.code == 2
     assert says in error_line()
+
+
+def test_a_sample_that_meets_nan_first_ends_the_run_as_diverged(tiny, capsys):
+    options = {"trainer.log_every_n_steps": 4, "model.optimizer.init_args.lr": 1e30, "trainer.max_steps": 4}
+    with pytest.raises(SystemExit) as leaving:
+        tiny("fit", **options, **with_samples(every_n_steps=1))
+    assert leaving.value.code == 1
+    assert "stopped: logits are NaN" in capsys.readouterr().err
