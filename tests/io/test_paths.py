@@ -142,7 +142,6 @@ ALLOWED = {  # where, call: why
     ("io/charts.py", "figure.savefig"): "of an open file",
     ("io/charts.py", "axes[0, 0].figure.savefig"): "into memory",
     ("training/callbacks/memory_report.py", "figure.savefig"): "of an open file",
-    ("bench/plots.py", "figure.savefig"): "of an open file",
 }
 
 
