@@ -53,7 +53,7 @@ class TrainingSteps:
         self.optimizer = model.make_optimizer(param_groups(model))
 
     def step(self) -> None:
-        """One optimizer step."""
+        """One optimizer step, over all its micro-batches."""
         for _ in range(self._micro_batches):
             batch = {name: tensor.to(self.device) for name, tensor in next(self._batches).items()}
             with self._precision.forward_context():

@@ -154,7 +154,7 @@ class Experiment:
 
     @property
     def folder(self) -> str:
-        """Where everything goes."""
+        """The folder that everything is written to."""
         return self.out or f"runs/{file_name(self.name)}"
 
     @property

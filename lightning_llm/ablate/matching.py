@@ -98,7 +98,6 @@ class Tokens(Match):
     name = "tokens"
 
     def matched(self, base: Arm, variant: Arm, make: Callable[[str], Arm], solved: str | None) -> Matched:
-        """Nothing is changed."""
         return Matched()
 
     def closeness(self, base: Facts, variant: Facts) -> float:
@@ -169,7 +168,6 @@ class Parameters(Match):
         return Matched({solved: _solve(solved.removeprefix(ARCHITECTURE), base, variant)})
 
     def closeness(self, base: Facts, variant: Facts) -> float:
-        """Of the parameters."""
         return float(variant["parameters"] / base["parameters"])
 
 

@@ -220,7 +220,7 @@ def signed(value: float | None) -> str:
 
 
 def bounds(interval: Sequence[float] | None) -> str:
-    """An interval."""
+    """The bounds of an interval as text."""
     return "–" if interval is None else f"{signed(interval[0])} to {signed(interval[1])}"
 
 
@@ -230,5 +230,5 @@ def milliseconds(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Such as ``98.75 %``."""
+    """A share as text, such as ``98.75 %``."""
     return f"{100 * share:.4g} %"

@@ -213,12 +213,12 @@ class StepFlops:
 
     @property
     def model(self) -> int:
-        """Forward and backward."""
+        """FLOPs of forward and backward."""
         return self.forward + self.backward
 
     @property
     def hardware(self) -> int:
-        """Including recomputation."""
+        """FLOPs with what is computed again."""
         return self.model + self.recomputed
 
 

@@ -278,7 +278,7 @@ class Planner:
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, increasing."""
+    """All divisors of a number, in increasing order."""
     low = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     return sorted({*low, *(number // divisor for divisor in low)})
 

@@ -105,7 +105,7 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """The sum."""
+        """The sum of all parts."""
         return float(sum(dataclasses.astuple(self)))
 
 

@@ -196,7 +196,6 @@ class Leaf(Node):
         self.gradient: SymbolicTensor | None = None
 
     def backward(self, gradients: list[SymbolicTensor]) -> Gradients:
-        """Accumulate."""
         if self.gradient is None:
             self.gradient = gradients[0]
             self.log.relabel(self.gradient.storage, "gradients", "")

@@ -44,7 +44,6 @@ class Operators(Graph):
     # -- torch: elementwise and views ---------------------------------------------------------------------------------
 
     def like(self, x: Tensor, itemsize: int | None = None) -> Tensor:
-        """``empty_like``."""
         return self.new(x.elements, x.itemsize if itemsize is None else itemsize)
 
     def cast(self, x: Tensor, itemsize: int) -> Tensor:
@@ -215,7 +214,6 @@ class Operators(Graph):
     # -- ours: SwiGLU -------------------------------------------------------------------------------------------------
 
     def swiglu(self, x: Tensor, weights: Weights, shape: Shape, *, saves: bool) -> Tensor:
-        """``saves``: level 0."""
         itemsizes = self.matmul_size, weights[0].itemsize
         has_norm = weights[3] is not None
         is_whole = sizes.prefers_whole(*shape, *itemsizes, self.device, keep=saves, has_norm=has_norm)

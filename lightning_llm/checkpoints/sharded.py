@@ -60,7 +60,7 @@ class Rows:
         return torch.cat(parts) if parts else self.pieces[0][1].new_empty((0, *self.shape[1:]))
 
     def whole(self) -> Tensor:
-        """All rows."""
+        """A tensor of all rows, read piece by piece."""
         return self.between(0, self.shape[0])
 
 

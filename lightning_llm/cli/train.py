@@ -219,11 +219,9 @@ class TrainingCLI(LightningCLI):
             self.trainer.run_directory.close()  # type: ignore[attr-defined]
 
     def after_check(self) -> None:
-        """Print the checks."""
         print_checks(self.trainer.checks)  # type: ignore[attr-defined]
 
     def after_validate(self) -> None:
-        """Print the metrics."""
         self.report.print_metrics(self.trainer)
 
     after_test = after_validate

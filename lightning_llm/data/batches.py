@@ -58,7 +58,7 @@ class WindowReader:
 
     @functools.cached_property
     def tokens(self) -> Tokens:
-        """The split, memory-mapped."""
+        """The tokens of the split, memory-mapped."""
         return self.store.tokens(self.split)
 
     @functools.cached_property
@@ -179,7 +179,7 @@ class TrainBatches(Dataset[Batch]):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to load."""
+        """Load nothing: a position follows from the step alone."""
 
 
 @dataclasses.dataclass(eq=False)

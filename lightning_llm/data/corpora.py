@@ -56,7 +56,7 @@ class Corpus:
 
     @property
     def size(self) -> int:
-        """Bytes on disk."""
+        """Bytes of all files on disk."""
         return sum(file.size for file in self.files)
 
     @functools.cached_property

@@ -109,7 +109,7 @@ class Tokenizer:
 
     @classmethod
     def train_byte(cls) -> "Tokenizer":
-        """The 256 bytes."""
+        """A tokenizer of the 256 bytes."""
         backend = Backend(models.BPE({character: byte for byte, character in enumerate(byte_alphabet())}, []))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.decoder = decoders.ByteLevel()

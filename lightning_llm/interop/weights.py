@@ -46,7 +46,7 @@ class Outgoing(NamedTuple):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size of the tensor in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 

@@ -192,7 +192,7 @@ class CurrentFolder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """As of ``importlib.abc.MetaPathFinder``."""
+        """Find a module as ``importlib.abc.MetaPathFinder`` demands it."""
         if path is not None or not any(trusted.startswith(f"{name}.") for trusted in TRUSTED):
             return None
         spec = self.spec_of(name)

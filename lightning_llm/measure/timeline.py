@@ -46,7 +46,7 @@ class StepPoint:
 
     @property
     def total_bytes(self) -> int:
-        """Everything live."""
+        """Bytes of everything that is alive."""
         return sum(self.table.values())
 
     def by_category(self) -> dict[str, int]:

@@ -159,7 +159,6 @@ class PostNormBlock(Block):
         self.add_norm("post_feedforward_layernorm")
 
     def join(self, x: Tensor, context: Context) -> Tensor:
-        """As in :class:`Block`."""
         x = self._normed("post_attention_layernorm", x + self.attend(x, context))
         return self._normed("post_feedforward_layernorm", x + self.feed(x))
 

@@ -22,7 +22,6 @@ class SquaredReLU(nn.Module):
     """``ReLU(x)²`` (So et al. 2021, "Primer: Searching for Efficient Transformers", section 4)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Elementwise."""
         return F.relu(x).square()
 
 
@@ -67,7 +66,6 @@ class SwiGLU(nn.Module):
 
     @staticmethod
     def activation(x: Tensor) -> Tensor:
-        """SiLU, elementwise."""
         return F.silu(x)
 
 
@@ -76,7 +74,6 @@ class GeGLU(SwiGLU):
 
     @staticmethod
     def activation(x: Tensor) -> Tensor:
-        """GELU, elementwise."""
         return F.gelu(x)
 
 

@@ -72,7 +72,6 @@ class LearnedPositions(Position, nn.Embedding):
         nn.Embedding.__init__(self, config.max_position_embeddings, config.hidden_size)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """As in :class:`Position`."""
         out: Tensor = x + self(positions)
         return out
 

@@ -84,7 +84,6 @@ class AdamW(GroupOptimizer):
         super().__init__(params, defaults)
 
     def step_group(self, group: Group, first: int) -> None:
-        """See :meth:`GroupOptimizer.step_group`."""
         adamw_step(group, self.state, first)
 
     def check_saved(self, state_dict: dict[str, Any]) -> None:

@@ -117,7 +117,6 @@ class MuonAdamW(GroupOptimizer):
                 raise ValueError(f"Muon takes matrices, got a parameter of shape {shape}: use algorithm 'adamw'")
 
     def step_group(self, group: Group, first: int) -> None:
-        """See :meth:`GroupOptimizer.step_group`."""
         if group["algorithm"] == "muon":
             muon_step(group, self.state, first, self.replicas)
         else:

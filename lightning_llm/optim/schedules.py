@@ -223,7 +223,6 @@ class WarmupStableDecay(_WarmupDecay):
     shape: DecayShape = "sqrt"
 
     def left(self, progress: float) -> float:
-        """By the shape."""
         return _DECAYS[self.shape](progress)
 
     def decay_start(self, end: int) -> int:

@@ -100,7 +100,7 @@ class RunDirectory:
             take_sequence_number(self.path)
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock of the run."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None

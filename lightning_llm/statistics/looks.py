@@ -42,7 +42,7 @@ class Rule(Protocol):
 
     @property
     def name(self) -> str:
-        """For reports."""
+        """What reports call it."""
 
     def critical(self, alpha: float) -> float:
         """The ``|t|`` at which a true null is rejected; infinite if none is enough."""
@@ -59,11 +59,11 @@ class OneLook:
     name = "one look"
 
     def critical(self, alpha: float) -> float:
-        """As :class:`Rule`."""
+        """The ``|t|`` at which a true null is rejected."""
         return float(student(alpha, self.freedom))
 
     def p(self, t: ArrayLike) -> Array:
-        """As :class:`Rule`."""
+        """The smallest alpha at which ``|t|`` is rejected."""
         return np.asarray(two_sided(t, self.freedom))
 
 
@@ -92,7 +92,7 @@ class PlannedLook:
         return f"look {self.number + 1}"
 
     def critical(self, alpha: float) -> float:
-        """As :class:`Rule`."""
+        """The ``|t|`` at which a true null is rejected."""
         if self.number == 0 or alpha < ALPHAS[0]:
             return float(student(alpha * self.share, self.freedom))
         return float(np.interp(math.log(alpha), _LOG_ALPHAS, boundaries(self.looks, self.spent)[:, self.number]))
@@ -139,12 +139,12 @@ class ShortLook:
         return self.planned.name
 
     def critical(self, alpha: float) -> float:
-        """As :class:`Rule`."""
+        """The ``|t|`` at which a true null is rejected."""
         alone = two_sided(self.planned.critical(alpha), self.planned.freedom)
         return float(student(alone, self.pairs - 1))
 
     def p(self, t: ArrayLike) -> Array:
-        """As :class:`Rule`."""
+        """The smallest alpha at which ``|t|`` is rejected."""
         alone = two_sided(np.minimum(np.abs(t), _LARGE), self.pairs - 1)
         return self.planned.p(student(alone, self.planned.freedom))
 

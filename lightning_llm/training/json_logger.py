@@ -66,7 +66,6 @@ class JSONLinesLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Append a line."""
         entry: dict[str, Any] = {"step": step, **{name: float(value) for name, value in metrics.items()}}
         path = Path(self.log_dir, METRICS)
         if not self._is_open:

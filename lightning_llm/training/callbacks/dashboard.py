@@ -67,7 +67,6 @@ class RunLogger(TensorBoardLogger):
 
     @property
     def log_dir(self) -> str:
-        """The run directory."""
         return str(self._run.path)
 
     @property
@@ -84,7 +83,6 @@ class RunLogger(TensorBoardLogger):
 
     @property
     def experiment(self) -> Any:
-        """The ``SummaryWriter``."""
         if "purge_step" in self._kwargs and self._experiment is None and is_rank_zero():
             put_events_before(self._run.path, int(time.time()))
         return super().experiment

@@ -91,11 +91,9 @@ class InputHashes(Callback):
                 self._at[step] = self._sum
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Read the sums."""
         self.batches = self._read_training(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A new sum."""
         self._validation = 0
 
     def on_validation_batch_start(
@@ -107,7 +105,6 @@ class InputHashes(Callback):
             self._validation = None if hashes is None else self._validation + hashes
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Read the sum."""
         hashes = self._validation
         self.validation_batches = self._read(trainer, [hashes])[0] if isinstance(hashes, Tensor) else None
 
@@ -119,7 +116,6 @@ class InputHashes(Callback):
             checkpoint["callbacks"][self.state_key] = state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the hashes."""
         self.initial_values, self.batches = state_dict[INITIAL_VALUES], state_dict[BATCHES]
         self.batches_at = {int(step): value for step, value in state_dict.get(BATCHES_AT, {}).items()}
 

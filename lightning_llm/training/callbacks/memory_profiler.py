@@ -115,13 +115,11 @@ class MemoryProfiler(Callback):
             self._begin_sample(trainer, pl_module, batch)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
-        """Forward is over."""
         self._record("forward")
         if self._meter is not None:
             self._meter.begin("backward")
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Backward is over."""
         self._record("backward")
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
@@ -150,7 +148,6 @@ class MemoryProfiler(Callback):
             self._gauge.read()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Validation is over."""
         if self._gauge is not None and not trainer.sanity_checking:
             self._record("validation")
 

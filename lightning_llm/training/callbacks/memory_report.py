@@ -112,7 +112,7 @@ def draw(reports: Mapping[str, Report], title: str) -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
-    """As PNG."""
+    """Write a figure as a PNG file."""
     with atomic_file(path) as file:
         figure.savefig(file, format="png")
 

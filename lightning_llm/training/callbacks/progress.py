@@ -45,7 +45,6 @@ class StepProgressBar(ProgressBar):
         self._enabled = False
 
     def enable(self) -> None:
-        """Undo :meth:`disable`."""
         self._enabled = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -76,7 +75,6 @@ class StepProgressBar(ProgressBar):
         self._close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Restore the terminal."""
         self._close()
 
     def _draw(self, trainer: Trainer) -> None:

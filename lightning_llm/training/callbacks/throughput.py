@@ -115,11 +115,9 @@ class TrainingLog(Callback):
                 self._write(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the clock."""
         self._clock.mark(_BETWEEN)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restart the clock."""
         self._clock.start()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
