@@ -23,9 +23,10 @@ from torch import Tensor
 from benchmarks import start_up
 from benchmarks.steps import plain_step
 from lightning_llm.bench.harness import Bench, Request, step_peak_bytes, timed_rows
-from lightning_llm.bench.plots import LOWER, chart, legend, lines, panels
+from lightning_llm.bench.plots import LOWER, lines, panels
 from lightning_llm.bench.rows import MIB, Columns, Row
 from lightning_llm.bench.workloads import HEAD_DIM, llama, model_config
+from lightning_llm.io.charts import chart, legend
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.module import LanguageModel
 
@@ -181,7 +182,7 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
                     series[row.variant].append((row.value, scale * cost(row)))
                 lines(line[place], series, group[0].axis, "" if place else label)
         if sizes:
-            legend(axes[0, 0])
+            legend(axes[0, 0], fontsize=9)
         if starts:
             whole_row, figure = axes[-1, 0].get_gridspec()[-1, :], axes[-1, 0].figure
             for unused in axes[-1]:

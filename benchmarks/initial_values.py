@@ -18,8 +18,9 @@ import torch
 
 from benchmarks import mup
 from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import LOWER, chart
+from lightning_llm.bench.plots import LOWER
 from lightning_llm.bench.rows import Columns, Row
+from lightning_llm.io.charts import chart
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.weights import RESIDUAL_PROJECTIONS
 from lightning_llm.optim.adamw import AdamW

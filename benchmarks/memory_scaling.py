@@ -11,8 +11,9 @@ import torch
 
 from lightning_llm.bench import swiglu
 from lightning_llm.bench.harness import Bench, Request, measure_memory
-from lightning_llm.bench.plots import LOWER, chart, legend, lines, panels
+from lightning_llm.bench.plots import LOWER, lines, panels
 from lightning_llm.bench.rows import MIB, Row
+from lightning_llm.io.charts import chart, legend
 
 VARIANTS = ("standard", "checkpoint", "ours 0", "ours 1")
 
@@ -37,7 +38,7 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
                 series.setdefault(row.variant, []).append((batch * seq, row.peak_bytes / MIB))
             lines(axis, series, "tokens", f"peak memory, MiB{LOWER}" if axis is axes[0] else "")
             axis.set_title(dtype)
-        legend(axes[0])
+        legend(axes[0], fontsize=9)
 
 
 BENCH = Bench(

@@ -26,10 +26,11 @@ from torch import Tensor, nn
 
 from benchmarks.cost import slope
 from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import LOWER, chart
+from lightning_llm.bench.plots import LOWER
 from lightning_llm.bench.rows import Columns, Row
 from lightning_llm.data.batches import sample_batch
 from lightning_llm.data.corpora import open_corpus
+from lightning_llm.io.charts import chart
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.schedules import WarmupLinear

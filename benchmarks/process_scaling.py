@@ -28,10 +28,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import HIGHER, chart, legend, lines, panels
+from lightning_llm.bench.plots import HIGHER, lines, panels
 from lightning_llm.bench.processes import in_fresh_processes, process_group
 from lightning_llm.bench.rows import MIB, Columns, Row, columns
 from lightning_llm.bench.workloads import Sizes, model_config
+from lightning_llm.io.charts import chart, legend
 from lightning_llm.measure.timer import seconds_of
 from lightning_llm.training.module import LanguageModel
 
@@ -224,7 +225,7 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
             series = {"proportional": [(n, n * measured[0][1]) for n, _ in measured], "measured": measured}
             lines(axis, series, "processes", f"tokens/s{HIGHER}" if axis is axes[0] else "")
             axis.set_title(name)
-        legend(axes[0])
+        legend(axes[0], fontsize=9)
 
 
 BENCH = Bench(

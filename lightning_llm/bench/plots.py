@@ -1,23 +1,20 @@
-"""The plots of all benches, in one style and as wide as a README: points, bars with their spread, and lines."""
+"""The plots of all benches: points, bars with their spread, and lines."""
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_llm.bench.rows import MIB, Row
-from lightning_llm.io.atomic import atomic_file
+from lightning_llm.io.charts import GRAY, chart
 from lightning_llm.io.untrusted import number_in
 
-WIDTH, DPI = 8.3, 200  # inches; at 100 pixels per inch that of a README, twice as sharp
-INK, DARK_INK = "#24292f", "#e6edf3"  # lines and letters on a light and on a dark page
 # By the beginning of a variant's name; the longest that fits counts. All can be seen on both pages.
 COLORS = {
     **dict.fromkeys(("ours", "fit", "cached", "measured", "AdamW", "MuonAdamW"), "#d5443a"),
     **{"ours 0": "#d08200", "ours 2": "#b84a9c", "checkpoint": "#3b82c4", "notebook": "#a0744b", "liger": "#5a9e3d"},
     **{"transformers": "#8e6fc1", "litgpt": "#2a9d8f", "torch": "#56a4d9"},
-    "": "#8c8c8c",
+    "": GRAY,
 }
 STYLES: dict[str, dict[str, Any]] = {  # of lines; that of checkpoint may lie on another
     **{"checkpoint": {"ls": (0, (4, 4)), "marker": "x"}, "proportional": {"ls": ":", "marker": ""}}
@@ -69,46 +66,6 @@ def panels(rows: Iterable[Row], by: Sequence[str] = ("shape", "dtype")) -> dict[
     return groups
 
 
-@contextlib.contextmanager
-def chart(
-    path: Path,
-    title: str,
-    *,
-    height: float,
-    rows: int = 1,
-    columns: int = 1,
-    dark: bool = False,
-    metadata: dict[str, str] | None = None,
-    **options: Any,
-) -> Iterator[Any]:
-    """Axes, in ``rows`` and ``columns``, of a plot that is written as PNG at the end.
-
-    Args:
-        path: Where it is written.
-        title: Above the plot.
-        height: Of all rows, in inches.
-        rows: Of axes.
-        columns: Of axes.
-        dark: For a dark page, which shows through.
-        metadata: Of the PNG.
-        options: Of ``Figure.subplots``.
-    """
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    ink, names = DARK_INK if dark else INK, ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color")
-    style: Any = dict.fromkeys((*names, "ytick.color"), ink) | {"font.size": 9.5, "axes.titlesize": 10}
-    with rc_context(style | {"axes.facecolor": "none", "legend.frameon": False, "grid.alpha": 0.3}):
-        figure = Figure((WIDTH, height + 0.5), DPI, layout="constrained", facecolor="none" if dark else "white")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(rows, columns, squeeze=False, **options)
-        figure.suptitle(title, fontsize=10.5)
-        yield axes
-        with atomic_file(path) as file:
-            figure.savefig(file, format="png", metadata=metadata)
-
-
 def draw_points(rows: Sequence[Row], path: Path, title: str, *, is_relative: bool = False, **options: Any) -> None:
     """Peak memory against time for each shape and dtype; both axes begin at zero.
 
@@ -117,7 +74,7 @@ def draw_points(rows: Sequence[Row], path: Path, title: str, *, is_relative: boo
         path: Where the plot is written.
         title: Above it.
         is_relative: Ratios to the first row instead of milliseconds and MiB.
-        options: Of :func:`chart`.
+        options: Of ``io.charts.chart``.
     """
     shapes = panels(row for row in rows if row.peak_bytes is not None)
     size: dict[str, Any] = {"rows": math.ceil(len(shapes) / 2), "columns": min(2, len(shapes))}
@@ -231,8 +188,3 @@ def lines(axis: Any, series: Mapping[str, Iterable[tuple[float, float]]], x: str
     axis.yaxis.set_major_formatter(number)
     axis.minorticks_off()
     axis.grid()
-
-
-def legend(axis: Any) -> None:
-    """One for all axes, below them: the labels of this one."""
-    axis.figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=9)

@@ -133,7 +133,8 @@ def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
 
 def draw(frontier: Sequence[Plan], chosen: Plan, path: Path) -> None:
     """Memory against time as a PNG; the color of a plan says what is recomputed."""
-    from lightning_llm.bench.plots import LOWER, chart, color, legend
+    from lightning_llm.bench.plots import LOWER, color
+    from lightning_llm.io.charts import chart, legend
 
     groups: dict[str, list[tuple[float, float]]] = {}
     for plan in frontier:
@@ -151,7 +152,7 @@ def draw(frontier: Sequence[Plan], chosen: Plan, path: Path) -> None:
             xlabel=f"memory of a device, GiB{LOWER}", ylabel=f"time, s/step{LOWER}", xlim=(0, None), ylim=(0, None)
         )
         axis.grid()
-        legend(axis)
+        legend(axis, fontsize=9)
 
 
 @contextmanager
