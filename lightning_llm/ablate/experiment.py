@@ -63,7 +63,7 @@ _TUNED = check(
     "a number of the model that changes no initial value, such as model.optimizer.init_args.lr",
     lambda value: isinstance(value, str) and value.startswith("model.") and not value.startswith(ARCHITECTURE),
 )
-_FACTORS = check("at least three increasing numbers above 0, each at least 1 % above the one before", _are_factors)
+_FACTORS = check("at least three increasing numbers above 0, each at least 1% above the one before", _are_factors)
 _OPTIONS = check("options by dotted name", has_names)
 _NUMBER = check("a number above 0 and below a million", lambda value: type(value) in (int, float) and 0 < value < 1e6)
 _ALPHA = check("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5)

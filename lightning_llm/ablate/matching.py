@@ -39,7 +39,7 @@ class Matched:
     Attributes:
         options: That the variant gets, by dotted name.
         time_ratio: Of a step of the variant to one of the baseline, if it was timed.
-        time_ratio_interval: Of this ratio, with 95 %; ``None`` below six rounds.
+        time_ratio_interval: Of this ratio, with 95%; ``None`` below six rounds.
     """
 
     options: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -88,7 +88,7 @@ def _parts(report: Mapping[str, Any], curves: Curves) -> list[str]:
         ]
         parts.append(
             "<figcaption>Left: mean over the seeds of all sides, with a band of one standard deviation. Right: paired "
-            "differences from the baseline at equal shares of the run, with their 95 % interval at each point by "
+            "differences from the baseline at equal shares of the run, with their 95% interval at each point by "
             "itself.</figcaption>"
         )
     parts.append("<h2>Cost</h2>")

@@ -47,7 +47,7 @@ def _further(more: Mapping[str, int | None], goal: str) -> str:
     """How many more pairs would reach the goal, as a range."""
     low, high = more["low"], more["high"]
     reach = f"{low} or more" if high is None else str(low) if low == high else f"{low} to {high}"
-    return f"{reach} further pairs reach {goal} with a probability of 80 %"
+    return f"{reach} further pairs reach {goal} with a probability of 80%"
 
 
 # ---- noise
@@ -230,5 +230,5 @@ def milliseconds(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Such as ``98.75 %``."""
-    return f"{100 * share:.4g} %"
+    """Such as ``98.75%``."""
+    return f"{100 * share:.4g}%"

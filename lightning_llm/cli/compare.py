@@ -42,7 +42,7 @@ MOST_LINES = 3  # of a name in a narrow table; longer ones stand below it
 UNEQUAL = 0.01  # parameters that differ by more are reported
 NO_BITS = "validation loss: not compared, since the tokenizers differ and a run has no bits per byte"
 OTHER_TEXT = "Runs on other texts are not compared with one another: each text has its own table."
-ADJUSTED = "Intervals and p are adjusted for {} comparisons: all intervals hold together with a probability of 95 %."
+ADJUSTED = "Intervals and p are adjusted for {} comparisons: all intervals hold together with a probability of 95%."
 
 
 def _options(parser: OneLineParser) -> None:
@@ -59,7 +59,7 @@ def _options(parser: OneLineParser) -> None:
 def run_compare(options: argparse.Namespace) -> None:
     """Compare loss, time and peak memory across finished runs, grouped by the options that differ.
 
-    The first run's group is the baseline. Each other group on the same text gets a difference with its 95 % interval,
+    The first run's group is the baseline. Each other group on the same text gets a difference with its 95% interval,
     and a verdict: better, worse, equivalent or undecided. Runs with the same seeds are compared in pairs. Runs that
     have not finished are listed. The folder of an experiment gives the pairs and numbers of its report.
     """
@@ -180,21 +180,21 @@ def print_effects(groups: Sequence[Group], found: Sequence[Sequence[Effect]], co
             console.print(f"  {escape(effect_text(effect))}", soft_wrap=True)
         own, base = group.parameters, groups[0].parameters
         if own and base and abs(own - base) > UNEQUAL * base:
-            words = f"{own:,} versus {base:,} ({100 * (own / base - 1):+.1f} %)"
+            words = f"{own:,} versus {base:,} ({100 * (own / base - 1):+.1f}%)"
             console.print(f"  parameters are not equal: {words}", soft_wrap=True)
     if len(found) > 1:
         console.print(f"\n{ADJUSTED.format(len(found))}", soft_wrap=True)
 
 
 def effect_text(effect: Effect) -> str:
-    """Such as ``validation loss -0.0250 nats/token (-1.2 %): better; 95 % interval …, p 0.01, 6 pairs, …``."""
+    """Such as ``validation loss -0.0250 nats/token (-1.2%): better; 95% interval …, p 0.01, 6 pairs, …``."""
     (title, unit, digits), found = METRICS[effect.metric], effect.found
     if found.difference is None:
         return f"{title}: {found.verdict}; {_joined(effect.note, found.note)}"
     parts: list[str] = []
     if found.interval is not None and found.p_adjusted is not None:
         low, high = (f"{bound:+.{digits}f}" for bound in found.interval)
-        parts.append(f"{100 * found.level:.4g} % interval {low} to {high}, p {found.p_adjusted:.2g}")
+        parts.append(f"{100 * found.level:.4g}% interval {low} to {high}, p {found.p_adjusted:.2g}")
     if found.pairs:
         parts.append(pairs_in_words(found.pairs))
     if found.correlation is not None:
@@ -214,9 +214,9 @@ def _in_words(found: Verdict) -> str:
 
 
 def difference_text(value: float, base: float, digits: int, unit: str) -> str:
-    """A difference as ``+0.0250 nats/token (+1.2 %)``; without the percentage if the values print as equal."""
+    """A difference as ``+0.0250 nats/token (+1.2%)``; without the percentage if the values print as equal."""
     change, before = f"{value - base:+.{digits}f}", f"{base:.{digits}f}"
     if float(change) == 0:
         return f"{0:.{digits}f} {unit}"
     has_share = f"{value:.{digits}f}" != before and float(before) != 0
-    return f"{change} {unit}" + (f" ({100 * (value - base) / base:+.1f} %)" if has_share else "")
+    return f"{change} {unit}" + (f" ({100 * (value - base) / base:+.1f}%)" if has_share else "")

@@ -87,7 +87,7 @@ def test_parameters_are_matched_by_an_option():
         ({"match": "memory"}, "match is 'memory', expected tokens, flops, time or parameters: {option: "),
         ({"tune": {"option": "model.architecture.dropout"}}, "tune.option is 'model.architecture.dropout', expected a"),
         ({"tune": {"option": RATE, "factors": [1, 2]}}, "tune.factors is [1, 2], expected at least three increasing"),
-        ({"tune": {"option": RATE, "factors": [1, 1.001, 2]}}, "each at least 1 % above the one before"),
+        ({"tune": {"option": RATE, "factors": [1, 1.001, 2]}}, "each at least 1% above the one before"),
         ({"tune": {"option": RATE, "seed": 2}}, "tune.seed is unknown"),
         (
             {"tune": {"option": RATE}, "looks": [4, 101]},

@@ -50,7 +50,7 @@ def test_the_report_has_the_names_that_scripts_rely_on(done, capsys):
         "a: better, by more than 0.01; difference -0.5004 (-0.5",
         "look 1 of 2: the difference is likely exaggerated",
         "sign-flip p 0.12, at least 0.12",
-        "All intervals hold together with a probability of 95 %.",
+        "All intervals hold together with a probability of 95%.",
         "lost,seed=1 diverged: loss is nan",
     ):
         assert words in printed

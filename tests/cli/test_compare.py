@@ -64,11 +64,11 @@ def test_the_command_gives_intervals_and_a_verdict(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "2.1000 ± 0.0816" in said
     assert (
-        "  validation loss +0.1000 nats/token (+4.8 %): worse; 95 % interval +0.0870 to +0.1130, p 0.00015, 4 pairs, "
+        "  validation loss +0.1000 nats/token (+4.8%): worse; 95% interval +0.0870 to +0.1130, p 0.00015, 4 pairs, "
         "correlation 1.00\n"
     ) in said
-    assert "  time +10.0 s (+87.0 %): worse; 95 % interval +7.8 to +12.2, p 3.4e-05\n" in said
-    assert "  peak memory 0.000 GiB: undecided; 95 % interval +0.000 to +0.000, p 1\n" in said
+    assert "  time +10.0 s (+87.0%): worse; 95% interval +7.8 to +12.2, p 3.4e-05\n" in said
+    assert "  peak memory 0.000 GiB: undecided; 95% interval +0.000 to +0.000, p 1\n" in said
     baseline, other = json.loads(file.read_text())
     assert baseline["options"] == {"mlp": "swiglu"}
     assert baseline["measures"]["val_loss"]["mean"] == pytest.approx(2.1)
@@ -86,7 +86,7 @@ def test_several_groups_share_the_level(tmp_path, capsys):
     said = capsys.readouterr().out
     assert ADJUSTED.format(2) in said
     assert "mlp=relu versus mlp=gelu\n  validation loss 0.0000 nats/token: equivalent: differs by less than" in said
-    assert "(-4.5 %): better, by more than 0.02; 97.5 % interval" in said
+    assert "(-4.5%): better, by more than 0.02; 97.5% interval" in said
 
 
 def test_pairs_that_must_be_pairs_and_are_not_are_one_line(tmp_path, capsys, error_line):
@@ -115,8 +115,8 @@ def test_a_delta_out_of_range_is_one_line(tmp_path, error_line, delta):
         (1.04, 0.96, "+0.1 s"),
         (3.0, 0.02, "+3.0 s"),
         (3.0, 0.0, "+3.0 s"),
-        (1.2, 1.0, "+0.2 s (+20.0 %)"),
-        (1.0, 1.25, "-0.2 s (-20.0 %)"),
+        (1.2, 1.0, "+0.2 s (+20.0%)"),
+        (1.0, 1.25, "-0.2 s (-20.0%)"),
     ],
 )
 def test_values_that_print_as_equal_have_no_percentage(value, base, says):
@@ -345,7 +345,7 @@ def test_other_tokenizers_are_compared_in_bits_per_byte(tmp_path, capsys):
     file = tmp_path / "out.json"
     assert main(["compare", char, byte, "--paired", "--delta", "0.1", "--json", str(file)]) == 0
     said = capsys.readouterr().out
-    assert "validation loss +0.5000 bits/byte (+20.0 %)" in said
+    assert "validation loss +0.5000 bits/byte (+20.0%)" in said
     assert "nats/token (" not in said
     assert "bits_per_byte" in [effect["metric"] for effect in json.loads(file.read_text())[1]["effects"]]
     none = on_text(tmp_path / "c", tokenizer="bpe", bits_per_byte=None)
