@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
-from lightning_llm.ablate.matching import ARCHITECTURE, MATCHES, Tokens
+from lightning_llm.ablate.matching import ARCHITECTURE, MATCHES, Tokens, matches_in_words
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, Options, flat_options, folder_name, has_names
 from lightning_llm.ablate.tuning import FIRST_SEED, MOST_EXTENSIONS
 from lightning_llm.io.schema import TEXT, Schema, by_name, check, list_of, maybe, one_of, record, validate, whole
@@ -77,15 +77,16 @@ def _match(value: object, name: str) -> Iterable[str]:
 
 
 def _match_in_file(value: object, name: str) -> Iterable[str]:
-    """A rule's name; one that solves for an option is ``{NAME: {option: …}}``."""
-    plain = [match.name for match in MATCHES.values() if not match.is_solved]
-    solving = [f"{match.name}: {{option: {ARCHITECTURE}NAME}}" for match in MATCHES.values() if match.is_solved]
-    fits = value in plain or _solved(value)[1] is not None
-    return check(f"{', '.join(plain)} or {' or '.join(solving)}", lambda value: fits)(value, name)
+    """A rule's name; one that solves for an option is ``NAME=OPTION``, or ``{NAME: {option: OPTION}}``."""
+    fits = value in MATCHES and not MATCHES[value].is_solved if isinstance(value, str) else False
+    return check(f"one of {matches_in_words()}", lambda value: fits or _solved(value)[1] is not None)(value, name)
 
 
 def _solved(match: Any) -> tuple[str, str | None]:
     """The name of the check, and the option that it solves for."""
+    if isinstance(match, str) and "=" in match:
+        name, _, option = match.partition("=")
+        match = {name: {"option": option}}
     if not isinstance(match, dict):
         return match, None
     ((name, inner),) = match.items() if len(match) == 1 else [("", None)]

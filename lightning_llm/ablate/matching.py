@@ -181,6 +181,11 @@ MATCHES: dict[str, Match] = {
 }
 
 
+def matches_in_words() -> str:
+    """The rules, as a command line has them."""
+    return ", ".join(f"{rule.name}={ARCHITECTURE}NAME" if rule.is_solved else rule.name for rule in MATCHES.values())
+
+
 def matched_within(row: Facts, base: Facts) -> float | None:
     """How far training times may be apart after matching, as a share of the baseline's; ``None``: that is not known.
 

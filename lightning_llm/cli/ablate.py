@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from lightning_llm.ablate import claims, local
 from lightning_llm.ablate.arm import BASELINE
@@ -19,6 +20,7 @@ from lightning_llm.ablate.child import Child, last_line
 from lightning_llm.ablate.experiment import Experiment, experiment_of
 from lightning_llm.ablate.extension import extension_of
 from lightning_llm.ablate.history import spread_in, spread_of
+from lightning_llm.ablate.matching import matches_in_words
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, varied
 from lightning_llm.ablate.page import write_report
 from lightning_llm.ablate.plan import Plan
@@ -61,6 +63,8 @@ def _options(parser: OneLineParser) -> None:
         add("--name", help="name of the experiment (default: that of FILE)")
         add("--out", metavar="DIR", help="folder of the experiment (default: runs/NAME)")
         add("--pairs", type=int, metavar="N", help="at most N pairs")
+        add("--match", metavar="RULE", help=f"what is the same on both sides: {matches_in_words()} (default: tokens)")
+        add("--first-seed", type=int, metavar="N", help="seed of the first pair (default: 0); the others follow")
     extend = actions.add_parser("extend", help="add pairs, and train them")
     extend.add_argument("--pairs", type=int, required=True, metavar="N", help="how many")
     about = "for these, also if they have a verdict (default: those without one)"
@@ -123,7 +127,7 @@ def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
 
 def _run(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     if options.experiment is not None and Path(options.experiment).is_dir():
-        if of_fit or options.baseline or options.vary or options.pairs or options.out:
+        if of_fit or options.baseline or options.vary or _overriding(options):
             raise ValueError(f"{options.experiment} has a frozen plan: only --workers can be given with it")
         plan = Plan.read(Path(options.experiment))
     else:
@@ -147,8 +151,14 @@ def asked(options: argparse.Namespace) -> Experiment:
     else:
         content, source = {"baseline": options.baseline, "variants": varied(options.vary)}, "the command line"
         name = "ablate"
-    overriding = {key: getattr(options, key) for key in ("name", "out", "pairs") if getattr(options, key) is not None}
-    return experiment_of({**content, **overriding}, source, name)
+    return experiment_of({**content, **_overriding(options)}, source, name)
+
+
+def _overriding(options: argparse.Namespace) -> dict[str, Any]:
+    """The keys of an experiment that are given as options."""
+    first = None if options.first_seed is None else {"first": options.first_seed}
+    keys = {**{key: getattr(options, key) for key in ("name", "out", "pairs", "match")}, "seeds": first}
+    return {key: value for key, value in keys.items() if value is not None}
 
 
 def _planned(experiment: Experiment, source: str | None, of_fit: Sequence[str], workers: int | None) -> Plan:
@@ -167,7 +177,7 @@ def _planned(experiment: Experiment, source: str | None, of_fit: Sequence[str], 
     plan, console = setup.plan(workers), Console(stderr=True)
     for name, seeds in plan.content["seen"].items():
         used = f"{name} has used {seeds_in_words(seeds)} with this baseline"
-        advice = "so the two experiments are not independent. Fresh seeds: seeds: {first: 1000}"
+        advice = "so the two experiments are not independent. Fresh seeds: --first-seed 1000, or seeds: {first: 1000} in a file"
         console.print(f"note: {used}, {advice}", soft_wrap=True, highlight=False)
     if spread := spread_of(setup.earlier):
         console.print(f"What the spread of {spread[1]}'s null variant lets this experiment find:", highlight=False)

@@ -227,6 +227,12 @@ def test_the_command_line_names_its_variants(folder, monkeypatch, capsys):
     assert main(["ablate", "run", *words]) == 0
     plan = json.loads(Path("runs/which-mlp", PLAN).read_text())
     assert plan["variants"] == {"relu": RELU, "gelu": {MLP: "gelu"}}
+    assert (plan["match"], plan["first_seed"]) == ("tokens", 0)
+    solved = "model.architecture.intermediate_size"
+    assert main(["ablate", "run", *words, "--out", "fresh", f"--match=parameters={solved}", "--first-seed=1000"]) == 0
+    plan = json.loads(Path("fresh", PLAN).read_text())
+    assert (plan["match"], plan["solved"], plan["first_seed"]) == ("parameters", solved, 1000)
+    assert plan["sides"]["gelu"]["ratio"] == pytest.approx(1, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -234,6 +240,12 @@ def test_the_command_line_names_its_variants(folder, monkeypatch, capsys):
     [
         (["run"], "give an experiment's FILE, or --baseline CONFIG and at least one --vary"),
         (["run", "exp.yaml", "--vary", "a=1"], "are in place of a file: leave out exp.yaml"),
+        (
+            ["run", "--baseline", "a.yaml", "--vary", "a.b=1", "--match", "size"],
+            "match is 'size', expected one of tokens, flops, time, parameters=model.architecture.NAME",
+        ),
+        (["run", "--baseline", "a.yaml", "--vary", "a.b=1", "--first-seed", "-1"], "seeds.first is -1, expected a whole"),
+        (["run", ".", "--match", "tokens"], ". has a frozen plan: only --workers can be given with it"),
         (["run", "exp.yaml", "--workers", "0"], "--workers must be at least 1, got 0"),
         (["run", "exp.yaml", "--data.seed", "3"], "--data.seed is set by the experiment: leave it out"),
         (["status", "out", "--trainer.max_steps=3"], "--trainer.max_steps=3 is an option of fit: only ablate run"),
@@ -289,6 +301,7 @@ def test_a_plan_says_which_seeds_an_earlier_one_has_used_and_what_it_can_find(fo
     assert run() == 0
     said = capsys.readouterr().err
     assert "note: first has used seeds 0 to 3 with this baseline, so the two experiments are not independent" in said
+    assert "Fresh seeds: --first-seed 1000, or seeds: {first: 1000} in a file" in said
     assert "What the spread of first's null variant lets this experiment find:" in said
     assert json.loads(Path("runs/second", PLAN).read_text())["seen"] == {"first": [0, 1, 2, 3]}
     fresh = planned(monkeypatch, variants={"b": {MLP: "gelu"}}, looks=[4], out="runs/third", seeds={"first": 1000})
@@ -428,7 +441,7 @@ def test_a_matching_rule_is_a_class_and_a_line_of_the_table(folder, monkeypatch,
     wide = {"wide": {"model.architecture.intermediate_size": 512}}
     run = planned(monkeypatch, variants=wide, looks=[2], match="work")
     assert run() == 2
-    assert "match is 'work', expected tokens, flops, time or parameters: {option: " in the_line(capsys)
+    assert "match is 'work', expected one of tokens, flops, time, parameters=model" in the_line(capsys)
     monkeypatch.setitem(matching.MATCHES, Widths.name, Widths())
     assert run() == 0
     side = json.loads(Path("out", PLAN).read_text())["sides"]["wide"]
