@@ -28,7 +28,7 @@ SCALED = ("warmup_steps", "decay_steps")  # of a built-in schedule
 CLOSE = 0.005  # how far apart equal numbers of parameters may be, as a share
 _BUILT_IN = (Constant, WarmupCosine, WarmupLinear, WarmupStableDecay)
 _LARGEST = 64  # times the option's value, where a solution is looked for
-_TIMES = " × the baseline's"
+_TIMES = " times the baseline's"
 Facts = Mapping[str, Any]  # of an arm, as a plan or a report records them
 
 
@@ -89,7 +89,7 @@ class Match:
         """How closely each variant of a report is matched, and the unit of these numbers."""
         rows = {name: row for name, row in report["variants"].items() if row["ratio"] is not None}
         solved = {name: "" if row["solved"] is None else f"{row['solved']}, " for name, row in rows.items()}
-        return [f"{name} {solved[name]}{row['ratio']:.4g}" for name, row in rows.items()], _TIMES
+        return [f"{name} {solved[name]}{row['ratio']:.2f}" for name, row in rows.items()], _TIMES
 
 
 class Tokens(Match):
@@ -154,7 +154,7 @@ class Time(Match):
             return words, ""
         times = {name: side["training_s"] for name, side in report["cost"]["sides"].items()}
         base = times.pop(BASELINE, None)
-        return [f"{name} {time / base:.3g}" for name, time in times.items() if base], _TIMES
+        return [f"{name} {time / base:.2f}" for name, time in times.items() if base], _TIMES
 
 
 class Parameters(Match):

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lightning_llm.ablate.arm import BASELINE
-from lightning_llm.ablate.matching import CLOSE, MATCHES
+from lightning_llm.ablate.matching import ARCHITECTURE, MATCHES
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.ratios import time_in_words
 from lightning_llm.io.units import shown_duration
 from lightning_llm.statistics.design import NOT_SHOWN
 
 MIB = 2**20
+UNEQUAL = 0.01  # parameters that differ by more are reported
 MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "alone"
 
 
@@ -87,7 +88,7 @@ def _pairs_lines(name: str, row: Mapping[str, Any], alpha: float) -> Iterator[st
     if (saved := noise["seeds_saved"]) is not None:
         words.append(saved_in_words(saved, noise["seeds_saved_interval"]))
     words.append(f"median difference {signed(checked['median'])}")
-    reach = "" if checked["smallest_p"] <= alpha else f", at least {checked['smallest_p']:.2g}"
+    reach = "" if checked["smallest_p"] <= alpha else f" (smallest possible: {checked['smallest_p']:.2g})"
     words.append(f"sign-flip p {checked['sign_flip_p']:.2g}{reach}")
     if checked["skewness"] is not None:
         words.append(f"skewness {checked['skewness']:+.1f}")
@@ -138,12 +139,7 @@ def tuning_lines(report: Mapping[str, Any]) -> list[str]:
 
 def cost_lines(report: Mapping[str, Any]) -> list[str]:
     """What was matched, how closely, and what the experiment took."""
-    lines = matched_lines(report)
-    known = {name: row["parameters"] for name, row in report["variants"].items() if row["parameters"]}
-    sizes = {name: each / report["baseline"]["parameters"] for name, each in known.items()}
-    if unequal := [f"{name} {ratio:.3g}" for name, ratio in sizes.items() if abs(ratio - 1) > CLOSE]:
-        lines.append(f"Parameters are not equal: {', '.join(unequal)} × the baseline's.")
-    cost = report["cost"]
+    lines, cost = matched_lines(report) + _unequal({BASELINE: report["baseline"], **report["variants"]}), report["cost"]
     if cost["sides"]:
         many = f"{cost['rounds']} interleaved steps, {cost['threads']} thread{'s' * (cost['threads'] != 1)}"
         times = [_in_short(name, side) for name, side in cost["sides"].items()]
@@ -158,7 +154,7 @@ def matched_lines(report: Mapping[str, Any]) -> list[str]:
     match = MATCHES[report["match"]]
     words, unit = match.words(report)
     rule = f"{match.name} by {report['solved']}" if report["solved"] else match.name
-    line = f"Matched: {rule}: {', '.join(words)}{unit}." if words else f"Matched: {rule}."
+    line = f"Matched: {rule} ({', '.join(words)}{unit})." if words else f"Matched: {rule}."
     return [line, match.caveat] if match.caveat else [line]
 
 
@@ -187,14 +183,23 @@ def level(report: Mapping[str, Any], name: str) -> float | None:
 # ---- plans
 
 
-def parameters_in_words(plan: Plan) -> str:
-    """The parameters of each arm, with how far they are from the baseline's."""
-    base, words = plan.arms[BASELINE].get("parameters"), []
-    for name in (BASELINE, *plan.experiment.variants):
-        count = plan.arms[name].get("parameters")
-        off = "" if not base or count in (None, base) else f" ({count / base - 1:+.1%})"
-        words.append(f"{name} {'unknown' if count is None else format(count, ',')}{off}")
-    return ", ".join(words)
+def parameter_lines(plan: Plan) -> list[str]:
+    """The parameters of each arm, and a line if they are not equal."""
+    arms = {name: plan.arms[name] for name in (BASELINE, *plan.experiment.variants)}
+    counts = {name: arm.get("parameters") for name, arm in arms.items()}
+    words = (f"{name} {'unknown' if count is None else format(count, ',')}" for name, count in counts.items())
+    return [f"parameters: {', '.join(words)}", *_unequal(arms)]
+
+
+def _unequal(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line if the parameters of arms differ from the baseline's by more than 1%."""
+    base, unequal = arms[BASELINE].get("parameters"), []
+    for name, arm in arms.items():
+        count = arm.get("parameters") or base
+        if base and abs(count - base) > UNEQUAL * base:
+            unequal.append(f"{name} has {100 * abs(count / base - 1):.3g}% {'more' if count > base else 'fewer'}")
+    advice = f"--match parameters={ARCHITECTURE}intermediate_size makes them equal"
+    return [f"{', '.join(unequal)} parameters than the baseline; {advice}."] if unequal else []
 
 
 def seeds_in_words(seeds: Sequence[int]) -> str:

@@ -27,7 +27,7 @@ from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.slurm import submit
-from lightning_llm.ablate.words import parameters_in_words, seeds_in_words
+from lightning_llm.ablate.words import parameter_lines, seeds_in_words
 from lightning_llm.ablate.worker import LOGS, Stopped, work
 from lightning_llm.cli.ablate_outlook import show_outlook
 from lightning_llm.cli.ablate_report import show_report
@@ -193,7 +193,7 @@ def _say(lines: Iterable[str]) -> None:
 def _carry_out(plan: Plan, options: argparse.Namespace) -> None:
     """Start workers, wait for the verdicts, and measure the cost; or submit workers to SLURM, and leave."""
     console, workers = Console(stderr=True), options.workers
-    parameters = f"parameters: {parameters_in_words(plan)}"
+    parameters = "\n".join(parameter_lines(plan))
     if options.slurm is not None:
         console.print(parameters, highlight=False, soft_wrap=True)
         needed = len(load_experiment(plan.out).state.needed)

@@ -28,7 +28,7 @@ from lightning_llm.ablate.comparison import (
     read_results,
     with_threads,
 )
-from lightning_llm.ablate.words import pairs_in_words, saved_in_words
+from lightning_llm.ablate.words import UNEQUAL, pairs_in_words, saved_in_words
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console, folded, room
@@ -39,7 +39,6 @@ from lightning_llm.statistics.verdict import Verdict
 THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."
 MOST_COLUMNS = 5  # of options; more are combined in one
 MOST_LINES = 3  # of a name in a narrow table; longer ones stand below it
-UNEQUAL = 0.01  # parameters that differ by more are reported
 NO_BITS = "validation loss: not compared, since the tokenizers differ and a run has no bits per byte"
 OTHER_TEXT = "Runs on other texts are not compared with one another: each text has its own table."
 ADJUSTED = "Intervals and p are adjusted for {} comparisons: all intervals hold together with a probability of 95%."

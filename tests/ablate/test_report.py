@@ -49,7 +49,7 @@ def test_the_report_has_the_names_that_scripts_rely_on(done, capsys):
         "The null variant (the baseline with other initial MLPs): worse, by less than 0.01, which is false",
         "a: better, by more than 0.01; difference -0.5004 (-0.5",
         "look 1 of 2: the difference is likely exaggerated",
-        "sign-flip p 0.12, at least 0.12",
+        "sign-flip p 0.12 (smallest possible: 0.12)",
         "All intervals hold together with a probability of 95%.",
         "lost,seed=1 diverged: loss is nan",
     ):
@@ -92,7 +92,7 @@ def test_the_report_says_how_closely_time_is_matched(experiment):
     sides = {name: {"steps": 6, "tokenizer": "t"} for name in ("baseline", "null", "a")}
     sides["a"] |= {"steps": 3, "time_ratio": 2.0, "time_ratio_interval": [1.98, 2.03]}
     plan = experiment({"a": {"effect": 0.0}}, match="time", sides=sides)
-    assert cost_lines(report_of(load_experiment(plan.out)))[0] == "Matched: time: a within ±1.5%."
+    assert cost_lines(report_of(load_experiment(plan.out)))[0] == "Matched: time (a within ±1.5%)."
 
 
 def test_cost_of_another_plan_does_not_count(done):
@@ -125,11 +125,12 @@ def test_the_report_says_what_was_not_equal_and_who_else_computed(done):
     report["baseline"]["parameters"], report["variants"]["a"]["parameters"] = 100, 80
     report["cost"]["other_cores"] = 1.5
     lines = cost_lines(report)
-    assert "Parameters are not equal: a 0.8 × the baseline's." in lines
+    makes = "--match parameters=model.architecture.intermediate_size makes them equal"
+    assert f"a has 20% fewer parameters than the baseline; {makes}." in lines
     assert any("while other programs used 1.5 cores on a test" in line for line in lines)
-    report["cost"]["other_cores"], report["variants"]["a"]["parameters"] = 0.01, 100
+    report["cost"]["other_cores"], report["variants"]["a"]["parameters"] = 0.01, 101
     assert any("alone on a test" in line for line in cost_lines(report))
-    assert not any("not equal" in line for line in cost_lines(report))
+    assert not any("parameters than" in line for line in cost_lines(report))
 
 
 def test_the_numbers_of_a_verdict_can_be_recomputed_from_the_json_alone(done):

@@ -316,10 +316,12 @@ def test_parameters_of_each_side_are_shown_before_the_first_run(folder, monkeypa
     Path("exp.yaml").write_text(yaml.safe_dump({"baseline": "base.yaml", "variants": {"relu": RELU}, "out": "out"}))
     assert main(["ablate", "run", "exp.yaml"]) == 0
     lines = capsys.readouterr().err.splitlines()
-    line = next(line for line in lines if line.startswith("parameters: "))
+    place = next(place for place, line in enumerate(lines) if line.startswith("parameters: "))
     sides = json.loads(Path("out", PLAN).read_text())["sides"]
     ours, theirs = (sides[name]["parameters"] for name in ("relu", "baseline"))
-    assert line == f"parameters: baseline {theirs:,}, relu {ours:,} ({ours / theirs - 1:+.1%})"
+    assert lines[place] == f"parameters: baseline {theirs:,}, relu {ours:,}"
+    few, makes = 100 * (1 - ours / theirs), "--match parameters=model.architecture.intermediate_size makes them equal"
+    assert lines[place + 1] == f"relu has {few:.3g}% fewer parameters than the baseline; {makes}."
 
 
 def test_what_cannot_be_extended_is_one_line(folder, monkeypatch, capsys):
