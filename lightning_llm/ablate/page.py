@@ -23,6 +23,7 @@ from lightning_llm.ablate.words import (
     noise_lines,
     percent,
     signed,
+    tested_in_words,
     tuning_lines,
     verdict_lines,
 )
@@ -70,11 +71,11 @@ def page_of(report: Mapping[str, Any], curves: Curves) -> str:
 
 
 def _parts(report: Mapping[str, Any], curves: Curves) -> list[str]:
-    looks, height = ", ".join(map(str, report["looks"])), 1.3 + 0.55 * len(labeled(report))
+    height = 1.3 + 0.55 * len(labeled(report))
     delta = "no delta" if report["delta"] is None else f"delta {report['delta']:g} {report['unit']}"
     facts = f"{report['metric']} of {report['validation']}, at the last step; {delta}; alpha {report['alpha']:g}"
     unfinished = "" if report["has_ended"] else "<p><strong>The experiment has not ended.</strong></p>"
-    parts = [f"<h1>{_text(report['name'])}</h1>", f'<p class="soft">{_text(facts)}; looks at {looks} pairs</p>']
+    parts = [f"<h1>{_text(report['name'])}</h1>", f'<p class="soft">{_text(facts)}; {tested_in_words(report["tested_after"])}</p>']
     parts += [unfinished, "<h2>Differences from the baseline</h2>", _plot(plots.forest, report, height=height)]
     parts += [_verdict_table(report), _paragraphs(verdict_lines(report)), "<h2>Noise</h2>"]
     parts += [_paragraphs(noise_lines(report)), _pairs_table(report)]

@@ -48,6 +48,7 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
         "rule": {"reserve": RESERVE, "spending": RHO, "fewest_pairs": FEWEST},
         "has_ended": not loaded.state.needed,
         "pairs": max((row["pairs"] for row in variants.values()), default=0),
+        "tested_after": loaded.state.looks,
         "added_pairs": [added._asdict() for added in loaded.plan.added],
         "seeds": [run.seed for run in sorted(loaded.results) if run.name == BASELINE],
         "validation": _validation(loaded),

@@ -202,6 +202,13 @@ def _unequal(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [f"{', '.join(unequal)} parameters than the baseline; {advice}."] if unequal else []
 
 
+def tested_in_words(looks: Sequence[int]) -> str:
+    """Such as ``tested after 4, 8, and 12 pairs``; these numbers are the looks."""
+    *most, last = map(str, looks)
+    few = f"{', '.join(most)}{',' * (len(most) > 1)} and " if most else ""
+    return f"tested after {few}{last} pairs"
+
+
 def seeds_in_words(seeds: Sequence[int]) -> str:
     """Such as ``seeds 0 to 7``."""
     if len(seeds) == 1:

@@ -27,7 +27,7 @@ from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.slurm import submit
-from lightning_llm.ablate.words import parameter_lines, seeds_in_words
+from lightning_llm.ablate.words import parameter_lines, seeds_in_words, tested_in_words
 from lightning_llm.ablate.worker import LOGS, Stopped, work
 from lightning_llm.cli.ablate_outlook import show_outlook
 from lightning_llm.cli.ablate_report import show_report
@@ -202,11 +202,10 @@ def _carry_out(plan: Plan, options: argparse.Namespace) -> None:
         return
     gpus = local.gpus() if plan.content["accelerator"] == "cuda" else []
     places = local.slots(plan, gpus, workers)
-    if load_experiment(plan.out).state.needed:
+    if (state := load_experiment(plan.out).state).needed:
         experiment, threads, count = plan.experiment, plan.content["threads"], len(plan.experiment.variants)
         each = f"{threads} thread{'s' * (threads != 1)} each"
-        looks = f"looks at {', '.join(map(str, experiment.looks))} pairs"
-        words = f"{count} variant{'s' * (count != 1)}, {looks}, {len(places)} at a time, {each}"
+        words = f"{count} variant{'s' * (count != 1)}, {tested_in_words(state.looks)}, {len(places)} at a time, {each}"
         console.print(f"{experiment.name}: {words}: {plan.out}", highlight=False, soft_wrap=True)
         console.print(parameters, highlight=False, soft_wrap=True)
         local.run_workers(plan, places)
@@ -243,7 +242,7 @@ def _status(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     needed = loaded.state.needed
     taken = len(claims.taken(loaded.plan.out, map(str, needed)))
     runs = f"{len(loaded.results)} runs have ended, {taken} train, {len(needed) - taken} wait"
-    words = local.progress_in_words(loaded.plan, loaded.state, loaded.results, None)
+    words = local.progress_in_words(loaded.plan, loaded.state, None)
     progress = f"; {words}" if needed else ""
     console.print(f"{options.folder}: {runs}{progress}", soft_wrap=True, highlight=False)
     show_report(report_of(loaded), console)

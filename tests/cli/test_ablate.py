@@ -316,6 +316,7 @@ def test_parameters_of_each_side_are_shown_before_the_first_run(folder, monkeypa
     Path("exp.yaml").write_text(yaml.safe_dump({"baseline": "base.yaml", "variants": {"relu": RELU}, "out": "out"}))
     assert main(["ablate", "run", "exp.yaml"]) == 0
     lines = capsys.readouterr().err.splitlines()
+    assert any(line.startswith("exp: 1 variant, tested after 8, 12, and 16 pairs, ") for line in lines)
     place = next(place for place, line in enumerate(lines) if line.startswith("parameters: "))
     sides = json.loads(Path("out", PLAN).read_text())["sides"]
     ours, theirs = (sides[name]["parameters"] for name in ("relu", "baseline"))
