@@ -17,6 +17,7 @@ from lightning_llm.ablate.words import (
     bounds,
     cost_lines,
     difference_of,
+    is_tested,
     labeled,
     level,
     milliseconds,
@@ -24,6 +25,7 @@ from lightning_llm.ablate.words import (
     percent,
     signed,
     tested_in_words,
+    together,
     tuning_lines,
     verdict_lines,
 )
@@ -75,7 +77,10 @@ def _parts(report: Mapping[str, Any], curves: Curves) -> list[str]:
     delta = "no delta" if report["delta"] is None else f"delta {report['delta']:g} {report['unit']}"
     facts = f"{report['metric']} of {report['validation']}, at the last step; {delta}; alpha {report['alpha']:g}"
     unfinished = "" if report["has_ended"] else "<p><strong>The experiment has not ended.</strong></p>"
-    parts = [f"<h1>{_text(report['name'])}</h1>", f'<p class="soft">{_text(facts)}; {tested_in_words(report["tested_after"])}</p>']
+    parts = [
+        f"<h1>{_text(report['name'])}</h1>",
+        f'<p class="soft">{_text(facts)}; {tested_in_words(report["tested_after"])}</p>',
+    ]
     parts += [unfinished, "<h2>Differences from the baseline</h2>", _plot(plots.forest, report, height=height)]
     parts += [_verdict_table(report), _paragraphs(verdict_lines(report)), "<h2>Noise</h2>"]
     parts += [_paragraphs(noise_lines(report)), _pairs_table(report)]
@@ -113,8 +118,9 @@ def _last(report: Mapping[str, Any]) -> str:
 
 
 def _verdict_table(report: Mapping[str, Any]) -> str:
-    each, together = (percent(report["interval"][name]) for name in ("each", "together"))
-    head = ["variant", "pairs", f"difference, {report['unit']}", f"interval, {each} (all together {together})"]
+    share = together(report)
+    interval = f"interval, {percent(report['interval']['each'])}" + (f" (all together {share})" if share else "")
+    head = ["variant", "pairs", f"difference, {report['unit']}", interval]
     head += ["p adjusted", "direction", "size against delta", "verdict"]
     rows = [
         [
@@ -127,6 +133,8 @@ def _verdict_table(report: Mapping[str, Any]) -> str:
             row["size"] or "–",
             row["verdict"],
         ]
+        if is_tested(row)
+        else [name, *["–"] * (len(head) - 1)]
         for name, row in labeled(report)
     ]
     return _table(head, rows)

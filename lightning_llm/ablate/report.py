@@ -29,7 +29,7 @@ OF_ARM = ("steps", "parameters", "flops_per_token", "tokens_per_step", "solved",
 _VALIDATING = open_record({}, {"trainer": maybe(open_record({}, {"limit_val_batches": maybe(NUMBER)}))})  # of a config
 NO_LOOK: dict[str, Any] = {  # of a variant; its other numbers are null
     **{"verdict": UNDECIDED, "direction": NOT_SHOWN, "has_ended": False, "pairs": 0, "diverged": 0},
-    **{"baseline_diverged": 0, "note": "no look yet", "warnings": [], "by_seed": []},
+    **{"baseline_diverged": 0, "note": "not tested yet", "warnings": [], "by_seed": []},
     **{"further_pairs": None, "window_error": None},
 }
 
@@ -41,6 +41,7 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
     lost = [result for result in loaded.results.values() if result.has_diverged]
     return {
         "plan": content["hash"],
+        "out": str(loaded.plan.out),
         **{field: content[field] for field in HELD if field not in ("variants", "tune")},
         **{field: content[field] for field in OF_PLAN},
         "unit": UNITS[experiment.metric],

@@ -3,6 +3,7 @@
 Every sentence says what was found, with its number, and nothing that the numbers do not show.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from lightning_llm.io.units import shown_duration
 from lightning_llm.statistics.design import NOT_SHOWN
 
 MIB = 2**20
+FURTHER = (
+    "Further pairs are a range: a few pairs say little, so the true difference may be anywhere in its 80% interval."
+)
 UNEQUAL = 0.01  # parameters that differ by more are reported
 MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "alone"
 
@@ -24,16 +28,34 @@ def labeled(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return [each for name, row, tuned in rows for each in ((name, row), (f"{name}, tuned", tuned)) if each[1]]
 
 
+def is_tested(row: Mapping[str, Any]) -> bool:
+    """Whether a variant has had a look."""
+    return row["level"] is not None
+
+
+def together(report: Mapping[str, Any]) -> str:
+    """With what probability all intervals hold; empty: there are not several."""
+    many = sum(row["interval"] is not None for row in report["variants"].values())
+    return percent(report["interval"]["together"]) if many > 1 else ""
+
+
 # ---- verdicts
 
 
 def verdict_lines(report: Mapping[str, Any]) -> list[str]:
     """A sentence for each variant, with what a reader must know about it."""
-    return [_sentence(name, row, report) for name, row in labeled(report)]
+    rows = labeled(report)
+    lines = [_sentence(name, row, report) for name, row in rows]
+    if any(row["further_pairs"] for _, row in rows):
+        command = f"lightning-llm ablate extend {shlex.quote(report['out'])} --pairs N"
+        lines.append(f"{FURTHER} {command} adds pairs.")
+    return lines
 
 
 def _sentence(name: str, row: Mapping[str, Any], report: Mapping[str, Any]) -> str:
-    words = [f"{name}: {row['sentence']}" if row["sentence"] else name]
+    if not is_tested(row):
+        return f"{name}: {row['note']}."
+    words = [f"{name}: {row['sentence']}"]
     if row["difference"] is not None:
         pairs = pairs_in_words(row["pairs"])
         within = "" if row["interval"] is None else f" ({bounds(row['interval'])})"

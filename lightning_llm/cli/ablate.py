@@ -177,8 +177,9 @@ def _planned(experiment: Experiment, source: str | None, of_fit: Sequence[str], 
     plan, console = setup.plan(workers), Console(stderr=True)
     for name, seeds in plan.content["seen"].items():
         used = f"{name} has used {seeds_in_words(seeds)} with this baseline"
-        advice = "so the two experiments are not independent. Fresh seeds: --first-seed 1000, or seeds: {first: 1000} in a file"
-        console.print(f"note: {used}, {advice}", soft_wrap=True, highlight=False)
+        fresh = "Fresh seeds: --first-seed 1000, or seeds: {first: 1000} in a file"
+        why = "so the two experiments are not independent"
+        console.print(f"note: {used}, {why}. {fresh}", soft_wrap=True, highlight=False)
     if spread := spread_of(setup.earlier):
         console.print(f"What the spread of {spread[1]}'s null variant lets this experiment find:", highlight=False)
         show_outlook(plan.experiment, spread[0], console)

@@ -9,10 +9,12 @@ from rich.table import Column, Table
 from lightning_llm.ablate.words import (
     bounds,
     cost_lines,
+    is_tested,
     labeled,
     noise_lines,
     percent,
     signed,
+    together,
     tuning_lines,
     verdict_lines,
 )
@@ -29,12 +31,14 @@ def show_report(report: Mapping[str, Any], console: Console) -> None:
     table, rows = Table(Column("variant", overflow="fold"), *columns, box=SIMPLE_HEAD, pad_edge=False), []
     for name, row in labeled(report):
         p = "–" if row["p_adjusted"] is None else "<0.0001" if row["p_adjusted"] < 1e-4 else f"{row['p_adjusted']:.4f}"
-        rows.append((name, str(row["pairs"]), signed(row["difference"]), bounds(row["interval"]), p, row["verdict"]))
+        pairs, verdict = (str(row["pairs"]), row["verdict"]) if is_tested(row) else ("–", "–")
+        rows.append((name, pairs, signed(row["difference"]), bounds(row["interval"]), p, verdict))
     left = room(console.width, zip(titles, *(cells for _, *cells in rows), strict=True))
     for name, *cells in rows:
         table.add_row(folded(name, left), *cells)
     console.print(table)
-    together = f"All intervals hold together with a probability of {percent(report['interval']['together'])}."
-    about = (together, *noise_lines(report), *tuning_lines(report), *cost_lines(report), "")
+    share = together(report)
+    all_hold = [f"All intervals hold together with a probability of {share}."] if share else []
+    about = (*all_hold, *noise_lines(report), *tuning_lines(report), *cost_lines(report), "")
     for line in (*about, *verdict_lines(report)):  # what was found comes last, where the eye is
         console.print(line, soft_wrap=True, highlight=False)

@@ -235,11 +235,33 @@ def test_a_report_without_curves_cost_and_verdicts_says_so(experiment, capsys):
     assert main(["ablate", "report", str(plan.out)]) == 0
     report = json.loads((plan.out / "report.json").read_text())
     assert (report["has_ended"], report["pairs"], report["cost"]["sides"]) == (False, 0, {})
-    assert (report["variants"]["a"]["verdict"], report["variants"]["a"]["note"]) == ("undecided", "no look yet")
+    assert (report["variants"]["a"]["verdict"], report["variants"]["a"]["note"]) == ("undecided", "not tested yet")
     assert "The experiment has not ended." in (plan.out / "report.html").read_text()
     capsys.readouterr()
     assert main(["ablate", "status", str(plan.out)]) == 0
-    assert "0 runs have ended, 0 train, 13 wait" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "0 runs have ended, 0 train, 13 wait; 0 of 4 pairs" in said
+    assert re.search(r"\n *a +– +– +– +– +– *\n", said)
+    assert said.endswith("\na: not tested yet.\n")
+    assert "together" not in said
+    assert re.search("<td>a</td>(<td>–</td>){7}", (plan.out / "report.html").read_text())
+
+
+def test_intervals_hold_together_only_if_there_are_several(experiment, capsys):
+    plan = experiment({"a": {"effect": -0.5}}, looks=(4,))
+    work(plan.out)
+    assert main(["ablate", "report", str(plan.out)]) == 0
+    assert "hold together" not in capsys.readouterr().out
+    assert "all together" not in (plan.out / "report.html").read_text()
+
+
+def test_the_range_of_further_pairs_is_explained_once(experiment, capsys):
+    plan = experiment({"a": {"effect": 0.003}, "b": {"effect": 0.003}}, looks=(4,), delta=0.003)
+    work(plan.out)
+    assert main(["ablate", "report", str(plan.out)]) == 0
+    said = capsys.readouterr().out
+    explained = "may be anywhere in its 80% interval. lightning-llm ablate extend"
+    assert (said.count("further pairs reach a verdict"), said.count(f"{explained} {plan.out} --pairs N adds")) == (2, 1)
 
 
 def test_the_report_says_what_the_metric_is_of(experiment):
