@@ -163,6 +163,10 @@ class Experiment:
         """Of the comparison of each variant."""
         return Design(self.alpha / len(self.variants), tuple(self.looks), self.delta, self.precision)
 
+    def cut(self, pairs: int) -> "Experiment":
+        """The same with the default looks up to this many pairs."""
+        return dataclasses.replace(self, looks=_cut(LOOKS, pairs, self.name))
+
     def seeds(self, pairs: int) -> range:
         """The seeds of this many pairs."""
         return range(self.first_seed, self.first_seed + pairs)

@@ -8,15 +8,36 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from lightning_llm.ablate.arm import BASELINE
-from lightning_llm.ablate.plan import PLAN, REPORT, RUNS
+from lightning_llm.ablate.plan import INTERVAL, PLAN, REPORT, RUNS
 from lightning_llm.io.schema import NUMBER, maybe, open_record, validate
 from lightning_llm.io.untrusted import read_json
 from lightning_llm.statistics.power import SPREADS
 
 MOST = 200  # experiments that are looked at
-_REPORT = open_record({}, {"aa": open_record({}, {"null_sd": maybe(NUMBER)})})
+_NOISE = maybe(open_record({}, {"sd_interval": maybe(INTERVAL)}))
+_AA = open_record({}, {"null_sd": maybe(NUMBER), "null": maybe(open_record({}, {"noise": _NOISE}))})
+_REPORT = open_record({}, {"aa": _AA})
+
+
+class Spread(NamedTuple):
+    """Standard deviation of the difference of one pair.
+
+    Attributes:
+        value: In the metric's unit.
+        source: The folder of the experiment whose null variant gave it; empty: the user gave it.
+        interval: With 95%; ``None``: not known.
+    """
+
+    value: float
+    source: str = ""
+    interval: Sequence[float] | None = None
+
+    def __str__(self) -> str:
+        within = "" if self.interval is None else ", 95% interval {:.3g} to {:.3g}".format(*self.interval)
+        return f"{self.value:.4g}" + (f" (null variant of {self.source}{within})" if self.source else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +47,12 @@ class Earlier:
     Attributes:
         name: Of its folder.
         seeds: That its pairs have used.
-        spread: Standard deviation of the null variant's differences; ``None``: not known.
+        spread: Of the null variant's differences; ``None``: not known.
     """
 
     name: str
     seeds: list[int]
-    spread: float | None
+    spread: Spread | None
 
 
 def earlier(out: Path, config: str, metric: str) -> list[Earlier]:
@@ -45,12 +66,12 @@ def earlier(out: Path, config: str, metric: str) -> list[Earlier]:
     return list(_like(out, config, metric))
 
 
-def spread_of(experiments: Sequence[Earlier]) -> tuple[float, str] | None:
-    """The largest known spread, and the name of its experiment."""
-    return max(((known.spread, known.name) for known in experiments if known.spread), default=None)
+def spread_of(experiments: Sequence[Earlier]) -> Spread | None:
+    """The largest known spread."""
+    return max((known.spread for known in experiments if known.spread), default=None)
 
 
-def spread_in(folder: Path, metric: str) -> float:
+def spread_in(folder: Path, metric: str) -> Spread:
     """The null variant's spread in an experiment.
 
     Raises:
@@ -75,7 +96,7 @@ def _like(out: Path, config: str, metric: str) -> Iterator[Earlier]:
             yield Earlier(folder.name, seeds, _spread(folder))
 
 
-def _spread(folder: Path, metric: str | None = None) -> float | None:
+def _spread(folder: Path, metric: str | None = None) -> Spread | None:
     """Of a report that is there and whole, and of this metric."""
     try:
         report = read_json(folder / REPORT)
@@ -84,5 +105,8 @@ def _spread(folder: Path, metric: str | None = None) -> float | None:
         return None
     if metric is not None and report.get("metric") != metric:
         return None
-    spread: float | None = report.get("aa", {}).get("null_sd")
-    return spread if spread is not None and SPREADS[0] <= spread <= SPREADS[1] else None
+    aa = report.get("aa", {})
+    value, noise = aa.get("null_sd"), (aa.get("null") or {}).get("noise") or {}
+    if value is None or not SPREADS[0] <= value <= SPREADS[1]:
+        return None
+    return Spread(value, folder.name, noise.get("sd_interval"))

@@ -15,7 +15,9 @@ from lightning_llm.ablate.results import Loaded
 from lightning_llm.ablate.words import (
     MIB,
     bounds,
+    compared,
     cost_lines,
+    design_lines,
     difference_of,
     is_tested,
     labeled,
@@ -74,13 +76,11 @@ def page_of(report: Mapping[str, Any], curves: Curves) -> str:
 
 def _parts(report: Mapping[str, Any], curves: Curves) -> list[str]:
     height = 1.3 + 0.55 * len(labeled(report))
-    delta = "no delta" if report["delta"] is None else f"delta {report['delta']:g} {report['unit']}"
-    facts = f"{report['metric']} of {report['validation']}, at the last step; {delta}; alpha {report['alpha']:g}"
+    facts = f"{report['metric']} of {report['validation']}, at the last step; alpha {report['alpha']:g}"
+    facts = f"{facts}; {tested_in_words(report['tested_after'])}"
     unfinished = "" if report["has_ended"] else "<p><strong>The experiment has not ended.</strong></p>"
-    parts = [
-        f"<h1>{_text(report['name'])}</h1>",
-        f'<p class="soft">{_text(facts)}; {tested_in_words(report["tested_after"])}</p>',
-    ]
+    parts = [f"<h1>{_text(report['name'])}</h1>", f'<p class="soft">{_text(facts)}</p>']
+    parts += [_table(["side", "what it is"], list(compared(report).items())), _paragraphs(design_lines(report))]
     parts += [unfinished, "<h2>Differences from the baseline</h2>", _plot(plots.forest, report, height=height)]
     parts += [_verdict_table(report), _paragraphs(verdict_lines(report)), "<h2>Noise</h2>"]
     parts += [_paragraphs(noise_lines(report)), _pairs_table(report)]
@@ -109,9 +109,7 @@ def _last(report: Mapping[str, Any]) -> str:
     known = {name: value for name, value in report["environment"].items() if value is not None}
     known |= {"commit": report["commit"]} if report["commit"] else {}
     where = "; ".join(f"{name} {value}" for name, value in known.items())
-    seen = [f"{name} has used seeds {', '.join(map(str, seeds))}" for name, seeds in report["seen"].items()]
-    fresh = [f"Not independent of earlier experiments with this baseline: {'; '.join(seen)}."] if seen else []
-    return f'{_paragraphs(fresh)}<p class="soft">{_text(where)}</p><p class="soft">Plan {report["plan"]}</p>'
+    return f'<p class="soft">{_text(where)}</p><p class="soft">Plan {report["plan"]}</p>'
 
 
 # ---- tables

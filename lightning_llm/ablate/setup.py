@@ -112,6 +112,7 @@ class Setup:
         threads = threads_for(accelerator, torch.cuda.device_count(), need, workers)
         self._match(threads)
         content = {**self.asked, "threads": threads, "accelerator": accelerator, "folder": str(Path.cwd())}
+        content["configs"] = list(self.experiment.baseline)
         content |= {"sides": self._facts(), "commit": commit_of(PACKAGE), "seen": self._seen()}
         out.mkdir(parents=True, exist_ok=True)
         lock = RunLock(out).acquire()  # of two that begin here at the same time, one finds the plan of the other

@@ -9,15 +9,14 @@ from typing import Any
 
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.matching import ARCHITECTURE, MATCHES
+from lightning_llm.ablate.options import words_of
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.ratios import time_in_words
 from lightning_llm.io.units import shown_duration
 from lightning_llm.statistics.design import NOT_SHOWN
 
 MIB = 2**20
-FURTHER = (
-    "Further pairs are a range: a few pairs say little, so the true difference may be anywhere in its 80% interval."
-)
+FURTHER = "Further pairs are a range, since the true difference may be anywhere in its 80% interval."
 UNEQUAL = 0.01  # parameters that differ by more are reported
 MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "alone"
 
@@ -37,6 +36,27 @@ def together(report: Mapping[str, Any]) -> str:
     """With what probability all intervals hold; empty: there are not several."""
     many = sum(row["interval"] is not None for row in report["variants"].values())
     return percent(report["interval"]["together"]) if many > 1 else ""
+
+
+# ---- what is compared
+
+
+def compared(report: Mapping[str, Any]) -> dict[str, str]:
+    """What each side is: the configs and text of the baseline, and the options that variants change."""
+    changes = {name: words_of(row["options"]) for name, row in report["variants"].items()}
+    base = ", ".join(report["configs"]) + (f" on {report['text']}" if report["text"] else "")
+    return {BASELINE: base.strip() or "see the plan"} | {
+        name: ", ".join(word.removeprefix("--") for word in words) or "see the plan" for name, words in changes.items()
+    }
+
+
+def design_lines(report: Mapping[str, Any]) -> list[str]:
+    """How the sides are compared, and which experiments have used the same seeds."""
+    delta = "no delta" if report["delta"] is None else f"delta {report['delta']:g} {report['unit']}"
+    seeds = f"{seeds_in_words(report['seeds'])}; " if report["seeds"] else ""
+    lines = [f"{seeds}{delta}; a difference is variant minus baseline, so a negative one is better."]
+    seen = [f"{name} has used {seeds_in_words(used)}" for name, used in report["seen"].items()]
+    return lines + ([f"Not independent of earlier experiments with this baseline: {'; '.join(seen)}."] if seen else [])
 
 
 # ---- verdicts

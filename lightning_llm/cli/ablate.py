@@ -7,6 +7,7 @@ pairs; ``measure`` measures time and memory of each side.
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -17,9 +18,9 @@ from typing import Any
 from lightning_llm.ablate import claims, local
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.child import Child, last_line
-from lightning_llm.ablate.experiment import Experiment, experiment_of
+from lightning_llm.ablate.experiment import LOOKS, Experiment, experiment_of
 from lightning_llm.ablate.extension import extension_of
-from lightning_llm.ablate.history import spread_in, spread_of
+from lightning_llm.ablate.history import Spread, spread_in, spread_of
 from lightning_llm.ablate.matching import matches_in_words
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, varied
 from lightning_llm.ablate.page import write_report
@@ -54,7 +55,7 @@ def _options(parser: OneLineParser) -> None:
     spread = power.add_mutually_exclusive_group(required=True)
     about = "standard deviation of the difference of one pair, in the metric's unit"
     spread.add_argument("--spread", type=float, metavar="NUMBER", help=about)
-    about = "an earlier experiment whose null variant gives it; a pilot is one with --pairs 4"
+    about = "an experiment, such as a pilot, whose null variant gives it; without FILE, the experiment is this one, too"
     spread.add_argument("--from", dest="earlier", type=Path, metavar="DIR", help=about)
     for action in (run, power):
         add = action.add_argument
@@ -180,9 +181,19 @@ def _planned(experiment: Experiment, source: str | None, of_fit: Sequence[str], 
         fresh = "Fresh seeds: --first-seed 1000, or seeds: {first: 1000} in a file"
         why = "so the two experiments are not independent"
         console.print(f"note: {used}, {why}. {fresh}", soft_wrap=True, highlight=False)
-    if spread := spread_of(setup.earlier):
-        console.print(f"What the spread of {spread[1]}'s null variant lets this experiment find:", highlight=False)
-        show_outlook(plan.experiment, spread[0], console)
+    spread, pairs = spread_of(setup.earlier), plan.experiment.looks[-1]
+    if is_pilot := pairs < LOOKS[0]:
+        console.print(
+            f"note: {pairs} pairs are a pilot: by default, the first test is after {LOOKS[0]}", highlight=False
+        )
+    if spread is not None:
+        console.print(f"What the spread of {spread.source}'s null variant lets this experiment find:", highlight=False)
+        show_outlook(plan.experiment, spread, console)
+    elif is_pilot:
+        why = "no experiment with this baseline in the same parent folder has measured the spread"
+        command = f"{PROG} power --from {shlex.quote(str(plan.out))} --pairs {LOOKS[-1]}"
+        words = f"note: what this pilot can find is not known, since {why}; after it, see {command}"
+        console.print(words, soft_wrap=True, highlight=False)
     return plan
 
 
@@ -233,8 +244,12 @@ def _extend(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
 def _power(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     if options.spread is not None and not SPREADS[0] <= options.spread <= SPREADS[1]:
         raise ValueError(f"--spread must be from {SPREADS[0]:g} to {SPREADS[1]:g}, got {options.spread}")
-    experiment = asked(options)
-    spread = options.spread if options.earlier is None else spread_in(options.earlier, experiment.metric)
+    if options.earlier is None or options.experiment or options.baseline or options.vary:
+        experiment = asked(options)
+    else:
+        experiment = Plan.read(options.earlier).experiment
+        experiment = experiment if options.pairs is None else experiment.cut(options.pairs)
+    spread = Spread(options.spread) if options.earlier is None else spread_in(options.earlier, experiment.metric)
     show_outlook(experiment, spread, Console())
 
 

@@ -8,7 +8,9 @@ from rich.table import Column, Table
 
 from lightning_llm.ablate.words import (
     bounds,
+    compared,
     cost_lines,
+    design_lines,
     is_tested,
     labeled,
     noise_lines,
@@ -25,7 +27,9 @@ def show_report(report: Mapping[str, Any], console: Console) -> None:
     """Print a report on one screen: a table in which only names are folded, and a sentence for each variant."""
     state = "ended" if report["has_ended"] else "has not ended"
     head = f"{report['name']}: {report['metric']} of {report['validation']}, {state}; plan {report['plan'][:12]}"
-    console.print(head, soft_wrap=True, highlight=False)
+    sides = "; ".join(f"{name}: {what}" for name, what in compared(report).items())
+    for line in (head, sides, *design_lines(report)):
+        console.print(line, soft_wrap=True, highlight=False)
     titles = ("pairs", "difference", f"{percent(report['interval']['each'])} interval", "p adj.", "verdict")
     columns = [Column(title, no_wrap=True) for title in titles]
     table, rows = Table(Column("variant", overflow="fold"), *columns, box=SIMPLE_HEAD, pad_edge=False), []

@@ -13,7 +13,7 @@ from lightning_llm.ablate.page import write_report
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.scheduler import Run
-from lightning_llm.ablate.words import cost_lines, noise_lines
+from lightning_llm.ablate.words import cost_lines, noise_lines, verdict_lines
 from lightning_llm.ablate.worker import work
 from lightning_llm.cli.ablate_report import show_report
 from lightning_llm.io.console import Console
@@ -255,13 +255,35 @@ def test_intervals_hold_together_only_if_there_are_several(experiment, capsys):
     assert "all together" not in (plan.out / "report.html").read_text()
 
 
-def test_the_range_of_further_pairs_is_explained_once(experiment, capsys):
-    plan = experiment({"a": {"effect": 0.003}, "b": {"effect": 0.003}}, looks=(4,), delta=0.003)
+def test_the_range_of_further_pairs_is_explained_once(done):
+    report = report_of(load_experiment(done.out))
+    for name in ("a", "lost"):
+        report["variants"][name]["further_pairs"] = {"expected": 50, "low": 28, "high": 239}
+    *sentences, last = verdict_lines(report)
+    assert sum("28 to 239 further pairs reach a verdict with a probability of 80%" in line for line in sentences) == 2
+    assert last == (
+        "Further pairs are a range, since the true difference may be anywhere in its 80% interval. "
+        f"lightning-llm ablate extend {done.out} --pairs N adds pairs."
+    )
+
+
+def test_the_report_says_what_was_compared(experiment, capsys):
+    base = {"data": {"path": "text.txt", "store": None}}
+    asked = {"configs": ["a.yaml", "b.yaml"], "seen": {"first": [0, 1]}}
+    plan = experiment(
+        {"a": {"effect": -0.5, "options": {"x.y": "relu", "z": 3}}}, looks=(4,), delta=0.01, base=base, **asked
+    )
     work(plan.out)
     assert main(["ablate", "report", str(plan.out)]) == 0
     said = capsys.readouterr().out
-    explained = "may be anywhere in its 80% interval. lightning-llm ablate extend"
-    assert (said.count("further pairs reach a verdict"), said.count(f"{explained} {plan.out} --pairs N adds")) == (2, 1)
+    lines = (
+        "seeds 0 to 3; delta 0.01 nats/token; a difference is variant minus baseline, so a negative one is better.",
+        "Not independent of earlier experiments with this baseline: first has used seeds 0 to 1.",
+    )
+    assert "\nbaseline: a.yaml, b.yaml on text.txt; a: x.y=relu, z=3\n" + "\n".join(lines) in said
+    page = (plan.out / "report.html").read_text()
+    for text in ("<tr><td>baseline</td><td>a.yaml, b.yaml on text.txt</td></tr>", "<td>x.y=relu, z=3</td>", *lines):
+        assert text in page
 
 
 def test_the_report_says_what_the_metric_is_of(experiment):

@@ -279,10 +279,15 @@ def test_power_shows_what_an_experiment_would_find(folder, capsys):
     assert rows[-1][1] == "100%"
     assert "warning" not in said
     (folder / "pilot").mkdir()
-    (folder / "pilot" / "report.json").write_text(json.dumps({"metric": "val_loss", "aa": {"null_sd": 0.008}}))
+    (folder / "pilot" / "report.json").write_text(
+        json.dumps(
+            {"metric": "val_loss", "aa": {"null_sd": 0.008, "null": {"noise": {"sd_interval": [0.0054, 0.0154]}}}}
+        )
+    )
     assert main(["ablate", *words, "--from", "pilot", "--pairs", "8"]) == 0
     said = capsys.readouterr().out
-    assert "a pair's difference has a standard deviation of 0.008" in said
+    within = "null variant of pilot, 95% interval 0.0054 to 0.0154"
+    assert f"a pair's difference has a standard deviation of 0.008 ({within})." in said
     warning = next(line for line in said.splitlines() if line.startswith("warning: "))
     found = re.search(r"delta 0\.005 in only (\d+)% of experiments: .* a delta of about ([\d.]+)", warning)
     assert int(found[1]) < 10
@@ -290,10 +295,28 @@ def test_power_shows_what_an_experiment_would_find(folder, capsys):
     assert wider.words["equivalent"] == pytest.approx(0.8, abs=0.05)
 
 
+def test_power_of_a_pilot_is_that_of_its_own_experiment(folder, monkeypatch, capsys):
+    assert planned(monkeypatch, variants={"a": RELU, "b": {MLP: "gelu"}}, pairs=4)() == 0
+    said = capsys.readouterr().err
+    assert "note: 4 pairs are a pilot: by default, the first test is after 8" in said
+    after = "after it, see lightning-llm ablate power --from out --pairs 16"
+    assert "note: what this pilot can find is not known, since no experiment with this baseline in the same " in said
+    assert f"has measured the spread; {after}\n" in said
+    Path("out", "report.json").write_text(json.dumps({"metric": "val_loss", "aa": {"null_sd": 0.008}}))
+    assert main(["ablate", "power", "--from", "out"]) == 0
+    said = capsys.readouterr().out
+    assert "8/12" not in said
+    assert "each of 2 variants, if a pair's difference has a standard deviation of 0.008 (null variant of out)." in said
+    assert main(["ablate", "power", "--from", "out", "--pairs", "12"]) == 0
+    assert "8/12" in capsys.readouterr().out
+    assert planned(monkeypatch, variants={"c": RELU}, looks=[8], out="whole")() == 0
+    assert "pilot" not in capsys.readouterr().err
+
+
 def test_a_plan_says_which_seeds_an_earlier_one_has_used_and_what_it_can_find(folder, monkeypatch, capsys):
     run = planned(monkeypatch, variants={"a": RELU}, looks=[4], out="runs/first")
     assert run() == 0
-    assert "note:" not in capsys.readouterr().err
+    assert "not independent" not in capsys.readouterr().err
     for seed in range(4):
         Path("runs/first/runs", f"baseline,seed={seed}").mkdir(parents=True)
     Path("runs/first/report.json").write_text(json.dumps({"aa": {"null_sd": 0.008}}))
@@ -306,7 +329,7 @@ def test_a_plan_says_which_seeds_an_earlier_one_has_used_and_what_it_can_find(fo
     assert json.loads(Path("runs/second", PLAN).read_text())["seen"] == {"first": [0, 1, 2, 3]}
     fresh = planned(monkeypatch, variants={"b": {MLP: "gelu"}}, looks=[4], out="runs/third", seeds={"first": 1000})
     assert fresh() == 0
-    assert "note:" not in capsys.readouterr().err
+    assert "not independent" not in capsys.readouterr().err
     assert json.loads(Path("runs/third", PLAN).read_text())["first_seed"] == 1000
 
 
