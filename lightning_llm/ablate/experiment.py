@@ -85,8 +85,8 @@ def _match_in_file(value: object, name: str) -> Iterable[str]:
 def _solved(match: Any) -> tuple[str, str | None]:
     """The name of the check, and the option that it solves for."""
     if isinstance(match, str) and "=" in match:
-        name, _, option = match.partition("=")
-        match = {name: {"option": option}}
+        rule, _, solved = match.partition("=")
+        match = {rule: {"option": solved}}
     if not isinstance(match, dict):
         return match, None
     ((name, inner),) = match.items() if len(match) == 1 else [("", None)]

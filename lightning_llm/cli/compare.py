@@ -7,7 +7,7 @@ of ``statistics.verdict``; ``comparison`` says which runs are a group, and how t
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from lightning_llm.ablate.comparison import (
     experiment_in,
     group_runs,
     read_results,
+    skipped_experiments,
     with_threads,
 )
 from lightning_llm.ablate.words import UNEQUAL, pairs_in_words, saved_in_words
@@ -34,6 +35,7 @@ from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console, folded, room
 from lightning_llm.runs.names import THREADS, find_runs
 from lightning_llm.runs.status import read_summary, unfinished
+from lightning_llm.statistics.pairing import STEPS
 from lightning_llm.statistics.verdict import Verdict
 
 THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."
@@ -41,6 +43,7 @@ MOST_COLUMNS = 5  # of options; more are combined in one
 MOST_LINES = 3  # of a name in a narrow table; longer ones stand below it
 NO_BITS = "validation loss: not compared, since the tokenizers differ and a run has no bits per byte"
 OTHER_TEXT = "Runs on other texts are not compared with one another: each text has its own table."
+ONE_RUN = "A difference of one run has no interval: lightning-llm ablate compares several seeds, until a verdict."
 ADJUSTED = "Intervals and p are adjusted for {} comparisons: all intervals hold together with a probability of 95%."
 
 
@@ -68,7 +71,7 @@ def run_compare(options: argparse.Namespace) -> None:
         if len(options.runs) > 1 or options.baseline or options.delta is not None:
             problem = "its plan has the baseline and delta: compare it alone, without --baseline and --delta"
             raise ValueError(f"{experiment} is an experiment, and {problem}")
-        show([compare_experiment(experiment)], options.json, console)
+        show({"": compare_experiment(experiment)}, options.json, console)
         console.print(
             f"\nThe rest of the report: lightning-llm ablate report {escape(str(experiment))}", soft_wrap=True
         )
@@ -84,17 +87,19 @@ def run_compare(options: argparse.Namespace) -> None:
         raise ValueError(f"no run has finished: {', '.join(left_out)}")
     if baseline and (words := status[baseline[0].path]):
         raise ValueError(f"--baseline {options.baseline} has not finished: {words}")
-    summaries = {run.path: read_summary(run.path, METRICS) for run in finished}
-    sections = []
-    for members, tokenizers in by_text(finished, summaries):
+    summaries = {run.path: read_summary(run.path, (*METRICS, STEPS)) for run in finished}
+    sections = {}
+    for text, (members, tokenizers) in by_text(finished, summaries).items():
         groups = group_runs([(run, read_results(run.path)) for run in members], summaries, tokenizers)
-        sections.append((groups, effects(groups, summaries, delta=options.delta, must_pair=options.paired)))
+        sections[text] = groups, effects(groups, summaries, delta=options.delta, must_pair=options.paired)
     show(sections, options.json, console)
     if len({run.options.get(THREADS) for run in finished} - {None}) > 1:
         console.print(f"\n{THREADS_DIFFER}", soft_wrap=True)
     for run in finished:
         for change in summaries[run.path].get("changed_on_resume", []):
             console.print(f"\nchanged on resume: {escape(str(run.path))}, {escape(change)}", soft_wrap=True)
+    if skipped := skipped_experiments(options.runs):
+        left_out.append(f"{', '.join(skipped)}: experiments, each of which is compared alone")
     if left_out:
         console.print()
     for line in left_out:
@@ -102,13 +107,15 @@ def run_compare(options: argparse.Namespace) -> None:
 
 
 def show(
-    sections: Sequence[tuple[Sequence[Group], Sequence[Sequence[Effect]]]], json: Path | None, console: Console
+    sections: Mapping[str, tuple[Sequence[Group], Sequence[Sequence[Effect]]]], json: Path | None, console: Console
 ) -> None:
     """Print the groups and effects of each text, and write them to a file if one is given."""
     if json is not None:
-        rows = [each for groups, found in sections for each in zip(groups, [[], *found], strict=True)]
+        rows = [each for groups, found in sections.values() for each in zip(groups, [[], *found], strict=True)]
         write_json(json, [_row(group, effects) for group, effects in rows])
-    for groups, found in sections:
+    for text, (groups, found) in sections.items():
+        if len(sections) > 1:
+            console.print(f"\nOn {escape(text)}:", soft_wrap=True)
         print_table(groups, console)
         print_effects(groups, found, console)
     if len(sections) > 1:
@@ -181,7 +188,13 @@ def print_effects(groups: Sequence[Group], found: Sequence[Sequence[Effect]], co
         if own and base and abs(own - base) > UNEQUAL * base:
             words = f"{own:,} versus {base:,} ({100 * (own / base - 1):+.1f}%)"
             console.print(f"  parameters are not equal: {words}", soft_wrap=True)
-    if len(found) > 1:
+        if group.steps and groups[0].steps and group.steps != groups[0].steps:
+            ours, theirs = (", ".join(map(str, each.steps)) for each in (group, groups[0]))
+            console.print(f"  steps are not equal: {ours} versus {theirs}", soft_wrap=True)
+    verdicts = [effect.found for its in found for effect in its]
+    if any(each.difference is not None and each.interval is None for each in verdicts):
+        console.print(f"\n{ONE_RUN}", soft_wrap=True)
+    if len(found) > 1 and sum(each.interval is not None for each in verdicts) > 1:
         console.print(f"\n{ADJUSTED.format(len(found))}", soft_wrap=True)
 
 

@@ -17,11 +17,13 @@ from torch.utils.tensorboard import SummaryWriter
 from lightning_llm.__main__ import main
 from lightning_llm.ablate import scheduler as ablate_scheduler
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
+from lightning_llm.ablate.plan import PLAN
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.cli.compare import (
     ADJUSTED,
     NO_BITS,
+    ONE_RUN,
     OTHER_TEXT,
     THREADS_DIFFER,
     difference_text,
@@ -171,6 +173,7 @@ def test_runs_of_the_command_line_are_compared(tiny, capsys):
         ('{"changed_on_resume": [3]}', "changed_on_resume[0] is 3, expected text"),
         ('{"batches_at": {"1a": "0"}}', "batches_at is {'1a': '0'}, expected texts by step"),
         ('{"batches_at": {"1": 0}}', "batches_at is {'1': 0}, expected texts by step"),
+        ('{"steps": [3]}', "steps is [3], expected a finite number"),
         ('{"package": 3}', "package is 3, expected text"),
         ('{"batches": 3}', "batches is 3, expected text"),
         ('{"initial_values": {"a": 1}}', "initial_values is {'a': 1}, expected texts by name"),
@@ -309,14 +312,52 @@ def on_text(folder, mlp="swiglu", tokenizer="char", text="my.txt", initial="8x4"
     return str(folder)
 
 
-def test_each_text_has_its_own_table(tmp_path, capsys):
+def test_each_text_has_its_own_table(tmp_path, capsys, error_line):
     other = on_text(tmp_path / "a", text="other.txt", val_loss=9.0)
     swiglu, relu = (on_text(tmp_path / mlp, mlp, val_loss=loss) for mlp, loss in (("swiglu", 2.0), ("relu", 2.5)))
-    assert main(["compare", other, swiglu, relu, "--paired"]) == 0
+    assert main(["compare", other, swiglu, relu]) == 0
     said = capsys.readouterr().out
+    titles = ["On data.path other.txt:", "On data.path my.txt:"]
+    assert [line for line in said.splitlines() if line.startswith("On data")] == titles
     assert [line for line in said.splitlines() if " versus " in line] == ["mlp=relu versus mlp=swiglu"]
     assert "validation loss +0.5000 nats/token" in said
     assert OTHER_TEXT in said
+    assert main(["compare", swiglu, relu]) == 0
+    assert "On data" not in capsys.readouterr().out
+    assert main(["compare", other, swiglu, relu, "--paired"]) == 2
+    assert "has no other group to be compared with; leave out --paired" in error_line()
+
+
+def test_a_difference_of_one_run_points_to_ablate(tmp_path, capsys):
+    for mlp, loss in (("swiglu", 2.0), ("relu", 2.5), ("gelu", 2.25)):
+        make(tmp_path / mlp, mlp, **{**HASHES, "val_loss": loss})
+    assert main(["compare", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "one pair: no interval" in said
+    assert said.count(ONE_RUN) == 1
+    assert "all intervals hold" not in said
+    assert main(["compare", str(several(tmp_path / "runs"))]) == 0
+    assert ONE_RUN not in capsys.readouterr().out
+
+
+def test_other_numbers_of_steps_are_reported(tmp_path, capsys):
+    assert main(["compare", str(several(tmp_path / "runs", steps=200))]) == 0
+    assert "steps are not" not in capsys.readouterr().out  # those of the baseline are not recorded
+    for run in (tmp_path / "runs").glob("swiglu-*/summary.json"):
+        run.write_text(json.dumps({**json.loads(run.read_text()), "steps": 100}))
+    assert main(["compare", str(tmp_path / "runs")]) == 0
+    assert "  steps are not equal: 100 versus 200\n" in capsys.readouterr().out
+
+
+def test_experiments_in_a_folder_of_runs_are_listed(tmp_path, capsys):
+    several(tmp_path / "runs")
+    for name in ("first", "second"):
+        (tmp_path / "runs" / name / "runs").mkdir(parents=True)
+        (tmp_path / "runs" / name / PLAN).write_text("{}")
+    assert main(["compare", str(tmp_path / "runs")]) == 0
+    root = tmp_path / "runs"
+    said = capsys.readouterr().out
+    assert f"not compared: {root}/first, {root}/second: experiments, each of which is compared alone\n" in said
 
 
 def test_the_same_validation_batches_are_the_same_text(tmp_path, capsys):
