@@ -27,7 +27,7 @@ ENVIRONMENT = ("precision", "device", "threads", "torch", "numpy", "package")
 OF_PLAN = ("threads", "accelerator", "commit", "seen")
 OF_ARM = ("steps", "parameters", "flops_per_token", "tokens_per_step", "solved", "ratio", *TIMED)  # of a plan
 TEXTS = ("store", "path", "corpus")  # of the data
-_DATA = {**dict.fromkeys(TEXTS, maybe(TEXT)), "mixture": maybe(by_name(NUMBER))}
+_DATA = {**dict.fromkeys(TEXTS, maybe(TEXT)), "mixture": maybe(by_name(NUMBER, least=0))}
 _TRAINER = {"limit_val_batches": maybe(NUMBER)}
 _CONFIG = open_record({}, {"trainer": maybe(open_record({}, _TRAINER)), "data": maybe(open_record({}, _DATA))})
 NO_LOOK: dict[str, Any] = {  # of a variant; its other numbers are null
