@@ -140,10 +140,8 @@ def compare_experiment(folder: Path) -> tuple[list[Group], list[list[Effect]]]:
     for name in names:
         verdict = loaded.state.verdicts.get(name)
         seeds = [] if verdict is None else experiment.seeds(verdict.pairs)
-        base = [
-            each for run, results in of_arm.get(BASELINE, []) if run.seed[0] in seeds for each in [results.get(metric)]
-        ]
-        known = [each for each in base if each is not None]
+        base = ((run.seed[0], results) for run, results in of_arm.get(BASELINE, []))
+        known = [results[metric] for seed, results in base if seed in seeds and metric in results]
         found.append([] if verdict is None or not known else [Effect(metric, statistics.fmean(known), verdict)])
     return groups, found
 

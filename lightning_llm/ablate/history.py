@@ -55,7 +55,7 @@ class Earlier:
     spread: Spread | None
 
 
-def earlier(out: Path, config: str, metric: str) -> list[Earlier]:
+def earlier(out: Path, config: str, metric: str) -> Iterator[Earlier]:
     """The experiments in the same parent folder whose baseline and metric are those of a new one.
 
     Args:
@@ -63,7 +63,17 @@ def earlier(out: Path, config: str, metric: str) -> list[Earlier]:
         config: The hash of its baseline's config.
         metric: Its metric.
     """
-    return list(_like(out, config, metric))
+    folders = sorted(path.parent for path in out.parent.glob(f"*/{PLAN}"))[:MOST]
+    for folder in folders:
+        if folder.resolve() == out.resolve():
+            continue
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            content = read_json(folder / PLAN)
+            if (content["asked_configs"][BASELINE], content["metric"]) != (config, metric):
+                continue
+            names = (path.name for path in (folder / RUNS).glob(f"{BASELINE},*seed=*"))  # those of tuning too
+            seeds = sorted({int(seed) for seed in (name.rpartition("=")[2] for name in names) if seed.isdecimal()})
+            yield Earlier(folder.name, seeds, _spread(folder))
 
 
 def spread_of(experiments: Sequence[Earlier]) -> Spread | None:
@@ -80,20 +90,6 @@ def spread_in(folder: Path, metric: str) -> Spread:
     if spread := _spread(folder, metric):
         return spread
     raise ValueError(f"{folder} has no {REPORT} with the spread of a null variant in {metric}: give --spread instead")
-
-
-def _like(out: Path, config: str, metric: str) -> Iterator[Earlier]:
-    folders = sorted(path.parent for path in out.parent.glob(f"*/{PLAN}"))[:MOST]
-    for folder in folders:
-        if folder.resolve() == out.resolve():
-            continue
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            content = read_json(folder / PLAN)
-            if (content["asked_configs"][BASELINE], content["metric"]) != (config, metric):
-                continue
-            names = (path.name for path in (folder / RUNS).glob(f"{BASELINE},*seed=*"))  # those of tuning too
-            seeds = sorted({int(seed) for seed in (name.rpartition("=")[2] for name in names) if seed.isdecimal()})
-            yield Earlier(folder.name, seeds, _spread(folder))
 
 
 def _spread(folder: Path, metric: str | None = None) -> Spread | None:

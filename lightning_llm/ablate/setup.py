@@ -65,7 +65,7 @@ class Setup:
         configs = {name: digest(arm.options) for name, arm in self.arms.items()}
         self._code = code_of({name: arm.options for name, arm in self.arms.items()})
         self.asked = {**experiment.held, "asked_configs": configs, "code": code_hash(self._code)}
-        self.earlier = earlier(Path(experiment.folder), configs[BASELINE], experiment.metric)
+        self.earlier = list(earlier(Path(experiment.folder), configs[BASELINE], experiment.metric))
 
     def _arm(self, name: str, options: Mapping[str, Any]) -> Arm:
         return self._read_arm(name, self.experiment.baseline, [*self._words, *words_of(options)])

@@ -32,6 +32,15 @@ def is_tested(row: Mapping[str, Any]) -> bool:
     return row["level"] is not None
 
 
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """Pairs, difference, interval, adjusted p and verdict of a variant, for a table."""
+    if not is_tested(row):
+        return ["–"] * 5
+    p = row["p_adjusted"]
+    p = "–" if p is None else "<0.0001" if p < 1e-4 else f"{p:.4f}"
+    return [str(row["pairs"]), signed(row["difference"]), bounds(row["interval"]), p, row["verdict"]]
+
+
 def together(report: Mapping[str, Any]) -> str:
     """With what probability all intervals hold; empty: there are not several."""
     many = sum(row["interval"] is not None for row in report["variants"].values())
