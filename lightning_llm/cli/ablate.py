@@ -114,16 +114,8 @@ def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     if getattr(options, "workers", None) is not None and options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
     with interrupts.taken("ablate"):
-        acts = {
-            "run": _run,
-            "extend": _extend,
-            "status": _status,
-            "report": _report,
-            "power": _power,
-            "measure": _measure,
-            "work": _work,
-        }
-        acts[options.action](options, of_fit)
+        acts = {act.__name__: act for act in (_run, _extend, _status, _report, _power, _measure, _work)}
+        acts[f"_{options.action}"](options, of_fit)
 
 
 def _run(options: argparse.Namespace, of_fit: Sequence[str]) -> None:

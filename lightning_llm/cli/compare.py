@@ -15,20 +15,8 @@ from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_llm.ablate.comparison import (
-    BITS,
-    METRICS,
-    Effect,
-    Group,
-    by_text,
-    compare_experiment,
-    effects,
-    experiment_in,
-    group_runs,
-    read_results,
-    skipped_experiments,
-    with_threads,
-)
+from lightning_llm.ablate import comparison
+from lightning_llm.ablate.comparison import BITS, METRICS, Effect, Group
 from lightning_llm.ablate.words import UNEQUAL, pairs_in_words, saved_in_words
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
@@ -67,11 +55,11 @@ def run_compare(options: argparse.Namespace) -> None:
     """
     # a file or a pipe gets lines of any length
     console = Console(markup=True, highlight=False, width=None if sys.stdout.isatty() else 200)
-    if (experiment := next(filter(None, map(experiment_in, options.runs)), None)) is not None:
+    if (experiment := next(filter(None, map(comparison.experiment_in, options.runs)), None)) is not None:
         if len(options.runs) > 1 or options.baseline or options.delta is not None:
             problem = "its plan has the baseline and delta: compare it alone, without --baseline and --delta"
             raise ValueError(f"{experiment} is an experiment, and {problem}")
-        show({"": compare_experiment(experiment)}, options.json, console)
+        show({"": comparison.compare_experiment(experiment)}, options.json, console)
         console.print(
             f"\nThe rest of the report: lightning-llm ablate report {escape(str(experiment))}", soft_wrap=True
         )
@@ -82,23 +70,24 @@ def run_compare(options: argparse.Namespace) -> None:
     runs = find_runs([*(str(run.path) for run in baseline), *options.runs])
     status = {run.path: unfinished(run.path) for run in runs}
     left_out = [f"{path}: {words}" for path, words in status.items() if words]
-    finished = [with_threads(run) for run in runs if not status[run.path]]
+    finished = [comparison.with_threads(run) for run in runs if not status[run.path]]
     if not finished:
         raise ValueError(f"no run has finished: {', '.join(left_out)}")
     if baseline and (words := status[baseline[0].path]):
         raise ValueError(f"--baseline {options.baseline} has not finished: {words}")
     summaries = {run.path: read_summary(run.path, (*METRICS, STEPS)) for run in finished}
     sections = {}
-    for text, (members, tokenizers) in by_text(finished, summaries).items():
-        groups = group_runs([(run, read_results(run.path)) for run in members], summaries, tokenizers)
-        sections[text] = groups, effects(groups, summaries, delta=options.delta, must_pair=options.paired)
+    for text, (members, tokenizers) in comparison.by_text(finished, summaries).items():
+        results = [(run, comparison.read_results(run.path)) for run in members]
+        groups = comparison.group_runs(results, summaries, tokenizers)
+        sections[text] = groups, comparison.effects(groups, summaries, delta=options.delta, must_pair=options.paired)
     show(sections, options.json, console)
     if len({run.options.get(THREADS) for run in finished} - {None}) > 1:
         console.print(f"\n{THREADS_DIFFER}", soft_wrap=True)
     for run in finished:
         for change in summaries[run.path].get("changed_on_resume", []):
             console.print(f"\nchanged on resume: {escape(str(run.path))}, {escape(change)}", soft_wrap=True)
-    if skipped := skipped_experiments(options.runs):
+    if skipped := comparison.skipped_experiments(options.runs):
         left_out.append(f"{', '.join(skipped)}: experiments, each of which is compared alone")
     if left_out:
         console.print()
@@ -112,7 +101,7 @@ def show(
     """Print the groups and effects of each text, and write them to a file if one is given."""
     if json is not None:
         rows = [each for groups, found in sections.values() for each in zip(groups, [[], *found], strict=True)]
-        write_json(json, [_row(group, effects) for group, effects in rows])
+        write_json(json, [_row(group, its) for group, its in rows])
     for text, (groups, found) in sections.items():
         if len(sections) > 1:
             console.print(f"\nOn {escape(text)}:", soft_wrap=True)
