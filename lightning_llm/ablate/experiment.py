@@ -48,11 +48,10 @@ def _are_looks(value: object) -> bool:
 
 
 def _are_factors(value: object) -> bool:
-    if not isinstance(value, list) or not all(
-        type(factor) in (int, float) and 0 < factor < math.inf for factor in value
-    ):
+    if not isinstance(value, list) or any(type(factor) not in (int, float) for factor in value):
         return False
-    return len(value) > 2 and all(high >= 1.01 * low for low, high in itertools.pairwise(value))
+    pairs = list(itertools.pairwise(value))
+    return len(pairs) > 1 and all(low > 0 and 1.01 * low <= high < math.inf for low, high in pairs)
 
 
 _NAME = check(

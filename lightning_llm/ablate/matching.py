@@ -173,12 +173,7 @@ class Parameters(Match):
         return float(variant["parameters"] / base["parameters"])
 
 
-MATCHES: dict[str, Match] = {
-    Tokens.name: Tokens(),
-    Flops.name: Flops(),
-    Time.name: Time(),
-    Parameters.name: Parameters(),
-}
+MATCHES: dict[str, Match] = {rule.name: rule for rule in (Tokens(), Flops(), Time(), Parameters())}
 
 
 def matches_in_words() -> str:

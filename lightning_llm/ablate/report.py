@@ -179,9 +179,8 @@ def _validation(trainer: Mapping[str, Any]) -> str:
     limit = trainer.get("limit_val_batches")
     if limit is None or (limit == 1.0 and isinstance(limit, float)):
         return "the whole validation text"
-    return (
-        f"{limit} batches of the validation text" if isinstance(limit, int) else f"{limit:.0%} of the validation text"
-    )
+    amount = f"{limit} batches" if isinstance(limit, int) else f"{limit:.0%}"
+    return f"{amount} of the validation text"
 
 
 def _cost(loaded: Loaded) -> dict[str, Any]:

@@ -11,7 +11,7 @@ baseline and variants are compared on the seeds of the looks. Both comparisons h
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.experiment import Experiment
@@ -101,6 +101,9 @@ def _compare(
     found: dict[str, Verdict] = {}
     null: Verdict | None = None
     undecided, first, looks = variants, experiment.looks[0], {*experiment.looks}
+    rule: dict[str, Any] = {"delta": experiment.delta, "alpha": experiment.alpha}
+    of_looks: dict[str, Any] = {"looks": experiment.looks, "precision": experiment.precision}
+    of_looks["variants"] = len(experiment.variants)
     planned = [(look, Added(0)) for look in experiment.looks]
     for look, more in (*planned, *((0, each) for each in added)):
         growing = undecided if more.variants is None else [name for name in variants if name in more.variants]
@@ -116,20 +119,13 @@ def _compare(
         pairs |= wanted
         if with_null and null is None:
             of_null = sample(losses, names[BASELINE], NULL, experiment.seeds(first))
-            null = verdicts({NULL: of_null}, delta=experiment.delta, alpha=experiment.alpha)[NULL]
+            null = verdicts({NULL: of_null}, **rule)[NULL]
         alike = _alike(losses, experiment.seeds(first)) if with_null else []
         samples = {
             name: sample(losses, names[BASELINE], names[name], experiment.seeds(count), alike)
             for name, count in pairs.items()
         }
-        found = verdicts(
-            samples,
-            delta=experiment.delta,
-            alpha=experiment.alpha,
-            looks=experiment.looks,
-            precision=experiment.precision,
-            variants=len(experiment.variants),
-        )
+        found = verdicts(samples, **rule, **of_looks)
         undecided = [name for name in variants if not found[name].has_ended]
     return State([], max(pairs.values(), default=0), found, undecided, sorted(looks), null)
 

@@ -52,11 +52,11 @@ def together(report: Mapping[str, Any]) -> str:
 
 def compared(report: Mapping[str, Any]) -> dict[str, str]:
     """What each side is: the configs and text of the baseline, and the options that variants change."""
-    changes = {name: words_of(row["options"]) for name, row in report["variants"].items()}
-    base = ", ".join(report["configs"]) + (f" on {report['text']}" if report["text"] else "")
-    return {BASELINE: base.strip() or "see the plan"} | {
-        name: ", ".join(word.removeprefix("--") for word in words) or "see the plan" for name, words in changes.items()
-    }
+    base = [", ".join(report["configs"]), f"on {report['text']}" if report["text"] else ""]
+    sides = {BASELINE: " ".join(filter(None, base))}
+    for name, row in report["variants"].items():
+        sides[name] = ", ".join(word.removeprefix("--") for word in words_of(row["options"]))
+    return {name: what or "see the plan" for name, what in sides.items()}
 
 
 def design_lines(report: Mapping[str, Any]) -> list[str]:
