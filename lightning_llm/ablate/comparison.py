@@ -36,6 +36,7 @@ METRICS = {  # key in summary.json: what it is, its unit, digits
 }
 
 Results = Mapping[str, float]
+Summaries = Mapping[Path, Mapping[str, Any]]  # the summary.json of each run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,9 +151,7 @@ def _numbers(summary: Mapping[str, Any]) -> dict[str, float]:
     return {key: float(summary[key]) for key in METRICS if summary.get(key) is not None}
 
 
-def by_text(
-    runs: Sequence[Run], summaries: Mapping[Path, Mapping[str, Any]]
-) -> dict[str, tuple[list[Run], dict[Path, Hashable]]]:
+def by_text(runs: Sequence[Run], summaries: Summaries) -> dict[str, tuple[list[Run], dict[Path, Hashable]]]:
     """By text, its runs and their tokenizers. Runs with the same validation batches have both in common."""
     by_batches: dict[str, tuple[str, Hashable]] = {}
     found: dict[str, tuple[list[Run], dict[Path, Hashable]]] = {}
@@ -207,7 +206,7 @@ def read_results(run: Path) -> dict[str, float]:
 
 def group_runs(
     results: Sequence[tuple[Run, Results]],
-    summaries: Mapping[Path, Mapping[str, Any]] | None = None,
+    summaries: Summaries | None = None,
     tokenizers: Mapping[Path, Hashable] | None = None,
 ) -> list[Group]:
     """Groups in the order in which their first runs come."""
@@ -233,7 +232,7 @@ def _group(
     name: str,
     options: Mapping[str, str],
     members: Sequence[tuple[Run, Results]],
-    summaries: Mapping[Path, Mapping[str, Any]],
+    summaries: Summaries,
     tokenizer: Hashable = None,
 ) -> Group:
     by_seed: dict[Hashable, list[tuple[Run, Results]]] = {}
@@ -251,11 +250,7 @@ def _group(
 
 
 def effects(
-    groups: Sequence[Group],
-    summaries: Mapping[Path, Mapping[str, Any]],
-    *,
-    delta: float | None = None,
-    must_pair: bool = False,
+    groups: Sequence[Group], summaries: Summaries, *, delta: float | None = None, must_pair: bool = False
 ) -> list[list[Effect]]:
     """The differences of each group but the first from the first, in each metric that both have.
 
@@ -294,7 +289,7 @@ def effects(
     return found
 
 
-def _pairs(baseline: Group, group: Group, summaries: Mapping[Path, Mapping[str, Any]]) -> tuple[list[Hashable], str]:
+def _pairs(baseline: Group, group: Group, summaries: Summaries) -> tuple[list[Hashable], str]:
     """The seeds that both groups have if all their runs are pairs; else none, and why. A note if seeds are left out."""
     seeds = [seed for seed in baseline.by_seed if seed in group.by_seed]
     if not seeds:

@@ -4,7 +4,6 @@ Evidence on seeds whose results were known before the question was asked is not 
 spread of an earlier null variant says what a plan can find before its first run.
 """
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -40,8 +39,7 @@ class Spread(NamedTuple):
         return f"{self.value:.4g}" + (f" (null variant of {self.source}{within})" if self.source else "")
 
 
-@dataclasses.dataclass(frozen=True)
-class Earlier:
+class Earlier(NamedTuple):
     """An experiment with the same baseline and metric.
 
     Attributes:

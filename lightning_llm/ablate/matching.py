@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from lightning_llm.ablate.arm import BASELINE, Arm
-from lightning_llm.ablate.ratios import TIMED, is_one, median_interval
+from lightning_llm.ablate.ratios import is_one, median_interval
 from lightning_llm.io.untrusted import shown
 from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine, WarmupLinear, WarmupStableDecay
 
@@ -45,11 +45,6 @@ class Matched:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     time_ratio: float | None = None
     time_ratio_interval: tuple[float, float] | None = None
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What the plan records of it."""
-        return {"matched": self.options} | {field: getattr(self, field) for field in TIMED}
 
 
 class Match:
@@ -119,8 +114,8 @@ class Flops(Match):
 
         ours, theirs = cost.flops_of(base), cost.flops_of(variant)
         if ours is None or theirs is None:
-            advice = f"use match: {Time.name}"
-            raise ValueError(f"match: {self.name}: the FLOPs of {variant.name} cannot be counted: {advice}")
+            problem = f"the FLOPs of {variant.name} cannot be counted: use match: {Time.name}"
+            raise ValueError(f"match: {self.name}: {problem}")
         return Matched(scaled_options(self.name, variant, base.steps, ours / theirs))
 
     def closeness(self, base: Facts, variant: Facts) -> float:

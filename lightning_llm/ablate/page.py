@@ -14,6 +14,7 @@ from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import Loaded
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.charts import svg
+from lightning_llm.io.units import MIB
 from lightning_llm.io.untrusted import printable
 
 PAGE = "report.html"
@@ -70,10 +71,8 @@ def _parts(report: Mapping[str, Any], curves: Curves) -> list[str]:
         parts += ["<h2>Tuning curves</h2>", _plot(plots.tuning_curves, report, height=3.4)]
     parts.append(_paragraphs(words.tuning_lines(report)))
     if BASELINE in curves.steps:
-        parts += [
-            "<h2>Validation loss during training</h2>",
-            _plot(plots.loss_curves, report, curves, height=3.6, columns=2),
-        ]
+        plot = _plot(plots.loss_curves, report, curves, height=3.6, columns=2)
+        parts += ["<h2>Validation loss during training</h2>", plot]
         parts.append(
             "<figcaption>Left: mean over the seeds of all sides, with a band of one standard deviation. Right: paired "
             "differences from the baseline at equal shares of the run, with their 95% interval at each point by "
@@ -132,7 +131,7 @@ def _cost_table(report: Mapping[str, Any], curves: Curves) -> str:
         cells += ["–"] * 3 if side is None else [
             "{} ({} to {})".format(*(words.milliseconds(side[f"step{part}_s"]) for part in ("", "_p20", "_p80"))),
             ratio_in_words(side),
-            "–" if side["peak_bytes"] is None else f"{side['peak_bytes'] / words.MIB:.4g}",
+            "–" if side["peak_bytes"] is None else f"{side['peak_bytes'] / MIB:.4g}",
         ]  # fmt: skip
         timed = None if name == BASELINE else curves.at_equal_time(name, report["cost"]["sides"], report["delta"])
         rows.append([*cells, words.signed(timed)])

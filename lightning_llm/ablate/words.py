@@ -12,10 +12,9 @@ from lightning_llm.ablate.matching import ARCHITECTURE, MATCHES
 from lightning_llm.ablate.options import words_of
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.ratios import time_in_words
-from lightning_llm.io.units import shown_duration
+from lightning_llm.io.units import MIB, shown_duration
 from lightning_llm.statistics.design import NOT_SHOWN
 
-MIB = 2**20
 FURTHER = "Further pairs are a range, since the true difference may be anywhere in its 80% interval."
 UNEQUAL = 0.01  # parameters that differ by more are reported
 MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "alone"

@@ -175,17 +175,14 @@ def _planned(experiment: Experiment, source: str | None, of_fit: Sequence[str], 
         console.print(f"note: {used}, {why}. {fresh}", soft_wrap=True, highlight=False)
     spread, pairs = spread_of(setup.earlier), plan.experiment.looks[-1]
     if is_pilot := pairs < LOOKS[0]:
-        console.print(
-            f"note: {pairs} pairs are a pilot: by default, the first test is after {LOOKS[0]}", highlight=False
-        )
+        _say([f"{pairs} pairs are a pilot: by default, the first test is after {LOOKS[0]}"])
     if spread is not None:
         console.print(f"What the spread of {spread.source}'s null variant lets this experiment find:", highlight=False)
         show_outlook(plan.experiment, spread, console)
     elif is_pilot:
         why = "no experiment with this baseline in the same parent folder has measured the spread"
-        command = f"{PROG} power --from {shlex.quote(str(plan.out))} --pairs {LOOKS[-1]}"
-        words = f"note: what this pilot can find is not known, since {why}; after it, see {command}"
-        console.print(words, soft_wrap=True, highlight=False)
+        words = f"note: what this pilot can find is not known, since {why}; after it, see {PROG} power --from"
+        console.print(f"{words} {shlex.quote(str(plan.out))} --pairs {LOOKS[-1]}", soft_wrap=True, highlight=False)
     return plan
 
 
@@ -250,8 +247,7 @@ def _status(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     needed = loaded.state.needed
     taken = len(claims.taken(loaded.plan.out, map(str, needed)))
     runs = f"{len(loaded.results)} runs have ended, {taken} train, {len(needed) - taken} wait"
-    words = local.progress_in_words(loaded.plan, loaded.state, None)
-    progress = f"; {words}" if needed else ""
+    progress = f"; {local.progress_in_words(loaded.plan, loaded.state, None)}" if needed else ""
     console.print(f"{options.folder}: {runs}{progress}", soft_wrap=True, highlight=False)
     show_report(report_of(loaded), console)
 

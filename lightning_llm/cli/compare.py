@@ -60,9 +60,8 @@ def run_compare(options: argparse.Namespace) -> None:
             problem = "its plan has the baseline and delta: compare it alone, without --baseline and --delta"
             raise ValueError(f"{experiment} is an experiment, and {problem}")
         show({"": comparison.compare_experiment(experiment)}, options.json, console)
-        console.print(
-            f"\nThe rest of the report: lightning-llm ablate report {escape(str(experiment))}", soft_wrap=True
-        )
+        command = f"lightning-llm ablate report {escape(str(experiment))}"
+        console.print(f"\nThe rest of the report: {command}", soft_wrap=True)
         return
     baseline = [] if options.baseline is None else find_runs([options.baseline])
     if len(baseline) > 1:

@@ -298,7 +298,7 @@ def test_power_shows_what_an_experiment_would_find(folder, capsys):
 def test_power_of_a_pilot_is_that_of_its_own_experiment(folder, monkeypatch, capsys):
     assert planned(monkeypatch, variants={"a": RELU, "b": {MLP: "gelu"}}, pairs=4)() == 0
     said = capsys.readouterr().err
-    assert "note: 4 pairs are a pilot: by default, the first test is after 8" in said
+    assert "4 pairs are a pilot: by default, the first test is after 8\n" in said
     after = "after it, see lightning-llm ablate power --from out --pairs 16"
     assert "note: what this pilot can find is not known, since no experiment with this baseline in the same " in said
     assert f"has measured the spread; {after}\n" in said
