@@ -75,16 +75,10 @@ def taken(folder: Path, runs: Iterable[str]) -> list[str]:
 def _newest(folder: Path) -> dict[str, Path]:
     """The newest claim on each run."""
     numbers = dict[str, int]()
-    for run, _, number in (name.rpartition(".") for name in _listed(folder / CLAIMS)):
+    for run, _, number in (path.name.rpartition(".") for path in (folder / CLAIMS).glob("*")):
         if _NUMBER.fullmatch(number):
             numbers[run] = max(int(number), numbers.get(run, 0))
     return {run: folder / CLAIMS / f"{run}.{number}" for run, number in numbers.items()}
-
-
-def _listed(folder: Path) -> list[str]:
-    with suppress(FileNotFoundError):
-        return os.listdir(folder)
-    return []
 
 
 def _name(claim: Path, more: int) -> Path:

@@ -23,7 +23,7 @@ from lightning_llm.runs.event_files import read_curves
 from lightning_llm.runs.names import EVENTS, THREADS, Run, descriptions, made_different, option_columns
 from lightning_llm.runs.options import SEEDS, identity
 from lightning_llm.runs.status import read_summary
-from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, VALIDATION_BATCHES, mismatch
+from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, STEPS, VALIDATION_BATCHES, mismatch
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 from lightning_llm.training.metrics import MEMORY, PEAK
 
@@ -36,6 +36,7 @@ METRICS = {  # key in summary.json: what it is, its unit, digits
 }
 
 Results = Mapping[str, float]
+Summaries = Mapping[Path, Mapping[str, Any]]  # the summary.json of each run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Group:
         by_seed: The runs of each seed, with their results.
         tokenizer: Losses per token of groups with another one cannot be compared.
         parameters: How many the model has; ``None``: not recorded.
+        steps: Of its runs, each number once; empty: not recorded.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Group:
     by_seed: Mapping[Hashable, Sequence[tuple[Run, Results]]]
     tokenizer: Hashable = None
     parameters: int | None = None
+    steps: Sequence[int] = ()
 
     def named_against(self, other: "Group") -> str:
         """What differs from another group, if that is less than the whole name."""
@@ -112,6 +115,12 @@ def experiment_in(name: str) -> Path | None:
     return next((each for each in folders if (each / PLAN).is_file() and (each / RUNS).is_dir()), None)
 
 
+def skipped_experiments(names: Sequence[str]) -> list[str]:
+    """The experiments in folders of the command line, whose runs are compared by their plan alone."""
+    plans = (plan for name in names for depth in ("*", "*/*") for plan in Path(name).glob(f"{depth}/{PLAN}"))
+    return sorted({str(plan.parent) for plan in plans if experiment_in(str(plan.parent))})
+
+
 def compare_experiment(folder: Path) -> tuple[list[Group], list[list[Effect]]]:
     """The baseline and the variants of an experiment, with the pairs and verdicts of its report.
 
@@ -132,10 +141,8 @@ def compare_experiment(folder: Path) -> tuple[list[Group], list[list[Effect]]]:
     for name in names:
         verdict = loaded.state.verdicts.get(name)
         seeds = [] if verdict is None else experiment.seeds(verdict.pairs)
-        base = [
-            each for run, results in of_arm.get(BASELINE, []) if run.seed[0] in seeds for each in [results.get(metric)]
-        ]
-        known = [each for each in base if each is not None]
+        base = ((run.seed[0], results) for run, results in of_arm.get(BASELINE, []))
+        known = [results[metric] for seed, results in base if seed in seeds and metric in results]
         found.append([] if verdict is None or not known else [Effect(metric, statistics.fmean(known), verdict)])
     return groups, found
 
@@ -144,30 +151,28 @@ def _numbers(summary: Mapping[str, Any]) -> dict[str, float]:
     return {key: float(summary[key]) for key in METRICS if summary.get(key) is not None}
 
 
-def by_text(
-    runs: Sequence[Run], summaries: Mapping[Path, Mapping[str, Any]]
-) -> list[tuple[list[Run], dict[Path, Hashable]]]:
-    """The runs on each text, and their tokenizers. Runs with the same validation batches have both in common."""
-    by_batches: dict[str, tuple[Hashable, Hashable]] = {}
-    found: dict[Hashable, tuple[list[Run], dict[Path, Hashable]]] = {}
+def by_text(runs: Sequence[Run], summaries: Summaries) -> dict[str, tuple[list[Run], dict[Path, Hashable]]]:
+    """By text, its runs and their tokenizers. Runs with the same validation batches have both in common."""
+    by_batches: dict[str, tuple[str, Hashable]] = {}
+    found: dict[str, tuple[list[Run], dict[Path, Hashable]]] = {}
     for run in runs:
         own, batches = (_text(run.options), _tokenizer(run.options)), summaries[run.path].get(VALIDATION_BATCHES)
         text, tokenizer = by_batches.setdefault(batches, own) if batches else own
         members, tokenizers = found.setdefault(text, ([], {}))
         members.append(run)
         tokenizers[run.path] = tokenizer
-    return list(found.values())
+    return found
 
 
-def _text(options: Mapping[str, Any]) -> Hashable:
+def _text(options: Mapping[str, Any]) -> str:
     """What a run was trained on, as far as its options tell; of a mixture, the stores without their shares."""
-    if stores := tuple(sorted(name for name in options if name.startswith("data.mixture."))):
-        return stores
+    if stores := sorted(name for name in options if name.startswith("data.mixture.")):
+        return ", ".join(stores)
     for name in ("data", "data.path", "data.store", "data.corpus"):  # data: a class of the user's own
         if (value := options.get(name)) is not None:
             is_path = isinstance(value, str) and name in ("data.path", "data.store")
-            return name, os.path.normpath(value) if is_path else identity(value)
-    return None
+            return f"{name} {os.path.normpath(value) if is_path else value}"
+    return "a text that is not recorded"
 
 
 def _tokenizer(options: Mapping[str, Any]) -> Hashable:
@@ -201,7 +206,7 @@ def read_results(run: Path) -> dict[str, float]:
 
 def group_runs(
     results: Sequence[tuple[Run, Results]],
-    summaries: Mapping[Path, Mapping[str, Any]] | None = None,
+    summaries: Summaries | None = None,
     tokenizers: Mapping[Path, Hashable] | None = None,
 ) -> list[Group]:
     """Groups in the order in which their first runs come."""
@@ -227,7 +232,7 @@ def _group(
     name: str,
     options: Mapping[str, str],
     members: Sequence[tuple[Run, Results]],
-    summaries: Mapping[Path, Mapping[str, Any]],
+    summaries: Summaries,
     tokenizer: Hashable = None,
 ) -> Group:
     by_seed: dict[Hashable, list[tuple[Run, Results]]] = {}
@@ -240,15 +245,12 @@ def _group(
             measures[metric] = Measure(statistics.fmean(known), statistics.stdev(known) if len(by_seed) > 1 else None)
     counts = (parameters_in(summaries.get(run.path, {})) for run, _ in members)
     paths, parameters = [str(run.path) for run, _ in members], next(filter(None, counts), None)
-    return Group(name, options, paths, len(by_seed), measures, by_seed, tokenizer, parameters)
+    steps = sorted({int(summary[STEPS]) for run, _ in members if (summary := summaries.get(run.path, {})).get(STEPS)})
+    return Group(name, options, paths, len(by_seed), measures, by_seed, tokenizer, parameters, steps)
 
 
 def effects(
-    groups: Sequence[Group],
-    summaries: Mapping[Path, Mapping[str, Any]],
-    *,
-    delta: float | None = None,
-    must_pair: bool = False,
+    groups: Sequence[Group], summaries: Summaries, *, delta: float | None = None, must_pair: bool = False
 ) -> list[list[Effect]]:
     """The differences of each group but the first from the first, in each metric that both have.
 
@@ -262,6 +264,8 @@ def effects(
         ValueError: They cannot.
     """
     baseline, *others = groups
+    if must_pair and not others:
+        raise ValueError(f"{baseline.name} has no other group to be compared with; leave out --paired")
     partners = [_pairs(baseline, group, summaries) for group in others]
     if must_pair:
         for group, (seeds, why) in zip(others, partners, strict=True):
@@ -285,7 +289,7 @@ def effects(
     return found
 
 
-def _pairs(baseline: Group, group: Group, summaries: Mapping[Path, Mapping[str, Any]]) -> tuple[list[Hashable], str]:
+def _pairs(baseline: Group, group: Group, summaries: Summaries) -> tuple[list[Hashable], str]:
     """The seeds that both groups have if all their runs are pairs; else none, and why. A note if seeds are left out."""
     seeds = [seed for seed in baseline.by_seed if seed in group.by_seed]
     if not seeds:

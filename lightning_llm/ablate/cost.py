@@ -27,8 +27,8 @@ from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import param_groups
 from lightning_llm.training.measured_parts import measure_parts
 
-# Of two equal arms on two loaded cores, the interval of the ratio is ±4.4 % after 20 rounds, ±1.1 % after 200 and
-# ±0.9 % after 300; the signs of consecutive ratios are independent.
+# Of two equal arms on two loaded cores, the interval of the ratio is ±4.4% after 20 rounds, ±1.1% after 200 and
+# ±0.9% after 300; the signs of consecutive ratios are independent.
 ROUNDS, LEAST, WARM_UP = 300, 20, 3
 BUDGET_S = 60.0  # for both arms together; LEAST rounds are taken in any case
 

@@ -1,10 +1,9 @@
 """Validation losses during the training of an experiment's runs, and the differences of pairs there. No torch."""
 
 import bisect
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,8 +15,7 @@ from lightning_llm.runs.event_files import Curve
 from lightning_llm.statistics.estimates import Array
 
 
-@dataclasses.dataclass(frozen=True)
-class Curves:
+class Curves(NamedTuple):
     """Validation losses during training, of the runs that have not diverged.
 
     Attributes:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
-from lightning_llm.ablate.matching import ARCHITECTURE, MATCHES, Tokens
+from lightning_llm.ablate.matching import ARCHITECTURE, MATCHES, Tokens, matches_in_words
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, Options, flat_options, folder_name, has_names
 from lightning_llm.ablate.tuning import FIRST_SEED, MOST_EXTENSIONS
 from lightning_llm.io.schema import TEXT, Schema, by_name, check, list_of, maybe, one_of, record, validate, whole
@@ -48,11 +48,10 @@ def _are_looks(value: object) -> bool:
 
 
 def _are_factors(value: object) -> bool:
-    if not isinstance(value, list) or not all(
-        type(factor) in (int, float) and 0 < factor < math.inf for factor in value
-    ):
+    if not isinstance(value, list) or any(type(factor) not in (int, float) for factor in value):
         return False
-    return len(value) > 2 and all(high >= 1.01 * low for low, high in itertools.pairwise(value))
+    pairs = list(itertools.pairwise(value))
+    return len(pairs) > 1 and all(low > 0 and 1.01 * low <= high < math.inf for low, high in pairs)
 
 
 _NAME = check(
@@ -63,7 +62,7 @@ _TUNED = check(
     "a number of the model that changes no initial value, such as model.optimizer.init_args.lr",
     lambda value: isinstance(value, str) and value.startswith("model.") and not value.startswith(ARCHITECTURE),
 )
-_FACTORS = check("at least three increasing numbers above 0, each at least 1 % above the one before", _are_factors)
+_FACTORS = check("at least three increasing numbers above 0, each at least 1% above the one before", _are_factors)
 _OPTIONS = check("options by dotted name", has_names)
 _NUMBER = check("a number above 0 and below a million", lambda value: type(value) in (int, float) and 0 < value < 1e6)
 _ALPHA = check("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5)
@@ -77,15 +76,16 @@ def _match(value: object, name: str) -> Iterable[str]:
 
 
 def _match_in_file(value: object, name: str) -> Iterable[str]:
-    """A rule's name; one that solves for an option is ``{NAME: {option: …}}``."""
-    plain = [match.name for match in MATCHES.values() if not match.is_solved]
-    solving = [f"{match.name}: {{option: {ARCHITECTURE}NAME}}" for match in MATCHES.values() if match.is_solved]
-    fits = value in plain or _solved(value)[1] is not None
-    return check(f"{', '.join(plain)} or {' or '.join(solving)}", lambda value: fits)(value, name)
+    """A rule's name; one that solves for an option is ``NAME=OPTION``, or ``{NAME: {option: OPTION}}``."""
+    fits = value in MATCHES and not MATCHES[value].is_solved if isinstance(value, str) else False
+    return check(f"one of {matches_in_words()}", lambda value: fits or _solved(value)[1] is not None)(value, name)
 
 
 def _solved(match: Any) -> tuple[str, str | None]:
     """The name of the check, and the option that it solves for."""
+    if isinstance(match, str) and "=" in match:
+        rule, _, solved = match.partition("=")
+        match = {rule: {"option": solved}}
     if not isinstance(match, dict):
         return match, None
     ((name, inner),) = match.items() if len(match) == 1 else [("", None)]
@@ -161,6 +161,10 @@ class Experiment:
     def design(self) -> Design:
         """Of the comparison of each variant."""
         return Design(self.alpha / len(self.variants), tuple(self.looks), self.delta, self.precision)
+
+    def cut(self, pairs: int) -> "Experiment":
+        """The same with the default looks up to this many pairs."""
+        return dataclasses.replace(self, looks=_cut(LOOKS, pairs, self.name))
 
     def seeds(self, pairs: int) -> range:
         """The seeds of this many pairs."""

@@ -4,37 +4,56 @@ Evidence on seeds whose results were known before the question was asked is not 
 spread of an earlier null variant says what a plan can find before its first run.
 """
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from lightning_llm.ablate.arm import BASELINE
-from lightning_llm.ablate.plan import PLAN, REPORT, RUNS
+from lightning_llm.ablate.plan import INTERVAL, PLAN, REPORT, RUNS
 from lightning_llm.io.schema import NUMBER, maybe, open_record, validate
 from lightning_llm.io.untrusted import read_json
 from lightning_llm.statistics.power import SPREADS
 
 MOST = 200  # experiments that are looked at
-_REPORT = open_record({}, {"aa": open_record({}, {"null_sd": maybe(NUMBER)})})
+_NOISE = maybe(open_record({}, {"sd_interval": maybe(INTERVAL)}))
+_AA = open_record({}, {"null_sd": maybe(NUMBER), "null": maybe(open_record({}, {"noise": _NOISE}))})
+_REPORT = open_record({}, {"aa": _AA})
 
 
-@dataclasses.dataclass(frozen=True)
-class Earlier:
+class Spread(NamedTuple):
+    """Standard deviation of the difference of one pair.
+
+    Attributes:
+        value: In the metric's unit.
+        source: The folder of the experiment whose null variant gave it; empty: the user gave it.
+        interval: With 95%; ``None``: not known.
+    """
+
+    value: float
+    source: str = ""
+    interval: Sequence[float] | None = None
+
+    def __str__(self) -> str:
+        within = "" if self.interval is None else ", 95% interval {:.3g} to {:.3g}".format(*self.interval)
+        return f"{self.value:.4g}" + (f" (null variant of {self.source}{within})" if self.source else "")
+
+
+class Earlier(NamedTuple):
     """An experiment with the same baseline and metric.
 
     Attributes:
         name: Of its folder.
         seeds: That its pairs have used.
-        spread: Standard deviation of the null variant's differences; ``None``: not known.
+        spread: Of the null variant's differences; ``None``: not known.
     """
 
     name: str
     seeds: list[int]
-    spread: float | None
+    spread: Spread | None
 
 
-def earlier(out: Path, config: str, metric: str) -> list[Earlier]:
+def earlier(out: Path, config: str, metric: str) -> Iterator[Earlier]:
     """The experiments in the same parent folder whose baseline and metric are those of a new one.
 
     Args:
@@ -42,26 +61,6 @@ def earlier(out: Path, config: str, metric: str) -> list[Earlier]:
         config: The hash of its baseline's config.
         metric: Its metric.
     """
-    return list(_like(out, config, metric))
-
-
-def spread_of(experiments: Sequence[Earlier]) -> tuple[float, str] | None:
-    """The largest known spread, and the name of its experiment."""
-    return max(((known.spread, known.name) for known in experiments if known.spread), default=None)
-
-
-def spread_in(folder: Path, metric: str) -> float:
-    """The null variant's spread in an experiment.
-
-    Raises:
-        ValueError: It has no report with one of this metric.
-    """
-    if spread := _spread(folder, metric):
-        return spread
-    raise ValueError(f"{folder} has no {REPORT} with the spread of a null variant in {metric}: give --spread instead")
-
-
-def _like(out: Path, config: str, metric: str) -> Iterator[Earlier]:
     folders = sorted(path.parent for path in out.parent.glob(f"*/{PLAN}"))[:MOST]
     for folder in folders:
         if folder.resolve() == out.resolve():
@@ -75,7 +74,23 @@ def _like(out: Path, config: str, metric: str) -> Iterator[Earlier]:
             yield Earlier(folder.name, seeds, _spread(folder))
 
 
-def _spread(folder: Path, metric: str | None = None) -> float | None:
+def spread_of(experiments: Sequence[Earlier]) -> Spread | None:
+    """The largest known spread."""
+    return max((known.spread for known in experiments if known.spread), default=None)
+
+
+def spread_in(folder: Path, metric: str) -> Spread:
+    """The null variant's spread in an experiment.
+
+    Raises:
+        ValueError: It has no report with one of this metric.
+    """
+    if spread := _spread(folder, metric):
+        return spread
+    raise ValueError(f"{folder} has no {REPORT} with the spread of a null variant in {metric}: give --spread instead")
+
+
+def _spread(folder: Path, metric: str | None = None) -> Spread | None:
     """Of a report that is there and whole, and of this metric."""
     try:
         report = read_json(folder / REPORT)
@@ -84,5 +99,8 @@ def _spread(folder: Path, metric: str | None = None) -> float | None:
         return None
     if metric is not None and report.get("metric") != metric:
         return None
-    spread: float | None = report.get("aa", {}).get("null_sd")
-    return spread if spread is not None and SPREADS[0] <= spread <= SPREADS[1] else None
+    aa = report.get("aa", {})
+    value, noise = aa.get("null_sd"), (aa.get("null") or {}).get("noise") or {}
+    if value is None or not SPREADS[0] <= value <= SPREADS[1]:
+        return None
+    return Spread(value, folder.name, noise.get("sd_interval"))

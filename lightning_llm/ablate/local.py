@@ -172,7 +172,7 @@ class Display:
         ended = len(results) - len(self._before)
         left_s = (time.monotonic() - self._started) / ended * len(state.needed) if ended else None
         total = len(results) + len(state.needed)
-        words = progress_in_words(self._plan, state, results, left_s)
+        words = progress_in_words(self._plan, state, left_s)
         self._bar.update(self._task, completed=len(results), total=total, description=words)
         if not self._console.is_terminal:
             for number, run in enumerate(sorted(new), len(results) - len(new) + 1):
@@ -189,18 +189,16 @@ def run_in_words(plan: Plan, run: Run, results: Mapping[Run, Result], progress: 
     return f"{run.name.replace(',', ' ')} seed {run.seed}  {words} ({', '.join([*about, progress])})"
 
 
-def progress_in_words(plan: Plan, state: State, results: Mapping[Run, Result], left_s: float | None) -> str:
+def progress_in_words(plan: Plan, state: State, left_s: float | None) -> str:
     """Pairs of the present look, and the time that its runs still take.
 
     Args:
         plan: Of the experiment.
         state: Of the experiment.
-        results: Of the runs that have ended.
         left_s: Seconds until the runs that are needed have ended; ``None``: not known yet.
     """
-    arms = (BASELINE, *state.undecided)
-    seeds = plan.experiment.seeds(state.look)
-    pairs = sum(all(Run(name, seed) in results for name in arms) for seed in seeds)
+    open_seeds = {run.seed for run in state.needed if run.name in (BASELINE, *plan.experiment.variants)}
+    pairs = sum(seed not in open_seeds for seed in plan.experiment.seeds(state.look))
     words = [f"{pairs} of {state.look} pairs"]
     if any("," in run.name for run in state.needed):
         words.append(f"{len(state.needed)} runs of tuned sides to go")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from lightning_llm.ablate.arm import BASELINE, Arm
-from lightning_llm.ablate.ratios import TIMED, is_one, median_interval
+from lightning_llm.ablate.ratios import is_one, median_interval
 from lightning_llm.io.untrusted import shown
 from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine, WarmupLinear, WarmupStableDecay
 
@@ -28,7 +28,7 @@ SCALED = ("warmup_steps", "decay_steps")  # of a built-in schedule
 CLOSE = 0.005  # how far apart equal numbers of parameters may be, as a share
 _BUILT_IN = (Constant, WarmupCosine, WarmupLinear, WarmupStableDecay)
 _LARGEST = 64  # times the option's value, where a solution is looked for
-_TIMES = " × the baseline's"
+_TIMES = " times the baseline's"
 Facts = Mapping[str, Any]  # of an arm, as a plan or a report records them
 
 
@@ -39,17 +39,12 @@ class Matched:
     Attributes:
         options: That the variant gets, by dotted name.
         time_ratio: Of a step of the variant to one of the baseline, if it was timed.
-        time_ratio_interval: Of this ratio, with 95 %; ``None`` below six rounds.
+        time_ratio_interval: Of this ratio, with 95%; ``None`` below six rounds.
     """
 
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     time_ratio: float | None = None
     time_ratio_interval: tuple[float, float] | None = None
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What the plan records of it."""
-        return {"matched": self.options} | {field: getattr(self, field) for field in TIMED}
 
 
 class Match:
@@ -89,7 +84,7 @@ class Match:
         """How closely each variant of a report is matched, and the unit of these numbers."""
         rows = {name: row for name, row in report["variants"].items() if row["ratio"] is not None}
         solved = {name: "" if row["solved"] is None else f"{row['solved']}, " for name, row in rows.items()}
-        return [f"{name} {solved[name]}{row['ratio']:.4g}" for name, row in rows.items()], _TIMES
+        return [f"{name} {solved[name]}{row['ratio']:.2f}" for name, row in rows.items()], _TIMES
 
 
 class Tokens(Match):
@@ -118,8 +113,8 @@ class Flops(Match):
 
         ours, theirs = cost.flops_of(base), cost.flops_of(variant)
         if ours is None or theirs is None:
-            advice = f"use match: {Time.name}"
-            raise ValueError(f"match: {self.name}: the FLOPs of {variant.name} cannot be counted: {advice}")
+            problem = f"the FLOPs of {variant.name} cannot be counted: use match: {Time.name}"
+            raise ValueError(f"match: {self.name}: {problem}")
         return Matched(scaled_options(self.name, variant, base.steps, ours / theirs))
 
     def closeness(self, base: Facts, variant: Facts) -> float:
@@ -153,7 +148,7 @@ class Time(Match):
             return words, ""
         times = {name: side["training_s"] for name, side in report["cost"]["sides"].items()}
         base = times.pop(BASELINE, None)
-        return [f"{name} {time / base:.3g}" for name, time in times.items() if base], _TIMES
+        return [f"{name} {time / base:.2f}" for name, time in times.items() if base], _TIMES
 
 
 class Parameters(Match):
@@ -171,12 +166,12 @@ class Parameters(Match):
         return float(variant["parameters"] / base["parameters"])
 
 
-MATCHES: dict[str, Match] = {
-    Tokens.name: Tokens(),
-    Flops.name: Flops(),
-    Time.name: Time(),
-    Parameters.name: Parameters(),
-}
+MATCHES: dict[str, Match] = {rule.name: rule for rule in (Tokens(), Flops(), Time(), Parameters())}
+
+
+def matches_in_words() -> str:
+    """The rules, as a command line has them."""
+    return ", ".join(f"{rule.name}={ARCHITECTURE}NAME" if rule.is_solved else rule.name for rule in MATCHES.values())
 
 
 def matched_within(row: Facts, base: Facts) -> float | None:

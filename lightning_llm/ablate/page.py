@@ -5,29 +5,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.ablate import plots
+from lightning_llm.ablate import plots, words
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.curves import Curves, curves_of
 from lightning_llm.ablate.plan import REPORT
 from lightning_llm.ablate.ratios import ratio_in_words
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import Loaded
-from lightning_llm.ablate.words import (
-    MIB,
-    bounds,
-    cost_lines,
-    difference_of,
-    labeled,
-    level,
-    milliseconds,
-    noise_lines,
-    percent,
-    signed,
-    tuning_lines,
-    verdict_lines,
-)
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.charts import svg
+from lightning_llm.io.units import MIB
 from lightning_llm.io.untrusted import printable
 
 PAGE = "report.html"
@@ -70,25 +57,25 @@ def page_of(report: Mapping[str, Any], curves: Curves) -> str:
 
 
 def _parts(report: Mapping[str, Any], curves: Curves) -> list[str]:
-    looks, height = ", ".join(map(str, report["looks"])), 1.3 + 0.55 * len(labeled(report))
-    delta = "no delta" if report["delta"] is None else f"delta {report['delta']:g} {report['unit']}"
-    facts = f"{report['metric']} of {report['validation']}, at the last step; {delta}; alpha {report['alpha']:g}"
+    height = 1.3 + 0.55 * len(words.labeled(report))
+    facts = f"{report['metric']} of {report['validation']}, at the last step; alpha {report['alpha']:g}"
+    facts = f"{facts}; {words.tested_in_words(report['tested_after'])}"
     unfinished = "" if report["has_ended"] else "<p><strong>The experiment has not ended.</strong></p>"
-    parts = [f"<h1>{_text(report['name'])}</h1>", f'<p class="soft">{_text(facts)}; looks at {looks} pairs</p>']
+    parts = [f"<h1>{_text(report['name'])}</h1>", f'<p class="soft">{_text(facts)}</p>']
+    parts += [_table(["side", "what it is"], list(words.compared(report).items()))]
+    parts += [_paragraphs(words.design_lines(report))]
     parts += [unfinished, "<h2>Differences from the baseline</h2>", _plot(plots.forest, report, height=height)]
-    parts += [_verdict_table(report), _paragraphs(verdict_lines(report)), "<h2>Noise</h2>"]
-    parts += [_paragraphs(noise_lines(report)), _pairs_table(report)]
+    parts += [_verdict_table(report), _paragraphs(words.verdict_lines(report)), "<h2>Noise</h2>"]
+    parts += [_paragraphs(words.noise_lines(report)), _pairs_table(report)]
     if report["tuning"] and report["tuning"]["sides"]:
         parts += ["<h2>Tuning curves</h2>", _plot(plots.tuning_curves, report, height=3.4)]
-    parts.append(_paragraphs(tuning_lines(report)))
+    parts.append(_paragraphs(words.tuning_lines(report)))
     if BASELINE in curves.steps:
-        parts += [
-            "<h2>Validation loss during training</h2>",
-            _plot(plots.loss_curves, report, curves, height=3.6, columns=2),
-        ]
+        plot = _plot(plots.loss_curves, report, curves, height=3.6, columns=2)
+        parts += ["<h2>Validation loss during training</h2>", plot]
         parts.append(
             "<figcaption>Left: mean over the seeds of all sides, with a band of one standard deviation. Right: paired "
-            "differences from the baseline at equal shares of the run, with their 95 % interval at each point by "
+            "differences from the baseline at equal shares of the run, with their 95% interval at each point by "
             "itself.</figcaption>"
         )
     parts.append("<h2>Cost</h2>")
@@ -96,54 +83,42 @@ def _parts(report: Mapping[str, Any], curves: Curves) -> list[str]:
         parts.append(_plot(plots.costs, report, height=3.4, columns=2))
     parts.append(_cost_table(report, curves))
     parts.append("<figcaption>A variant's loss is the baseline's mean plus the paired difference.</figcaption>")
-    return [*parts, _paragraphs(cost_lines(report)), _last(report)]
+    return [*parts, _paragraphs(words.cost_lines(report)), _last(report)]
 
 
 def _last(report: Mapping[str, Any]) -> str:
     known = {name: value for name, value in report["environment"].items() if value is not None}
     known |= {"commit": report["commit"]} if report["commit"] else {}
     where = "; ".join(f"{name} {value}" for name, value in known.items())
-    seen = [f"{name} has used seeds {', '.join(map(str, seeds))}" for name, seeds in report["seen"].items()]
-    fresh = [f"Not independent of earlier experiments with this baseline: {'; '.join(seen)}."] if seen else []
-    return f'{_paragraphs(fresh)}<p class="soft">{_text(where)}</p><p class="soft">Plan {report["plan"]}</p>'
+    return f'<p class="soft">{_text(where)}</p><p class="soft">Plan {report["plan"]}</p>'
 
 
 # ---- tables
 
 
 def _verdict_table(report: Mapping[str, Any]) -> str:
-    each, together = (percent(report["interval"][name]) for name in ("each", "together"))
-    head = ["variant", "pairs", f"difference, {report['unit']}", f"interval, {each} (all together {together})"]
-    head += ["p adjusted", "direction", "size against delta", "verdict"]
+    interval = f"interval, {words.percent(report['interval']['each'])}"
+    interval += f" (all together {share})" if (share := words.together(report)) else ""
+    head = ["variant", "pairs", f"difference, {report['unit']}", interval, "p adjusted", "verdict"]
+    head += ["direction", "size against delta"]
     rows = [
-        [
-            name,
-            row["pairs"],
-            signed(row["difference"]),
-            bounds(row["interval"]),
-            _digits(row["p_adjusted"]),
-            row["direction"],
-            row["size"] or "–",
-            row["verdict"],
-        ]
-        for name, row in labeled(report)
+        [name, *words.cells(row), *([row["direction"], row["size"] or "–"] if words.is_tested(row) else "––")]
+        for name, row in words.labeled(report)
     ]
     return _table(head, rows)
 
 
 def _pairs_table(report: Mapping[str, Any]) -> str:
     """The losses that everything above is computed from."""
+    sides = "baseline", "variant"
     rows = [
-        [name, each["seed"], *(_digits(each[side], 6) for side in ("baseline", "variant")), signed(difference_of(each))]
-        for name, row in [*labeled(report), *_null(report)]
+        [name, each["seed"], *(_digits(each[side], 6) for side in sides), words.signed(words.difference_of(each))]
+        for name, row in [*words.labeled(report), ("null", report["aa"]["null"])]
+        if row is not None
         for each in row["by_seed"]
     ]
     head = ["variant", "seed", f"baseline's {report['metric']}", f"variant's {report['metric']}", "difference"]
     return f"<details><summary>The pairs</summary>{_table(head, rows)}</details>" if rows else ""
-
-
-def _null(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    return [("null", report["aa"]["null"])] if report["aa"]["null"] else []
 
 
 def _cost_table(report: Mapping[str, Any], curves: Curves) -> str:
@@ -152,14 +127,14 @@ def _cost_table(report: Mapping[str, Any], curves: Curves) -> str:
     rows = []
     for name, row in {BASELINE: report["baseline"], **report["variants"]}.items():
         side = report["cost"]["sides"].get(name)
-        cells = [name, _digits(level(report, name), 5), _digits(row["sd_over_seeds"]), *_counts(row)]
+        cells = [name, _digits(words.level(report, name), 5), _digits(row["sd_over_seeds"]), *_counts(row)]
         cells += ["–"] * 3 if side is None else [
-            "{} ({} to {})".format(*(milliseconds(side[f"step{part}_s"]) for part in ("", "_p20", "_p80"))),
+            "{} ({} to {})".format(*(words.milliseconds(side[f"step{part}_s"]) for part in ("", "_p20", "_p80"))),
             ratio_in_words(side),
             "–" if side["peak_bytes"] is None else f"{side['peak_bytes'] / MIB:.4g}",
         ]  # fmt: skip
         timed = None if name == BASELINE else curves.at_equal_time(name, report["cost"]["sides"], report["delta"])
-        rows.append([*cells, signed(timed)])
+        rows.append([*cells, words.signed(timed)])
     return _table(head, rows)
 
 

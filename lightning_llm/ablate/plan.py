@@ -61,7 +61,7 @@ _ARM = open_record(
 _FROZEN = {"asked_configs": by_name(SHA256, least=0), "code": SHA256}
 _FROZEN |= {"threads": whole(1), "accelerator": TEXT, "folder": TEXT, "sides": by_name(_ARM)}
 _FROZEN |= {"commit": maybe(TEXT), "seen": by_name(list_of(whole(), MOST_PAIRS), least=0)}
-_PLAN = record({**HELD, **_FROZEN, "hash": SHA256})
+_PLAN = record({**HELD, **_FROZEN, "hash": SHA256}, {"configs": list_of(TEXT)})
 _OF_VARIANTS = maybe(list_of(TEXT))
 _ADDED = record({"added": list_of(record({"pairs": whole(1, MOST_PAIRS), "variants": _OF_VARIANTS}), MOST_ADDED)})
 
@@ -75,7 +75,7 @@ class Plan:
         content: Of ``plan.json``: what it holds of the experiment, and for each arm, under ``sides``, the hash of its
             config, its steps, parameters and FLOPs, and how closely the quantity that is matched agrees with the
             baseline's. ``seen`` has the seeds that earlier experiments with the same baseline have used, by name;
-            ``commit`` is that of the package, if it is a git checkout.
+            ``commit`` is that of the package, if it is a git checkout; ``configs`` are the baseline's, by path.
         experiment: What was asked for.
     """
 

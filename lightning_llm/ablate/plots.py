@@ -7,8 +7,9 @@ import numpy as np
 
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.curves import Curves
-from lightning_llm.ablate.words import MIB, difference_of, labeled, level
+from lightning_llm.ablate.words import difference_of, labeled, level
 from lightning_llm.io.charts import COLORS, GRAY, legend
+from lightning_llm.io.units import MIB
 from lightning_llm.io.untrusted import printable
 from lightning_llm.statistics.estimates import student
 

@@ -17,11 +17,11 @@ Interval = Sequence[float]
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """A 95 % interval of the median by order statistics; it assumes no distribution, only independent values.
+    """A 95% interval of the median by order statistics; it assumes no distribution, only independent values.
 
     The number of n values below the median is binomial with probability 1/2. So the interval from the k-th smallest
     to the k-th largest value misses the median with probability ``2 P(B < k)``. k is the largest one for which that is
-    at most 5 % (David and Nagaraja 2003, "Order Statistics", 3rd edition, section 7.1).
+    at most 5% (David and Nagaraja 2003, "Order Statistics", 3rd edition, section 7.1).
 
     Args:
         values: In any order.

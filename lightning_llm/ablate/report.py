@@ -5,7 +5,7 @@ Every number is a function of the plan and of the runs, except seconds and measu
 
 import dataclasses
 import statistics as means
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_llm.ablate.arm import BASELINE, NULL
@@ -15,7 +15,7 @@ from lightning_llm.ablate.results import VALIDATION_LOSS, Loaded, losses_of
 from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.tuning import FIRST_SEED
 from lightning_llm.io.config_file import read_config
-from lightning_llm.io.schema import NUMBER, maybe, open_record, validate
+from lightning_llm.io.schema import NUMBER, TEXT, by_name, maybe, open_record, validate
 from lightning_llm.statistics.design import FEWEST, NOT_SHOWN
 from lightning_llm.statistics.looks import RESERVE, RHO
 from lightning_llm.statistics.power import further_pairs
@@ -26,10 +26,13 @@ UNITS = {VALIDATION_LOSS: "nats/token", "bits_per_byte": "bits/byte"}
 ENVIRONMENT = ("precision", "device", "threads", "torch", "numpy", "package")
 OF_PLAN = ("threads", "accelerator", "commit", "seen")
 OF_ARM = ("steps", "parameters", "flops_per_token", "tokens_per_step", "solved", "ratio", *TIMED)  # of a plan
-_VALIDATING = open_record({}, {"trainer": maybe(open_record({}, {"limit_val_batches": maybe(NUMBER)}))})  # of a config
+TEXTS = ("store", "path", "corpus")  # of the data
+_DATA = {**dict.fromkeys(TEXTS, maybe(TEXT)), "mixture": maybe(by_name(NUMBER, least=0))}
+_TRAINER = {"limit_val_batches": maybe(NUMBER)}
+_CONFIG = open_record({}, {"trainer": maybe(open_record({}, _TRAINER)), "data": maybe(open_record({}, _DATA))})
 NO_LOOK: dict[str, Any] = {  # of a variant; its other numbers are null
     **{"verdict": UNDECIDED, "direction": NOT_SHOWN, "has_ended": False, "pairs": 0, "diverged": 0},
-    **{"baseline_diverged": 0, "note": "no look yet", "warnings": [], "by_seed": []},
+    **{"baseline_diverged": 0, "note": "not tested yet", "warnings": [], "by_seed": []},
     **{"further_pairs": None, "window_error": None},
 }
 
@@ -38,9 +41,13 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
     """The report of an experiment as it is now, as JSON takes it."""
     content, experiment = loaded.plan.content, loaded.plan.experiment
     variants = {name: _variant(loaded, name) for name in experiment.variants}
+    config = loaded.plan.config(BASELINE)
+    options = read_config(config)
+    validate(options, _CONFIG, config)
     lost = [result for result in loaded.results.values() if result.has_diverged]
     return {
         "plan": content["hash"],
+        "out": str(loaded.plan.out),
         **{field: content[field] for field in HELD if field not in ("variants", "tune")},
         **{field: content[field] for field in OF_PLAN},
         "unit": UNITS[experiment.metric],
@@ -48,9 +55,12 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
         "rule": {"reserve": RESERVE, "spending": RHO, "fewest_pairs": FEWEST},
         "has_ended": not loaded.state.needed,
         "pairs": max((row["pairs"] for row in variants.values()), default=0),
+        "tested_after": loaded.state.looks,
         "added_pairs": [added._asdict() for added in loaded.plan.added],
         "seeds": [run.seed for run in sorted(loaded.results) if run.name == BASELINE],
-        "validation": _validation(loaded),
+        "configs": content.get("configs", []),
+        "text": _text(options.get("data") or {}),
+        "validation": _validation(options.get("trainer") or {}),
         "environment": _environment(loaded),
         "aa": _aa(loaded),
         "baseline": _arm(loaded, BASELINE),
@@ -80,6 +90,7 @@ def _variant(loaded: Loaded, name: str) -> dict[str, Any]:
     state = loaded.state
     tuned = None if state.tuned is None else state.tuned.verdicts.get(name)
     row = _numbers(loaded, state.verdicts.get(name), BASELINE, name) | _arm(loaded, name)
+    row["options"] = loaded.plan.experiment.variants[name]
     if tuned is None:
         return {**row, "tuned": None}
     base, own = (loaded.tuned_name(arm) for arm in (BASELINE, name))
@@ -158,17 +169,18 @@ def _mean(loaded: Loaded, name: str) -> float | None:
     return means.fmean(losses) if losses else None
 
 
-def _validation(loaded: Loaded) -> str:
+def _text(data: Mapping[str, Any]) -> str:
+    """The text that all sides train on; empty: not known."""
+    return next((data[name] for name in TEXTS if data.get(name)), ", ".join(data.get("mixture") or ()))
+
+
+def _validation(trainer: Mapping[str, Any]) -> str:
     """How much of the validation text each run's metric is of."""
-    config = loaded.plan.config(BASELINE)
-    options = read_config(config)
-    validate(options, _VALIDATING, config)
-    limit = (options.get("trainer") or {}).get("limit_val_batches")
+    limit = trainer.get("limit_val_batches")
     if limit is None or (limit == 1.0 and isinstance(limit, float)):
         return "the whole validation text"
-    return (
-        f"{limit} batches of the validation text" if isinstance(limit, int) else f"{limit:.0%} of the validation text"
-    )
+    amount = f"{limit} batches" if isinstance(limit, int) else f"{limit:.0%}"
+    return f"{amount} of the validation text"
 
 
 def _cost(loaded: Loaded) -> dict[str, Any]:

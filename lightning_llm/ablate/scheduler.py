@@ -11,7 +11,7 @@ baseline and variants are compared on the seeds of the looks. Both comparisons h
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.experiment import Experiment
@@ -53,6 +53,7 @@ class State:
         look: Pairs of the look that they are for, or of the last one.
         verdicts: Of each variant, at its last look; empty before the first.
         undecided: Variants whose comparison has not ended.
+        looks: Numbers of pairs after which the results are tested: the planned ones, and those that were added.
         null: What the null variant's runs say, as if it were the only variant; ``None`` before the first look.
         tuning: What tuning has found, by arm; empty before its end.
         tuned: The same of the tuned arms, without those that diverge at every value; ``None`` before.
@@ -62,6 +63,7 @@ class State:
     look: int
     verdicts: dict[str, Verdict]
     undecided: list[str]
+    looks: list[int]
     null: Verdict | None = None
     tuning: Mapping[str, Tuned] = dataclasses.field(default_factory=dict)
     tuned: "State | None" = None
@@ -98,37 +100,34 @@ def _compare(
     pairs = dict.fromkeys(variants, 0)
     found: dict[str, Verdict] = {}
     null: Verdict | None = None
-    undecided, first = variants, experiment.looks[0]
+    undecided, first, looks = variants, experiment.looks[0], {*experiment.looks}
+    rule: dict[str, Any] = {"delta": experiment.delta, "alpha": experiment.alpha}
+    of_looks: dict[str, Any] = {"looks": experiment.looks, "precision": experiment.precision}
+    of_looks["variants"] = len(experiment.variants)
     planned = [(look, Added(0)) for look in experiment.looks]
     for look, more in (*planned, *((0, each) for each in added)):
         growing = undecided if more.variants is None else [name for name in variants if name in more.variants]
         wanted = {name: look or experiment.design.look_with(pairs[name] + more.pairs) for name in growing}
+        looks |= {*wanted.values()}
         runs = [Run(BASELINE, experiment.first_seed), Run(AGAIN, experiment.first_seed)] if with_null else []
         for place, seed in enumerate(experiment.seeds(max(wanted.values(), default=0))):
             arms = [name for name in growing if place < wanted[name]]
             nulls = [NULL] if with_null and place < first else []
             runs += [Run(name, seed) for name in (names[BASELINE], *nulls, *(names[arm] for arm in arms))]
         if needed := [run for run in dict.fromkeys(runs) if run not in losses]:
-            return State(needed, max(wanted.values()), found, list(growing), null)
+            return State(needed, max(wanted.values()), found, list(growing), sorted(looks), null)
         pairs |= wanted
         if with_null and null is None:
             of_null = sample(losses, names[BASELINE], NULL, experiment.seeds(first))
-            null = verdicts({NULL: of_null}, delta=experiment.delta, alpha=experiment.alpha)[NULL]
+            null = verdicts({NULL: of_null}, **rule)[NULL]
         alike = _alike(losses, experiment.seeds(first)) if with_null else []
         samples = {
             name: sample(losses, names[BASELINE], names[name], experiment.seeds(count), alike)
             for name, count in pairs.items()
         }
-        found = verdicts(
-            samples,
-            delta=experiment.delta,
-            alpha=experiment.alpha,
-            looks=experiment.looks,
-            precision=experiment.precision,
-            variants=len(experiment.variants),
-        )
+        found = verdicts(samples, **rule, **of_looks)
         undecided = [name for name in variants if not found[name].has_ended]
-    return State([], max(pairs.values(), default=0), found, undecided, null)
+    return State([], max(pairs.values(), default=0), found, undecided, sorted(looks), null)
 
 
 def _alike(losses: Losses, seeds: Sequence[int]) -> list[float | None]:

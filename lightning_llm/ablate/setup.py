@@ -22,6 +22,7 @@ from lightning_llm.ablate.local import threads_for
 from lightning_llm.ablate.matching import MATCHES, STEPS, Matched
 from lightning_llm.ablate.options import flat_options, words_of
 from lightning_llm.ablate.plan import PACKAGE, PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
+from lightning_llm.ablate.ratios import TIMED
 from lightning_llm.ablate.results import COST
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.config_file import read_config
@@ -65,7 +66,7 @@ class Setup:
         configs = {name: digest(arm.options) for name, arm in self.arms.items()}
         self._code = code_of({name: arm.options for name, arm in self.arms.items()})
         self.asked = {**experiment.held, "asked_configs": configs, "code": code_hash(self._code)}
-        self.earlier = earlier(Path(experiment.folder), configs[BASELINE], experiment.metric)
+        self.earlier = list(earlier(Path(experiment.folder), configs[BASELINE], experiment.metric))
 
     def _arm(self, name: str, options: Mapping[str, Any]) -> Arm:
         return self._read_arm(name, self.experiment.baseline, [*self._words, *words_of(options)])
@@ -112,6 +113,7 @@ class Setup:
         threads = threads_for(accelerator, torch.cuda.device_count(), need, workers)
         self._match(threads)
         content = {**self.asked, "threads": threads, "accelerator": accelerator, "folder": str(Path.cwd())}
+        content["configs"] = list(self.experiment.baseline)
         content |= {"sides": self._facts(), "commit": commit_of(PACKAGE), "seen": self._seen()}
         out.mkdir(parents=True, exist_ok=True)
         lock = RunLock(out).acquire()  # of two that begin here at the same time, one finds the plan of the other
@@ -169,7 +171,8 @@ class Setup:
             matched = self._matched.get(name, Matched())
             facts[name] = {**facts_of(arm), "tokenizer": str(arm.data.store.tokenizer_sha256)}
             facts[name] |= {"tuned": tuned_value(arm, experiment), "chance": chance_of(arm, experiment.metric)}
-            facts[name] |= {**matched.facts, "solved": matched.options.get(experiment.solved or "")}
+            facts[name] |= {"matched": matched.options, "solved": matched.options.get(experiment.solved or "")}
+            facts[name] |= {field: getattr(matched, field) for field in TIMED}
             facts[name]["ratio"] = MATCHES[experiment.match].closeness(facts[BASELINE], facts[name])
         return {**facts, NULL: dict(facts[BASELINE])}
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 FIRST_SEED = 100
 MOST_EXTENSIONS = 6
+Losses = Mapping[Any, float | None]  # by name and seed of a run; None: it diverged
 
 
 class Tune(NamedTuple):
@@ -121,7 +122,7 @@ class Tuning(NamedTuple):
     sides: Mapping[str, Tuned]
 
 
-def tuning_of(tune: Tune, sides: Sequence[str], losses: Mapping[Any, float | None]) -> Tuning:
+def tuning_of(tune: Tune, sides: Sequence[str], losses: Losses) -> Tuning:
     """The tuned values of all sides, or the runs that are needed first.
 
     Args:
@@ -153,15 +154,13 @@ def tuning_of(tune: Tune, sides: Sequence[str], losses: Mapping[Any, float | Non
 
 
 def _missing(
-    tune: Tune, values: Mapping[str, Sequence[float]], seeds: Sequence[int], losses: Mapping[Any, float | None]
+    tune: Tune, values: Mapping[str, Sequence[float]], seeds: Sequence[int], losses: Losses
 ) -> list[tuple[str, int]]:
     wanted = [(tune.name(side, value), seed) for side in values for value in values[side] for seed in seeds]
     return [each for each in dict.fromkeys(wanted) if each not in losses]
 
 
-def _of(
-    tune: Tune, side: str, value: float, seeds: Sequence[int], losses: Mapping[Any, float | None]
-) -> list[float | None]:
+def _of(tune: Tune, side: str, value: float, seeds: Sequence[int], losses: Losses) -> list[float | None]:
     return [losses[tune.name(side, value), seed] for seed in seeds]
 
 

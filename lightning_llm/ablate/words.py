@@ -3,17 +3,20 @@
 Every sentence says what was found, with its number, and nothing that the numbers do not show.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lightning_llm.ablate.arm import BASELINE
-from lightning_llm.ablate.matching import CLOSE, MATCHES
+from lightning_llm.ablate.matching import ARCHITECTURE, MATCHES
+from lightning_llm.ablate.options import words_of
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.ratios import time_in_words
-from lightning_llm.io.units import shown_duration
+from lightning_llm.io.units import MIB, shown_duration
 from lightning_llm.statistics.design import NOT_SHOWN
 
-MIB = 2**20
+FURTHER = "Further pairs are a range, since the true difference may be anywhere in its 80% interval."
+UNEQUAL = 0.01  # parameters that differ by more are reported
 MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "alone"
 
 
@@ -23,16 +26,64 @@ def labeled(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return [each for name, row, tuned in rows for each in ((name, row), (f"{name}, tuned", tuned)) if each[1]]
 
 
+def is_tested(row: Mapping[str, Any]) -> bool:
+    """Whether a variant has had a look."""
+    return row["level"] is not None
+
+
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """Pairs, difference, interval, adjusted p and verdict of a variant, for a table."""
+    if not is_tested(row):
+        return ["–"] * 5
+    p = row["p_adjusted"]
+    p = "–" if p is None else "<0.0001" if p < 1e-4 else f"{p:.4f}"
+    return [str(row["pairs"]), signed(row["difference"]), bounds(row["interval"]), p, row["verdict"]]
+
+
+def together(report: Mapping[str, Any]) -> str:
+    """With what probability all intervals hold; empty: there are not several."""
+    many = sum(row["interval"] is not None for row in report["variants"].values())
+    return percent(report["interval"]["together"]) if many > 1 else ""
+
+
+# ---- what is compared
+
+
+def compared(report: Mapping[str, Any]) -> dict[str, str]:
+    """What each side is: the configs and text of the baseline, and the options that variants change."""
+    base = [", ".join(report["configs"]), f"on {report['text']}" if report["text"] else ""]
+    sides = {BASELINE: " ".join(filter(None, base))}
+    for name, row in report["variants"].items():
+        sides[name] = ", ".join(word.removeprefix("--") for word in words_of(row["options"]))
+    return {name: what or "see the plan" for name, what in sides.items()}
+
+
+def design_lines(report: Mapping[str, Any]) -> list[str]:
+    """How the sides are compared, and which experiments have used the same seeds."""
+    delta = "no delta" if report["delta"] is None else f"delta {report['delta']:g} {report['unit']}"
+    seeds = f"{seeds_in_words(report['seeds'])}; " if report["seeds"] else ""
+    lines = [f"{seeds}{delta}; a difference is variant minus baseline, so a negative one is better."]
+    seen = [f"{name} has used {seeds_in_words(used)}" for name, used in report["seen"].items()]
+    return lines + ([f"Not independent of earlier experiments with this baseline: {'; '.join(seen)}."] if seen else [])
+
+
 # ---- verdicts
 
 
 def verdict_lines(report: Mapping[str, Any]) -> list[str]:
     """A sentence for each variant, with what a reader must know about it."""
-    return [_sentence(name, row, report) for name, row in labeled(report)]
+    rows = labeled(report)
+    lines = [_sentence(name, row, report) for name, row in rows]
+    if any(row["further_pairs"] for _, row in rows):
+        command = f"lightning-llm ablate extend {shlex.quote(report['out'])} --pairs N"
+        lines.append(f"{FURTHER} {command} adds pairs.")
+    return lines
 
 
 def _sentence(name: str, row: Mapping[str, Any], report: Mapping[str, Any]) -> str:
-    words = [f"{name}: {row['sentence']}" if row["sentence"] else name]
+    if not is_tested(row):
+        return f"{name}: {row['note']}."
+    words = [f"{name}: {row['sentence']}"]
     if row["difference"] is not None:
         pairs = pairs_in_words(row["pairs"])
         within = "" if row["interval"] is None else f" ({bounds(row['interval'])})"
@@ -47,7 +98,7 @@ def _further(more: Mapping[str, int | None], goal: str) -> str:
     """How many more pairs would reach the goal, as a range."""
     low, high = more["low"], more["high"]
     reach = f"{low} or more" if high is None else str(low) if low == high else f"{low} to {high}"
-    return f"{reach} further pairs reach {goal} with a probability of 80 %"
+    return f"{reach} further pairs reach {goal} with a probability of 80%"
 
 
 # ---- noise
@@ -87,7 +138,7 @@ def _pairs_lines(name: str, row: Mapping[str, Any], alpha: float) -> Iterator[st
     if (saved := noise["seeds_saved"]) is not None:
         words.append(saved_in_words(saved, noise["seeds_saved_interval"]))
     words.append(f"median difference {signed(checked['median'])}")
-    reach = "" if checked["smallest_p"] <= alpha else f", at least {checked['smallest_p']:.2g}"
+    reach = "" if checked["smallest_p"] <= alpha else f" (smallest possible: {checked['smallest_p']:.2g})"
     words.append(f"sign-flip p {checked['sign_flip_p']:.2g}{reach}")
     if checked["skewness"] is not None:
         words.append(f"skewness {checked['skewness']:+.1f}")
@@ -138,12 +189,7 @@ def tuning_lines(report: Mapping[str, Any]) -> list[str]:
 
 def cost_lines(report: Mapping[str, Any]) -> list[str]:
     """What was matched, how closely, and what the experiment took."""
-    lines = matched_lines(report)
-    known = {name: row["parameters"] for name, row in report["variants"].items() if row["parameters"]}
-    sizes = {name: each / report["baseline"]["parameters"] for name, each in known.items()}
-    if unequal := [f"{name} {ratio:.3g}" for name, ratio in sizes.items() if abs(ratio - 1) > CLOSE]:
-        lines.append(f"Parameters are not equal: {', '.join(unequal)} × the baseline's.")
-    cost = report["cost"]
+    lines, cost = matched_lines(report) + _unequal({BASELINE: report["baseline"], **report["variants"]}), report["cost"]
     if cost["sides"]:
         many = f"{cost['rounds']} interleaved steps, {cost['threads']} thread{'s' * (cost['threads'] != 1)}"
         times = [_in_short(name, side) for name, side in cost["sides"].items()]
@@ -158,7 +204,7 @@ def matched_lines(report: Mapping[str, Any]) -> list[str]:
     match = MATCHES[report["match"]]
     words, unit = match.words(report)
     rule = f"{match.name} by {report['solved']}" if report["solved"] else match.name
-    line = f"Matched: {rule}: {', '.join(words)}{unit}." if words else f"Matched: {rule}."
+    line = f"Matched: {rule} ({', '.join(words)}{unit})." if words else f"Matched: {rule}."
     return [line, match.caveat] if match.caveat else [line]
 
 
@@ -187,14 +233,30 @@ def level(report: Mapping[str, Any], name: str) -> float | None:
 # ---- plans
 
 
-def parameters_in_words(plan: Plan) -> str:
-    """The parameters of each arm, with how far they are from the baseline's."""
-    base, words = plan.arms[BASELINE].get("parameters"), []
-    for name in (BASELINE, *plan.experiment.variants):
-        count = plan.arms[name].get("parameters")
-        off = "" if not base or count in (None, base) else f" ({count / base - 1:+.1%})"
-        words.append(f"{name} {'unknown' if count is None else format(count, ',')}{off}")
-    return ", ".join(words)
+def parameter_lines(plan: Plan) -> list[str]:
+    """The parameters of each arm, and a line if they are not equal."""
+    arms = {name: plan.arms[name] for name in (BASELINE, *plan.experiment.variants)}
+    counts = {name: arm.get("parameters") for name, arm in arms.items()}
+    words = (f"{name} {'unknown' if count is None else format(count, ',')}" for name, count in counts.items())
+    return [f"parameters: {', '.join(words)}", *_unequal(arms)]
+
+
+def _unequal(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line if the parameters of arms differ from the baseline's by more than 1%."""
+    base, unequal = arms[BASELINE].get("parameters"), []
+    for name, arm in arms.items():
+        count = arm.get("parameters") or base
+        if base and abs(count - base) > UNEQUAL * base:
+            unequal.append(f"{name} has {100 * abs(count / base - 1):.3g}% {'more' if count > base else 'fewer'}")
+    advice = f"--match parameters={ARCHITECTURE}intermediate_size makes them equal"
+    return [f"{', '.join(unequal)} parameters than the baseline; {advice}."] if unequal else []
+
+
+def tested_in_words(looks: Sequence[int]) -> str:
+    """Such as ``tested after 4, 8, and 12 pairs``; these numbers are the looks."""
+    *most, last = map(str, looks)
+    few = f"{', '.join(most)}{',' * (len(most) > 1)} and " if most else ""
+    return f"tested after {few}{last} pairs"
 
 
 def seeds_in_words(seeds: Sequence[int]) -> str:
@@ -230,5 +292,5 @@ def milliseconds(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage, such as ``98.75 %``."""
-    return f"{100 * share:.4g} %"
+    """A share as a percentage, such as ``98.75%``."""
+    return f"{100 * share:.4g}%"

@@ -68,9 +68,8 @@ def _try(
         return False
     try:
         Plan.read(plan.out)  # edited since this worker began?
-        if is_locked(plan.run_dir(run)) or run in results_of(
-            plan, results
-        ):  # another worker has just begun or ended it
+        # another worker may have begun or ended it just now
+        if is_locked(plan.run_dir(run)) or run in results_of(plan, results):
             return False
         say(f"{run}: {'resuming' if _has_checkpoint(plan.run_dir(run)) else 'starting'}")
         status = _fit(plan, run, claim, parent)

@@ -7,25 +7,28 @@ pairs; ``measure`` measures time and memory of each side.
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from lightning_llm.ablate import claims, local
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.child import Child, last_line
-from lightning_llm.ablate.experiment import Experiment, experiment_of
+from lightning_llm.ablate.experiment import LOOKS, Experiment, experiment_of
 from lightning_llm.ablate.extension import extension_of
-from lightning_llm.ablate.history import spread_in, spread_of
+from lightning_llm.ablate.history import Spread, spread_in, spread_of
+from lightning_llm.ablate.matching import matches_in_words
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, varied
 from lightning_llm.ablate.page import write_report
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.slurm import submit
-from lightning_llm.ablate.words import parameters_in_words, seeds_in_words
+from lightning_llm.ablate.words import parameter_lines, seeds_in_words, tested_in_words
 from lightning_llm.ablate.worker import LOGS, Stopped, work
 from lightning_llm.cli.ablate_outlook import show_outlook
 from lightning_llm.cli.ablate_report import show_report
@@ -52,7 +55,7 @@ def _options(parser: OneLineParser) -> None:
     spread = power.add_mutually_exclusive_group(required=True)
     about = "standard deviation of the difference of one pair, in the metric's unit"
     spread.add_argument("--spread", type=float, metavar="NUMBER", help=about)
-    about = "an earlier experiment whose null variant gives it; a pilot is one with --pairs 4"
+    about = "an experiment, such as a pilot, whose null variant gives it; without FILE, the experiment is this one, too"
     spread.add_argument("--from", dest="earlier", type=Path, metavar="DIR", help=about)
     for action in (run, power):
         add = action.add_argument
@@ -61,6 +64,8 @@ def _options(parser: OneLineParser) -> None:
         add("--name", help="name of the experiment (default: that of FILE)")
         add("--out", metavar="DIR", help="folder of the experiment (default: runs/NAME)")
         add("--pairs", type=int, metavar="N", help="at most N pairs")
+        add("--match", metavar="RULE", help=f"what is the same on both sides: {matches_in_words()} (default: tokens)")
+        add("--first-seed", type=int, metavar="N", help="seed of the first pair (default: 0); the others follow")
     extend = actions.add_parser("extend", help="add pairs, and train them")
     extend.add_argument("--pairs", type=int, required=True, metavar="N", help="how many")
     about = "for these, also if they have a verdict (default: those without one)"
@@ -109,21 +114,13 @@ def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     if getattr(options, "workers", None) is not None and options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
     with interrupts.taken("ablate"):
-        acts = {
-            "run": _run,
-            "extend": _extend,
-            "status": _status,
-            "report": _report,
-            "power": _power,
-            "measure": _measure,
-            "work": _work,
-        }
-        acts[options.action](options, of_fit)
+        acts = {act.__name__: act for act in (_run, _extend, _status, _report, _power, _measure, _work)}
+        acts[f"_{options.action}"](options, of_fit)
 
 
 def _run(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     if options.experiment is not None and Path(options.experiment).is_dir():
-        if of_fit or options.baseline or options.vary or options.pairs or options.out:
+        if of_fit or options.baseline or options.vary or _overriding(options):
             raise ValueError(f"{options.experiment} has a frozen plan: only --workers can be given with it")
         plan = Plan.read(Path(options.experiment))
     else:
@@ -147,8 +144,14 @@ def asked(options: argparse.Namespace) -> Experiment:
     else:
         content, source = {"baseline": options.baseline, "variants": varied(options.vary)}, "the command line"
         name = "ablate"
-    overriding = {key: getattr(options, key) for key in ("name", "out", "pairs") if getattr(options, key) is not None}
-    return experiment_of({**content, **overriding}, source, name)
+    return experiment_of({**content, **_overriding(options)}, source, name)
+
+
+def _overriding(options: argparse.Namespace) -> dict[str, Any]:
+    """The keys of an experiment that are given as options."""
+    first = None if options.first_seed is None else {"first": options.first_seed}
+    keys = {**{key: getattr(options, key) for key in ("name", "out", "pairs", "match")}, "seeds": first}
+    return {key: value for key, value in keys.items() if value is not None}
 
 
 def _planned(experiment: Experiment, source: str | None, of_fit: Sequence[str], workers: int | None) -> Plan:
@@ -167,11 +170,19 @@ def _planned(experiment: Experiment, source: str | None, of_fit: Sequence[str], 
     plan, console = setup.plan(workers), Console(stderr=True)
     for name, seeds in plan.content["seen"].items():
         used = f"{name} has used {seeds_in_words(seeds)} with this baseline"
-        advice = "so the two experiments are not independent. Fresh seeds: seeds: {first: 1000}"
-        console.print(f"note: {used}, {advice}", soft_wrap=True, highlight=False)
-    if spread := spread_of(setup.earlier):
-        console.print(f"What the spread of {spread[1]}'s null variant lets this experiment find:", highlight=False)
-        show_outlook(plan.experiment, spread[0], console)
+        fresh = "Fresh seeds: --first-seed 1000, or seeds: {first: 1000} in a file"
+        why = "so the two experiments are not independent"
+        console.print(f"note: {used}, {why}. {fresh}", soft_wrap=True, highlight=False)
+    spread, pairs = spread_of(setup.earlier), plan.experiment.looks[-1]
+    if is_pilot := pairs < LOOKS[0]:
+        _say([f"{pairs} pairs are a pilot: by default, the first test is after {LOOKS[0]}"])
+    if spread is not None:
+        console.print(f"What the spread of {spread.source}'s null variant lets this experiment find:", highlight=False)
+        show_outlook(plan.experiment, spread, console)
+    elif is_pilot:
+        why = "no experiment with this baseline in the same parent folder has measured the spread"
+        words = f"note: what this pilot can find is not known, since {why}; after it, see {PROG} power --from"
+        console.print(f"{words} {shlex.quote(str(plan.out))} --pairs {LOOKS[-1]}", soft_wrap=True, highlight=False)
     return plan
 
 
@@ -183,7 +194,7 @@ def _say(lines: Iterable[str]) -> None:
 def _carry_out(plan: Plan, options: argparse.Namespace) -> None:
     """Start workers, wait for the verdicts, and measure the cost; or submit workers to SLURM, and leave."""
     console, workers = Console(stderr=True), options.workers
-    parameters = f"parameters: {parameters_in_words(plan)}"
+    parameters = "\n".join(parameter_lines(plan))
     if options.slurm is not None:
         console.print(parameters, highlight=False, soft_wrap=True)
         needed = len(load_experiment(plan.out).state.needed)
@@ -192,11 +203,10 @@ def _carry_out(plan: Plan, options: argparse.Namespace) -> None:
         return
     gpus = local.gpus() if plan.content["accelerator"] == "cuda" else []
     places = local.slots(plan, gpus, workers)
-    if load_experiment(plan.out).state.needed:
+    if (state := load_experiment(plan.out).state).needed:
         experiment, threads, count = plan.experiment, plan.content["threads"], len(plan.experiment.variants)
         each = f"{threads} thread{'s' * (threads != 1)} each"
-        looks = f"looks at {', '.join(map(str, experiment.looks))} pairs"
-        words = f"{count} variant{'s' * (count != 1)}, {looks}, {len(places)} at a time, {each}"
+        words = f"{count} variant{'s' * (count != 1)}, {tested_in_words(state.looks)}, {len(places)} at a time, {each}"
         console.print(f"{experiment.name}: {words}: {plan.out}", highlight=False, soft_wrap=True)
         console.print(parameters, highlight=False, soft_wrap=True)
         local.run_workers(plan, places)
@@ -223,8 +233,12 @@ def _extend(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
 def _power(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     if options.spread is not None and not SPREADS[0] <= options.spread <= SPREADS[1]:
         raise ValueError(f"--spread must be from {SPREADS[0]:g} to {SPREADS[1]:g}, got {options.spread}")
-    experiment = asked(options)
-    spread = options.spread if options.earlier is None else spread_in(options.earlier, experiment.metric)
+    if options.earlier is None or options.experiment or options.baseline or options.vary:
+        experiment = asked(options)
+    else:
+        experiment = Plan.read(options.earlier).experiment
+        experiment = experiment if options.pairs is None else experiment.cut(options.pairs)
+    spread = Spread(options.spread) if options.earlier is None else spread_in(options.earlier, experiment.metric)
     show_outlook(experiment, spread, Console())
 
 
@@ -233,8 +247,7 @@ def _status(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     needed = loaded.state.needed
     taken = len(claims.taken(loaded.plan.out, map(str, needed)))
     runs = f"{len(loaded.results)} runs have ended, {taken} train, {len(needed) - taken} wait"
-    words = local.progress_in_words(loaded.plan, loaded.state, loaded.results, None)
-    progress = f"; {words}" if needed else ""
+    progress = f"; {local.progress_in_words(loaded.plan, loaded.state, None)}" if needed else ""
     console.print(f"{options.folder}: {runs}{progress}", soft_wrap=True, highlight=False)
     show_report(report_of(loaded), console)
 

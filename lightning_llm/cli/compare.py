@@ -7,7 +7,7 @@ of ``statistics.verdict``; ``comparison`` says which runs are a group, and how t
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +15,24 @@ from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_llm.ablate.comparison import (
-    BITS,
-    METRICS,
-    Effect,
-    Group,
-    by_text,
-    compare_experiment,
-    effects,
-    experiment_in,
-    group_runs,
-    read_results,
-    with_threads,
-)
-from lightning_llm.ablate.words import pairs_in_words, saved_in_words
+from lightning_llm.ablate import comparison
+from lightning_llm.ablate.comparison import BITS, METRICS, Effect, Group
+from lightning_llm.ablate.words import UNEQUAL, pairs_in_words, saved_in_words
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console, folded, room
 from lightning_llm.runs.names import THREADS, find_runs
 from lightning_llm.runs.status import read_summary, unfinished
+from lightning_llm.statistics.pairing import STEPS
 from lightning_llm.statistics.verdict import Verdict
 
 THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."
 MOST_COLUMNS = 5  # of options; more are combined in one
 MOST_LINES = 3  # of a name in a narrow table; longer ones stand below it
-UNEQUAL = 0.01  # parameters that differ by more are reported
 NO_BITS = "validation loss: not compared, since the tokenizers differ and a run has no bits per byte"
 OTHER_TEXT = "Runs on other texts are not compared with one another: each text has its own table."
-ADJUSTED = "Intervals and p are adjusted for {} comparisons: all intervals hold together with a probability of 95 %."
+ONE_RUN = "A difference of one run has no interval: lightning-llm ablate compares several seeds, until a verdict."
+ADJUSTED = "Intervals and p are adjusted for {} comparisons: all intervals hold together with a probability of 95%."
 
 
 def _options(parser: OneLineParser) -> None:
@@ -59,20 +49,19 @@ def _options(parser: OneLineParser) -> None:
 def run_compare(options: argparse.Namespace) -> None:
     """Compare loss, time and peak memory across finished runs, grouped by the options that differ.
 
-    The first run's group is the baseline. Each other group on the same text gets a difference with its 95 % interval,
+    The first run's group is the baseline. Each other group on the same text gets a difference with its 95% interval,
     and a verdict: better, worse, equivalent or undecided. Runs with the same seeds are compared in pairs. Runs that
     have not finished are listed. The folder of an experiment gives the pairs and numbers of its report.
     """
     # a file or a pipe gets lines of any length
     console = Console(markup=True, highlight=False, width=None if sys.stdout.isatty() else 200)
-    if (experiment := next(filter(None, map(experiment_in, options.runs)), None)) is not None:
+    if (experiment := next(filter(None, map(comparison.experiment_in, options.runs)), None)) is not None:
         if len(options.runs) > 1 or options.baseline or options.delta is not None:
             problem = "its plan has the baseline and delta: compare it alone, without --baseline and --delta"
             raise ValueError(f"{experiment} is an experiment, and {problem}")
-        show([compare_experiment(experiment)], options.json, console)
-        console.print(
-            f"\nThe rest of the report: lightning-llm ablate report {escape(str(experiment))}", soft_wrap=True
-        )
+        show({"": comparison.compare_experiment(experiment)}, options.json, console)
+        command = f"lightning-llm ablate report {escape(str(experiment))}"
+        console.print(f"\nThe rest of the report: {command}", soft_wrap=True)
         return
     baseline = [] if options.baseline is None else find_runs([options.baseline])
     if len(baseline) > 1:
@@ -80,22 +69,25 @@ def run_compare(options: argparse.Namespace) -> None:
     runs = find_runs([*(str(run.path) for run in baseline), *options.runs])
     status = {run.path: unfinished(run.path) for run in runs}
     left_out = [f"{path}: {words}" for path, words in status.items() if words]
-    finished = [with_threads(run) for run in runs if not status[run.path]]
+    finished = [comparison.with_threads(run) for run in runs if not status[run.path]]
     if not finished:
         raise ValueError(f"no run has finished: {', '.join(left_out)}")
     if baseline and (words := status[baseline[0].path]):
         raise ValueError(f"--baseline {options.baseline} has not finished: {words}")
-    summaries = {run.path: read_summary(run.path, METRICS) for run in finished}
-    sections = []
-    for members, tokenizers in by_text(finished, summaries):
-        groups = group_runs([(run, read_results(run.path)) for run in members], summaries, tokenizers)
-        sections.append((groups, effects(groups, summaries, delta=options.delta, must_pair=options.paired)))
+    summaries = {run.path: read_summary(run.path, (*METRICS, STEPS)) for run in finished}
+    sections = {}
+    for text, (members, tokenizers) in comparison.by_text(finished, summaries).items():
+        results = [(run, comparison.read_results(run.path)) for run in members]
+        groups = comparison.group_runs(results, summaries, tokenizers)
+        sections[text] = groups, comparison.effects(groups, summaries, delta=options.delta, must_pair=options.paired)
     show(sections, options.json, console)
     if len({run.options.get(THREADS) for run in finished} - {None}) > 1:
         console.print(f"\n{THREADS_DIFFER}", soft_wrap=True)
     for run in finished:
         for change in summaries[run.path].get("changed_on_resume", []):
             console.print(f"\nchanged on resume: {escape(str(run.path))}, {escape(change)}", soft_wrap=True)
+    if skipped := comparison.skipped_experiments(options.runs):
+        left_out.append(f"{', '.join(skipped)}: experiments, each of which is compared alone")
     if left_out:
         console.print()
     for line in left_out:
@@ -103,13 +95,15 @@ def run_compare(options: argparse.Namespace) -> None:
 
 
 def show(
-    sections: Sequence[tuple[Sequence[Group], Sequence[Sequence[Effect]]]], json: Path | None, console: Console
+    sections: Mapping[str, tuple[Sequence[Group], Sequence[Sequence[Effect]]]], json: Path | None, console: Console
 ) -> None:
     """Print the groups and effects of each text, and write them to a file if one is given."""
     if json is not None:
-        rows = [each for groups, found in sections for each in zip(groups, [[], *found], strict=True)]
-        write_json(json, [_row(group, effects) for group, effects in rows])
-    for groups, found in sections:
+        rows = [each for groups, found in sections.values() for each in zip(groups, [[], *found], strict=True)]
+        write_json(json, [_row(group, its) for group, its in rows])
+    for text, (groups, found) in sections.items():
+        if len(sections) > 1:
+            console.print(f"\nOn {escape(text)}:", soft_wrap=True)
         print_table(groups, console)
         print_effects(groups, found, console)
     if len(sections) > 1:
@@ -180,21 +174,27 @@ def print_effects(groups: Sequence[Group], found: Sequence[Sequence[Effect]], co
             console.print(f"  {escape(effect_text(effect))}", soft_wrap=True)
         own, base = group.parameters, groups[0].parameters
         if own and base and abs(own - base) > UNEQUAL * base:
-            words = f"{own:,} versus {base:,} ({100 * (own / base - 1):+.1f} %)"
+            words = f"{own:,} versus {base:,} ({100 * (own / base - 1):+.1f}%)"
             console.print(f"  parameters are not equal: {words}", soft_wrap=True)
-    if len(found) > 1:
+        if group.steps and groups[0].steps and group.steps != groups[0].steps:
+            ours, theirs = (", ".join(map(str, each.steps)) for each in (group, groups[0]))
+            console.print(f"  steps are not equal: {ours} versus {theirs}", soft_wrap=True)
+    verdicts = [effect.found for its in found for effect in its]
+    if any(each.difference is not None and each.interval is None for each in verdicts):
+        console.print(f"\n{ONE_RUN}", soft_wrap=True)
+    if len(found) > 1 and sum(each.interval is not None for each in verdicts) > 1:
         console.print(f"\n{ADJUSTED.format(len(found))}", soft_wrap=True)
 
 
 def effect_text(effect: Effect) -> str:
-    """Such as ``validation loss -0.0250 nats/token (-1.2 %): better; 95 % interval …, p 0.01, 6 pairs, …``."""
+    """Such as ``validation loss -0.0250 nats/token (-1.2%): better; 95% interval …, p 0.01, 6 pairs, …``."""
     (title, unit, digits), found = METRICS[effect.metric], effect.found
     if found.difference is None:
         return f"{title}: {found.verdict}; {_joined(effect.note, found.note)}"
     parts: list[str] = []
     if found.interval is not None and found.p_adjusted is not None:
         low, high = (f"{bound:+.{digits}f}" for bound in found.interval)
-        parts.append(f"{100 * found.level:.4g} % interval {low} to {high}, p {found.p_adjusted:.2g}")
+        parts.append(f"{100 * found.level:.4g}% interval {low} to {high}, p {found.p_adjusted:.2g}")
     if found.pairs:
         parts.append(pairs_in_words(found.pairs))
     if found.correlation is not None:
@@ -214,9 +214,9 @@ def _in_words(found: Verdict) -> str:
 
 
 def difference_text(value: float, base: float, digits: int, unit: str) -> str:
-    """A difference as ``+0.0250 nats/token (+1.2 %)``; without the percentage if the values print as equal."""
+    """A difference as ``+0.0250 nats/token (+1.2%)``; without the percentage if the values print as equal."""
     change, before = f"{value - base:+.{digits}f}", f"{base:.{digits}f}"
     if float(change) == 0:
         return f"{0:.{digits}f} {unit}"
     has_share = f"{value:.{digits}f}" != before and float(before) != 0
-    return f"{change} {unit}" + (f" ({100 * (value - base) / base:+.1f} %)" if has_share else "")
+    return f"{change} {unit}" + (f" ({100 * (value - base) / base:+.1f}%)" if has_share else "")

@@ -65,7 +65,12 @@ def frozen(folder, variants, looks=(4, 5), delta=None, out="out", base=None, nul
     configs[NULL] |= null or {}
     sides = {name: {"steps": 6, "tokenizer": "t"} for name in configs}
     content = {
-        **{"name": "test", "variants": {name: {} for name in variants}, "metric": "val_loss", "delta": delta},
+        **{
+            "name": "test",
+            "variants": {name: config.get("options", {}) for name, config in variants.items()},
+            "metric": "val_loss",
+            "delta": delta,
+        },
         **{"alpha": 0.05, "looks": list(looks), "match": "tokens", "solved": None, "tune": None},
         **{"precision": None, "commit": None, "seen": {}},
         **{"asked_configs": {}},

@@ -56,9 +56,10 @@ def test_pairs_cut_the_looks():
 
 
 def test_parameters_are_matched_by_an_option():
-    match = {"parameters": {"option": "model.architecture.intermediate_size"}}
-    found = experiment_of({**BASE, "match": match}, "f", "f")
-    assert (found.match, found.solved) == ("parameters", "model.architecture.intermediate_size")
+    option = "model.architecture.intermediate_size"
+    for match in ({"parameters": {"option": option}}, f"parameters={option}"):
+        found = experiment_of({**BASE, "match": match}, "f", "f")
+        assert (found.match, found.solved) == ("parameters", option)
 
 
 @pytest.mark.parametrize(
@@ -84,10 +85,12 @@ def test_parameters_are_matched_by_an_option():
         ({"pairs": 1}, "one pair has no interval"),
         ({"precision": 0}, "precision is 0, expected a number above 0"),
         ({"seeds": {"first": -1}}, "seeds.first is -1, expected"),
-        ({"match": "memory"}, "match is 'memory', expected tokens, flops, time or parameters: {option: "),
+        ({"match": "memory"}, "match is 'memory', expected one of tokens, flops, time, parameters=model.architecture."),
+        ({"match": "tokens=model.architecture.mlp"}, "match is 'tokens=model.architecture.mlp', expected one of"),
+        ({"match": "parameters"}, "match is 'parameters', expected one of tokens"),
         ({"tune": {"option": "model.architecture.dropout"}}, "tune.option is 'model.architecture.dropout', expected a"),
         ({"tune": {"option": RATE, "factors": [1, 2]}}, "tune.factors is [1, 2], expected at least three increasing"),
-        ({"tune": {"option": RATE, "factors": [1, 1.001, 2]}}, "each at least 1 % above the one before"),
+        ({"tune": {"option": RATE, "factors": [1, 1.001, 2]}}, "each at least 1% above the one before"),
         ({"tune": {"option": RATE, "seed": 2}}, "tune.seed is unknown"),
         (
             {"tune": {"option": RATE}, "looks": [4, 101]},

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from lightning_llm.ablate import child, local
+from lightning_llm.ablate.curves import curves_of
+from lightning_llm.ablate.page import page_of
+from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment, losses_of
-from lightning_llm.ablate.scheduler import Run
+from lightning_llm.ablate.scheduler import Added, Run
 from lightning_llm.ablate.worker import work
 
 
@@ -59,10 +62,32 @@ def test_what_is_shown_says_what_it_is(experiment):
     work(plan.out)
     results = {run: each for run, each in load_experiment(plan.out).results.items() if run.seed == 0}
     state = plan.state(losses_of(results))
-    words = local.progress_in_words(plan, state, results, 180.0)
+    words = local.progress_in_words(plan, state, 180.0)
     assert words == "1 of 4 pairs, about 3.0 minutes left"
     shown = local.run_in_words(plan, Run("a", 0), results, words)
     assert shown == "a seed 0  val_loss 2.5000 (baseline 3.0000, 1 of 4 pairs, about 3.0 minutes left)"
     assert local.run_in_words(plan, Run("baseline", 0), results, words).startswith(
         "baseline seed 0  val_loss 3.0000 (1 of"
     )
+
+
+def test_progress_counts_the_pairs_that_are_added(experiment):
+    """The same with a variant that has no verdict and gets no pairs."""
+    plan = experiment({"a": {"effect": -0.5}, "b": {"effect": 0.0}}, looks=(4,))
+    work(plan.out)
+    plan.add(Added(2, ["a"]))
+    before = losses_of(load_experiment(plan.out).results)
+    work(plan.out)
+    all_losses = losses_of(load_experiment(plan.out).results)
+    added = [run for run in all_losses if run not in before]
+    ended, shown = dict(before), []
+    for run in sorted(added, key=lambda run: run.seed):
+        ended[run] = all_losses[run]
+        shown.append(local.progress_in_words(plan, plan.state(ended), None))
+    assert (shown, plan.state(ended).undecided) == (
+        ["4 of 6 pairs", "5 of 6 pairs", "5 of 6 pairs", "6 of 6 pairs"],
+        ["b"],
+    )
+    report = report_of(load_experiment(plan.out))
+    assert (report["looks"], report["tested_after"]) == ([4], [4, 6])
+    assert "tested after 4 and 6 pairs" in page_of(report, curves_of(load_experiment(plan.out)))

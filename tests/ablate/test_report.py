@@ -13,7 +13,7 @@ from lightning_llm.ablate.page import write_report
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.scheduler import Run
-from lightning_llm.ablate.words import cost_lines, noise_lines
+from lightning_llm.ablate.words import cost_lines, noise_lines, verdict_lines
 from lightning_llm.ablate.worker import work
 from lightning_llm.cli.ablate_report import show_report
 from lightning_llm.io.console import Console
@@ -49,8 +49,8 @@ def test_the_report_has_the_names_that_scripts_rely_on(done, capsys):
         "The null variant (the baseline with other initial MLPs): worse, by less than 0.01, which is false",
         "a: better, by more than 0.01; difference -0.5004 (-0.5",
         "look 1 of 2: the difference is likely exaggerated",
-        "sign-flip p 0.12, at least 0.12",
-        "All intervals hold together with a probability of 95 %.",
+        "sign-flip p 0.12 (smallest possible: 0.12)",
+        "All intervals hold together with a probability of 95%.",
         "lost,seed=1 diverged: loss is nan",
     ):
         assert words in printed
@@ -92,7 +92,7 @@ def test_the_report_says_how_closely_time_is_matched(experiment):
     sides = {name: {"steps": 6, "tokenizer": "t"} for name in ("baseline", "null", "a")}
     sides["a"] |= {"steps": 3, "time_ratio": 2.0, "time_ratio_interval": [1.98, 2.03]}
     plan = experiment({"a": {"effect": 0.0}}, match="time", sides=sides)
-    assert cost_lines(report_of(load_experiment(plan.out)))[0] == "Matched: time: a within ±1.5%."
+    assert cost_lines(report_of(load_experiment(plan.out)))[0] == "Matched: time (a within ±1.5%)."
 
 
 def test_cost_of_another_plan_does_not_count(done):
@@ -125,11 +125,12 @@ def test_the_report_says_what_was_not_equal_and_who_else_computed(done):
     report["baseline"]["parameters"], report["variants"]["a"]["parameters"] = 100, 80
     report["cost"]["other_cores"] = 1.5
     lines = cost_lines(report)
-    assert "Parameters are not equal: a 0.8 × the baseline's." in lines
+    makes = "--match parameters=model.architecture.intermediate_size makes them equal"
+    assert f"a has 20% fewer parameters than the baseline; {makes}." in lines
     assert any("while other programs used 1.5 cores on a test" in line for line in lines)
-    report["cost"]["other_cores"], report["variants"]["a"]["parameters"] = 0.01, 100
+    report["cost"]["other_cores"], report["variants"]["a"]["parameters"] = 0.01, 101
     assert any("alone on a test" in line for line in cost_lines(report))
-    assert not any("not equal" in line for line in cost_lines(report))
+    assert not any("parameters than" in line for line in cost_lines(report))
 
 
 def test_the_numbers_of_a_verdict_can_be_recomputed_from_the_json_alone(done):
@@ -234,11 +235,55 @@ def test_a_report_without_curves_cost_and_verdicts_says_so(experiment, capsys):
     assert main(["ablate", "report", str(plan.out)]) == 0
     report = json.loads((plan.out / "report.json").read_text())
     assert (report["has_ended"], report["pairs"], report["cost"]["sides"]) == (False, 0, {})
-    assert (report["variants"]["a"]["verdict"], report["variants"]["a"]["note"]) == ("undecided", "no look yet")
+    assert (report["variants"]["a"]["verdict"], report["variants"]["a"]["note"]) == ("undecided", "not tested yet")
     assert "The experiment has not ended." in (plan.out / "report.html").read_text()
     capsys.readouterr()
     assert main(["ablate", "status", str(plan.out)]) == 0
-    assert "0 runs have ended, 0 train, 13 wait" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "0 runs have ended, 0 train, 13 wait; 0 of 4 pairs" in said
+    assert re.search(r"\n *a +– +– +– +– +– *\n", said)
+    assert said.endswith("\na: not tested yet.\n")
+    assert "together" not in said
+    assert re.search("<td>a</td>(<td>–</td>){7}", (plan.out / "report.html").read_text())
+
+
+def test_intervals_hold_together_only_if_there_are_several(experiment, capsys):
+    plan = experiment({"a": {"effect": -0.5}}, looks=(4,))
+    work(plan.out)
+    assert main(["ablate", "report", str(plan.out)]) == 0
+    assert "hold together" not in capsys.readouterr().out
+    assert "all together" not in (plan.out / "report.html").read_text()
+
+
+def test_the_range_of_further_pairs_is_explained_once(done):
+    report = report_of(load_experiment(done.out))
+    for name in ("a", "lost"):
+        report["variants"][name]["further_pairs"] = {"expected": 50, "low": 28, "high": 239}
+    *sentences, last = verdict_lines(report)
+    assert sum("28 to 239 further pairs reach a verdict with a probability of 80%" in line for line in sentences) == 2
+    assert last == (
+        "Further pairs are a range, since the true difference may be anywhere in its 80% interval. "
+        f"lightning-llm ablate extend {done.out} --pairs N adds pairs."
+    )
+
+
+def test_the_report_says_what_was_compared(experiment, capsys):
+    base = {"data": {"path": "text.txt", "store": None}}
+    asked = {"configs": ["a.yaml", "b.yaml"], "seen": {"first": [0, 1]}}
+    plan = experiment(
+        {"a": {"effect": -0.5, "options": {"x.y": "relu", "z": 3}}}, looks=(4,), delta=0.01, base=base, **asked
+    )
+    work(plan.out)
+    assert main(["ablate", "report", str(plan.out)]) == 0
+    said = capsys.readouterr().out
+    lines = (
+        "seeds 0 to 3; delta 0.01 nats/token; a difference is variant minus baseline, so a negative one is better.",
+        "Not independent of earlier experiments with this baseline: first has used seeds 0 to 1.",
+    )
+    assert "\nbaseline: a.yaml, b.yaml on text.txt; a: x.y=relu, z=3\n" + "\n".join(lines) in said
+    page = (plan.out / "report.html").read_text()
+    for text in ("<tr><td>baseline</td><td>a.yaml, b.yaml on text.txt</td></tr>", "<td>x.y=relu, z=3</td>", *lines):
+        assert text in page
 
 
 def test_the_report_says_what_the_metric_is_of(experiment):

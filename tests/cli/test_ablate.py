@@ -227,6 +227,12 @@ def test_the_command_line_names_its_variants(folder, monkeypatch, capsys):
     assert main(["ablate", "run", *words]) == 0
     plan = json.loads(Path("runs/which-mlp", PLAN).read_text())
     assert plan["variants"] == {"relu": RELU, "gelu": {MLP: "gelu"}}
+    assert (plan["match"], plan["first_seed"]) == ("tokens", 0)
+    solved = "model.architecture.intermediate_size"
+    assert main(["ablate", "run", *words, "--out", "fresh", f"--match=parameters={solved}", "--first-seed=1000"]) == 0
+    plan = json.loads(Path("fresh", PLAN).read_text())
+    assert (plan["match"], plan["solved"], plan["first_seed"]) == ("parameters", solved, 1000)
+    assert plan["sides"]["gelu"]["ratio"] == pytest.approx(1, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -234,6 +240,12 @@ def test_the_command_line_names_its_variants(folder, monkeypatch, capsys):
     [
         (["run"], "give an experiment's FILE, or --baseline CONFIG and at least one --vary"),
         (["run", "exp.yaml", "--vary", "a=1"], "are in place of a file: leave out exp.yaml"),
+        (
+            ["run", "--baseline", "a.yaml", "--vary", "a.b=1", "--match", "size"],
+            "match is 'size', expected one of tokens, flops, time, parameters=model.architecture.NAME",
+        ),
+        (["run", "--baseline", "a.yaml", "--vary", "a.b=1", "--first-seed", "-1"], "seeds.first is -1, expected"),
+        (["run", ".", "--match", "tokens"], ". has a frozen plan: only --workers can be given with it"),
         (["run", "exp.yaml", "--workers", "0"], "--workers must be at least 1, got 0"),
         (["run", "exp.yaml", "--data.seed", "3"], "--data.seed is set by the experiment: leave it out"),
         (["status", "out", "--trainer.max_steps=3"], "--trainer.max_steps=3 is an option of fit: only ablate run"),
@@ -267,10 +279,15 @@ def test_power_shows_what_an_experiment_would_find(folder, capsys):
     assert rows[-1][1] == "100%"
     assert "warning" not in said
     (folder / "pilot").mkdir()
-    (folder / "pilot" / "report.json").write_text(json.dumps({"metric": "val_loss", "aa": {"null_sd": 0.008}}))
+    (folder / "pilot" / "report.json").write_text(
+        json.dumps(
+            {"metric": "val_loss", "aa": {"null_sd": 0.008, "null": {"noise": {"sd_interval": [0.0054, 0.0154]}}}}
+        )
+    )
     assert main(["ablate", *words, "--from", "pilot", "--pairs", "8"]) == 0
     said = capsys.readouterr().out
-    assert "a pair's difference has a standard deviation of 0.008" in said
+    within = "null variant of pilot, 95% interval 0.0054 to 0.0154"
+    assert f"a pair's difference has a standard deviation of 0.008 ({within})." in said
     warning = next(line for line in said.splitlines() if line.startswith("warning: "))
     found = re.search(r"delta 0\.005 in only (\d+)% of experiments: .* a delta of about ([\d.]+)", warning)
     assert int(found[1]) < 10
@@ -278,10 +295,28 @@ def test_power_shows_what_an_experiment_would_find(folder, capsys):
     assert wider.words["equivalent"] == pytest.approx(0.8, abs=0.05)
 
 
+def test_power_of_a_pilot_is_that_of_its_own_experiment(folder, monkeypatch, capsys):
+    assert planned(monkeypatch, variants={"a": RELU, "b": {MLP: "gelu"}}, pairs=4)() == 0
+    said = capsys.readouterr().err
+    assert "4 pairs are a pilot: by default, the first test is after 8\n" in said
+    after = "after it, see lightning-llm ablate power --from out --pairs 16"
+    assert "note: what this pilot can find is not known, since no experiment with this baseline in the same " in said
+    assert f"has measured the spread; {after}\n" in said
+    Path("out", "report.json").write_text(json.dumps({"metric": "val_loss", "aa": {"null_sd": 0.008}}))
+    assert main(["ablate", "power", "--from", "out"]) == 0
+    said = capsys.readouterr().out
+    assert "8/12" not in said
+    assert "each of 2 variants, if a pair's difference has a standard deviation of 0.008 (null variant of out)." in said
+    assert main(["ablate", "power", "--from", "out", "--pairs", "12"]) == 0
+    assert "8/12" in capsys.readouterr().out
+    assert planned(monkeypatch, variants={"c": RELU}, looks=[8], out="whole")() == 0
+    assert "pilot" not in capsys.readouterr().err
+
+
 def test_a_plan_says_which_seeds_an_earlier_one_has_used_and_what_it_can_find(folder, monkeypatch, capsys):
     run = planned(monkeypatch, variants={"a": RELU}, looks=[4], out="runs/first")
     assert run() == 0
-    assert "note:" not in capsys.readouterr().err
+    assert "not independent" not in capsys.readouterr().err
     for seed in range(4):
         Path("runs/first/runs", f"baseline,seed={seed}").mkdir(parents=True)
     Path("runs/first/report.json").write_text(json.dumps({"aa": {"null_sd": 0.008}}))
@@ -289,11 +324,12 @@ def test_a_plan_says_which_seeds_an_earlier_one_has_used_and_what_it_can_find(fo
     assert run() == 0
     said = capsys.readouterr().err
     assert "note: first has used seeds 0 to 3 with this baseline, so the two experiments are not independent" in said
+    assert "Fresh seeds: --first-seed 1000, or seeds: {first: 1000} in a file" in said
     assert "What the spread of first's null variant lets this experiment find:" in said
     assert json.loads(Path("runs/second", PLAN).read_text())["seen"] == {"first": [0, 1, 2, 3]}
     fresh = planned(monkeypatch, variants={"b": {MLP: "gelu"}}, looks=[4], out="runs/third", seeds={"first": 1000})
     assert fresh() == 0
-    assert "note:" not in capsys.readouterr().err
+    assert "not independent" not in capsys.readouterr().err
     assert json.loads(Path("runs/third", PLAN).read_text())["first_seed"] == 1000
 
 
@@ -303,10 +339,13 @@ def test_parameters_of_each_side_are_shown_before_the_first_run(folder, monkeypa
     Path("exp.yaml").write_text(yaml.safe_dump({"baseline": "base.yaml", "variants": {"relu": RELU}, "out": "out"}))
     assert main(["ablate", "run", "exp.yaml"]) == 0
     lines = capsys.readouterr().err.splitlines()
-    line = next(line for line in lines if line.startswith("parameters: "))
+    assert any(line.startswith("exp: 1 variant, tested after 8, 12, and 16 pairs, ") for line in lines)
+    place = next(place for place, line in enumerate(lines) if line.startswith("parameters: "))
     sides = json.loads(Path("out", PLAN).read_text())["sides"]
     ours, theirs = (sides[name]["parameters"] for name in ("relu", "baseline"))
-    assert line == f"parameters: baseline {theirs:,}, relu {ours:,} ({ours / theirs - 1:+.1%})"
+    assert lines[place] == f"parameters: baseline {theirs:,}, relu {ours:,}"
+    few, makes = 100 * (1 - ours / theirs), "--match parameters=model.architecture.intermediate_size makes them equal"
+    assert lines[place + 1] == f"relu has {few:.3g}% fewer parameters than the baseline; {makes}."
 
 
 def test_what_cannot_be_extended_is_one_line(folder, monkeypatch, capsys):
@@ -428,7 +467,7 @@ def test_a_matching_rule_is_a_class_and_a_line_of_the_table(folder, monkeypatch,
     wide = {"wide": {"model.architecture.intermediate_size": 512}}
     run = planned(monkeypatch, variants=wide, looks=[2], match="work")
     assert run() == 2
-    assert "match is 'work', expected tokens, flops, time or parameters: {option: " in the_line(capsys)
+    assert "match is 'work', expected one of tokens, flops, time, parameters=model" in the_line(capsys)
     monkeypatch.setitem(matching.MATCHES, Widths.name, Widths())
     assert run() == 0
     side = json.loads(Path("out", PLAN).read_text())["sides"]["wide"]

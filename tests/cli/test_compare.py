@@ -17,17 +17,18 @@ from torch.utils.tensorboard import SummaryWriter
 from lightning_llm.__main__ import main
 from lightning_llm.ablate import scheduler as ablate_scheduler
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
+from lightning_llm.ablate.comparison import group_runs, read_results
+from lightning_llm.ablate.plan import PLAN
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.cli.compare import (
     ADJUSTED,
     NO_BITS,
+    ONE_RUN,
     OTHER_TEXT,
     THREADS_DIFFER,
     difference_text,
-    group_runs,
     print_table,
-    read_results,
 )
 from lightning_llm.cli.report import RunReport
 from lightning_llm.io.console import Console
@@ -64,11 +65,11 @@ def test_the_command_gives_intervals_and_a_verdict(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "2.1000 ± 0.0816" in said
     assert (
-        "  validation loss +0.1000 nats/token (+4.8 %): worse; 95 % interval +0.0870 to +0.1130, p 0.00015, 4 pairs, "
+        "  validation loss +0.1000 nats/token (+4.8%): worse; 95% interval +0.0870 to +0.1130, p 0.00015, 4 pairs, "
         "correlation 1.00\n"
     ) in said
-    assert "  time +10.0 s (+87.0 %): worse; 95 % interval +7.8 to +12.2, p 3.4e-05\n" in said
-    assert "  peak memory 0.000 GiB: undecided; 95 % interval +0.000 to +0.000, p 1\n" in said
+    assert "  time +10.0 s (+87.0%): worse; 95% interval +7.8 to +12.2, p 3.4e-05\n" in said
+    assert "  peak memory 0.000 GiB: undecided; 95% interval +0.000 to +0.000, p 1\n" in said
     baseline, other = json.loads(file.read_text())
     assert baseline["options"] == {"mlp": "swiglu"}
     assert baseline["measures"]["val_loss"]["mean"] == pytest.approx(2.1)
@@ -86,7 +87,7 @@ def test_several_groups_share_the_level(tmp_path, capsys):
     said = capsys.readouterr().out
     assert ADJUSTED.format(2) in said
     assert "mlp=relu versus mlp=gelu\n  validation loss 0.0000 nats/token: equivalent: differs by less than" in said
-    assert "(-4.5 %): better, by more than 0.02; 97.5 % interval" in said
+    assert "(-4.5%): better, by more than 0.02; 97.5% interval" in said
 
 
 def test_pairs_that_must_be_pairs_and_are_not_are_one_line(tmp_path, capsys, error_line):
@@ -115,8 +116,8 @@ def test_a_delta_out_of_range_is_one_line(tmp_path, error_line, delta):
         (1.04, 0.96, "+0.1 s"),
         (3.0, 0.02, "+3.0 s"),
         (3.0, 0.0, "+3.0 s"),
-        (1.2, 1.0, "+0.2 s (+20.0 %)"),
-        (1.0, 1.25, "-0.2 s (-20.0 %)"),
+        (1.2, 1.0, "+0.2 s (+20.0%)"),
+        (1.0, 1.25, "-0.2 s (-20.0%)"),
     ],
 )
 def test_values_that_print_as_equal_have_no_percentage(value, base, says):
@@ -171,6 +172,7 @@ def test_runs_of_the_command_line_are_compared(tiny, capsys):
         ('{"changed_on_resume": [3]}', "changed_on_resume[0] is 3, expected text"),
         ('{"batches_at": {"1a": "0"}}', "batches_at is {'1a': '0'}, expected texts by step"),
         ('{"batches_at": {"1": 0}}', "batches_at is {'1': 0}, expected texts by step"),
+        ('{"steps": [3]}', "steps is [3], expected a finite number"),
         ('{"package": 3}', "package is 3, expected text"),
         ('{"batches": 3}', "batches is 3, expected text"),
         ('{"initial_values": {"a": 1}}', "initial_values is {'a': 1}, expected texts by name"),
@@ -309,14 +311,52 @@ def on_text(folder, mlp="swiglu", tokenizer="char", text="my.txt", initial="8x4"
     return str(folder)
 
 
-def test_each_text_has_its_own_table(tmp_path, capsys):
+def test_each_text_has_its_own_table(tmp_path, capsys, error_line):
     other = on_text(tmp_path / "a", text="other.txt", val_loss=9.0)
     swiglu, relu = (on_text(tmp_path / mlp, mlp, val_loss=loss) for mlp, loss in (("swiglu", 2.0), ("relu", 2.5)))
-    assert main(["compare", other, swiglu, relu, "--paired"]) == 0
+    assert main(["compare", other, swiglu, relu]) == 0
     said = capsys.readouterr().out
+    titles = ["On data.path other.txt:", "On data.path my.txt:"]
+    assert [line for line in said.splitlines() if line.startswith("On data")] == titles
     assert [line for line in said.splitlines() if " versus " in line] == ["mlp=relu versus mlp=swiglu"]
     assert "validation loss +0.5000 nats/token" in said
     assert OTHER_TEXT in said
+    assert main(["compare", swiglu, relu]) == 0
+    assert "On data" not in capsys.readouterr().out
+    assert main(["compare", other, swiglu, relu, "--paired"]) == 2
+    assert "has no other group to be compared with; leave out --paired" in error_line()
+
+
+def test_a_difference_of_one_run_points_to_ablate(tmp_path, capsys):
+    for mlp, loss in (("swiglu", 2.0), ("relu", 2.5), ("gelu", 2.25)):
+        make(tmp_path / mlp, mlp, **{**HASHES, "val_loss": loss})
+    assert main(["compare", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "one pair: no interval" in said
+    assert said.count(ONE_RUN) == 1
+    assert "all intervals hold" not in said
+    assert main(["compare", str(several(tmp_path / "runs"))]) == 0
+    assert ONE_RUN not in capsys.readouterr().out
+
+
+def test_other_numbers_of_steps_are_reported(tmp_path, capsys):
+    assert main(["compare", str(several(tmp_path / "runs", steps=200))]) == 0
+    assert "steps are not" not in capsys.readouterr().out  # those of the baseline are not recorded
+    for run in (tmp_path / "runs").glob("swiglu-*/summary.json"):
+        run.write_text(json.dumps({**json.loads(run.read_text()), "steps": 100}))
+    assert main(["compare", str(tmp_path / "runs")]) == 0
+    assert "  steps are not equal: 100 versus 200\n" in capsys.readouterr().out
+
+
+def test_experiments_in_a_folder_of_runs_are_listed(tmp_path, capsys):
+    several(tmp_path / "runs")
+    for name in ("first", "second"):
+        (tmp_path / "runs" / name / "runs").mkdir(parents=True)
+        (tmp_path / "runs" / name / PLAN).write_text("{}")
+    assert main(["compare", str(tmp_path / "runs")]) == 0
+    root = tmp_path / "runs"
+    said = capsys.readouterr().out
+    assert f"not compared: {root}/first, {root}/second: experiments, each of which is compared alone\n" in said
 
 
 def test_the_same_validation_batches_are_the_same_text(tmp_path, capsys):
@@ -345,7 +385,7 @@ def test_other_tokenizers_are_compared_in_bits_per_byte(tmp_path, capsys):
     file = tmp_path / "out.json"
     assert main(["compare", char, byte, "--paired", "--delta", "0.1", "--json", str(file)]) == 0
     said = capsys.readouterr().out
-    assert "validation loss +0.5000 bits/byte (+20.0 %)" in said
+    assert "validation loss +0.5000 bits/byte (+20.0%)" in said
     assert "nats/token (" not in said
     assert "bits_per_byte" in [effect["metric"] for effect in json.loads(file.read_text())[1]["effects"]]
     none = on_text(tmp_path / "c", tokenizer="bpe", bits_per_byte=None)
