@@ -292,5 +292,5 @@ def milliseconds(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Such as ``98.75%``."""
+    """A share as a percentage, such as ``98.75%``."""
     return f"{100 * share:.4g}%"
