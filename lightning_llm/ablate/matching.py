@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from lightning_llm.ablate.arm import BASELINE, Arm
-from lightning_llm.ablate.ratios import is_one, median_interval
+from lightning_llm.ablate.ratios import TIMED, is_one, median_interval
 from lightning_llm.io.untrusted import shown
 from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine, WarmupLinear, WarmupStableDecay
 
@@ -45,6 +45,11 @@ class Matched:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     time_ratio: float | None = None
     time_ratio_interval: tuple[float, float] | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the plan records of it."""
+        return {"matched": self.options} | {field: getattr(self, field) for field in TIMED}
 
 
 class Match:

@@ -22,7 +22,6 @@ from lightning_llm.ablate.local import threads_for
 from lightning_llm.ablate.matching import MATCHES, STEPS, Matched
 from lightning_llm.ablate.options import flat_options, words_of
 from lightning_llm.ablate.plan import PACKAGE, PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
-from lightning_llm.ablate.ratios import TIMED
 from lightning_llm.ablate.results import COST
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.config_file import read_config
@@ -171,8 +170,7 @@ class Setup:
             matched = self._matched.get(name, Matched())
             facts[name] = {**facts_of(arm), "tokenizer": str(arm.data.store.tokenizer_sha256)}
             facts[name] |= {"tuned": tuned_value(arm, experiment), "chance": chance_of(arm, experiment.metric)}
-            facts[name] |= {"matched": matched.options, "solved": matched.options.get(experiment.solved or "")}
-            facts[name] |= {field: getattr(matched, field) for field in TIMED}
+            facts[name] |= {**matched.facts, "solved": matched.options.get(experiment.solved or "")}
             facts[name]["ratio"] = MATCHES[experiment.match].closeness(facts[BASELINE], facts[name])
         return {**facts, NULL: dict(facts[BASELINE])}
 

@@ -476,7 +476,7 @@ def test_a_matching_rule_is_a_class_and_a_line_of_the_table(folder, monkeypatch,
     capsys.readouterr()
     assert main(["ablate", "report", "out"]) == 0
     printed = capsys.readouterr().out
-    assert f"Matched: work: wide {side['ratio']:.4g} × the baseline's." in printed
+    assert f"Matched: work (wide {side['ratio']:.2f} times the baseline's)." in printed
     assert "Work is tokens times parameters." in printed
     assert json.loads(Path("out", "report.json").read_text())["match"] == "work"
 
