@@ -15,7 +15,17 @@ from lightning_llm.__main__ import TOOLS, TRAINER_WORDS, main
 from lightning_llm.cli.commands import COMMANDS
 from lightning_llm.cli.errors import one_line, reports
 from lightning_llm.data.batches import TrainBatches
+from lightning_llm.io.trust import TRUSTED
 from lightning_llm.training.module import LanguageModel
+
+
+@pytest.fixture(autouse=True)
+def _nothing_trusted_yet():
+    """What earlier tests of this process have trusted would count as the user's own code."""
+    earlier = set(TRUSTED)
+    TRUSTED.clear()
+    yield
+    TRUSTED.update(earlier)
 
 
 @pytest.fixture(autouse=True)
