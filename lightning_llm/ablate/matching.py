@@ -8,10 +8,11 @@ architecture is solved so that the parameters agree.
 A schedule follows the scaled steps. The built-in ones know the length of the run, and the steps that a config gives
 them are scaled like the run's. Others must do without steps of their own.
 
-A rule of your own is a subclass of :class:`Match` and a line in ``MATCHES``: files, plans and reports read the table.
+Your own rule is a subclass of :class:`Match` and a line in ``MATCHES``: files, plans and reports read the table.
 Counting and timing need torch, which ``ablate.cost`` imports when a rule matches.
 """
 
+import abc
 import bisect
 import dataclasses
 import math
@@ -52,7 +53,7 @@ class Matched:
         return {"matched": self.options} | {field: getattr(self, field) for field in TIMED}
 
 
-class Match:
+class Match(abc.ABC):
     """A matching rule: what is equal on both arms, and how a variant is changed for it.
 
     Attributes:
@@ -67,6 +68,7 @@ class Match:
     is_solved: ClassVar[bool] = False
     caveat: ClassVar[str] = ""
 
+    @abc.abstractmethod
     def matched(self, base: Arm, variant: Arm, make: Callable[[str], Arm], solved: str | None) -> Matched:
         """What matches a variant with the baseline.
 
@@ -79,11 +81,10 @@ class Match:
         Raises:
             ValueError: It cannot be matched.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def closeness(self, base: Facts, variant: Facts) -> float | None:
         """The variant's part of what is matched, as a ratio to the baseline's; ``None``: ``cost.json`` has it."""
-        raise NotImplementedError
 
     def words(self, report: Facts) -> tuple[list[str], str]:
         """How closely each variant of a report is matched, and the unit of these numbers."""

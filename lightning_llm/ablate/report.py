@@ -86,7 +86,7 @@ def _aa(loaded: Loaded) -> dict[str, Any]:
 
 
 def _variant(loaded: Loaded, name: str) -> dict[str, Any]:
-    """A variant without tuning, which scripts read, and under ``tuned`` the same of the tuned arms."""
+    """A variant without tuning, which scripts read, and under ``tuned`` that of the tuned arms."""
     state = loaded.state
     tuned = None if state.tuned is None else state.tuned.verdicts.get(name)
     row = _numbers(loaded, state.verdicts.get(name), BASELINE, name) | _arm(loaded, name)

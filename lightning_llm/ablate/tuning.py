@@ -188,5 +188,5 @@ def _mean(losses: Sequence[float | None]) -> float | None:
 
 
 def _rounded(value: float) -> float:
-    """To four digits: what the name of a run says is its value, to the bit."""
+    """To four digits: what the name of a run says is its value, bit for bit."""
     return float(f"{value:.4g}")

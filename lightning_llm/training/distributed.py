@@ -7,7 +7,7 @@ to the end of backward: the loss takes ``lm_head.weight`` outside of any forward
 root is the transformer and not the LightningModule: Lightning calls ``training_step`` and not the module, so hooks on
 the LightningModule's forward would never run.
 
-The initial weights are those of an unsharded model of the same seed, to the bit. No process ever holds them all: each
+The initial weights are those of an unsharded model of the same seed, bit for bit. No process ever holds them all: each
 block is sharded as soon as it is built.
 """
 

@@ -1,7 +1,7 @@
 """What differs between a resumed run and its checkpoint: it is printed, and applied.
 
 Lightning restores the optimizer's and the schedule's hyperparameters with their state, over those in the options. Here
-the checkpoint holds the options. If the resumed run has the same ones, the restored state is used to the bit. If they
+the checkpoint holds the options. If the resumed run has the same ones, the restored state is used as it is. If they
 differ, the moments stay, and learning rate, weight decay and schedule are those of the new options.
 """
 
