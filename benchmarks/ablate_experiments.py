@@ -35,8 +35,8 @@ BASELINE = {
 KINDS = {"all": "", "the command": " ablate run ", "a worker": " ablate work ", "a run": " fit "}  # of processes
 MOST_WAIT_S = 8.0  # from a process of the drawn kind to its kill
 MEASURED = re.compile(
-    r"cost\.(sides\..*|date|rounds|other_cores|run_seconds)|tuning\.run_seconds"
-)  # numbers of a report
+    r"out|cost\.(sides\..*|date|rounds|other_cores|run_seconds)|tuning\.run_seconds"
+)  # numbers of a report, and its folder
 
 
 @contextmanager

@@ -59,6 +59,7 @@ SIDE = {"step_s": 0.1, "peak_bytes": 7}
 REPORT = {
     "plan": "1f",
     "seen": {},
+    "out": "runs/a",
     "variants": {"relu": {"difference": -0.1, "interval": [-0.2, 0.0], "ratio": 1.0, "tuned": None}},
     "cost": {"runs": 9, "run_seconds": 31.5, "date": "a", "other_cores": 0.1, "sides": {"relu": SIDE}},
     "tuning": {"runs": 4, "run_seconds": 3.5},
@@ -75,6 +76,7 @@ REPORT = {
         ("tuning.run_seconds", 90.0, []),
         ("cost.sides", {}, ["cost.sides.relu.step_s", "cost.sides.relu.peak_bytes", "cost.sides"]),
         ("plan", "2f", []),
+        ("out", "runs/b", []),
         ("seen", {"mlps": [0, 1]}, []),
         ("cost.runs", 10, ["cost.runs"]),
         ("variants.relu.difference", -0.1 + 1e-12, ["variants.relu.difference"]),
