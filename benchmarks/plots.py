@@ -36,8 +36,8 @@ def draw_frontier(rows: Sequence[Row], path: Path, title: str, **options: Any) -
     draw_points([row for row in shown if row.variant != "ours 2"], path, title, is_relative=True, **options)
 
 
-def draw_tuned(report: Mapping[str, Any], path: Path, title: str, names: Mapping[str, str], **options: Any) -> None:
-    """The differences of an experiment's tuned variants.
+def draw_verdicts(report: Mapping[str, Any], path: Path, title: str, names: Mapping[str, str], **options: Any) -> None:
+    """The differences of an experiment's variants.
 
     Args:
         report: Of the experiment.
@@ -46,16 +46,16 @@ def draw_tuned(report: Mapping[str, Any], path: Path, title: str, names: Mapping
         names: The variants from the top, each with its label.
         options: Of :func:`chart`.
     """
-    tuned = {label: {**report["variants"][name]["tuned"], "tuned": None} for name, label in names.items()}
+    variants = {label: report["variants"][name] for name, label in names.items()}
     with chart(path, title, height=0.6 * len(names) + 0.5, **options) as axes:
-        forest(axes[0], {**report, "variants": tuned})
+        forest(axes[0], {**report, "variants": variants})
         dots = f"dots: pairs; shaded: ±{report['delta']:g}"
         axes[0, 0].set_xlabel(f"difference from SwiGLU, nats per character (negative is better; {dots})")
 
 
 _VERDICTS = Plot(
-    partial(draw_tuned, names={"geglu": "GEGLU", "relu2": "ReLU²", "relu": "ReLU", "gelu": "GELU"}),
-    "experiments/which-mlp",
+    partial(draw_verdicts, names={"geglu": "GEGLU", "relu2": "ReLU²", "relu": "ReLU", "gelu": "GELU"}),
+    "experiments/which-mlp-confirm",
     "Validation loss with another MLP: 222,144 parameters each, every MLP at its best learning rate",
 )
 _FRONTIER = Plot(
