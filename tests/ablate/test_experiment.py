@@ -28,7 +28,7 @@ def test_the_file_on_the_page_is_one():
     assert (found.name, found.folder, list(found.variants)) == (
         "attention",
         "runs/attention",
-        ["no_qk_norm", "learned_positions"],
+        ["no_qk_norm", "no_positions"],
     )
 
 
