@@ -87,13 +87,6 @@ class TrainingSteps:
             yield from loader()
 
 
-def facts_of(arm: Arm) -> dict[str, Any]:
-    """What the plan records of an arm's cost."""
-    flops, tokens = flops_of(arm), arm.data.tokens_per_step
-    counts = {"steps": arm.steps, "parameters": parameters_of(arm.architecture), "tokens_per_step": tokens}
-    return {**counts, "flops_per_token": None if flops is None else flops / tokens}
-
-
 def flops_of(arm: Arm) -> int | None:
     """FLOPs of its optimizer step, without what is recomputed; ``None`` for parts that cannot be counted."""
     config, tokens = arm.architecture, arm.data.tokens_per_step

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_llm.ablate.arm import BASELINE
-from lightning_llm.ablate.plan import INTERVAL, PLAN, REPORT, RUNS
+from lightning_llm.ablate.plan import PLAN, REPORT, RUNS
+from lightning_llm.ablate.ratios import INTERVAL
 from lightning_llm.io.schema import NUMBER, maybe, open_record, validate
 from lightning_llm.io.untrusted import read_json
 from lightning_llm.statistics.power import SPREADS

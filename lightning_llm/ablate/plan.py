@@ -24,6 +24,7 @@ import yaml
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.experiment import HELD, MOST_PAIRS, Experiment
+from lightning_llm.ablate.matching import FACTS
 from lightning_llm.ablate.scheduler import Added, Losses, Run, State, state_of
 from lightning_llm.ablate.tuning import Tune
 from lightning_llm.io.atomic import atomic_path, remove_path, write_json, write_text
@@ -49,13 +50,12 @@ PACKAGE = Path(__file__).parents[1]
 LARGEST_CODE = 256 * MIB  # of all files of a snapshot; this package has 2
 MOST_ADDED = 200  # times that pairs are added
 
-INTERVAL = check("two numbers", lambda value: isinstance(value, list) and [type(each) for each in value] == [float] * 2)
 _ARM = open_record(
     {"steps": whole(1), "tokenizer": TEXT, "config": SHA256},
     {
-        **dict.fromkeys(("parameters", "tokens_per_step", "solved"), maybe(whole(1))),
-        **dict.fromkeys(("flops_per_token", "tuned", "chance", "ratio", "time_ratio"), maybe(POSITIVE)),
-        **{"time_ratio_interval": maybe(INTERVAL), "matched": check("options", lambda value: isinstance(value, dict))},
+        **{name: maybe(schema) for name, schema in FACTS.items()},
+        **dict.fromkeys(("tuned", "chance", "ratio"), maybe(POSITIVE)),
+        **{"solved": maybe(whole(1)), "matched": check("options", lambda value: isinstance(value, dict))},
     },
 )
 _FROZEN = {"asked_configs": by_name(SHA256, least=0), "code": SHA256}

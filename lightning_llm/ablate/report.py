@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning_llm.ablate.arm import BASELINE, NULL
 from lightning_llm.ablate.experiment import HELD, Experiment
-from lightning_llm.ablate.ratios import TIMED
+from lightning_llm.ablate.matching import FACTS
 from lightning_llm.ablate.results import VALIDATION_LOSS, Loaded, losses_of
 from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.tuning import FIRST_SEED
@@ -25,7 +25,6 @@ from lightning_llm.statistics.windows import window_error
 UNITS = {VALIDATION_LOSS: "nats/token", "bits_per_byte": "bits/byte"}
 ENVIRONMENT = ("precision", "device", "threads", "torch", "numpy", "package")
 OF_PLAN = ("threads", "accelerator", "commit", "seen")
-OF_ARM = ("steps", "parameters", "flops_per_token", "tokens_per_step", "solved", "ratio", *TIMED)  # of a plan
 TEXTS = ("store", "path", "corpus")  # of the data
 _DATA = {**dict.fromkeys(TEXTS, maybe(TEXT)), "mixture": maybe(by_name(NUMBER, least=0))}
 _TRAINER = {"limit_val_batches": maybe(NUMBER)}
@@ -157,7 +156,7 @@ def _arm(loaded: Loaded, name: str) -> dict[str, Any]:
     losses, facts = _losses(loaded, name), loaded.plan.arms[name]
     spread = means.stdev(losses) if len(losses) > 1 else None
     own = {"mean": _mean(loaded, name), "sd_over_seeds": spread, "runs": len(losses)}
-    return own | {field: facts.get(field) for field in OF_ARM}
+    return own | {field: facts.get(field) for field in ("steps", *FACTS, "solved", "ratio")}
 
 
 def _losses(loaded: Loaded, name: str) -> list[float]:

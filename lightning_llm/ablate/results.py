@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
-from lightning_llm.ablate.plan import INTERVAL, RUNS, Plan
+from lightning_llm.ablate.plan import RUNS, Plan
+from lightning_llm.ablate.ratios import INTERVAL
 from lightning_llm.ablate.scheduler import Losses, Run, State
 from lightning_llm.io.schema import NUMBER, POSITIVE, TEXT, by_name, list_of, maybe, record, validate, whole
 from lightning_llm.io.untrusted import MIB, read_json

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from lightning_llm.ablate.arm import BASELINE, NULL, Arm, titled
-from lightning_llm.ablate.cost import TrainingSteps, facts_of
+from lightning_llm.ablate.cost import TrainingSteps
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.history import earlier
 from lightning_llm.ablate.local import threads_for
-from lightning_llm.ablate.matching import MATCHES, STEPS, Matched
+from lightning_llm.ablate.matching import MATCHES, STEPS, Matched, facts_of
 from lightning_llm.ablate.options import flat_options, words_of
 from lightning_llm.ablate.plan import PACKAGE, PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
 from lightning_llm.ablate.results import COST
@@ -168,9 +168,9 @@ class Setup:
         facts: dict[str, dict[str, Any]] = {}
         for name, arm in self.arms.items():
             matched = self._matched.get(name, Matched())
-            facts[name] = {**facts_of(arm), "tokenizer": str(arm.data.store.tokenizer_sha256)}
+            facts[name] = {**facts_of(arm, matched), "tokenizer": str(arm.data.store.tokenizer_sha256)}
             facts[name] |= {"tuned": tuned_value(arm, experiment), "chance": chance_of(arm, experiment.metric)}
-            facts[name] |= {**matched.facts, "solved": matched.options.get(experiment.solved or "")}
+            facts[name] |= {"matched": matched.options, "solved": matched.options.get(experiment.solved or "")}
             facts[name]["ratio"] = MATCHES[experiment.match].closeness(facts[BASELINE], facts[name])
         return {**facts, NULL: dict(facts[BASELINE])}
 
