@@ -17,10 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_llm.ablate.arm import Arm
+from lightning_llm.ablate.arm import BASELINE, Arm, ReadArm
+from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.ratios import median_interval
+from lightning_llm.ablate.results import COST
 from lightning_llm.accounting.counts import step_flops
 from lightning_llm.accounting.hardware import cpu_name
+from lightning_llm.io.atomic import write_json
 from lightning_llm.measure.meter import MemoryMeter, tensors_in
 from lightning_llm.measure.timer import Timing, interleave
 from lightning_llm.model.transformer import Transformer
@@ -111,6 +114,15 @@ def time_pair(baseline: Arm, variant: Arm, rounds: int = ROUNDS) -> tuple[Traini
     limits: dict[str, Any] = {"rounds": rounds, "least": min(rounds, LEAST), "budget_s": BUDGET_S}
     timings = interleave(functions, warmup=WARM_UP, device=steps[0].device, **limits)
     return (*steps, list(timings.values()))
+
+
+def measure_plan(plan: Plan, read_arm: ReadArm) -> None:
+    """Measure time and memory of each arm of a plan, and write ``cost.json``. It changes the current folder."""
+    os.chdir(plan.content["folder"])  # the paths of the text are relative to it
+    measured = measure(
+        [BASELINE, *plan.experiment.variants], lambda name: read_arm(name, [plan.config(name)], []), print
+    )
+    write_json(plan.out / COST, {"plan": plan.content["hash"], **measured})
 
 
 def measure(names: Sequence[str], make: Callable[[str], Arm], say: Callable[[str], object]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from lightning_llm.io.schema import (
     validate,
     whole,
 )
-from lightning_llm.io.untrusted import MIB, file_in, open_regular, read_json, shown
+from lightning_llm.io.untrusted import MIB, file_in, open_regular, read_json, shown, values_in
 
 PLAN, ADDED, CONFIGS, CODE, RUNS, REPORT = "plan.json", "added.json", "configs", "code", "runs", "report.json"
 MAIN = "fit.py"  # in the code: what a run executes. Its folder comes first in the path of imports
@@ -280,6 +280,5 @@ def _is_installed(place: Path) -> bool:
 def _texts_in(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping | list):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts_in(each)
+    for inner in values_in(value):
+        yield from _texts_in(inner)

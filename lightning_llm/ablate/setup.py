@@ -8,13 +8,13 @@
 import math
 import shlex
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lightning_llm.ablate.arm import BASELINE, NULL, Arm, titled
+from lightning_llm.ablate.arm import BASELINE, NULL, Arm, ReadArm, titled
 from lightning_llm.ablate.cost import TrainingSteps
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.history import earlier
@@ -35,7 +35,6 @@ TEXT_DATA = ("tokenizer", "vocab_size", "store")  # may change if losses are per
 # Of the trainer: what a pair trains and validates on
 PAIRED = ("max_steps", "max_epochs", "max_time", "limit_train_batches", "limit_val_batches", "overfit_batches")
 REDRAW = "lightning_llm.ablate.null_variant.RedrawMLP"
-ReadArm = Callable[[str, Sequence[str | Path], Sequence[str]], Arm]  # its name, its configs, and words that follow
 
 
 class Setup:

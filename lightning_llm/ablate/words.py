@@ -241,6 +241,14 @@ def parameter_lines(plan: Plan) -> list[str]:
     return [f"parameters: {', '.join(words)}", *_unequal(arms)]
 
 
+def start_in_words(plan: Plan, looks: Sequence[int], places: int) -> str:
+    """What begins now: variants, looks, and how many runs at a time."""
+    experiment, threads, variants = plan.experiment, plan.content["threads"], len(plan.experiment.variants)
+    runs = f"{places} at a time, {threads} thread{'s' * (threads != 1)} each"
+    words = f"{variants} variant{'s' * (variants != 1)}, {tested_in_words(looks)}, {runs}"
+    return f"{experiment.name}: {words}: {plan.out}"
+
+
 def _unequal(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A line if the parameters of arms differ from the baseline's by more than 1%."""
     base, unequal = arms[BASELINE].get("parameters"), []

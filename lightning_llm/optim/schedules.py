@@ -132,7 +132,7 @@ def _fraction(default: float) -> Any:
 class _Warmup(Schedule):
     """The option of all schedules, and how options are checked."""
 
-    step_options = ("warmup_steps",)
+    step_options: ClassVar[tuple[str, ...]] = ("warmup_steps",)
     warmup_steps: int = option(0, "a whole number of at least 0", lambda value: type(value) is int and value >= 0)
 
     def __post_init__(self) -> None:
