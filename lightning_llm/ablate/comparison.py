@@ -136,9 +136,7 @@ def _skipped_experiments(names: Sequence[str]) -> list[str]:
     return sorted({str(plan.parent) for plan in plans if experiment_in(str(plan.parent))})
 
 
-def compare_runs(
-    names: Sequence[str], baseline: str | None = None, *, delta: float | None = None, must_pair: bool = False
-) -> Comparison:
+def compare_runs(names: Sequence[str], baseline: str | None, delta: float | None, *, must_pair: bool) -> Comparison:
     """The finished runs in some folders, in groups. Arguments as for :func:`effects`, and the baseline's run.
 
     Raises:

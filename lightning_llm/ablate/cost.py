@@ -10,20 +10,17 @@ import gc
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_llm.ablate.arm import BASELINE, Arm, ReadArm
-from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.arm import Arm
 from lightning_llm.ablate.ratios import median_interval
-from lightning_llm.ablate.results import COST
 from lightning_llm.accounting.counts import step_flops
 from lightning_llm.accounting.hardware import cpu_name
-from lightning_llm.io.atomic import write_json
 from lightning_llm.measure.meter import MemoryMeter, tensors_in
 from lightning_llm.measure.timer import Timing, interleave
 from lightning_llm.model.transformer import Transformer
@@ -71,7 +68,7 @@ class TrainingSteps:
         self.step()  # the optimizer's state is there from now on
         gc.collect()
         held = [*self.model.parameters(), *self.model.buffers(), *tensors_in(self.optimizer.state)]
-        fixed: int = sum(tensor.nbytes for tensor in {id(each): each for each in held}.values())
+        fixed: int = sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in held}.values())
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             before = torch.cuda.memory_allocated()
@@ -116,15 +113,6 @@ def time_pair(baseline: Arm, variant: Arm, rounds: int = ROUNDS) -> tuple[Traini
     return (*steps, list(timings.values()))
 
 
-def measure_plan(plan: Plan, read_arm: ReadArm) -> None:
-    """Measure time and memory of each arm of a plan, and write ``cost.json``. It changes the current folder."""
-    os.chdir(plan.content["folder"])  # the paths of the text are relative to it
-    measured = measure(
-        [BASELINE, *plan.experiment.variants], lambda name: read_arm(name, [plan.config(name)], []), print
-    )
-    write_json(plan.out / COST, {"plan": plan.content["hash"], **measured})
-
-
 def measure(names: Sequence[str], make: Callable[[str], Arm], say: Callable[[str], object]) -> dict[str, Any]:
     """Time and memory of each arm.
 
@@ -133,19 +121,16 @@ def measure(names: Sequence[str], make: Callable[[str], Arm], say: Callable[[str
         make: Makes an arm, which is used up.
         say: Called with a line before each pair.
     """
-    found: dict[str, Any] = {}
+    sides: dict[str, Any] = {}
     rounds, before = ROUNDS, _clock()
     for name in names[1:]:
         say(f"measuring {name} and the {names[0]}, interleaved")
         base, variant, (slow, fast) = time_pair(make(names[0]), make(name), rounds=ROUNDS)
         rounds = min(rounds, len(slow.samples))
-        found.setdefault(names[0], _row(base, slow, slow))
+        base_s = sides.setdefault(names[0], _row(base, slow, slow))["step_s"]
+        row = _row(variant, fast, slow)
         # the machine may be slower now than for the first pair: the ratio is what both arms measured together
-        row, scale = _row(variant, fast, slow), found[names[0]]["step_s"]
-        times = {
-            field.replace("ratio", "step") + "_s": row[field] * scale for field in ("ratio", "ratio_p20", "ratio_p80")
-        }
-        found[name] = {**row, **times}
+        sides[name] = row | {f"step{part}_s": row[f"ratio{part}"] * base_s for part in ("", "_p20", "_p80")}
         device = base.device
         del base, variant
         gc.collect()
@@ -153,7 +138,7 @@ def measure(names: Sequence[str], make: Callable[[str], Arm], say: Callable[[str
     facts = {"machine": machine, "threads": torch.get_num_threads(), "date": datetime.date.today().isoformat()}
     wall_s, others_s = (now - then for now, then in zip(_clock(), before, strict=True))
     facts["other_cores"] = others_s / wall_s if others_s == others_s else None
-    return {**facts, "torch": torch.__version__, "rounds": rounds, "sides": found}
+    return {**facts, "torch": torch.__version__, "rounds": rounds, "sides": sides}
 
 
 def _clock() -> tuple[float, float]:
@@ -168,9 +153,8 @@ def _clock() -> tuple[float, float]:
     return time.monotonic(), busy_s - own.user - own.system
 
 
-def _row(steps: TrainingSteps, timing: Timing, base: Timing) -> Mapping[str, Any]:
-    found = timing.ratios_to(base)
-    ratios = Timing(tuple(found))
+def _row(steps: TrainingSteps, timing: Timing, base: Timing) -> dict[str, Any]:
+    ratios = Timing(tuple(timing.ratios_to(base)))
     times: dict[str, Any] = {"step_s": timing.median, "step_p20_s": timing.p20, "step_p80_s": timing.p80}
     times |= {"ratio": ratios.median, "ratio_p20": ratios.p20, "ratio_p80": ratios.p80}
-    return {**times, "ratio_interval": median_interval(found), "peak_bytes": steps.peak_bytes()}
+    return {**times, "ratio_interval": median_interval(ratios.samples), "peak_bytes": steps.peak_bytes()}

@@ -237,7 +237,7 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
     fields["first_seed"] = fields.pop("seeds", {}).get("first", 0)
     fields["match"], fields["solved"] = _solved(fields.get("match", Tokens.name))
     if tune := fields.get("tune"):
-        fields["tune"] = {"option": tune["option"], "factors": [float(each) for each in tune.get("factors", FACTORS)]}
+        fields["tune"] = {"option": tune["option"], "factors": list(map(float, tune.get("factors", FACTORS)))}
         fields["tune"]["seeds"] = tune.get("seeds", TUNING_SEEDS)
     experiment = Experiment(**fields, looks=_cut(looks, pairs, source))
     experiment.check(source)

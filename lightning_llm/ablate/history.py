@@ -77,7 +77,7 @@ def earlier(out: Path, config: str, metric: str) -> Iterator[Earlier]:
 
 def spread_of(experiments: Sequence[Earlier]) -> Spread | None:
     """The largest known spread."""
-    return max((known.spread for known in experiments if known.spread), default=None)
+    return max((experiment.spread for experiment in experiments if experiment.spread), default=None)
 
 
 def spread_in(folder: Path, metric: str) -> Spread:

@@ -166,8 +166,9 @@ class Time(Match):
     def words(self, report: Facts) -> tuple[list[str], str]:
         """How far training times may be apart; of a plan without intervals, what was measured after the runs."""
         within = {name: matched_within(row, report["baseline"]) for name, row in report["variants"].items()}
-        if words := [f"{name} within ±{_upward(share)}" for name, share in within.items() if share is not None]:
-            return words, ""
+        shares = {name: math.ceil(1000 * share - 1e-9) / 1000 for name, share in within.items() if share is not None}
+        if shares:  # rounded up
+            return [f"{name} within ±{share:.1%}" for name, share in shares.items()], ""
         times = {name: side["training_s"] for name, side in report["cost"]["sides"].items()}
         base = times.pop(BASELINE, None)
         return [f"{name} {time / base:.2f}" for name, time in times.items() if base], _TIMES
@@ -222,10 +223,6 @@ def matched_within(row: Facts, base: Facts) -> float | None:
     """
     interval = row.get("time_ratio_interval")
     return None if interval is None else max(abs(end * row["steps"] / base["steps"] - 1) for end in interval)
-
-
-def _upward(share: float) -> str:
-    return f"{math.ceil(1000 * share - 1e-9) / 1000:.1%}"
 
 
 # ---- steps

@@ -107,10 +107,8 @@ def warnings_of(design: Design, spread: float) -> list[str]:
     if share >= ENOUGH:
         return []
     advice = f"give more pairs, or a delta of about {_delta_for(design, spread):.2g}, which is reached in {ENOUGH:.0%}"
-    return [
-        f"warning: a variant that changes nothing is found to differ by less than delta {design.delta:g} in only "
-        f"{share:.0%} of experiments: {advice}"
-    ]
+    finding = f"is found to differ by less than delta {design.delta:g} in only {share:.0%} of experiments"
+    return [f"warning: a variant that changes nothing {finding}: {advice}"]
 
 
 def _delta_for(design: Design, spread: float) -> float:

@@ -137,7 +137,7 @@ class Setup:
             for option in sorted(before.keys() | now.keys()):
                 old, new = (shown(options.get(option)) for options in (before, now))
                 is_matched = option in (STEPS, plan.experiment.solved) and name != BASELINE
-                is_matched |= any(each.startswith(f"{option}.") for each in matched)  # options of a class are one
+                is_matched |= any(prefix.startswith(f"{option}.") for prefix in matched)  # options of a class are one
                 if old != new and not is_matched:
                     return f"another {option} of {titled(name)} ({old}, now {new})"
         return "other options"
@@ -185,7 +185,7 @@ class Setup:
     def _seen(self) -> dict[str, list[int]]:
         """The planned seeds that earlier experiments with this baseline have used."""
         planned = set(self.experiment.seeds(self.experiment.looks[-1]))
-        return {known.name: sorted(seeds) for known in self.earlier if (seeds := {*known.seeds} & planned)}
+        return {other.name: sorted(seeds) for other in self.earlier if (seeds := {*other.seeds} & planned)}
 
 
 def chance_of(arm: Arm, metric: str) -> float | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.ablate import claims, local
+from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.child import Child, last_line
 from lightning_llm.ablate.experiment import Experiment, experiment_of
 from lightning_llm.ablate.extension import extension_of
@@ -31,6 +32,7 @@ from lightning_llm.ablate.words import parameter_lines, start_in_words
 from lightning_llm.ablate.worker import LOGS, Stopped, work
 from lightning_llm.cli.process import interrupts
 from lightning_llm.cli.tool import OneLineParser, Tool
+from lightning_llm.io.atomic import write_json
 from lightning_llm.io.config_file import config_path, read_config
 from lightning_llm.io.console import Console
 from lightning_llm.statistics.power import SPREADS
@@ -73,7 +75,8 @@ def _options(parser: OneLineParser) -> None:
     about = "for these, also if they have a verdict (default: those without one)"
     extend.add_argument("--variants", nargs="+", metavar="NAME", help=about)
     status = action("status", _status, "show how far an experiment is")
-    report = action("report", _report, "print the report, and write report.json and report.html to its folder")
+    about = "print the report, and write report.json and report.html to its folder"
+    report = action("report", lambda options: _write(options.folder), about)
     measure = action("measure", _measure, "measure time and memory of each side, alone on this machine")
     worker = action("work", _work, "take runs that no other worker has, until the experiment has ended")
     for parser_of_folder in (extend, status, report, measure, worker):
@@ -235,10 +238,6 @@ def _status(options: argparse.Namespace) -> None:
     show_report(report_of(loaded), console)
 
 
-def _report(options: argparse.Namespace) -> None:
-    _write(options.folder)
-
-
 def _write(out: Path) -> None:
     report, page = write_report(load_experiment(out))
     console = Console()
@@ -256,10 +255,13 @@ def _work(options: argparse.Namespace) -> None:
 
 def _measure(options: argparse.Namespace) -> None:
     plan = Plan.read(options.folder.resolve())
-    from lightning_llm.ablate.cost import measure_plan
+    os.chdir(plan.content["folder"])  # the paths of the text are relative to it
+    from lightning_llm.ablate import cost
     from lightning_llm.cli.ablate_arm import read_arm
 
-    measure_plan(plan, read_arm)
+    names = [BASELINE, *plan.experiment.variants]
+    measured = cost.measure(names, lambda name: read_arm(name, [plan.config(name)], []), print)
+    write_json(plan.out / COST, {"plan": plan.content["hash"], **measured})
 
 
 run_ablate.parser = Tool(lambda options: None, PROG, _options).parser  # type: ignore[attr-defined]

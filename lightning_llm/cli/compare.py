@@ -57,9 +57,8 @@ def run_compare(options: argparse.Namespace) -> None:
             raise ValueError(f"{experiment} is an experiment, and {problem}")
         compared = comparison.compare_experiment(experiment)
     else:
-        compared = comparison.compare_runs(
-            options.runs, options.baseline, delta=options.delta, must_pair=options.paired
-        )
+        words = options.runs, options.baseline, options.delta
+        compared = comparison.compare_runs(*words, must_pair=options.paired)
     show(compared, options.json, console)
 
 

@@ -38,7 +38,9 @@ class Estimate:
 
     def t(self) -> float:
         """``difference / error``; 0 or infinite if no difference varies."""
-        return _ratio(self.difference, self.error)
+        if self.error:
+            return self.difference / self.error
+        return math.copysign(math.inf, self.difference) if self.difference else 0.0
 
     @property
     def p(self) -> float:
@@ -155,9 +157,3 @@ def seeds_saved(baseline: Sequence[float], variant: Sequence[float]) -> tuple[in
     reach = float(special.fdtri(pairs - 1, pairs - 1, 0.975))
     saved, low, high = (round(pairs * (f - 1) / 2) for f in (ratio, ratio / reach, ratio * reach))
     return saved, low, high
-
-
-def _ratio(distance: float, error: float) -> float:
-    if error:
-        return distance / error
-    return math.copysign(math.inf, distance) if distance else 0.0

@@ -21,22 +21,10 @@ from typing import Any
 import numpy as np
 
 from lightning_llm.statistics import estimates
-from lightning_llm.statistics.design import (
-    BETTER,
-    EQUIVALENT,
-    FEWEST,
-    NOT_SHOWN,
-    UNDECIDED,
-    WORSE,
-    Answer,
-    Design,
-    checked_looks,
-)
+from lightning_llm.statistics.design import BETTER, FEWEST, NOT_SHOWN, WORSE, Answer, Design, checked_looks
 from lightning_llm.statistics.estimates import Estimate
 from lightning_llm.statistics.looks import OneLook, PlannedLook, Rule
 from lightning_llm.statistics.robust import Robust, robust
-
-__all__ = ["BETTER", "EQUIVALENT", "UNDECIDED", "WORSE", "Noise", "Sample", "Verdict", "verdicts"]
 
 
 @dataclasses.dataclass(frozen=True)

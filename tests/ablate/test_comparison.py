@@ -7,8 +7,8 @@ import torch
 
 from lightning_llm.ablate.comparison import effects, group_runs
 from lightning_llm.runs.names import Run
+from lightning_llm.statistics.design import BETTER, UNDECIDED
 from lightning_llm.statistics.estimates import paired, unpaired
-from lightning_llm.statistics.verdict import BETTER, UNDECIDED
 
 
 def groups(*values):

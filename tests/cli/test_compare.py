@@ -33,7 +33,7 @@ from lightning_llm.cli.report import RunReport
 from lightning_llm.io.console import Console
 from lightning_llm.runs.names import find_runs
 from lightning_llm.runs.status import FAILED, FINISHED, INTERRUPTED, RUNNING, unfinished
-from lightning_llm.statistics.verdict import WORSE
+from lightning_llm.statistics.design import WORSE
 from lightning_llm.training.callbacks import StopOnSignal
 from tests.ablate import conftest as ablate_conftest
 from tests.ablate.test_comparison import HASHES, groups
