@@ -7,15 +7,15 @@ on one device.
 
 import datetime
 import gc
+import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lightning_llm.ablate.arm import Arm
 from lightning_llm.ablate.ratios import median_interval
@@ -49,7 +49,8 @@ class TrainingSteps:
         self._clip = arm.trainer.gradient_clip_val, arm.trainer.gradient_clip_algorithm
         self.model = self._precision.convert_module(model).to(self.device).train()
         data.setup("fit")
-        self._micro_batches, self._batches = data.accumulation, self._endless(data.train_dataloader)
+        self._micro_batches = data.accumulation
+        self._batches = itertools.chain.from_iterable(data.train_dataloader() for _ in itertools.count())
         self.optimizer = model.make_optimizer(param_groups(model))
 
     def step(self) -> None:
@@ -80,11 +81,6 @@ class TrainingSteps:
         with MemoryMeter(exclude=held) as meter:
             self.step()
         return fixed + int(meter.peak_bytes)
-
-    @staticmethod
-    def _endless(loader: Callable[[], Any]) -> Iterator[dict[str, Tensor]]:
-        while True:
-            yield from loader()
 
 
 def flops_of(arm: Arm) -> int | None:

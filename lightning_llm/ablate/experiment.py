@@ -39,12 +39,9 @@ def _texts(value: Any, name: str) -> Any:
 
 
 def _are_looks(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and 0 < len(value) <= MOST_LOOKS
-        and all(type(look) is int and 1 <= look <= MOST_PAIRS for look in value)
-        and sorted(set(value)) == value
-    )
+    if not isinstance(value, list) or not 0 < len(value) <= MOST_LOOKS:
+        return False
+    return all(type(look) is int and 1 <= look <= MOST_PAIRS for look in value) and sorted(set(value)) == value
 
 
 def _are_factors(value: object) -> bool:

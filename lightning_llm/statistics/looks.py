@@ -20,7 +20,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,20 +34,6 @@ RHO = 2.0  # of the planned looks: ``python -m benchmarks ablate --shapes looks`
 RESERVE = 0.2  # of alpha, for the looks after the last planned one
 GROWTH, MOST_PAIRS = 1.5, 1000  # of the number of pairs from one of them to the next; there is none beyond
 _LARGE = 1e100  # in place of an infinite t
-
-
-class Rule(Protocol):
-    """What a t statistic is worth."""
-
-    @property
-    def name(self) -> str:
-        """How reports call this rule."""
-
-    def critical(self, alpha: float) -> float:
-        """The ``|t|`` at which a true null is rejected; infinite if none is enough."""
-
-    def p(self, t: ArrayLike) -> Array:
-        """The smallest alpha at which ``|t|`` is rejected."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +83,7 @@ class PlannedLook:
         return float(np.interp(math.log(alpha), _LOG_ALPHAS, boundaries(self.looks, self.spent)[:, self.number]))
 
     def p(self, t: ArrayLike) -> Array:
-        """As :class:`Rule`; below the smallest of ``ALPHAS`` it is an upper bound."""
+        """The smallest ``alpha`` at which this ``t`` is significant; below those of ``ALPHAS`` an upper bound."""
         # alone, this look would reject with its own share of alpha: a bound, and at the first look the p value
         bound = np.minimum(1.0, two_sided(t, self.freedom) / self.share)
         if self.number == 0:
@@ -147,6 +132,9 @@ class ShortLook:
         """The smallest ``alpha`` at which this ``t`` is significant."""
         alone = two_sided(np.minimum(np.abs(t), _LARGE), self.pairs - 1)
         return self.planned.p(student(alone, self.planned.freedom))
+
+
+Rule = OneLook | PlannedLook | ShortLook
 
 
 def spending(planned: Sequence[int], rho: float = RHO, further: int = 0, reserve: float = RESERVE) -> tuple[float, ...]:

@@ -64,12 +64,9 @@ class Noise:
     def of(cls, baseline: Sequence[float], variant: Sequence[float], sd: float, correlation: float | None) -> "Noise":
         """Of at least two pairs."""
         saved, pairs = estimates.seeds_saved(baseline, variant), len(baseline)
-        return cls(
-            estimates.sd_interval(sd, pairs),
-            None if correlation is None else estimates.correlation_interval(correlation, pairs),
-            None if saved is None else saved[0],
-            None if saved is None else saved[1:],
-        )
+        seeds, of_seeds = (None, None) if saved is None else (saved[0], saved[1:])
+        of_correlation = None if correlation is None else estimates.correlation_interval(correlation, pairs)
+        return cls(estimates.sd_interval(sd, pairs), of_correlation, seeds, of_seeds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +168,7 @@ class _Case:
 
     def __init__(self, sample: Sample, design: Design, alpha: float) -> None:
         self.sample, self.design, self.alpha = sample, design, alpha
-        self.counts = _Counts.of(sample)
+        self.counts = _Counts(sample)
         sides = [np.array(side, dtype=np.float64) for side in (sample.baseline, sample.variant)]
         is_there = np.isfinite(sides[0])
         self.sides = [sides[0][is_there], sides[1][is_there] if sample.is_paired else sides[1]]
@@ -292,21 +289,14 @@ class _Case:
         return doubts
 
 
-@dataclasses.dataclass(frozen=True)
 class _Counts:
-    """How many runs of each side have diverged."""
+    """How many runs of each side have diverged; the null variant's runs count as the baseline's."""
 
-    lost: int
-    runs: int
-    base_lost: int
-    base_runs: int
-    has_null: bool = False
-
-    @classmethod
-    def of(cls, sample: Sample) -> "_Counts":
+    def __init__(self, sample: Sample) -> None:
         base = [*sample.baseline, *sample.alike]
-        has_null = len(base) > len(sample.baseline)
-        return cls(_diverged(sample.variant), len(sample.variant), _diverged(base), len(base), has_null)
+        self.lost, self.runs = _diverged(sample.variant), len(sample.variant)
+        self.base_lost, self.base_runs = _diverged(base), len(base)
+        self.base = "the baseline and the null variant" if sample.alike else "the baseline"
 
     @property
     def p(self) -> float:
@@ -321,7 +311,7 @@ class _Counts:
 
     @property
     def sentence(self) -> str:
-        base = f"{self.base_lost} of {self.base_runs} of the baseline{' and the null variant' * self.has_null}"
+        base = f"{self.base_lost} of {self.base_runs} of {self.base}"
         return f"{self.direction}: {self.lost} of {self.runs} runs diverged, and {base}"
 
 
