@@ -106,8 +106,9 @@ def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefe
                 say(f"checkpoint {damaged} is truncated or damaged: using {path}, {instead}")
             return path
     are_all = len(tried) == len(_files(run)) - (candidates is files and best.exists())
-    which = "every checkpoint" if are_all else f"each of {len(tried)} tried checkpoints"
-    raise ValueError(f"{which} of {run} is truncated or damaged: {', '.join(tried)}")
+    if are_all:
+        raise ValueError(f"every checkpoint of {run} is truncated or damaged: {', '.join(tried)}")
+    raise ValueError(f"each of {len(tried)} tried checkpoints of {run} is truncated or damaged: {', '.join(tried)}")
 
 
 def step_in(checkpoint: Path) -> int:
