@@ -35,10 +35,10 @@ from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import Measure, bar_plot
 from lightning_llm.bench.rows import Columns, Row, ratios
 from lightning_llm.cli.train import cli_main
-from lightning_llm.statistics.design import Design
+from lightning_llm.statistics.design import BETTER, UNDECIDED, Design
 from lightning_llm.statistics.estimates import Array, correlation
 from lightning_llm.statistics.pairing import MLP_VALUES, mismatch
-from lightning_llm.statistics.verdict import BETTER, UNDECIDED, Sample, verdicts
+from lightning_llm.statistics.verdict import Sample, verdicts
 
 REDRAW = "--trainer.callbacks+=lightning_llm.ablate.null_variant.RedrawMLP"
 SEEDS, NULLS, PLANTED, PATHS = 64, 4000, 1000, 100_000  # of the pool, null, each effect of power, and a prediction

@@ -1,6 +1,8 @@
 """The arms of an experiment: the baseline, and each variant that is compared with it."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 BASELINE, AGAIN, NULL = "baseline", "baseline-again", "null"  # arms of every experiment, besides its variants
@@ -40,6 +42,9 @@ class Arm:
         if self.trainer.max_steps < 1:
             raise ValueError(f"{self.name}: give trainer.max_steps: a comparison needs runs of a known length")
         return int(self.trainer.max_steps)
+
+
+ReadArm = Callable[[str, Sequence[str | Path], Sequence[str]], Arm]  # its name, its configs, and words that follow
 
 
 def titled(name: str) -> str:

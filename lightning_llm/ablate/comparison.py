@@ -1,9 +1,11 @@
 """What ``compare`` compares: runs in groups, on one text each, and how each group differs from the first.
 
+:func:`compare_runs` does all of it for finished runs, :func:`compare_experiment` for an experiment of ``ablate``.
+
 Runs are grouped by what their configs differ in; those that differ only in their seeds are one group. Losses are
 compared in pairs of runs with the same seeds, if the hashes in their summaries say that they used the same batches and
 initial values; otherwise, and for time and memory, two groups are independent samples. With another tokenizer, bits per
-byte take the place of the loss. An experiment of ``ablate`` is compared by its plan. No torch.
+byte take the place of the loss. An experiment is compared by its plan. No torch.
 """
 
 import dataclasses
@@ -14,15 +16,15 @@ import re
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.plan import PLAN, RUNS
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.runs.event_files import read_curves
-from lightning_llm.runs.names import EVENTS, THREADS, Run, descriptions, made_different, option_columns
+from lightning_llm.runs.names import EVENTS, THREADS, Run, descriptions, find_runs, made_different, option_columns
 from lightning_llm.runs.options import SEEDS, identity
-from lightning_llm.runs.status import read_summary
+from lightning_llm.runs.status import read_summary, unfinished
 from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, STEPS, VALIDATION_BATCHES, mismatch
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 from lightning_llm.training.metrics import MEMORY, PEAK
@@ -35,6 +37,7 @@ METRICS = {  # key in summary.json: what it is, its unit, digits
     PEAK_MEMORY: ("peak memory", "GiB", 3),
 }
 
+THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."
 Results = Mapping[str, float]
 Summaries = Mapping[Path, Mapping[str, Any]]  # the summary.json of each run
 
@@ -86,7 +89,7 @@ class Group:
     def values(self, metric: str, seeds: Sequence[Hashable] = ()) -> list[float]:
         """The metric of each seed, or of these: the mean over the runs of that seed."""
         runs = [self.by_seed[seed] for seed in seeds or self.by_seed]
-        return [statistics.fmean(results[metric] for _, results in each) for each in runs]
+        return [statistics.fmean(results[metric] for _, results in of_seed) for of_seed in runs]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,14 +99,26 @@ class Effect:
     Attributes:
         metric: One of ``METRICS``.
         base: Mean of the first group's values.
-        found: What they say.
+        verdict: What they say.
         note: Why runs are not paired, or which are left out.
     """
 
     metric: str
     base: float
-    found: Verdict
+    verdict: Verdict
     note: str = ""
+
+
+class Comparison(NamedTuple):
+    """All that is compared.
+
+    Attributes:
+        sections: By text, the groups, and the effects of each but the first.
+        notes: What a reader must know besides, in paragraphs.
+    """
+
+    sections: Mapping[str, tuple[Sequence[Group], Sequence[Sequence[Effect]]]]
+    notes: Sequence[str]
 
 
 # ---- which runs
@@ -112,16 +127,49 @@ class Effect:
 def experiment_in(name: str) -> Path | None:
     """The folder of the experiment of ``ablate`` that a word of the command line names."""
     folders = (Path(name), Path(name).parent) if Path(name).name == RUNS else (Path(name),)
-    return next((each for each in folders if (each / PLAN).is_file() and (each / RUNS).is_dir()), None)
+    return next((folder for folder in folders if (folder / PLAN).is_file() and (folder / RUNS).is_dir()), None)
 
 
-def skipped_experiments(names: Sequence[str]) -> list[str]:
+def _skipped_experiments(names: Sequence[str]) -> list[str]:
     """The experiments in folders of the command line, whose runs are compared by their plan alone."""
     plans = (plan for name in names for depth in ("*", "*/*") for plan in Path(name).glob(f"{depth}/{PLAN}"))
     return sorted({str(plan.parent) for plan in plans if experiment_in(str(plan.parent))})
 
 
-def compare_experiment(folder: Path) -> tuple[list[Group], list[list[Effect]]]:
+def compare_runs(names: Sequence[str], baseline: str | None, delta: float | None, *, must_pair: bool) -> Comparison:
+    """The finished runs in some folders, in groups. Arguments as for :func:`effects`, and the baseline's run.
+
+    Raises:
+        ValueError: No run has finished, the baseline is none of them, or losses cannot be compared in pairs.
+    """
+    first = [] if baseline is None else find_runs([baseline])
+    if len(first) > 1:
+        raise ValueError(f"--baseline {baseline} holds {len(first)} runs: give one of them")
+    runs = find_runs([*(str(run.path) for run in first), *names])
+    status = {run.path: unfinished(run.path) for run in runs}
+    left_out = [f"{path}: {words}" for path, words in status.items() if words]
+    finished = [_with_threads(run) for run in runs if not status[run.path]]
+    if not finished:
+        raise ValueError(f"no run has finished: {', '.join(left_out)}")
+    if first and (words := status[first[0].path]):
+        raise ValueError(f"--baseline {baseline} has not finished: {words}")
+    summaries = {run.path: read_summary(run.path, (*METRICS, STEPS)) for run in finished}
+    sections = {}
+    for text, (members, tokenizers) in _by_text(finished, summaries).items():
+        results = [(run, read_results(run.path)) for run in members]
+        groups = group_runs(results, summaries, tokenizers)
+        sections[text] = groups, effects(groups, summaries, delta=delta, must_pair=must_pair)
+    notes = [THREADS_DIFFER] if len({run.options.get(THREADS) for run in finished} - {None}) > 1 else []
+    for run in finished:
+        changes = summaries[run.path].get("changed_on_resume", [])
+        notes += [f"changed on resume: {run.path}, {change}" for change in changes]
+    if experiments := _skipped_experiments(names):
+        left_out.append(f"{', '.join(experiments)}: experiments, each of which is compared alone")
+    notes += ["\n".join(f"not compared: {line}" for line in left_out)] if left_out else []
+    return Comparison(sections, notes)
+
+
+def compare_experiment(folder: Path) -> Comparison:
     """The baseline and the variants of an experiment, with the pairs and verdicts of its report.
 
     Raises:
@@ -137,31 +185,30 @@ def compare_experiment(folder: Path) -> tuple[list[Group], list[list[Effect]]]:
         of_arm.setdefault(key.name, []).append((run, _numbers(result.summary)))
         summaries[run.path] = result.summary
     groups = [_group(name, {"variant": name}, of_arm.get(name, []), summaries) for name in (BASELINE, *names)]
-    found: list[list[Effect]] = []
-    for name in names:
-        verdict = loaded.state.verdicts.get(name)
+    of_variants: list[list[Effect]] = [[] for _ in names]
+    for effects, verdict in zip(of_variants, map(loaded.state.verdicts.get, names), strict=True):
         seeds = [] if verdict is None else experiment.seeds(verdict.pairs)
         base = ((run.seed[0], results) for run, results in of_arm.get(BASELINE, []))
-        known = [results[metric] for seed, results in base if seed in seeds and metric in results]
-        found.append([] if verdict is None or not known else [Effect(metric, statistics.fmean(known), verdict)])
-    return groups, found
+        losses = [results[metric] for seed, results in base if seed in seeds and metric in results]
+        effects += [] if verdict is None or not losses else [Effect(metric, statistics.fmean(losses), verdict)]
+    return Comparison({"": (groups, of_variants)}, [f"The rest of the report: lightning-llm ablate report {folder}"])
 
 
 def _numbers(summary: Mapping[str, Any]) -> dict[str, float]:
     return {key: float(summary[key]) for key in METRICS if summary.get(key) is not None}
 
 
-def by_text(runs: Sequence[Run], summaries: Summaries) -> dict[str, tuple[list[Run], dict[Path, Hashable]]]:
+def _by_text(runs: Sequence[Run], summaries: Summaries) -> dict[str, tuple[list[Run], dict[Path, Hashable]]]:
     """By text, its runs and their tokenizers. Runs with the same validation batches have both in common."""
     by_batches: dict[str, tuple[str, Hashable]] = {}
-    found: dict[str, tuple[list[Run], dict[Path, Hashable]]] = {}
+    texts: dict[str, tuple[list[Run], dict[Path, Hashable]]] = {}
     for run in runs:
         own, batches = (_text(run.options), _tokenizer(run.options)), summaries[run.path].get(VALIDATION_BATCHES)
         text, tokenizer = by_batches.setdefault(batches, own) if batches else own
-        members, tokenizers = found.setdefault(text, ([], {}))
+        members, tokenizers = texts.setdefault(text, ([], {}))
         members.append(run)
         tokenizers[run.path] = tokenizer
-    return found
+    return texts
 
 
 def _text(options: Mapping[str, Any]) -> str:
@@ -180,13 +227,13 @@ def _tokenizer(options: Mapping[str, Any]) -> Hashable:
     return identity(kind), identity(options.get("data.vocab_size")) if kind == "bpe" else None
 
 
-def parameters_in(summary: Mapping[str, Any]) -> int | None:
+def _parameters_in(summary: Mapping[str, Any]) -> int | None:
     """The number of parameters, by the shapes of the initial values; ``None``: not recorded."""
     shapes = [text.partition(" ")[0] for text in (summary.get(INITIAL_VALUES) or {}).values()]
     return sum(math.prod(map(int, re.findall("[0-9]{1,15}", shape))) for shape in shapes) or None
 
 
-def with_threads(run: Run) -> Run:
+def _with_threads(run: Run) -> Run:
     """The run, and the number of threads as an option where its summary notes one: it changes bits and time."""
     threads = read_summary(run.path, METRICS).get(THREADS)
     return dataclasses.replace(run, options={**run.options, THREADS: threads}) if run.options and threads else run
@@ -240,10 +287,10 @@ def _group(
         by_seed.setdefault(identity(run.seed), []).append((run, results))
     measures = {}
     for metric in METRICS:
-        known = [results[metric] for _, results in members if metric in results]
-        if known and len(known) == len(members):
-            measures[metric] = Measure(statistics.fmean(known), statistics.stdev(known) if len(by_seed) > 1 else None)
-    counts = (parameters_in(summaries.get(run.path, {})) for run, _ in members)
+        values = [results[metric] for _, results in members if metric in results]
+        if values and len(values) == len(members):
+            measures[metric] = Measure(statistics.fmean(values), statistics.stdev(values) if len(by_seed) > 1 else None)
+    counts = (_parameters_in(summaries.get(run.path, {})) for run, _ in members)
     paths, parameters = [str(run.path) for run, _ in members], next(filter(None, counts), None)
     steps = sorted({int(summary[STEPS]) for run, _ in members if (summary := summaries.get(run.path, {})).get(STEPS)})
     return Group(name, options, paths, len(by_seed), measures, by_seed, tokenizer, parameters, steps)
@@ -271,7 +318,7 @@ def effects(
         for group, (seeds, why) in zip(others, partners, strict=True):
             if not seeds:
                 raise ValueError(f"{group.name} and {baseline.name} are no pairs: {why}; leave out --paired")
-    found: list[list[Effect]] = [[] for _ in others]
+    of_groups: list[list[Effect]] = [[] for _ in others]
     units = [LOSS if group.tokenizer == baseline.tokenizer else BITS for group in others]
     for metric in METRICS:
         samples, bases, is_loss = {}, {}, metric in (LOSS, BITS)
@@ -285,8 +332,8 @@ def effects(
         for name, verdict in verdicts(samples, delta=own_delta, variants=len(others)).items():
             seeds, why = partners[int(name)]
             note = "" if not is_loss else why if seeds else f"not paired: {why}"
-            found[int(name)].append(Effect(metric, statistics.fmean(bases[name]), verdict, note))
-    return found
+            of_groups[int(name)].append(Effect(metric, statistics.fmean(bases[name]), verdict, note))
+    return of_groups
 
 
 def _pairs(baseline: Group, group: Group, summaries: Summaries) -> tuple[list[Hashable], str]:

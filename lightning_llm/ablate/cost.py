@@ -7,15 +7,15 @@ on one device.
 
 import datetime
 import gc
+import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lightning_llm.ablate.arm import Arm
 from lightning_llm.ablate.ratios import median_interval
@@ -49,7 +49,8 @@ class TrainingSteps:
         self._clip = arm.trainer.gradient_clip_val, arm.trainer.gradient_clip_algorithm
         self.model = self._precision.convert_module(model).to(self.device).train()
         data.setup("fit")
-        self._micro_batches, self._batches = data.accumulation, self._endless(data.train_dataloader)
+        self._micro_batches = data.accumulation
+        self._batches = itertools.chain.from_iterable(data.train_dataloader() for _ in itertools.count())
         self.optimizer = model.make_optimizer(param_groups(model))
 
     def step(self) -> None:
@@ -68,7 +69,7 @@ class TrainingSteps:
         self.step()  # the optimizer's state is there from now on
         gc.collect()
         held = [*self.model.parameters(), *self.model.buffers(), *tensors_in(self.optimizer.state)]
-        fixed: int = sum(tensor.nbytes for tensor in {id(each): each for each in held}.values())
+        fixed: int = sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in held}.values())
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             before = torch.cuda.memory_allocated()
@@ -80,18 +81,6 @@ class TrainingSteps:
         with MemoryMeter(exclude=held) as meter:
             self.step()
         return fixed + int(meter.peak_bytes)
-
-    @staticmethod
-    def _endless(loader: Callable[[], Any]) -> Iterator[dict[str, Tensor]]:
-        while True:
-            yield from loader()
-
-
-def facts_of(arm: Arm) -> dict[str, Any]:
-    """What the plan records of an arm's cost."""
-    flops, tokens = flops_of(arm), arm.data.tokens_per_step
-    counts = {"steps": arm.steps, "parameters": parameters_of(arm.architecture), "tokens_per_step": tokens}
-    return {**counts, "flops_per_token": None if flops is None else flops / tokens}
 
 
 def flops_of(arm: Arm) -> int | None:
@@ -128,19 +117,16 @@ def measure(names: Sequence[str], make: Callable[[str], Arm], say: Callable[[str
         make: Makes an arm, which is used up.
         say: Called with a line before each pair.
     """
-    found: dict[str, Any] = {}
+    sides: dict[str, Any] = {}
     rounds, before = ROUNDS, _clock()
     for name in names[1:]:
         say(f"measuring {name} and the {names[0]}, interleaved")
         base, variant, (slow, fast) = time_pair(make(names[0]), make(name), rounds=ROUNDS)
         rounds = min(rounds, len(slow.samples))
-        found.setdefault(names[0], _row(base, slow, slow))
+        base_s = sides.setdefault(names[0], _row(base, slow, slow))["step_s"]
+        row = _row(variant, fast, slow)
         # the machine may be slower now than for the first pair: the ratio is what both arms measured together
-        row, scale = _row(variant, fast, slow), found[names[0]]["step_s"]
-        times = {
-            field.replace("ratio", "step") + "_s": row[field] * scale for field in ("ratio", "ratio_p20", "ratio_p80")
-        }
-        found[name] = {**row, **times}
+        sides[name] = row | {f"step{part}_s": row[f"ratio{part}"] * base_s for part in ("", "_p20", "_p80")}
         device = base.device
         del base, variant
         gc.collect()
@@ -148,7 +134,7 @@ def measure(names: Sequence[str], make: Callable[[str], Arm], say: Callable[[str
     facts = {"machine": machine, "threads": torch.get_num_threads(), "date": datetime.date.today().isoformat()}
     wall_s, others_s = (now - then for now, then in zip(_clock(), before, strict=True))
     facts["other_cores"] = others_s / wall_s if others_s == others_s else None
-    return {**facts, "torch": torch.__version__, "rounds": rounds, "sides": found}
+    return {**facts, "torch": torch.__version__, "rounds": rounds, "sides": sides}
 
 
 def _clock() -> tuple[float, float]:
@@ -163,9 +149,8 @@ def _clock() -> tuple[float, float]:
     return time.monotonic(), busy_s - own.user - own.system
 
 
-def _row(steps: TrainingSteps, timing: Timing, base: Timing) -> Mapping[str, Any]:
-    found = timing.ratios_to(base)
-    ratios = Timing(tuple(found))
+def _row(steps: TrainingSteps, timing: Timing, base: Timing) -> dict[str, Any]:
+    ratios = Timing(tuple(timing.ratios_to(base)))
     times: dict[str, Any] = {"step_s": timing.median, "step_p20_s": timing.p20, "step_p80_s": timing.p80}
     times |= {"ratio": ratios.median, "ratio_p20": ratios.p20, "ratio_p80": ratios.p80}
-    return {**times, "ratio_interval": median_interval(found), "peak_bytes": steps.peak_bytes()}
+    return {**times, "ratio_interval": median_interval(ratios.samples), "peak_bytes": steps.peak_bytes()}

@@ -2,7 +2,7 @@
 
 import bisect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,6 @@ from lightning_llm.ablate.arm import BASELINE, NULL
 from lightning_llm.ablate.experiment import DELTA
 from lightning_llm.ablate.ratios import is_unknown
 from lightning_llm.ablate.results import VALIDATION_LOSS, Loaded
-from lightning_llm.runs.event_files import Curve
 from lightning_llm.statistics.estimates import Array
 
 
@@ -35,15 +34,11 @@ class Curves(NamedTuple):
         """
         both = [seed for seed in self.seeds[BASELINE] if seed in self.seeds.get(name, ())]
         steps, own = (np.array(self.steps[arm]) for arm in (BASELINE, name))
-        rows = [
-            np.interp(steps / steps[-1], own / own[-1], self._of(name, seed)) - self._of(BASELINE, seed)
-            for seed in both
-        ]
+        shares = steps / steps[-1], own / own[-1]
+        rows = [np.interp(*shares, self._of(name, seed)) - self._of(BASELINE, seed) for seed in both]
         return list(self.steps[BASELINE]), np.array(rows)
 
-    def at_equal_time(
-        self, name: str, sides: Mapping[str, Mapping[str, Any]], delta: float | None = None
-    ) -> float | None:
+    def at_equal_time(self, name: str, sides: Mapping[str, Any], delta: float | None = None) -> float | None:
         """Mean difference of the validation loss when the faster arm ends.
 
         The slower arm is then in the middle of its schedule, so the number favors the faster one. Between two
@@ -87,11 +82,8 @@ def _interpolated(at: float, steps: Sequence[int], losses: Array) -> tuple[float
         return float(losses[nearest]), 0.0
     right = bisect.bisect_left(steps, at)
     slopes = np.diff(losses) / np.diff(steps)  # slopes[n] is that from validation n to n + 1
-    bends = [
-        abs(slopes[n] - slopes[n - 1]) / (steps[n + 1] - steps[n - 1])
-        for n in (right - 1, right)
-        if 0 < n < len(slopes)
-    ]
+    inner = range(max(right - 1, 1), min(right + 1, len(slopes)))  # of both validations, those with two neighbors
+    bends = [abs(slopes[n] - slopes[n - 1]) / (steps[n + 1] - steps[n - 1]) for n in inner]
     error = max(bends, default=math.inf) * (at - steps[right - 1]) * (steps[right] - at)
     return float(np.interp(at, steps, losses)), float(error)
 
@@ -105,7 +97,9 @@ def curves_of(loaded: Loaded) -> Curves:
     for name in (BASELINE, NULL, *loaded.plan.experiment.variants):
         if arms[name]["tokenizer"] != arms[BASELINE]["tokenizer"]:
             continue  # losses per token cannot be compared
-        by_seed = dict(_curves(loaded, name))
+        results = (result for result in loaded.results.values() if result.run.name == name and not result.has_diverged)
+        curves = {result.run.seed: result.curves().get(VALIDATION_LOSS) for result in results}
+        by_seed = {seed: curve for seed, curve in sorted(curves.items()) if curve}
         lengths = [tuple(step for step, _ in curve) for curve in by_seed.values()]
         common = max(set(lengths), key=lengths.count, default=())  # a resumed run may have validated once more
         kept = {seed: dict(curve) for seed, curve in by_seed.items() if set(common) <= {step for step, _ in curve}}
@@ -113,9 +107,3 @@ def curves_of(loaded: Loaded) -> Curves:
             steps[name], seeds[name] = list(common), list(kept)
             losses[name] = np.array([[curve[step] for step in common] for curve in kept.values()])
     return Curves(steps, losses, seeds)
-
-
-def _curves(loaded: Loaded, name: str) -> Iterator[tuple[int, Curve]]:
-    for run, result in sorted(loaded.results.items()):
-        if run.name == name and not result.has_diverged and (curve := result.curves().get(VALIDATION_LOSS)):
-            yield run.seed, curve

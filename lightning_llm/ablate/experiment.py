@@ -39,12 +39,9 @@ def _texts(value: Any, name: str) -> Any:
 
 
 def _are_looks(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and 0 < len(value) <= MOST_LOOKS
-        and all(type(look) is int and 1 <= look <= MOST_PAIRS for look in value)
-        and sorted(set(value)) == value
-    )
+    if not isinstance(value, list) or not 0 < len(value) <= MOST_LOOKS:
+        return False
+    return all(type(look) is int and 1 <= look <= MOST_PAIRS for look in value) and sorted(set(value)) == value
 
 
 def _are_factors(value: object) -> bool:
@@ -237,7 +234,7 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
     fields["first_seed"] = fields.pop("seeds", {}).get("first", 0)
     fields["match"], fields["solved"] = _solved(fields.get("match", Tokens.name))
     if tune := fields.get("tune"):
-        fields["tune"] = {"option": tune["option"], "factors": [float(each) for each in tune.get("factors", FACTORS)]}
+        fields["tune"] = {"option": tune["option"], "factors": list(map(float, tune.get("factors", FACTORS)))}
         fields["tune"]["seeds"] = tune.get("seeds", TUNING_SEEDS)
     experiment = Experiment(**fields, looks=_cut(looks, pairs, source))
     experiment.check(source)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_llm.ablate.arm import BASELINE
-from lightning_llm.ablate.plan import INTERVAL, PLAN, REPORT, RUNS
+from lightning_llm.ablate.plan import PLAN, REPORT, RUNS
+from lightning_llm.ablate.ratios import INTERVAL
 from lightning_llm.io.schema import NUMBER, maybe, open_record, validate
 from lightning_llm.io.untrusted import read_json
 from lightning_llm.statistics.power import SPREADS
@@ -76,7 +77,7 @@ def earlier(out: Path, config: str, metric: str) -> Iterator[Earlier]:
 
 def spread_of(experiments: Sequence[Earlier]) -> Spread | None:
     """The largest known spread."""
-    return max((known.spread for known in experiments if known.spread), default=None)
+    return max((experiment.spread for experiment in experiments if experiment.spread), default=None)
 
 
 def spread_in(folder: Path, metric: str) -> Spread:

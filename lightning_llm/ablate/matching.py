@@ -8,7 +8,8 @@ architecture is solved so that the parameters agree.
 A schedule follows the scaled steps. The built-in ones know the length of the run, and the steps that a config gives
 them are scaled like the run's. Others must do without steps of their own.
 
-Your own rule is a subclass of :class:`Match` and a line in ``MATCHES``: files, plans and reports read the table.
+Your own rule is a subclass of :class:`Match` and a line in ``MATCHES``: files, plans and reports read the table. What
+it compares is a fact of each arm (``Match.facts``), which plans and reports hold too.
 Counting and timing need torch, which ``ablate.cost`` imports when a rule matches.
 """
 
@@ -20,14 +21,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from lightning_llm.ablate.arm import BASELINE, Arm
-from lightning_llm.ablate.ratios import TIMED, is_one, median_interval
+from lightning_llm.ablate.ratios import INTERVAL, is_one, median_interval
+from lightning_llm.io.schema import POSITIVE, Schema, whole
 from lightning_llm.io.untrusted import shown
-from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine, WarmupLinear, WarmupStableDecay
+from lightning_llm.optim.schedules import SCHEDULES, Schedule
 
 STEPS, SCHEDULE, ARCHITECTURE = "trainer.max_steps", "model.schedule", "model.architecture."
-SCALED = ("warmup_steps", "decay_steps")  # of a built-in schedule
 CLOSE = 0.005  # how far apart equal numbers of parameters may be, as a share
-_BUILT_IN = (Constant, WarmupCosine, WarmupLinear, WarmupStableDecay)
 _LARGEST = 64  # times the option's value, where a solution is looked for
 _TIMES = " times the baseline's"
 Facts = Mapping[str, Any]  # of an arm, as a plan or a report records them
@@ -39,18 +39,11 @@ class Matched:
 
     Attributes:
         options: That the variant gets, by dotted name.
-        time_ratio: Of a step of the variant to one of the baseline, if it was timed.
-        time_ratio_interval: Of this ratio, with 95%; ``None`` below six rounds.
+        facts: Of the variant, that matching has measured.
     """
 
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    time_ratio: float | None = None
-    time_ratio_interval: tuple[float, float] | None = None
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What the plan records of it."""
-        return {"matched": self.options} | {field: getattr(self, field) for field in TIMED}
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Match(abc.ABC):
@@ -61,12 +54,18 @@ class Match(abc.ABC):
         is_timed: Whether it times steps, which takes the threads of the runs.
         is_solved: Whether a file names an option of the variants' architecture that is solved for.
         caveat: A sentence of the report; empty: none.
+        facts: What a plan and a report hold of each arm for this rule, by name; any of it may be ``None``.
     """
 
     name: ClassVar[str]
     is_timed: ClassVar[bool] = False
     is_solved: ClassVar[bool] = False
     caveat: ClassVar[str] = ""
+    facts: ClassVar[Mapping[str, Schema]] = {}
+
+    def counted(self, arm: Arm) -> dict[str, Any]:
+        """Those of the ``facts`` that are counted before anything runs."""
+        return {}
 
     @abc.abstractmethod
     def matched(self, base: Arm, variant: Arm, make: Callable[[str], Arm], solved: str | None) -> Matched:
@@ -97,14 +96,18 @@ class Tokens(Match):
     """The same steps on the same batches."""
 
     name = "tokens"
+    facts: ClassVar = {"tokens_per_step": whole(1)}
+
+    def counted(self, arm: Arm) -> dict[str, Any]:
+        return {"tokens_per_step": arm.data.tokens_per_step}
 
     def matched(self, base: Arm, variant: Arm, make: Callable[[str], Arm], solved: str | None) -> Matched:
         return Matched()
 
     def closeness(self, base: Facts, variant: Facts) -> float:
         """Of the tokens of a run."""
-        ours, theirs = (arm["steps"] * arm["tokens_per_step"] for arm in (variant, base))
-        return float(ours / theirs)
+        base_tokens, tokens = (arm["steps"] * arm["tokens_per_step"] for arm in (base, variant))
+        return float(tokens / base_tokens)
 
 
 class Flops(Match):
@@ -112,16 +115,23 @@ class Flops(Match):
 
     name = "flops"
     caveat = "FLOPs leave out the optimizer and recomputation."
+    facts: ClassVar = {"flops_per_token": POSITIVE}
+
+    def counted(self, arm: Arm) -> dict[str, Any]:
+        from lightning_llm.ablate import cost
+
+        flops = cost.flops_of(arm)
+        return {"flops_per_token": None if flops is None else flops / arm.data.tokens_per_step}
 
     def matched(self, base: Arm, variant: Arm, make: Callable[[str], Arm], solved: str | None) -> Matched:
         """The steps are scaled."""
         from lightning_llm.ablate import cost
 
-        ours, theirs = cost.flops_of(base), cost.flops_of(variant)
-        if ours is None or theirs is None:
+        base_flops, flops = cost.flops_of(base), cost.flops_of(variant)
+        if base_flops is None or flops is None:
             problem = f"the FLOPs of {variant.name} cannot be counted: use match: {Time.name}"
             raise ValueError(f"match: {self.name}: {problem}")
-        return Matched(scaled_options(self.name, variant, base.steps, ours / theirs))
+        return Matched(scaled_options(self.name, variant, base.steps, base_flops / flops))
 
     def closeness(self, base: Facts, variant: Facts) -> float:
         """Of the FLOPs of a run."""
@@ -129,10 +139,15 @@ class Flops(Match):
 
 
 class Time(Match):
-    """Steps scaled by an interleaved timing."""
+    """Steps scaled by an interleaved timing.
+
+    Its facts are the ratio of a step of the variant to one of the baseline, and the 95% interval of this ratio, which
+    is not known below six rounds.
+    """
 
     name = "time"
     is_timed = True
+    facts: ClassVar = {"time_ratio": POSITIVE, "time_ratio_interval": INTERVAL}
 
     def matched(self, base: Arm, variant: Arm, make: Callable[[str], Arm], solved: str | None) -> Matched:
         """The steps are scaled, unless the ratio of the times cannot be distinguished from 1."""
@@ -142,7 +157,8 @@ class Time(Match):
         *_, (first, second) = cost.time_pair(make(base.name), make(variant.name))
         ratio, interval = second.ratio_to(first), median_interval(second.ratios_to(first))
         scale = 1.0 if is_one(interval) else 1 / ratio
-        return Matched(scaled_options(self.name, variant, base.steps, scale), ratio, interval)
+        options = scaled_options(self.name, variant, base.steps, scale)
+        return Matched(options, {"time_ratio": ratio, "time_ratio_interval": interval})
 
     def closeness(self, base: Facts, variant: Facts) -> None:
         """It is measured after the runs."""
@@ -150,8 +166,9 @@ class Time(Match):
     def words(self, report: Facts) -> tuple[list[str], str]:
         """How far training times may be apart; of a plan without intervals, what was measured after the runs."""
         within = {name: matched_within(row, report["baseline"]) for name, row in report["variants"].items()}
-        if words := [f"{name} within ±{_upward(share)}" for name, share in within.items() if share is not None]:
-            return words, ""
+        shares = {name: math.ceil(1000 * share - 1e-9) / 1000 for name, share in within.items() if share is not None}
+        if shares:  # rounded up
+            return [f"{name} within ±{share:.1%}" for name, share in shares.items()], ""
         times = {name: side["training_s"] for name, side in report["cost"]["sides"].items()}
         base = times.pop(BASELINE, None)
         return [f"{name} {time / base:.2f}" for name, time in times.items() if base], _TIMES
@@ -162,6 +179,12 @@ class Parameters(Match):
 
     name = "parameters"
     is_solved = True
+    facts: ClassVar = {"parameters": whole(1)}
+
+    def counted(self, arm: Arm) -> dict[str, Any]:
+        from lightning_llm.ablate import cost
+
+        return {"parameters": cost.parameters_of(arm.architecture)}
 
     def matched(self, base: Arm, variant: Arm, make: Callable[[str], Arm], solved: str | None) -> Matched:
         """The option is set."""
@@ -173,6 +196,15 @@ class Parameters(Match):
 
 
 MATCHES: dict[str, Match] = {rule.name: rule for rule in (Tokens(), Flops(), Time(), Parameters())}
+FACTS: dict[str, Schema] = {name: schema for rule in MATCHES.values() for name, schema in rule.facts.items()}
+
+
+def facts_of(arm: Arm, matched: Matched) -> dict[str, Any]:
+    """What a plan records of an arm: its steps, and the facts of all rules, whichever one matches."""
+    facts = {"steps": arm.steps, **dict.fromkeys(FACTS)}
+    for rule in MATCHES.values():
+        facts |= rule.counted(arm)
+    return facts | matched.facts
 
 
 def matches_in_words() -> str:
@@ -191,10 +223,6 @@ def matched_within(row: Facts, base: Facts) -> float | None:
     """
     interval = row.get("time_ratio_interval")
     return None if interval is None else max(abs(end * row["steps"] / base["steps"] - 1) for end in interval)
-
-
-def _upward(share: float) -> str:
-    return f"{math.ceil(1000 * share - 1e-9) / 1000:.1%}"
 
 
 # ---- steps
@@ -219,8 +247,8 @@ def scaled_options(match: str, arm: Arm, steps: int, scale: float) -> dict[str, 
     options = {STEPS: scaled}
     if schedule is None:
         return options  # the default follows the run
-    if type(schedule) in _BUILT_IN:
-        before = {name: getattr(schedule, name, None) for name in SCALED}
+    if type(schedule) in SCHEDULES.values():
+        before = {name: getattr(schedule, name) for name in schedule.step_options}
         new = {name: max(1, round(value * scaled / steps)) for name, value in before.items() if value}
         return options | {f"{SCHEDULE}.init_args.{name}": value for name, value in new.items()}
     if counts := _counts(arm):

@@ -60,8 +60,7 @@ def varied(words: Sequence[str]) -> dict[str, Options]:
     variants: dict[str, Options] = {}
     for (option, value), word in zip(options, short, strict=True):
         is_enough = short.count(word) == 1 and word[0].isalpha() and yaml.safe_load(word) == word
-        name = word if is_enough else f"{option.rpartition('.')[2]}={word}"
-        name = folder_name(name)
+        name = folder_name(word if is_enough else f"{option.rpartition('.')[2]}={word}")
         if name in (*variants, BASELINE, AGAIN, NULL):
             name = folder_name(f"{option.rpartition('.')[2]}={value}")
         if name in variants:

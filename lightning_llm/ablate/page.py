@@ -72,12 +72,10 @@ def _parts(report: Mapping[str, Any], curves: Curves) -> list[str]:
     parts.append(_paragraphs(words.tuning_lines(report)))
     if BASELINE in curves.steps:
         plot = _plot(plots.loss_curves, report, curves, height=3.6, columns=2)
-        parts += ["<h2>Validation loss during training</h2>", plot]
-        parts.append(
-            "<figcaption>Left: mean over the seeds of all sides, with a band of one standard deviation. Right: paired "
-            "differences from the baseline at equal shares of the run, with their 95% interval at each point by "
-            "itself.</figcaption>"
-        )
+        left = "Left: mean over the seeds of all sides, with a band of one standard deviation."
+        right = "Right: paired differences from the baseline at equal shares of the run, with their 95% interval"
+        caption = f"<figcaption>{left} {right} at each point by itself.</figcaption>"
+        parts += ["<h2>Validation loss during training</h2>", plot, caption]
     parts.append("<h2>Cost</h2>")
     if report["cost"]["sides"]:
         parts.append(_plot(plots.costs, report, height=3.4, columns=2))
@@ -87,9 +85,9 @@ def _parts(report: Mapping[str, Any], curves: Curves) -> list[str]:
 
 
 def _last(report: Mapping[str, Any]) -> str:
-    known = {name: value for name, value in report["environment"].items() if value is not None}
-    known |= {"commit": report["commit"]} if report["commit"] else {}
-    where = "; ".join(f"{name} {value}" for name, value in known.items())
+    facts = {name: value for name, value in report["environment"].items() if value is not None}
+    facts |= {"commit": report["commit"]} if report["commit"] else {}
+    where = "; ".join(f"{name} {value}" for name, value in facts.items())
     return f'<p class="soft">{_text(where)}</p><p class="soft">Plan {report["plan"]}</p>'
 
 
@@ -112,10 +110,10 @@ def _pairs_table(report: Mapping[str, Any]) -> str:
     """The losses that everything above is computed from."""
     sides = "baseline", "variant"
     rows = [
-        [name, each["seed"], *(_digits(each[side], 6) for side in sides), words.signed(words.difference_of(each))]
+        [name, pair["seed"], *(_digits(pair[side], 6) for side in sides), words.signed(words.difference_of(pair))]
         for name, row in [*words.labeled(report), ("null", report["aa"]["null"])]
         if row is not None
-        for each in row["by_seed"]
+        for pair in row["by_seed"]
     ]
     head = ["variant", "seed", f"baseline's {report['metric']}", f"variant's {report['metric']}", "difference"]
     return f"<details><summary>The pairs</summary>{_table(head, rows)}</details>" if rows else ""
@@ -151,7 +149,7 @@ def _plot(draw: Callable[..., None], *content: Any, height: float, columns: int 
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    first = "".join(f"<th>{_text(each)}</th>" for each in head)
+    first = "".join(f"<th>{_text(title)}</th>" for title in head)
     rest = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
     return f'<div class="wide"><table><thead><tr>{first}</tr></thead>\n<tbody>{rest}</tbody></table></div>'
 

@@ -24,6 +24,7 @@ import yaml
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.experiment import HELD, MOST_PAIRS, Experiment
+from lightning_llm.ablate.matching import FACTS
 from lightning_llm.ablate.scheduler import Added, Losses, Run, State, state_of
 from lightning_llm.ablate.tuning import Tune
 from lightning_llm.io.atomic import atomic_path, remove_path, write_json, write_text
@@ -40,7 +41,7 @@ from lightning_llm.io.schema import (
     validate,
     whole,
 )
-from lightning_llm.io.untrusted import MIB, file_in, open_regular, read_json, shown
+from lightning_llm.io.untrusted import MIB, file_in, read_bytes, read_json, shown, values_in
 
 PLAN, ADDED, CONFIGS, CODE, RUNS, REPORT = "plan.json", "added.json", "configs", "code", "runs", "report.json"
 MAIN = "fit.py"  # in the code: what a run executes. Its folder comes first in the path of imports
@@ -49,13 +50,12 @@ PACKAGE = Path(__file__).parents[1]
 LARGEST_CODE = 256 * MIB  # of all files of a snapshot; this package has 2
 MOST_ADDED = 200  # times that pairs are added
 
-INTERVAL = check("two numbers", lambda value: isinstance(value, list) and [type(each) for each in value] == [float] * 2)
 _ARM = open_record(
     {"steps": whole(1), "tokenizer": TEXT, "config": SHA256},
     {
-        **dict.fromkeys(("parameters", "tokens_per_step", "solved"), maybe(whole(1))),
-        **dict.fromkeys(("flops_per_token", "tuned", "chance", "ratio", "time_ratio"), maybe(POSITIVE)),
-        **{"time_ratio_interval": maybe(INTERVAL), "matched": check("options", lambda value: isinstance(value, dict))},
+        **{name: maybe(schema) for name, schema in FACTS.items()},
+        **dict.fromkeys(("tuned", "chance", "ratio"), maybe(POSITIVE)),
+        **{"solved": maybe(whole(1)), "matched": check("options", lambda value: isinstance(value, dict))},
     },
 )
 _FROZEN = {"asked_configs": by_name(SHA256, least=0), "code": SHA256}
@@ -125,9 +125,8 @@ class Plan:
         """What is tuned; ``None``: nothing."""
         if self.experiment.tune is None:
             return None
-        return Tune(
-            **self.experiment.tune, values={name: arm.get("tuned", math.nan) for name, arm in self.arms.items()}
-        )
+        values = {name: arm.get("tuned", math.nan) for name, arm in self.arms.items()}
+        return Tune(**self.experiment.tune, values=values)
 
     def state(self, losses: Losses) -> State:
         """How far the experiment is, by the losses of the runs that have ended."""
@@ -151,14 +150,14 @@ class Plan:
             return []
         content = read_json(self.out / ADDED)
         validate(content, _ADDED, self.out / ADDED)
-        added = [Added(**each) for each in content["added"]]
-        if unknown := {name for each in added for name in each.variants or ()} - self.experiment.variants.keys():
+        added = [Added(**pairs) for pairs in content["added"]]
+        if unknown := {name for pairs in added for name in pairs.variants or ()} - self.experiment.variants.keys():
             raise ValueError(f"{self.out / ADDED}: the plan has no variant {sorted(unknown)[0]}")
         return added
 
     def add(self, added: Added) -> None:
         """Add pairs after the last look."""
-        write_json(self.out / ADDED, {"added": [each._asdict() for each in (*self.added, added)]})
+        write_json(self.out / ADDED, {"added": [pairs._asdict() for pairs in (*self.added, added)]})
 
     def run_dir(self, run: Run) -> Path:
         """The run directory of a run."""
@@ -211,11 +210,7 @@ def digest(content: object) -> str:
 
 def file_hash(path: Path) -> str:
     """The SHA-256 of a file of code or of a config."""
-    found = hashlib.sha256()
-    with open_regular(path, LARGEST_CODE) as file:
-        while block := file.read(MIB):
-            found.update(block)
-    return found.hexdigest()
+    return hashlib.sha256(read_bytes(path, LARGEST_CODE)).hexdigest()
 
 
 # ---- code
@@ -226,7 +221,7 @@ def code_of(configs: Mapping[str, Any]) -> dict[str, Path]:
 
     Modules in the standard library or installed for this interpreter are no part of it.
     """
-    found = {f"{PACKAGE.name}/{name}": path for name, path in code_in(PACKAGE).items()}
+    snapshot = {f"{PACKAGE.name}/{name}": path for name, path in code_in(PACKAGE).items()}
     paths = {leaf for leaf in _texts_in(configs) if "." in leaf and all(map(str.isidentifier, leaf.split(".")))}
     for top, rest in sorted({tuple(path.split(".")[:2]) for path in paths}):
         with suppress(ValueError, ImportError):
@@ -240,10 +235,11 @@ def code_of(configs: Mapping[str, Any]) -> dict[str, Path]:
             if any(_is_installed(place) for place in places):
                 continue
             for folder in folders:
-                found |= {f"{top}/{name}": path for name, path in code_in(folder).items()}
+                snapshot |= {f"{top}/{name}": path for name, path in code_in(folder).items()}
             if not folders and places[0].suffix == ".py":
-                found[places[0].name] = places[0]
-    return {**_imported(), **found} if any(not name.startswith(f"{PACKAGE.name}/") for name in found) else found
+                snapshot[places[0].name] = places[0]
+    is_all_ours = all(name.startswith(f"{PACKAGE.name}/") for name in snapshot)
+    return snapshot if is_all_ours else {**_imported(), **snapshot}
 
 
 def _imported() -> dict[str, Path]:
@@ -280,6 +276,5 @@ def _is_installed(place: Path) -> bool:
 def _texts_in(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping | list):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts_in(each)
+    for inner in values_in(value):
+        yield from _texts_in(inner)

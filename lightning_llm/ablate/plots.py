@@ -35,7 +35,7 @@ def forest(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
         look = {"color": colors[name.removesuffix(", tuned") if is_tuned else name]}
         look |= {"mfc": "none"} if is_tuned else {}
         axis.errorbar(row["difference"], place, xerr=ends, fmt="o", ms=7, capsize=4, **look)
-        dots = [apart for each in row["by_seed"] if (apart := difference_of(each)) is not None]
+        dots = [apart for pair in row["by_seed"] if (apart := difference_of(pair)) is not None]
         axis.plot(dots, [place + 0.22] * len(dots), "o", ms=4.5, alpha=0.7, color=look["color"], mew=0)
         at = (row["difference"], place)
         axis.annotate(row["sentence"], at, (0, 9), textcoords="offset points", ha="center", fontsize=8.5)
@@ -81,7 +81,7 @@ def tuning_curves(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     """The mean loss of each arm by the value of the tuned option."""
     axis, colors = axes[0], _colors(report)
     for name, side in report["tuning"]["sides"].items():
-        points = [each for each in zip(side["values"], side["losses"], strict=True) if each[1] is not None]
+        points = [point for point in zip(side["values"], side["losses"], strict=True) if point[1] is not None]
         axis.plot(*zip(*points, strict=True), "o-", color=colors[name], label=printable(name)) if points else None
         if side["best"] is not None:
             axis.axvline(side["best"], color=colors[name], ls=":", lw=1.2)
@@ -104,10 +104,9 @@ def costs(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
         values += [] if side["peak_bytes"] is None else [(side["peak_bytes"] / MIB, None)]
         for axis, (x, spread) in zip(axes, values if loss is not None else (), strict=False):
             axis.errorbar(x, loss, yerr=row["sd_over_seeds"], xerr=spread, label=printable(name), **look)
-    axes[0].set(
-        xlabel="training time alone, s (20th to 80th percentile)", ylabel=f"{report['metric']}, {report['unit']}"
-    )
-    axes[1].set(xlabel="peak memory of a step, MiB", ylabel=f"{report['metric']}, {report['unit']}")
+    axes[0].set_xlabel("training time alone, s (20th to 80th percentile)")
+    axes[1].set_xlabel("peak memory of a step, MiB")
     for axis in axes:
+        axis.set_ylabel(f"{report['metric']}, {report['unit']}")
         axis.grid()
     legend(axes[0])

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-TIMED = ("time_ratio", "time_ratio_interval")  # fields of a side of the plan
+from lightning_llm.io.schema import check
+
 UNKNOWN = "not distinguishable"
 MISSES = 0.05  # probability that an interval misses the median
+INTERVAL = check("two numbers", lambda value: isinstance(value, list) and [type(each) for each in value] == [float] * 2)
 Interval = Sequence[float]
 
 

@@ -10,22 +10,21 @@ from typing import Any
 
 from lightning_llm.ablate.arm import BASELINE, NULL
 from lightning_llm.ablate.experiment import HELD, Experiment
-from lightning_llm.ablate.ratios import TIMED
+from lightning_llm.ablate.matching import FACTS
 from lightning_llm.ablate.results import VALIDATION_LOSS, Loaded, losses_of
 from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.tuning import FIRST_SEED
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.schema import NUMBER, TEXT, by_name, maybe, open_record, validate
-from lightning_llm.statistics.design import FEWEST, NOT_SHOWN
+from lightning_llm.statistics.design import FEWEST, NOT_SHOWN, UNDECIDED
 from lightning_llm.statistics.looks import RESERVE, RHO
 from lightning_llm.statistics.power import further_pairs
-from lightning_llm.statistics.verdict import UNDECIDED, Verdict
+from lightning_llm.statistics.verdict import Verdict
 from lightning_llm.statistics.windows import window_error
 
 UNITS = {VALIDATION_LOSS: "nats/token", "bits_per_byte": "bits/byte"}
 ENVIRONMENT = ("precision", "device", "threads", "torch", "numpy", "package")
 OF_PLAN = ("threads", "accelerator", "commit", "seen")
-OF_ARM = ("steps", "parameters", "flops_per_token", "tokens_per_step", "solved", "ratio", *TIMED)  # of a plan
 TEXTS = ("store", "path", "corpus")  # of the data
 _DATA = {**dict.fromkeys(TEXTS, maybe(TEXT)), "mixture": maybe(by_name(NUMBER, least=0))}
 _TRAINER = {"limit_val_batches": maybe(NUMBER)}
@@ -65,7 +64,7 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
         "aa": _aa(loaded),
         "baseline": _arm(loaded, BASELINE),
         "variants": variants,
-        "diverged_runs": {str(result.run): result.reason for result in sorted(lost, key=lambda each: each.run)},
+        "diverged_runs": {str(result.run): result.reason for result in sorted(lost, key=lambda result: result.run)},
         "tuning": _tuning(loaded),
         "cost": _cost(loaded),
     }
@@ -73,7 +72,7 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
 
 def _environment(loaded: Loaded) -> dict[str, Any]:
     """What decides the bits of all runs, as the first one that has finished recorded it."""
-    summary = next((each.summary for _, each in sorted(loaded.results.items()) if each.summary), {})
+    summary = next((result.summary for _, result in sorted(loaded.results.items()) if result.summary), {})
     return {field: summary.get(field) for field in ENVIRONMENT}
 
 
@@ -104,10 +103,8 @@ def _numbers(loaded: Loaded, verdict: Verdict | None, baseline: str, variant: st
         return {**dict.fromkeys(field.name for field in dataclasses.fields(Verdict)), **NO_LOOK}
     losses, experiment = losses_of(loaded.results), loaded.plan.experiment
     seeds = experiment.seeds(verdict.pairs)
-    both = [
-        {"seed": seed, "baseline": losses.get(Run(baseline, seed)), "variant": losses.get(Run(variant, seed))}
-        for seed in seeds
-    ]
+    names = {"baseline": baseline, "variant": variant}
+    both = [{"seed": seed, **{side: losses.get(Run(names[side], seed)) for side in names}} for seed in seeds]
     more = None if verdict.has_ended else _further_pairs(experiment, verdict)
     windows = _window_error(loaded, baseline, variant, seeds)
     row = dataclasses.asdict(verdict)
@@ -120,12 +117,12 @@ def _numbers(loaded: Loaded, verdict: Verdict | None, baseline: str, variant: st
 def _window_error(loaded: Loaded, baseline: str, variant: str, seeds: Sequence[int]) -> dict[str, Any] | None:
     """Standard errors over the validation windows; ``None``: a run has no record of them, or has diverged."""
     pairs = [[loaded.results.get(Run(name, seed)) for name in (baseline, variant)] for seed in seeds]
-    records = [[None if each is None else each.windows() for each in pair] for pair in pairs]
-    known = [(ours, theirs) for ours, theirs in records if ours is not None and theirs is not None]
-    if loaded.plan.experiment.metric != VALIDATION_LOSS or len(known) < len(pairs):
+    records = [[None if result is None else result.windows() for result in pair] for pair in pairs]
+    whole = [(base, own) for base, own in records if base is not None and own is not None]
+    if loaded.plan.experiment.metric != VALIDATION_LOSS or len(whole) < len(pairs):
         return None
-    found = window_error(known)
-    return None if found is None else dataclasses.asdict(found)
+    error = window_error(whole)
+    return None if error is None else dataclasses.asdict(error)
 
 
 def _further_pairs(experiment: Experiment, verdict: Verdict) -> dict[str, Any] | None:
@@ -143,13 +140,13 @@ def _tuning(loaded: Loaded) -> dict[str, Any] | None:
     tune = loaded.plan.tune
     if tune is None:
         return None
-    found = {
-        name: {"untuned": tune.values[name]} | dataclasses.asdict(each) for name, each in loaded.state.tuning.items()
-    }
+    sides = {name: {"untuned": tune.values[name]} for name in loaded.state.tuning}
+    for name, tuned in loaded.state.tuning.items():
+        sides[name] |= dataclasses.asdict(tuned)
     seeds = range(FIRST_SEED, FIRST_SEED + tune.seeds)
-    grid = [each for run, each in loaded.results.items() if run.seed in seeds]
-    seconds = sum(each.summary.get("seconds") or 0.0 for each in grid)
-    return {"option": tune.option, "seeds": list(seeds), "sides": found, "runs": len(grid), "run_seconds": seconds}
+    grid = [result for run, result in loaded.results.items() if run.seed in seeds]
+    seconds = sum(result.summary.get("seconds") or 0.0 for result in grid)
+    return {"option": tune.option, "seeds": list(seeds), "sides": sides, "runs": len(grid), "run_seconds": seconds}
 
 
 def _arm(loaded: Loaded, name: str) -> dict[str, Any]:
@@ -157,11 +154,12 @@ def _arm(loaded: Loaded, name: str) -> dict[str, Any]:
     losses, facts = _losses(loaded, name), loaded.plan.arms[name]
     spread = means.stdev(losses) if len(losses) > 1 else None
     own = {"mean": _mean(loaded, name), "sd_over_seeds": spread, "runs": len(losses)}
-    return own | {field: facts.get(field) for field in OF_ARM}
+    return own | {field: facts.get(field) for field in ("steps", *FACTS, "solved", "ratio")}
 
 
 def _losses(loaded: Loaded, name: str) -> list[float]:
-    return [each.loss for run, each in sorted(loaded.results.items()) if run.name == name and each.loss is not None]
+    losses = (result.loss for run, result in sorted(loaded.results.items()) if run.name == name)
+    return [loss for loss in losses if loss is not None]
 
 
 def _mean(loaded: Loaded, name: str) -> float | None:
@@ -189,6 +187,6 @@ def _cost(loaded: Loaded) -> dict[str, Any]:
     sides = {name: dict(side) for name, side in measured.get("sides", {}).items()}
     for name, side in sides.items():
         side["training_s"] = side["step_s"] * loaded.plan.arms[name]["steps"]
-    spent = sum(each.summary.get("seconds") or 0.0 for each in loaded.results.values())
+    spent = sum(result.summary.get("seconds") or 0.0 for result in loaded.results.values())
     facts = {field: measured.get(field) for field in ("machine", "threads", "date", "torch", "rounds", "other_cores")}
     return {**facts, "runs": len(loaded.results), "run_seconds": spent, "sides": sides}

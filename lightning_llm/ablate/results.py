@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
-from lightning_llm.ablate.plan import INTERVAL, RUNS, Plan
+from lightning_llm.ablate.plan import RUNS, Plan
+from lightning_llm.ablate.ratios import INTERVAL
 from lightning_llm.ablate.scheduler import Losses, Run, State
 from lightning_llm.io.schema import NUMBER, POSITIVE, TEXT, by_name, list_of, maybe, record, validate, whole
 from lightning_llm.io.untrusted import MIB, read_json
@@ -27,13 +28,8 @@ _ARM = record(
     dict.fromkeys(("step_s", "step_p20_s", "step_p80_s", "ratio"), POSITIVE),
     {"peak_bytes": maybe(NUMBER), "ratio_interval": maybe(INTERVAL), "ratio_p20": NUMBER, "ratio_p80": NUMBER},
 )
-_COST = record(
-    {"plan": TEXT, "sides": by_name(_ARM)},
-    {
-        **dict.fromkeys(("machine", "date", "torch"), TEXT),
-        **{"threads": whole(), "rounds": whole(), "other_cores": maybe(NUMBER)},
-    },
-)
+_MACHINE = {**dict.fromkeys(("machine", "date", "torch"), TEXT), "threads": whole(), "rounds": whole()}
+_COST = record({"plan": TEXT, "sides": by_name(_ARM)}, {**_MACHINE, "other_cores": maybe(NUMBER)})
 _WINDOWS = record({"step": whole(), **{name: list_of(kind, MOST_BLOCKS) for name, kind in _BLOCKS.items()}})
 
 
@@ -122,7 +118,7 @@ class Loaded:
         """Whether the null variant began like the baseline: with ``model.init_from``, nothing is random."""
         seed = self.plan.experiment.first_seed
         runs = [self.results.get(Run(name, seed)) for name in (BASELINE, NULL)]
-        starts = [None if each is None else each.summary.get(INITIAL_VALUES) for each in runs]
+        starts = [None if result is None else result.summary.get(INITIAL_VALUES) for result in runs]
         return starts[0] is not None and starts[0] == starts[1]
 
 
@@ -158,35 +154,35 @@ def _cost_of(plan: Plan) -> Mapping[str, Any] | None:
     return content if content["plan"] == plan.content["hash"] else None
 
 
-def results_of(plan: Plan, known: Mapping[Run, Result] | None = None) -> dict[Run, Result]:
+def results_of(plan: Plan, before: Mapping[Run, Result] | None = None) -> dict[Run, Result]:
     """The runs that have ended.
 
     Args:
         plan: Of the experiment.
-        known: What an earlier call returned: these are not read again.
+        before: What another call has returned: these are not read again.
 
     Raises:
         ValueError: A run used other batches or started from other values than the baseline's of the same seed.
     """
-    found = dict(known or {})
+    results = dict(before or {})
     folders = sorted((plan.out / RUNS).iterdir()) if (plan.out / RUNS).is_dir() else []
     for folder in folders:
         name, _, seed = folder.name.rpartition(",seed=")
         run = Run(name, int(seed) if seed.isdecimal() else -1)
-        if run not in found and plan.arm(name) and run.seed >= 0 and (result := _result(plan, run, folder)):
-            found[run] = result
-    for run, result in found.items():
-        base = _baseline(plan, found, run.seed)
+        if run not in results and plan.arm(name) and run.seed >= 0 and (result := _result(plan, run, folder)):
+            results[run] = result
+    for run, result in results.items():
+        base = _baseline(plan, results, run.seed)
         if base not in (None, result) and not result.has_diverged and (problem := _mismatch(plan, base, result)):
             advice = "remove the folder that is wrong, and ablate run trains it again"
             raise ValueError(f"{result.folder} and {base.folder} are no pair: {problem}; {advice}")
-    return found
+    return results
 
 
-def _baseline(plan: Plan, found: Mapping[Run, Result], seed: int) -> Any:
+def _baseline(plan: Plan, results: Mapping[Run, Result], seed: int) -> Any:
     """The baseline's run of a seed, or the tuned baseline's, that has not diverged; ``None``: there is none yet."""
-    runs = [run for run in sorted(found) if run.seed == seed and plan.arm(run.name) == BASELINE]
-    return next((found[run] for run in runs if not found[run].has_diverged), None)
+    runs = [run for run in sorted(results) if run.seed == seed and plan.arm(run.name) == BASELINE]
+    return next((results[run] for run in runs if not results[run].has_diverged), None)
 
 
 def _result(plan: Plan, run: Run, folder: Path) -> Result | None:

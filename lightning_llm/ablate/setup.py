@@ -8,18 +8,18 @@
 import math
 import shlex
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lightning_llm.ablate.arm import BASELINE, NULL, Arm, titled
-from lightning_llm.ablate.cost import TrainingSteps, facts_of
+from lightning_llm.ablate.arm import BASELINE, NULL, Arm, ReadArm, titled
+from lightning_llm.ablate.cost import TrainingSteps
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.history import earlier
 from lightning_llm.ablate.local import threads_for
-from lightning_llm.ablate.matching import MATCHES, STEPS, Matched
+from lightning_llm.ablate.matching import MATCHES, STEPS, Matched, facts_of
 from lightning_llm.ablate.options import flat_options, words_of
 from lightning_llm.ablate.plan import PACKAGE, PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
 from lightning_llm.ablate.results import COST
@@ -35,7 +35,6 @@ TEXT_DATA = ("tokenizer", "vocab_size", "store")  # may change if losses are per
 # Of the trainer: what a pair trains and validates on
 PAIRED = ("max_steps", "max_epochs", "max_time", "limit_train_batches", "limit_val_batches", "overfit_batches")
 REDRAW = "lightning_llm.ablate.null_variant.RedrawMLP"
-ReadArm = Callable[[str, Sequence[str | Path], Sequence[str]], Arm]  # its name, its configs, and words that follow
 
 
 class Setup:
@@ -138,7 +137,7 @@ class Setup:
             for option in sorted(before.keys() | now.keys()):
                 old, new = (shown(options.get(option)) for options in (before, now))
                 is_matched = option in (STEPS, plan.experiment.solved) and name != BASELINE
-                is_matched |= any(each.startswith(f"{option}.") for each in matched)  # options of a class are one
+                is_matched |= any(prefix.startswith(f"{option}.") for prefix in matched)  # options of a class are one
                 if old != new and not is_matched:
                     return f"another {option} of {titled(name)} ({old}, now {new})"
         return "other options"
@@ -168,9 +167,9 @@ class Setup:
         facts: dict[str, dict[str, Any]] = {}
         for name, arm in self.arms.items():
             matched = self._matched.get(name, Matched())
-            facts[name] = {**facts_of(arm), "tokenizer": str(arm.data.store.tokenizer_sha256)}
+            facts[name] = {**facts_of(arm, matched), "tokenizer": str(arm.data.store.tokenizer_sha256)}
             facts[name] |= {"tuned": tuned_value(arm, experiment), "chance": chance_of(arm, experiment.metric)}
-            facts[name] |= {**matched.facts, "solved": matched.options.get(experiment.solved or "")}
+            facts[name] |= {"matched": matched.options, "solved": matched.options.get(experiment.solved or "")}
             facts[name]["ratio"] = MATCHES[experiment.match].closeness(facts[BASELINE], facts[name])
         return {**facts, NULL: dict(facts[BASELINE])}
 
@@ -186,7 +185,7 @@ class Setup:
     def _seen(self) -> dict[str, list[int]]:
         """The planned seeds that earlier experiments with this baseline have used."""
         planned = set(self.experiment.seeds(self.experiment.looks[-1]))
-        return {known.name: sorted(seeds) for known in self.earlier if (seeds := {*known.seeds} & planned)}
+        return {other.name: sorted(seeds) for other in self.earlier if (seeds := {*other.seeds} & planned)}
 
 
 def chance_of(arm: Arm, metric: str) -> float | None:

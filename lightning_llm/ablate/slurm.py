@@ -69,10 +69,10 @@ def submit(plan: Plan, workers: int, settings: Sequence[str]) -> list[str]:
         from submitit import SlurmExecutor
     except ImportError as error:
         raise ValueError('--slurm needs submitit: python -m pip install "lightning-llm[slurm]"') from error
-    given = [setting.partition("=") for setting in settings]
-    if wrong := [name for name, equals, _ in given if not equals]:
+    pairs = [setting.partition("=") for setting in settings]
+    if wrong := [name for name, equals, _ in pairs if not equals]:
         raise ValueError(f"--slurm {wrong[0]} must be KEY=VALUE, such as partition=gpu")
-    values: Mapping[str, Any] = {name: int(value) if value.isdecimal() else value for name, _, value in given}
+    values: Mapping[str, Any] = {name: int(value) if value.isdecimal() else value for name, _, value in pairs}
     try:
         executor = SlurmExecutor(folder=plan.out.resolve() / FOLDER, max_num_timeout=MOST_TIMEOUTS)
         shape = {"array_parallelism": workers, "cpus_per_task": plan.content["threads"], "time": TIME}

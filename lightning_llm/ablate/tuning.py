@@ -82,18 +82,18 @@ class Tuned:
             values: Of the grid, increasing.
             by_seed: The losses of each value, one per seed.
         """
-        losses = [_mean(each) for each in by_seed]
-        known = [math.inf if loss is None else loss for loss in losses]
-        place = min(range(len(known)), key=known.__getitem__)
-        if known[place] == math.inf:
+        losses = [_mean(of_value) for of_value in by_seed]
+        comparable = [math.inf if loss is None else loss for loss in losses]
+        place = min(range(len(comparable)), key=comparable.__getitem__)
+        if comparable[place] == math.inf:
             return cls(values, losses, None, None, is_bracketed=False)
-        is_inside = 0 < place < len(known) - 1
-        found = cls(values, losses, values[place], known[place], is_inside)
+        is_inside = 0 < place < len(comparable) - 1
+        tuned = cls(values, losses, values[place], comparable[place], is_inside)
         if not is_inside:
-            return found
+            return tuned
         near = slice(place - 1, place + 2)
-        vertices = [_vertex(values[near], each) for each in zip(*by_seed[near], strict=True)]
-        return dataclasses.replace(found, vertex=_vertex(values[near], losses[near]), vertices=vertices)
+        vertices = [_vertex(values[near], of_seed) for of_seed in zip(*by_seed[near], strict=True)]
+        return dataclasses.replace(tuned, vertex=_vertex(values[near], losses[near]), vertices=vertices)
 
     def trained(self, losses: Sequence[float | None]) -> "Tuned":
         """The same with the losses of the vertex, one per seed."""
@@ -135,29 +135,28 @@ def tuning_of(tune: Tune, sides: Sequence[str], losses: Losses) -> Tuning:
         grid = {side: [tune.value(side, factor) for factor in factors] for side in sides}
         if needed := _missing(tune, grid, seeds, losses):
             return Tuning(needed, {})
-        found = {
-            side: Tuned.of(values, [_of(tune, side, value, seeds, losses) for value in values])
-            for side, values in grid.items()
-        }
-        edges = {each.edge for each in found.values()} - {0}
+        tuned: dict[str, Tuned] = {}
+        for side, values in grid.items():
+            tuned[side] = Tuned.of(values, [_of(tune, side, value, seeds, losses) for value in values])
+        edges = {of_side.edge for of_side in tuned.values()} - {0}
         if not edges or extensions == MOST_EXTENSIONS:
             break
         below = [_rounded(factors[0] ** 2 / factors[1])] if -1 in edges else []
         above = [_rounded(factors[-1] ** 2 / factors[-2])] if 1 in edges else []
         factors, extensions = [*below, *factors, *above], extensions + 1
-    vertices = {side: [each.vertex] for side, each in found.items() if each.vertex is not None}
+    vertices = {side: [of_side.vertex] for side, of_side in tuned.items() if of_side.vertex is not None}
     if needed := _missing(tune, vertices, seeds, losses):
         return Tuning(needed, {})
     for side, (vertex,) in vertices.items():
-        found[side] = found[side].trained(_of(tune, side, vertex, seeds, losses))
-    return Tuning([], found)
+        tuned[side] = tuned[side].trained(_of(tune, side, vertex, seeds, losses))
+    return Tuning([], tuned)
 
 
 def _missing(
     tune: Tune, values: Mapping[str, Sequence[float]], seeds: Sequence[int], losses: Losses
 ) -> list[tuple[str, int]]:
     wanted = [(tune.name(side, value), seed) for side in values for value in values[side] for seed in seeds]
-    return [each for each in dict.fromkeys(wanted) if each not in losses]
+    return [run for run in dict.fromkeys(wanted) if run not in losses]
 
 
 def _of(tune: Tune, side: str, value: float, seeds: Sequence[int], losses: Losses) -> list[float | None]:
@@ -175,16 +174,16 @@ def lowest_point(x: Sequence[float], y: Sequence[float]) -> float | None:
 
 def _vertex(values: Sequence[float], losses: Sequence[float | None]) -> float | None:
     """Where the parabola over the logarithm of three values is lowest, if it is between them."""
-    known = [math.inf if loss is None else loss for loss in losses]
-    lowest = lowest_point([math.log(value) for value in values], known)
+    comparable = [math.inf if loss is None else loss for loss in losses]
+    lowest = lowest_point([math.log(value) for value in values], comparable)
     if lowest is None or not math.log(values[0]) < lowest < math.log(values[2]):
         return None
     return _rounded(math.exp(lowest))
 
 
 def _mean(losses: Sequence[float | None]) -> float | None:
-    known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
-    return math.fsum(known) / len(known) if len(known) == len(losses) else None
+    finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+    return math.fsum(finite) / len(finite) if len(finite) == len(losses) else None
 
 
 def _rounded(value: float) -> float:

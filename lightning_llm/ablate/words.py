@@ -22,8 +22,10 @@ MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "al
 
 def labeled(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """The variants, each followed by itself with both sides tuned."""
-    rows = ((name, row, row["tuned"]) for name, row in report["variants"].items())
-    return [each for name, row, tuned in rows for each in ((name, row), (f"{name}, tuned", tuned)) if each[1]]
+    rows = []
+    for name, row in report["variants"].items():
+        rows += [(name, row), (f"{name}, tuned", row["tuned"])] if row["tuned"] else [(name, row)]
+    return rows
 
 
 def is_tested(row: Mapping[str, Any]) -> bool:
@@ -91,7 +93,7 @@ def _sentence(name: str, row: Mapping[str, Any], report: Mapping[str, Any]) -> s
     words += [row["note"]] if row["note"] else []
     goal = "a verdict" if report["precision"] is None else f"an interval of ±{report['precision']:g}"
     words += [_further(row["further_pairs"], goal)] if row["further_pairs"] else []
-    return "; ".join([*words, *(f"warning: {each}" for each in row["warnings"])]) + "."
+    return "; ".join([*words, *(f"warning: {text}" for text in row["warnings"])]) + "."
 
 
 def _further(more: Mapping[str, int | None], goal: str) -> str:
@@ -121,11 +123,10 @@ def _aa_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"The baseline's seed {report['first_seed']} again: {again}."
     if (null := aa["null"]) is not None and null["interval"] is not None:
         is_right = "as it should be" if null["direction"] == NOT_SHOWN else "which is false"
-        yield (
-            f"The null variant (the baseline with other initial MLPs): {null['sentence']}, {is_right}; difference "
-            f"{signed(null['difference'])} ({bounds(null['interval'])}) {unit} after {null['pairs']} pairs; "
-            f"standard deviation {_with(null['sd'], null['noise']['sd_interval'])}."
-        )
+        finding = f"{null['sentence']}, {is_right}; difference {signed(null['difference'])}"
+        noise = f"standard deviation {_with(null['sd'], null['noise']['sd_interval'])}"
+        after = f"({bounds(null['interval'])}) {unit} after {null['pairs']} pairs; {noise}"
+        yield f"The null variant (the baseline with other initial MLPs): {finding} {after}."
 
 
 def _pairs_lines(name: str, row: Mapping[str, Any], alpha: float) -> Iterator[str]:
@@ -176,8 +177,8 @@ def tuning_lines(report: Mapping[str, Any]) -> list[str]:
     for name, side in tuning["sides"].items():
         edge = "" if side["is_bracketed"] else ", not bracketed: at the edge of the grid"
         best = "none, each value diverged" if side["best"] is None else f"{side['best']:g}"
-        each = [value for value in side["vertices"] if value is not None]
-        seeds = f", by seed {min(each):g} to {max(each):g}" if len(each) > 1 else ""
+        vertices = [value for value in side["vertices"] if value is not None]
+        seeds = f", by seed {min(vertices):g} to {max(vertices):g}" if len(vertices) > 1 else ""
         words.append(f"{name} {best} (untuned {side['untuned']:g}{seeds}{edge})")
     took = f"{tuning['runs']} runs took {shown_duration(tuning['run_seconds'])}"
     families = f"Untuned and tuned differences each have alpha {report['alpha']:g}; both together, up to twice that."
@@ -239,6 +240,14 @@ def parameter_lines(plan: Plan) -> list[str]:
     counts = {name: arm.get("parameters") for name, arm in arms.items()}
     words = (f"{name} {'unknown' if count is None else format(count, ',')}" for name, count in counts.items())
     return [f"parameters: {', '.join(words)}", *_unequal(arms)]
+
+
+def start_in_words(plan: Plan, looks: Sequence[int], places: int) -> str:
+    """What begins now: variants, looks, and how many runs at a time."""
+    experiment, threads, variants = plan.experiment, plan.content["threads"], len(plan.experiment.variants)
+    runs = f"{places} at a time, {threads} thread{'s' * (threads != 1)} each"
+    words = f"{variants} variant{'s' * (variants != 1)}, {tested_in_words(looks)}, {runs}"
+    return f"{experiment.name}: {words}: {plan.out}"
 
 
 def _unequal(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:

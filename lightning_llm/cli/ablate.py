@@ -7,9 +7,8 @@ pairs; ``measure`` measures time and memory of each side.
 
 import argparse
 import os
-import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,20 +17,19 @@ from typing import Any
 from lightning_llm.ablate import claims, local
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.child import Child, last_line
-from lightning_llm.ablate.experiment import LOOKS, Experiment, experiment_of
+from lightning_llm.ablate.experiment import Experiment, experiment_of
 from lightning_llm.ablate.extension import extension_of
-from lightning_llm.ablate.history import Spread, spread_in, spread_of
+from lightning_llm.ablate.history import Spread, spread_in
 from lightning_llm.ablate.matching import matches_in_words
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, varied
 from lightning_llm.ablate.page import write_report
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
+from lightning_llm.ablate.screen import show_outlook, show_plan, show_report
 from lightning_llm.ablate.slurm import submit
-from lightning_llm.ablate.words import parameter_lines, seeds_in_words, tested_in_words
+from lightning_llm.ablate.words import parameter_lines, start_in_words
 from lightning_llm.ablate.worker import LOGS, Stopped, work
-from lightning_llm.cli.ablate_outlook import show_outlook
-from lightning_llm.cli.ablate_report import show_report
 from lightning_llm.cli.process import interrupts
 from lightning_llm.cli.tool import OneLineParser, Tool
 from lightning_llm.io.atomic import write_json
@@ -47,18 +45,24 @@ OF_FIT = ("model", "data", "trainer", "seed_everything", "keep_freed_memory")  #
 def _options(parser: OneLineParser) -> None:
     parser.description = "Compare a baseline with variants of it, in pairs of runs with the same seed, until a verdict."
     actions = parser.add_subparsers(dest="action", required=True, metavar="run|status|report|extend|power|measure|work")
-    run = actions.add_parser("run", help="plan an experiment, or continue one, and train its runs on this machine")
+
+    def action(name: str, act: Callable[[argparse.Namespace], object], about: str) -> argparse.ArgumentParser:
+        parser = actions.add_parser(name, help=about)
+        parser.set_defaults(act=act)
+        return parser
+
+    run = action("run", _run, "plan an experiment, or continue one, and train its runs on this machine")
     about = "an experiment (YAML), or the folder of one to continue; options of fit may follow, for all runs"
     run.add_argument("experiment", nargs="?", metavar="FILE", help=about)
-    power = actions.add_parser("power", help="show how likely each verdict is, and how many runs it takes")
+    power = action("power", _power, "show how likely each verdict is, and how many runs it takes")
     power.add_argument("experiment", nargs="?", metavar="FILE", help="an experiment (YAML)")
     spread = power.add_mutually_exclusive_group(required=True)
     about = "standard deviation of the difference of one pair, in the metric's unit"
     spread.add_argument("--spread", type=float, metavar="NUMBER", help=about)
     about = "an experiment, such as a pilot, whose null variant gives it; without FILE, the experiment is this one, too"
     spread.add_argument("--from", dest="earlier", type=Path, metavar="DIR", help=about)
-    for action in (run, power):
-        add = action.add_argument
+    for parser_of_plan in (run, power):
+        add = parser_of_plan.add_argument
         add("--baseline", nargs="+", metavar="CONFIG", help="without FILE: configs of the baseline")
         add("--vary", action="append", default=[], metavar="OPTION=VALUE", help="without FILE: a variant; repeatable")
         add("--name", help="name of the experiment (default: that of FILE)")
@@ -66,20 +70,21 @@ def _options(parser: OneLineParser) -> None:
         add("--pairs", type=int, metavar="N", help="at most N pairs")
         add("--match", metavar="RULE", help=f"what is the same on both sides: {matches_in_words()} (default: tokens)")
         add("--first-seed", type=int, metavar="N", help="seed of the first pair (default: 0); the others follow")
-    extend = actions.add_parser("extend", help="add pairs, and train them")
+    extend = action("extend", _extend, "add pairs, and train them")
     extend.add_argument("--pairs", type=int, required=True, metavar="N", help="how many")
     about = "for these, also if they have a verdict (default: those without one)"
     extend.add_argument("--variants", nargs="+", metavar="NAME", help=about)
-    status = actions.add_parser("status", help="show how far an experiment is")
-    report = actions.add_parser("report", help="print the report, and write report.json and report.html to its folder")
-    measure = actions.add_parser("measure", help="measure time and memory of each side, alone on this machine")
-    worker = actions.add_parser("work", help="take runs that no other worker has, until the experiment has ended")
-    for action in (extend, status, report, measure, worker):
-        action.add_argument("folder", type=Path, metavar="DIR", help="folder of an experiment")
-    for action in (run, extend):
-        action.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: one per GPU or core)")
+    status = action("status", _status, "show how far an experiment is")
+    about = "print the report, and write report.json and report.html to its folder"
+    report = action("report", lambda options: _write(options.folder), about)
+    measure = action("measure", _measure, "measure time and memory of each side, alone on this machine")
+    worker = action("work", _work, "take runs that no other worker has, until the experiment has ended")
+    for parser_of_folder in (extend, status, report, measure, worker):
+        parser_of_folder.add_argument("folder", type=Path, metavar="DIR", help="folder of an experiment")
+    for starting in (run, extend):
+        starting.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: one per GPU or core)")
         about = "submit the workers as an array of SLURM jobs, with these settings of submitit, such as partition=gpu"
-        action.add_argument("--slurm", nargs="*", metavar="KEY=VALUE", help=about)
+        starting.add_argument("--slurm", nargs="*", metavar="KEY=VALUE", help=about)
     worker.add_argument("--cores", default="", help=argparse.SUPPRESS)
     worker.add_argument("--parent", type=int, help=argparse.SUPPRESS)
 
@@ -88,9 +93,6 @@ def run_ablate(words: Sequence[str]) -> int:
     """Compare a baseline with variants of it."""
     own, of_fit = _split(words)
     return Tool(partial(_act, of_fit=of_fit), PROG, _options, when_interrupted=AGAIN)(own)
-
-
-run_ablate.parser = Tool(lambda options: None, PROG, _options).parser  # type: ignore[attr-defined]
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -113,18 +115,18 @@ def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
             raise ValueError(f"--{name} is set by the experiment: leave it out")
     if getattr(options, "workers", None) is not None and options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
+    options.of_fit = of_fit
     with interrupts.taken("ablate"):
-        acts = {act.__name__: act for act in (_run, _extend, _status, _report, _power, _measure, _work)}
-        acts[f"_{options.action}"](options, of_fit)
+        options.act(options)
 
 
-def _run(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
+def _run(options: argparse.Namespace) -> None:
     if options.experiment is not None and Path(options.experiment).is_dir():
-        if of_fit or options.baseline or options.vary or _overriding(options):
+        if options.of_fit or options.baseline or options.vary or _overriding(options):
             raise ValueError(f"{options.experiment} has a frozen plan: only --workers can be given with it")
         plan = Plan.read(Path(options.experiment))
     else:
-        plan = _planned(asked(options), options.experiment, of_fit, options.workers)
+        plan = _planned(asked(options), options)
     _carry_out(plan, options)
 
 
@@ -154,7 +156,7 @@ def _overriding(options: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def _planned(experiment: Experiment, source: str | None, of_fit: Sequence[str], workers: int | None) -> Plan:
+def _planned(experiment: Experiment, options: argparse.Namespace) -> Plan:
     # after the file is read: a typing mistake is answered without waiting for torch
     for file in experiment.baseline:
         config_path(file)
@@ -163,26 +165,13 @@ def _planned(experiment: Experiment, source: str | None, of_fit: Sequence[str], 
     from lightning_llm.cli.parsing import check_configs
     from lightning_llm.io.trust import trust_printed
 
-    _say(trust_printed(Path(source), [experiment.options, experiment.variants]) if source else ())
+    if options.experiment is not None:
+        _say(trust_printed(Path(options.experiment), [experiment.options, experiment.variants]))
     _say([f"checking the baseline and {', '.join(experiment.variants)}"])
     _say(check_configs(["check", *(f"--config={file}" for file in experiment.baseline)]))
-    setup = Setup(experiment, of_fit, read_arm)
-    plan, console = setup.plan(workers), Console(stderr=True)
-    for name, seeds in plan.content["seen"].items():
-        used = f"{name} has used {seeds_in_words(seeds)} with this baseline"
-        fresh = "Fresh seeds: --first-seed 1000, or seeds: {first: 1000} in a file"
-        why = "so the two experiments are not independent"
-        console.print(f"note: {used}, {why}. {fresh}", soft_wrap=True, highlight=False)
-    spread, pairs = spread_of(setup.earlier), plan.experiment.looks[-1]
-    if is_pilot := pairs < LOOKS[0]:
-        _say([f"{pairs} pairs are a pilot: by default, the first test is after {LOOKS[0]}"])
-    if spread is not None:
-        console.print(f"What the spread of {spread.source}'s null variant lets this experiment find:", highlight=False)
-        show_outlook(plan.experiment, spread, console)
-    elif is_pilot:
-        why = "no experiment with this baseline in the same parent folder has measured the spread"
-        words = f"note: what this pilot can find is not known, since {why}; after it, see {PROG} power --from"
-        console.print(f"{words} {shlex.quote(str(plan.out))} --pairs {LOOKS[-1]}", soft_wrap=True, highlight=False)
+    setup = Setup(experiment, options.of_fit, read_arm)
+    plan = setup.plan(options.workers)
+    show_plan(plan, setup.earlier, Console(stderr=True))
     return plan
 
 
@@ -204,10 +193,7 @@ def _carry_out(plan: Plan, options: argparse.Namespace) -> None:
     gpus = local.gpus() if plan.content["accelerator"] == "cuda" else []
     places = local.slots(plan, gpus, workers)
     if (state := load_experiment(plan.out).state).needed:
-        experiment, threads, count = plan.experiment, plan.content["threads"], len(plan.experiment.variants)
-        each = f"{threads} thread{'s' * (threads != 1)} each"
-        words = f"{count} variant{'s' * (count != 1)}, {tested_in_words(state.looks)}, {len(places)} at a time, {each}"
-        console.print(f"{experiment.name}: {words}: {plan.out}", highlight=False, soft_wrap=True)
+        console.print(start_in_words(plan, state.looks, len(places)), highlight=False, soft_wrap=True)
         console.print(parameters, highlight=False, soft_wrap=True)
         local.run_workers(plan, places)
     if not (plan.out / COST).exists() and (problem := _measured_by_snapshot(plan)):
@@ -222,7 +208,7 @@ def _measured_by_snapshot(plan: Plan) -> str:
         return last_line(log) if child.status(None) else ""
 
 
-def _extend(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
+def _extend(options: argparse.Namespace) -> None:
     loaded = load_experiment(options.folder)
     added, look = extension_of(loaded, options.pairs, options.variants)
     _say([f"adding pairs up to the look at {look}"])
@@ -230,7 +216,7 @@ def _extend(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     _carry_out(loaded.plan, options)
 
 
-def _power(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
+def _power(options: argparse.Namespace) -> None:
     if options.spread is not None and not SPREADS[0] <= options.spread <= SPREADS[1]:
         raise ValueError(f"--spread must be from {SPREADS[0]:g} to {SPREADS[1]:g}, got {options.spread}")
     if options.earlier is None or options.experiment or options.baseline or options.vary:
@@ -242,7 +228,7 @@ def _power(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     show_outlook(experiment, spread, Console())
 
 
-def _status(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
+def _status(options: argparse.Namespace) -> None:
     loaded, console = load_experiment(options.folder), Console()
     needed = loaded.state.needed
     taken = len(claims.taken(loaded.plan.out, map(str, needed)))
@@ -252,10 +238,6 @@ def _status(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     show_report(report_of(loaded), console)
 
 
-def _report(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
-    _write(options.folder)
-
-
 def _write(out: Path) -> None:
     report, page = write_report(load_experiment(out))
     console = Console()
@@ -263,7 +245,7 @@ def _write(out: Path) -> None:
     console.print(f"Written: {page}", soft_wrap=True, highlight=False)
 
 
-def _work(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
+def _work(options: argparse.Namespace) -> None:
     local.bind(options.cores)
     try:
         work(options.folder, parent=options.parent, say=partial(print, flush=True))
@@ -271,7 +253,7 @@ def _work(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
         raise KeyboardInterrupt from None
 
 
-def _measure(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
+def _measure(options: argparse.Namespace) -> None:
     plan = Plan.read(options.folder.resolve())
     os.chdir(plan.content["folder"])  # the paths of the text are relative to it
     from lightning_llm.ablate import cost
@@ -280,3 +262,6 @@ def _measure(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
     names = [BASELINE, *plan.experiment.variants]
     measured = cost.measure(names, lambda name: read_arm(name, [plan.config(name)], []), print)
     write_json(plan.out / COST, {"plan": plan.content["hash"], **measured})
+
+
+run_ablate.parser = Tool(lambda options: None, PROG, _options).parser  # type: ignore[attr-defined]

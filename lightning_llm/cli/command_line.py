@@ -105,9 +105,8 @@ def set_length(trainer: Any, words: Sequence[str]) -> str:
     if is_set or words[0] not in FIT or [*configs_in(words), *option_values(words, "--ckpt_path")]:
         return ""
     trainer.max_steps = DEFAULT_STEPS
-    return (
-        f"without a config, a run has {DEFAULT_STEPS} steps: --trainer.max_steps or --trainer.max_epochs changes this"
-    )
+    advice = "--trainer.max_steps or --trainer.max_epochs changes this"
+    return f"without a config, a run has {DEFAULT_STEPS} steps: {advice}"
 
 
 def experiment_of(words: Sequence[str]) -> str:

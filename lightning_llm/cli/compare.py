@@ -7,7 +7,7 @@ of ``statistics.verdict``; ``comparison`` says which runs are a group, and how t
 import argparse
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_llm.ablate import comparison
-from lightning_llm.ablate.comparison import BITS, METRICS, Effect, Group
+from lightning_llm.ablate.comparison import BITS, METRICS, Comparison, Effect, Group
 from lightning_llm.ablate.words import UNEQUAL, pairs_in_words, saved_in_words
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console, folded, room
-from lightning_llm.runs.names import THREADS, find_runs
-from lightning_llm.runs.status import read_summary, unfinished
-from lightning_llm.statistics.pairing import STEPS
 from lightning_llm.statistics.verdict import Verdict
 
-THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."
 MOST_COLUMNS = 5  # of options; more are combined in one
 MOST_LINES = 3  # of a name in a narrow table; longer ones stand below it
 NO_BITS = "validation loss: not compared, since the tokenizers differ and a run has no bits per byte"
@@ -59,65 +55,35 @@ def run_compare(options: argparse.Namespace) -> None:
         if len(options.runs) > 1 or options.baseline or options.delta is not None:
             problem = "its plan has the baseline and delta: compare it alone, without --baseline and --delta"
             raise ValueError(f"{experiment} is an experiment, and {problem}")
-        show({"": comparison.compare_experiment(experiment)}, options.json, console)
-        command = f"lightning-llm ablate report {escape(str(experiment))}"
-        console.print(f"\nThe rest of the report: {command}", soft_wrap=True)
-        return
-    baseline = [] if options.baseline is None else find_runs([options.baseline])
-    if len(baseline) > 1:
-        raise ValueError(f"--baseline {options.baseline} holds {len(baseline)} runs: give one of them")
-    runs = find_runs([*(str(run.path) for run in baseline), *options.runs])
-    status = {run.path: unfinished(run.path) for run in runs}
-    left_out = [f"{path}: {words}" for path, words in status.items() if words]
-    finished = [comparison.with_threads(run) for run in runs if not status[run.path]]
-    if not finished:
-        raise ValueError(f"no run has finished: {', '.join(left_out)}")
-    if baseline and (words := status[baseline[0].path]):
-        raise ValueError(f"--baseline {options.baseline} has not finished: {words}")
-    summaries = {run.path: read_summary(run.path, (*METRICS, STEPS)) for run in finished}
-    sections = {}
-    for text, (members, tokenizers) in comparison.by_text(finished, summaries).items():
-        results = [(run, comparison.read_results(run.path)) for run in members]
-        groups = comparison.group_runs(results, summaries, tokenizers)
-        sections[text] = groups, comparison.effects(groups, summaries, delta=options.delta, must_pair=options.paired)
-    show(sections, options.json, console)
-    if len({run.options.get(THREADS) for run in finished} - {None}) > 1:
-        console.print(f"\n{THREADS_DIFFER}", soft_wrap=True)
-    for run in finished:
-        for change in summaries[run.path].get("changed_on_resume", []):
-            console.print(f"\nchanged on resume: {escape(str(run.path))}, {escape(change)}", soft_wrap=True)
-    if skipped := comparison.skipped_experiments(options.runs):
-        left_out.append(f"{', '.join(skipped)}: experiments, each of which is compared alone")
-    if left_out:
-        console.print()
-    for line in left_out:
-        console.print(f"not compared: {escape(line)}", soft_wrap=True)
+        compared = comparison.compare_experiment(experiment)
+    else:
+        words = options.runs, options.baseline, options.delta
+        compared = comparison.compare_runs(*words, must_pair=options.paired)
+    show(compared, options.json, console)
 
 
-def show(
-    sections: Mapping[str, tuple[Sequence[Group], Sequence[Sequence[Effect]]]], json: Path | None, console: Console
-) -> None:
+def show(compared: Comparison, json: Path | None, console: Console) -> None:
     """Print the groups and effects of each text, and write them to a file if one is given."""
+    sections = compared.sections
     if json is not None:
-        rows = [each for groups, found in sections.values() for each in zip(groups, [[], *found], strict=True)]
-        write_json(json, [_row(group, its) for group, its in rows])
-    for text, (groups, found) in sections.items():
+        rows = [row for groups, effects in sections.values() for row in zip(groups, [[], *effects], strict=True)]
+        write_json(json, [_row(group, effects) for group, effects in rows])
+    for text, (groups, effects) in sections.items():
         if len(sections) > 1:
             console.print(f"\nOn {escape(text)}:", soft_wrap=True)
         print_table(groups, console)
-        print_effects(groups, found, console)
-    if len(sections) > 1:
-        console.print(f"\n{OTHER_TEXT}", soft_wrap=True)
+        print_effects(groups, effects, console)
+    for note in [*([OTHER_TEXT] if len(sections) > 1 else []), *compared.notes]:
+        console.print(f"\n{escape(note)}", soft_wrap=True)
 
 
-def _row(group: Group, found: Sequence[Effect]) -> dict[str, Any]:
-    names = [field.name for field in dataclasses.fields(group) if field.name not in ("by_seed", "tokenizer")]
-    row = {name: getattr(group, name) for name in names}
-    row["measures"] = {name: dataclasses.asdict(measure) for name, measure in group.measures.items()}
-    row["effects"] = [
-        {"metric": each.metric, **dataclasses.asdict(each.found), "note": _joined(each.note, each.found.note)}
-        for each in found
-    ]
+def _row(group: Group, effects: Sequence[Effect]) -> dict[str, Any]:
+    row = dataclasses.asdict(dataclasses.replace(group, by_seed={}))
+    del row["by_seed"], row["tokenizer"]
+    row["effects"] = []
+    for effect in effects:
+        note = _joined(effect.note, effect.verdict.note)
+        row["effects"].append({"metric": effect.metric, **dataclasses.asdict(effect.verdict), "note": note})
     return row
 
 
@@ -140,7 +106,8 @@ def _table(groups: Sequence[Group], names: Sequence[str], width: int, *, is_narr
     shown = [key for key in METRICS if key != BITS or len({group.tokenizer for group in groups}) > 1]
     rows = []
     for group in groups:
-        values = [found.text(METRICS[key][2]) if (found := group.measures.get(key)) else "–" for key in shown]
+        measured = [(group.measures.get(key), METRICS[key]) for key in shown]
+        values = ["–" if measure is None else measure.text(digits) for measure, (_, _, digits) in measured]
         rows.append([str(len(group.runs)), *([str(group.seeds)] if has_seeds else []), *values])
     titles = ["runs", *(["seeds"] if has_seeds else [])]
     titles += [f"{METRICS[key][0]},{chr(10) if is_narrow else ' '}{METRICS[key][1]}" for key in shown]
@@ -163,54 +130,54 @@ def _table(groups: Sequence[Group], names: Sequence[str], width: int, *, is_narr
     return table
 
 
-def print_effects(groups: Sequence[Group], found: Sequence[Sequence[Effect]], console: Console) -> None:
+def print_effects(groups: Sequence[Group], effects: Sequence[Sequence[Effect]], console: Console) -> None:
     """A line for each metric of each group but the first."""
-    for group, its in zip(groups[1:], found, strict=True):
-        ours, theirs = (escape(each.named_against(other)) for each, other in ((group, groups[0]), (groups[0], group)))
-        console.print(f"\n[bold]{ours}[/] versus {theirs}", soft_wrap=True)
-        if group.tokenizer != groups[0].tokenizer and not any(effect.metric == BITS for effect in its):
-            console.print(f"  {NO_BITS}", soft_wrap=True)
-        for effect in its:
-            console.print(f"  {escape(effect_text(effect))}", soft_wrap=True)
-        own, base = group.parameters, groups[0].parameters
-        if own and base and abs(own - base) > UNEQUAL * base:
-            words = f"{own:,} versus {base:,} ({100 * (own / base - 1):+.1f}%)"
-            console.print(f"  parameters are not equal: {words}", soft_wrap=True)
-        if group.steps and groups[0].steps and group.steps != groups[0].steps:
-            ours, theirs = (", ".join(map(str, each.steps)) for each in (group, groups[0]))
-            console.print(f"  steps are not equal: {ours} versus {theirs}", soft_wrap=True)
-    verdicts = [effect.found for its in found for effect in its]
-    if any(each.difference is not None and each.interval is None for each in verdicts):
+    base = groups[0]
+    for group, its in zip(groups[1:], effects, strict=True):
+        names = escape(group.named_against(base)), escape(base.named_against(group))
+        lines = [f"[bold]{names[0]}[/] versus {names[1]}"]
+        if group.tokenizer != base.tokenizer and not any(effect.metric == BITS for effect in its):
+            lines.append(NO_BITS)
+        lines += [escape(effect_text(effect)) for effect in its]
+        if group.parameters and base.parameters and abs(group.parameters - base.parameters) > UNEQUAL * base.parameters:
+            share = 100 * (group.parameters / base.parameters - 1)
+            lines.append(f"parameters are not equal: {group.parameters:,} versus {base.parameters:,} ({share:+.1f}%)")
+        if group.steps and base.steps and group.steps != base.steps:
+            steps = " versus ".join(", ".join(map(str, one.steps)) for one in (group, base))
+            lines.append(f"steps are not equal: {steps}")
+        console.print("\n" + "\n  ".join(lines), soft_wrap=True)
+    verdicts = [effect.verdict for its in effects for effect in its]
+    if any(verdict.difference is not None and verdict.interval is None for verdict in verdicts):
         console.print(f"\n{ONE_RUN}", soft_wrap=True)
-    if len(found) > 1 and sum(each.interval is not None for each in verdicts) > 1:
-        console.print(f"\n{ADJUSTED.format(len(found))}", soft_wrap=True)
+    if len(effects) > 1 and sum(verdict.interval is not None for verdict in verdicts) > 1:
+        console.print(f"\n{ADJUSTED.format(len(effects))}", soft_wrap=True)
 
 
 def effect_text(effect: Effect) -> str:
     """Such as ``validation loss -0.0250 nats/token (-1.2%): better; 95% interval …, p 0.01, 6 pairs, …``."""
-    (title, unit, digits), found = METRICS[effect.metric], effect.found
-    if found.difference is None:
-        return f"{title}: {found.verdict}; {_joined(effect.note, found.note)}"
+    (title, unit, digits), verdict = METRICS[effect.metric], effect.verdict
+    if verdict.difference is None:
+        return f"{title}: {verdict.verdict}; {_joined(effect.note, verdict.note)}"
     parts: list[str] = []
-    if found.interval is not None and found.p_adjusted is not None:
-        low, high = (f"{bound:+.{digits}f}" for bound in found.interval)
-        parts.append(f"{100 * found.level:.4g}% interval {low} to {high}, p {found.p_adjusted:.2g}")
-    if found.pairs:
-        parts.append(pairs_in_words(found.pairs))
-    if found.correlation is not None:
-        parts.append(f"correlation {found.correlation:.2f}")
-    if (noise := found.noise) and noise.seeds_saved is not None and noise.seeds_saved_interval is not None:
+    if verdict.interval is not None and verdict.p_adjusted is not None:
+        low, high = (f"{bound:+.{digits}f}" for bound in verdict.interval)
+        parts.append(f"{100 * verdict.level:.4g}% interval {low} to {high}, p {verdict.p_adjusted:.2g}")
+    if verdict.pairs:
+        parts.append(pairs_in_words(verdict.pairs))
+    if verdict.correlation is not None:
+        parts.append(f"correlation {verdict.correlation:.2f}")
+    if (noise := verdict.noise) and noise.seeds_saved is not None and noise.seeds_saved_interval is not None:
         parts.append(saved_in_words(noise.seeds_saved, noise.seeds_saved_interval))
-    change = difference_text(effect.base + found.difference, effect.base, digits, unit)
-    words = _joined(_in_words(found), ", ".join(parts), effect.note, found.note, *found.warnings)
+    change = difference_text(effect.base + verdict.difference, effect.base, digits, unit)
+    words = _joined(_in_words(verdict), ", ".join(parts), effect.note, verdict.note, *verdict.warnings)
     return f"{title} {change}: {words}"
 
 
-def _in_words(found: Verdict) -> str:
+def _in_words(verdict: Verdict) -> str:
     """The verdict, and where there is a delta also both answers."""
-    if found.size is None or found.sentence.startswith(found.verdict):
-        return found.verdict if found.size is None else found.sentence
-    return f"{found.verdict}: {found.sentence}"
+    if verdict.size is None or verdict.sentence.startswith(verdict.verdict):
+        return verdict.verdict if verdict.size is None else verdict.sentence
+    return f"{verdict.verdict}: {verdict.sentence}"
 
 
 def difference_text(value: float, base: float, digits: int, unit: str) -> str:

@@ -65,9 +65,8 @@ def _prepare(options: argparse.Namespace) -> TokenStore:
     if not inputs:
         raise ValueError("no INPUT: give a file, a folder, a glob, - or a corpus; see lightning-llm prepare --help")
     if options.vocab_size is not None and tokenizer != "bpe":
-        raise ValueError(
-            f"--vocab-size {vocab_size} needs --tokenizer bpe: {tokenizer!r} determines its own vocabulary"
-        )
+        problem = f"{tokenizer!r} determines its own vocabulary"
+        raise ValueError(f"--vocab-size {vocab_size} needs --tokenizer bpe: {problem}")
     if options.shard is not None:
         numbers = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", options.shard)
         if numbers is None or not 1 <= int(numbers[1]) <= int(numbers[2]) <= MOST_SHARDS:
@@ -153,10 +152,8 @@ def run_data(options: argparse.Namespace) -> None:
 def _inspect(store: TokenStore, split: str, start: int, count: int) -> None:
     tokens = store.tokens(split)
     if not 0 <= start < max(1, len(tokens)) or count < 1:
-        raise ValueError(
-            f"--start {start} --tokens {count} is not a window of the {len(tokens)} tokens of {split}: "
-            f"--start is from 0 to {len(tokens) - 1}, --tokens at least 1"
-        )
+        window = f"--start {start} --tokens {count} is not a window of the {len(tokens)} tokens of {split}"
+        raise ValueError(f"{window}: --start is from 0 to {len(tokens) - 1}, --tokens at least 1")
     print(f"{store.path}: {store.vocab_size:,} ids, {store.dtype}, fingerprint {store.fingerprint}")
     for field, value in store.source.items():
         print(f"  {field}: {', '.join(value) if isinstance(value, list) else value}")

@@ -85,20 +85,17 @@ def check_address() -> None:
         try:
             socket.getaddrinfo(address, None)
         except OSError as error:
-            raise ValueError(
-                f"MASTER_ADDR {address!r}, where process 0 runs, is not known on {socket.gethostname()}: "
-                f"{error.strerror}; give its name or address"
-            ) from error
+            problem = f"where process 0 runs, is not known on {socket.gethostname()}: {error.strerror}"
+            raise ValueError(f"MASTER_ADDR {address!r}, {problem}; give its name or address") from error
 
 
 def waiting_line(trainer: Any) -> str:
     """What a run on several nodes prints before it waits for the other processes."""
     environment, timeout = trainer.strategy.cluster_environment, getattr(trainer.strategy, "_timeout", None)
     limit = "" if timeout is None else f", at most {timeout} (hours:minutes:seconds; the strategy's timeout)"
-    return (
-        f"process {trainer.global_rank} on {socket.gethostname()} waits for the {trainer.world_size} processes of "
-        f"{trainer.num_nodes} nodes at {environment.main_address}:{environment.main_port}{limit}"
-    )
+    others = f"the {trainer.world_size} processes of {trainer.num_nodes} nodes"
+    address = f"{environment.main_address}:{environment.main_port}"
+    return f"process {trainer.global_rank} on {socket.gethostname()} waits for {others} at {address}{limit}"
 
 
 def lost_contact(error: BaseException) -> str | None:

@@ -57,10 +57,8 @@ def run_plan(options: argparse.Namespace) -> None:
         others = planner.next_best(chosen, memory)
         frontier = planner.frontier(memory)
     size = shown_size(memory)
-    print(
-        f"{planner.rows[-1] * step.world_size} rows of {step.context_length} tokens a step, {step.precision}, on "
-        f"{step.world_size} × {cost.device.name} with {size} each"
-    )
+    rows = f"{planner.rows[-1] * step.world_size} rows of {step.context_length} tokens a step"
+    print(f"{rows}, {step.precision}, on {step.world_size} × {cost.device.name} with {size} each")
     for note in run.notes:
         print(note)
     if run.precision_reason:
@@ -148,9 +146,8 @@ def draw(frontier: Sequence[Plan], chosen: Plan, path: Path) -> None:
             label = names.get(kind, kind.replace("checkpoint", "recompute"))
             axis.plot(*zip(*places, strict=True), "o", color=color(kind), label=label)
         axis.plot(chosen.needed / GIB, chosen.time.seconds, "k*", ms=16, mfc="none", label="chosen")
-        axis.set(
-            xlabel=f"memory of a device, GiB{LOWER}", ylabel=f"time, s/step{LOWER}", xlim=(0, None), ylim=(0, None)
-        )
+        axis.set(xlabel=f"memory of a device, GiB{LOWER}", ylabel=f"time, s/step{LOWER}")
+        axis.set(xlim=(0, None), ylim=(0, None))
         axis.grid()
         legend(axis, fontsize=9)
 
@@ -187,8 +184,7 @@ def _choose(planner: Planner, run: RunConfig, memory: int) -> Plan:
         if run.optimizer.is_own_adamw and planner.task.state_dtypes == (None,):
             saving = Planner(dataclasses.replace(planner.task, state_dtypes=("bfloat16",))).fastest(memory)
             if saving is not None:
-                raise ValueError(
-                    f"{error}; with AdamW's state in bfloat16, which changes results slightly, "
-                    f"{saving.needed:,} bytes are enough: add --allow-bf16-state"
-                ) from error
+                enough = f"{saving.needed:,} bytes are enough: add --allow-bf16-state"
+                advice = f"with AdamW's state in bfloat16, which changes results slightly, {enough}"
+                raise ValueError(f"{error}; {advice}") from error
         raise

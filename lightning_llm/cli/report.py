@@ -202,12 +202,10 @@ def _console() -> Console:
 def _describe_model(model: Any) -> str:
     config, parameters = model.transformer.config, dict(model.named_parameters())
     embedding = sum(p.numel() for name, p in parameters.items() if "embed" in name or "lm_head" in name)
-    return (
-        f"{f'{path_of(type(model))}: ' if is_custom_class(type(model)) else ''}"
-        f"{sum(p.numel() for p in parameters.values()):,} parameters ({embedding:,} in embedding and head): "
-        f"{config.num_hidden_layers} layers, {config.hidden_size} wide, {config.num_attention_heads} heads, "
-        f"{config.mlp}, vocabulary {config.vocab_size}"
-    )
+    name = f"{path_of(type(model))}: " if is_custom_class(type(model)) else ""
+    count = f"{sum(p.numel() for p in parameters.values()):,} parameters ({embedding:,} in embedding and head)"
+    size = f"{config.num_hidden_layers} layers, {config.hidden_size} wide, {config.num_attention_heads} heads"
+    return f"{name}{count}: {size}, {config.mlp}, vocabulary {config.vocab_size}"
 
 
 def _describe_data(data: Any) -> str:

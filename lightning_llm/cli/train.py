@@ -218,7 +218,7 @@ class TrainingCLI(LightningCLI):
     def after_fit(self) -> None:
         """Make sure that the last step was validated, then report."""
         try:
-            self.report.finish(self.trainer, self.model, self.datamodule)
+            callback_of(self.trainer, RunReport).finish(self.trainer, self.model, self.datamodule)
         finally:
             self.trainer.run_directory.close()  # type: ignore[attr-defined]
 
@@ -228,7 +228,7 @@ class TrainingCLI(LightningCLI):
 
     def after_validate(self) -> None:
         """Print the metrics of the validation or test text."""
-        self.report.print_metrics(self.trainer)
+        callback_of(self.trainer, RunReport).print_metrics(self.trainer)
 
     after_test = after_validate
 
@@ -243,12 +243,6 @@ class TrainingCLI(LightningCLI):
     def resolved(self) -> dict[str, Any]:
         """All options, as plain values."""
         return dict(json.loads(self._parser(self.subcommand).dump(self._options, format="json")))
-
-    @property
-    def report(self) -> RunReport:
-        """The callback that prints the summary."""
-        report: RunReport = callback_of(self.trainer, RunReport)
-        return report
 
 
 def cli_main(

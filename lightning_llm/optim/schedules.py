@@ -12,7 +12,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from lightning_llm.io.options import check_options, number, option
 
@@ -103,7 +103,13 @@ _DECAYS: dict[DecayShape, Callable[[float], float]] = {"linear": _linear_left, "
 
 
 class Schedule(abc.ABC):
-    """A learning rate as a factor of the optimizer's own. Derive your own schedules from it."""
+    """A learning rate as a factor of the optimizer's own. Derive your own schedules from it.
+
+    Attributes:
+        step_options: Those of its options that count steps: ``ablate`` scales them where it scales a run.
+    """
+
+    step_options: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
     def factor(self, step: int, total_steps: int | None = None) -> float:
@@ -126,6 +132,7 @@ def _fraction(default: float) -> Any:
 class _Warmup(Schedule):
     """The option of all schedules, and how options are checked."""
 
+    step_options: ClassVar[tuple[str, ...]] = ("warmup_steps",)
     warmup_steps: int = option(0, "a whole number of at least 0", lambda value: type(value) is int and value >= 0)
 
     def __post_init__(self) -> None:
@@ -149,6 +156,7 @@ class Constant(_Warmup):
 class _WarmupDecay(_Warmup):
     """The options of all schedules that decay to a fraction of the learning rate."""
 
+    step_options = ("warmup_steps", "decay_steps")
     min_lr_ratio: float = _fraction(0.0)
     decay_steps: int | None = option(
         None,

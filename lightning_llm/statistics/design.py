@@ -25,7 +25,11 @@ from lightning_llm.statistics.looks import OneLook, PlannedLook, Rule, ShortLook
 
 BETTER, WORSE, EQUIVALENT, UNDECIDED = "better", "worse", "equivalent", "undecided"
 SMALLER, LARGER, NOT_SHOWN = "smaller", "larger", "not shown"
+# With 2, 3, 4 and 5 pairs, the 95 % interval of one look reaches 9.0, 2.5, 1.6 and 1.2 standard deviations of a pair to
+# each side, and that standard deviation may be 32, 6.3, 3.7 and 2.9 times as large as it is found to be.
 FEWEST = 4
+# Whoever asks how many more pairs are needed reads ten further looks in turn. Simulated one at a time they take 3.4 s,
+# five at a time 0.9 s; the first one then takes 0.3 s in place of 0.1 s.
 TOGETHER = 5
 
 
@@ -89,15 +93,14 @@ class Design:
         """
         if not self.looks:
             return OneLook(pairs - 1)
-        known = [*self.looks, *self.further]
-        if (whole := pairs + left_out) not in known:
-            raise ValueError(
-                f"{whole} pairs are no look: there are {', '.join(map(str, self.looks))}, and further ones"
-            )
-        number = known.index(whole)
+        all_looks = [*self.looks, *self.further]
+        if (whole := pairs + left_out) not in all_looks:
+            planned = ", ".join(map(str, self.looks))
+            raise ValueError(f"{whole} pairs are no look: there are {planned}, and further ones")
+        number = all_looks.index(whole)
         # further looks are simulated several at a time: the boundary of a look does not depend on later ones
         further = min(-(-max(0, number + 1 - len(self.looks)) // TOGETHER) * TOGETHER, len(self.further))
-        looks = tuple(known[: len(self.looks) + further])
+        looks = tuple(all_looks[: len(self.looks) + further])
         look = PlannedLook(looks, number, spending(self.looks, further=further))
         return ShortLook(look, pairs) if left_out else look
 
@@ -112,10 +115,10 @@ class Design:
         Raises:
             ValueError: There is none.
         """
-        known = [*self.looks, *self.further]
-        if pairs > known[-1]:
-            raise ValueError(f"{pairs} pairs are too many: the last look is at {known[-1]}")
-        return known[bisect_left(known, pairs)]
+        all_looks = [*self.looks, *self.further]
+        if pairs > all_looks[-1]:
+            raise ValueError(f"{pairs} pairs are too many: the last look is at {all_looks[-1]}")
+        return all_looks[bisect_left(all_looks, pairs)]
 
     def answer(self, low: float, high: float, pairs: int) -> Answer:
         """What an interval of this many pairs says."""

@@ -38,7 +38,9 @@ class Estimate:
 
     def t(self) -> float:
         """``difference / error``; 0 or infinite if no difference varies."""
-        return _ratio(self.difference, self.error)
+        if self.error:
+            return self.difference / self.error
+        return math.copysign(math.inf, self.difference) if self.difference else 0.0
 
     @property
     def p(self) -> float:
@@ -119,11 +121,11 @@ def sd_interval(sd: float, pairs: int) -> tuple[float, float]:
     return sd * low, sd * high
 
 
-def correlation_interval(found: float, pairs: int) -> tuple[float, float] | None:
+def correlation_interval(correlation: float, pairs: int) -> tuple[float, float] | None:
     """The 95 % interval of a correlation, by Fisher's z (1921); ``None`` below four pairs."""
-    if pairs < 4 or abs(found) >= 1:
+    if pairs < 4 or abs(correlation) >= 1:
         return None
-    middle, half = math.atanh(found), 1.96 / math.sqrt(pairs - 3)
+    middle, half = math.atanh(correlation), 1.96 / math.sqrt(pairs - 3)
     return math.tanh(middle - half), math.tanh(middle + half)
 
 
@@ -144,7 +146,7 @@ def seeds_saved(baseline: Sequence[float], variant: Sequence[float]) -> tuple[in
 
     Returns:
         The number, negative if pairing cost some, and the ends of its 95 % interval; ``None`` if the differences do not
-        vary, and below eight pairs, which say nothing: with four, and a truth of 4, -1 to 54 are found.
+        vary, and below eight pairs, which say nothing: with four, and a truth of 4, they give -1 to 54.
     """
     if (pairs := len(baseline)) < SAVED_FROM:
         return None
@@ -153,11 +155,5 @@ def seeds_saved(baseline: Sequence[float], variant: Sequence[float]) -> tuple[in
         return None
     ratio = float(sums.var(ddof=1)) / together
     reach = float(special.fdtri(pairs - 1, pairs - 1, 0.975))
-    found = (round(pairs * (each - 1) / 2) for each in (ratio, ratio / reach, ratio * reach))
-    return next(found), next(found), next(found)
-
-
-def _ratio(distance: float, error: float) -> float:
-    if error:
-        return distance / error
-    return math.copysign(math.inf, distance) if distance else 0.0
+    saved, low, high = (round(pairs * (f - 1) / 2) for f in (ratio, ratio / reach, ratio * reach))
+    return saved, low, high

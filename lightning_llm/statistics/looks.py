@@ -20,7 +20,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,20 +34,6 @@ RHO = 2.0  # of the planned looks: ``python -m benchmarks ablate --shapes looks`
 RESERVE = 0.2  # of alpha, for the looks after the last planned one
 GROWTH, MOST_PAIRS = 1.5, 1000  # of the number of pairs from one of them to the next; there is none beyond
 _LARGE = 1e100  # in place of an infinite t
-
-
-class Rule(Protocol):
-    """What a t statistic is worth."""
-
-    @property
-    def name(self) -> str:
-        """How reports call this rule."""
-
-    def critical(self, alpha: float) -> float:
-        """The ``|t|`` at which a true null is rejected; infinite if none is enough."""
-
-    def p(self, t: ArrayLike) -> Array:
-        """The smallest alpha at which ``|t|`` is rejected."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,14 +83,14 @@ class PlannedLook:
         return float(np.interp(math.log(alpha), _LOG_ALPHAS, boundaries(self.looks, self.spent)[:, self.number]))
 
     def p(self, t: ArrayLike) -> Array:
-        """As :class:`Rule`; below the smallest of ``ALPHAS`` it is an upper bound."""
+        """The smallest ``alpha`` at which this ``t`` is significant; below those of ``ALPHAS`` an upper bound."""
         # alone, this look would reject with its own share of alpha: a bound, and at the first look the p value
         bound = np.minimum(1.0, two_sided(t, self.freedom) / self.share)
         if self.number == 0:
             return np.asarray(bound)
         column = boundaries(self.looks, self.spent)[::-1, self.number]
-        found = np.exp(np.interp(np.abs(t), column, _LOG_ALPHAS[::-1]))
-        return np.where(found > ALPHAS[0] * (1 + 1e-9), found, np.minimum(found, bound))
+        alphas = np.exp(np.interp(np.abs(t), column, _LOG_ALPHAS[::-1]))
+        return np.where(alphas > ALPHAS[0] * (1 + 1e-9), alphas, np.minimum(alphas, bound))
 
     @property
     def freedom(self) -> int:
@@ -149,6 +134,9 @@ class ShortLook:
         return self.planned.p(student(alone, self.planned.freedom))
 
 
+Rule = OneLook | PlannedLook | ShortLook
+
+
 def spending(planned: Sequence[int], rho: float = RHO, further: int = 0, reserve: float = RESERVE) -> tuple[float, ...]:
     """The share of alpha that is spent up to each look.
 
@@ -163,16 +151,16 @@ def spending(planned: Sequence[int], rho: float = RHO, further: int = 0, reserve
         further: How many further looks there are.
         reserve: The share of alpha that they have together.
     """
-    found = [(1 - reserve) * (pairs / planned[-1]) ** rho for pairs in planned]
-    return (*found, *(1 - reserve / (number + 1) for number in range(1, further + 1)))
+    at_planned = ((1 - reserve) * (pairs / planned[-1]) ** rho for pairs in planned)
+    return (*at_planned, *(1 - reserve / (number + 1) for number in range(1, further + 1)))
 
 
 def further_looks(last: int) -> list[int]:
     """The numbers of pairs after the last planned one, at each of which half as many are added."""
-    found = []
+    looks = []
     while (last := math.ceil(GROWTH * last)) <= MOST_PAIRS:
-        found.append(last)
-    return found
+        looks.append(last)
+    return looks
 
 
 @functools.lru_cache(maxsize=8)
@@ -194,23 +182,23 @@ def boundaries(looks: tuple[int, ...], spent: tuple[float, ...]) -> Array:
         pairs = looks[number]
         paths[number] = np.abs(total) / np.sqrt((squares - total**2 / pairs) * pairs / (pairs - 1))
     descending = np.argsort(-paths[1:], axis=1)
-    found = np.empty((len(ALPHAS), len(looks)))
+    critical = np.empty((len(ALPHAS), len(looks)))
     for row, alpha in enumerate(ALPHAS):
         until = alpha * np.array(spent)
-        found[row, 0] = student(until[0], looks[0] - 1)
-        is_open = paths[0] < found[row, 0]
+        critical[row, 0] = student(until[0], looks[0] - 1)
+        is_open = paths[0] < critical[row, 0]
         for number in range(1, len(looks)):
             share = until[number] - until[number - 1]
             if PATHS * share < FEWEST:
-                found[row, number] = student(share, looks[number] - 1)
-                is_open &= paths[number] < found[row, number]
+                critical[row, number] = student(share, looks[number] - 1)
+                is_open &= paths[number] < critical[row, number]
                 continue
             # at most the paths that were to be rejected before are closed, so the rest is among the highest
             highest = descending[number - 1, : int(PATHS * until[number] * 1.05) + 100]
             highest = highest[is_open[highest]]
             last = min(round(PATHS * share), len(highest)) - 1
-            found[row, number] = paths[number, highest[last]] if last >= 0 else paths[number].min()
+            critical[row, number] = paths[number, highest[last]] if last >= 0 else paths[number].min()
             is_open[highest[: last + 1]] = False
-    found = np.minimum.accumulate(found)  # a larger alpha never has a higher boundary
-    found.setflags(write=False)
-    return found
+    critical = np.minimum.accumulate(critical)  # a larger alpha never has a higher boundary
+    critical.setflags(write=False)
+    return critical

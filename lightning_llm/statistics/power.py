@@ -65,13 +65,13 @@ def outlook(design: Design, difference: float, sd: float) -> Outlook:
     """
     if not SPREADS[0] <= sd <= SPREADS[1]:
         raise ValueError(f"the spread must be from {SPREADS[0]:g} to {SPREADS[1]:g}, got {sd:g}")
-    rng, found = np.random.default_rng(0), _Sums.none(PATHS)
+    rng, sums = np.random.default_rng(0), _Sums.none(PATHS)
     words = np.full(PATHS, _WORDS.index(UNDECIDED))
     pairs, half_width, is_open = np.zeros(PATHS), np.zeros(PATHS), np.ones(PATHS, dtype=bool)
     ended, reached = dict[int, float](), np.zeros(PATHS, dtype=bool)
     for look in design.looks:
-        found = found.extended(rng, look - found.pairs, difference, sd)
-        mean, half = found.interval(design)
+        sums = sums.extended(rng, look - sums.pairs, difference, sd)
+        mean, half = sums.interval(design)
         word, has_ended = _read(design, mean - half, mean + half, look)
         reached |= is_open & has_ended
         ended[look] = float(np.mean(reached))
@@ -113,11 +113,11 @@ def further_pairs(design: Design, difference: float, sd: float, pairs: int, left
     now = _Sums(pairs, np.full(FUTURES, pairs * difference), np.full(FUTURES, (pairs - 1) * sd**2))
     truths = [difference + step * reach for step in (0, -1, -0.5, 0.5, 1)]
     expected, *others = (_further(design, now, truth, sd, left_out) for truth in truths)
-    known = [each for each in (expected, *others) if each is not None]
-    if not known:
+    reached = [needed for needed in (expected, *others) if needed is not None]
+    if not reached:
         return None
-    is_bounded = len(known) == len(truths)
-    return FurtherPairs(expected, min(known), max(known) if is_bounded else None)
+    is_bounded = len(reached) == len(truths)
+    return FurtherPairs(expected, min(reached), max(reached) if is_bounded else None)
 
 
 def _further(design: Design, now: "_Sums", truth: float, sd: float, left_out: int) -> int | None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 EXACT_PAIRS = 20  # up to here, all signs are tried
 DRAWS = 100_000  # of signs, for more pairs
@@ -49,26 +50,26 @@ class Robust:
             difference: The mean.
             alpha: Of the sign-flip test.
         """
-        found = []
+        doubts = []
         if self.sign_flip_p > alpha >= self.smallest_p:
-            found.append(f"the sign-flip test does not confirm it (p {self.sign_flip_p:.2g})")
+            doubts.append(f"the sign-flip test does not confirm it (p {self.sign_flip_p:.2g})")
         if self.skewness is not None and abs(self.skewness) > SKEWED:
-            found.append(f"the differences are skewed ({self.skewness:+.1f}), so its error is larger than alpha")
+            doubts.append(f"the differences are skewed ({self.skewness:+.1f}), so its error is larger than alpha")
         if self.median * difference < 0:
-            found.append(f"the median difference {self.median:+.4f} has the other sign")
-        return found
+            doubts.append(f"the median difference {self.median:+.4f} has the other sign")
+        return doubts
 
 
-def robust(differences: Sequence[float]) -> Robust:
+def robust(differences: ArrayLike) -> Robust:
     """Check the differences of at least two pairs."""
     values = np.asarray(differences, dtype=np.float64)
-    far, (p, smallest) = outliers(values), sign_flip(differences)
+    far, (p, smallest) = outliers(values), sign_flip(values.tolist())
     rest = np.delete(values, far)
     return Robust(float(np.median(values)), p, smallest, skewness(values), far, float(rest.mean()) if far else None)
 
 
 def sign_flip(differences: Sequence[float]) -> tuple[float, float]:
-    """The share of all signs of the differences whose sum is at least as far from 0 as the sum that was found.
+    """The share of all signs of the differences whose sum is at least as far from 0 as their own sum.
 
     It assumes only that each difference is as likely to be ``-d`` as ``d`` if the variant changes nothing (Fisher 1935,
     "The Design of Experiments", section 21). Exact up to ``EXACT_PAIRS`` pairs, where the smallest p is ``2 / 2ⁿ``:
@@ -78,20 +79,20 @@ def sign_flip(differences: Sequence[float]) -> tuple[float, float]:
     Returns:
         The p of the two-sided test, and the smallest that this number of pairs can reach.
     """
-    found, tolerance = abs(math.fsum(differences)), 1e-9 * math.fsum(map(abs, differences))
+    least = abs(math.fsum(differences)) - 1e-9 * math.fsum(map(abs, differences))  # with a tolerance for rounding
     if len(differences) <= EXACT_PAIRS:
         sums = np.array(differences[:1], dtype=np.float64)  # the other sign of the first gives the mirror image
-        for each in differences[1:]:
-            sums = np.concatenate([sums + each, sums - each])
-        return float(np.mean(np.abs(sums) >= found - tolerance)), 2.0 ** (1 - len(differences))
+        for difference in differences[1:]:
+            sums = np.concatenate([sums + difference, sums - difference])
+        return float(np.mean(np.abs(sums) >= least)), 2.0 ** (1 - len(differences))
     rng, sums = np.random.default_rng(0), np.zeros(DRAWS)
-    for each in differences:
-        sums += np.where(rng.random(DRAWS) < 0.5, each, -each)
-    extreme = int(np.sum(np.abs(sums) >= found - tolerance))
+    for difference in differences:
+        sums += np.where(rng.random(DRAWS) < 0.5, difference, -difference)
+    extreme = int(np.sum(np.abs(sums) >= least))
     return (1 + extreme) / (1 + DRAWS), 1 / (1 + DRAWS)
 
 
-def skewness(differences: Sequence[float] | np.ndarray) -> float | None:
+def skewness(differences: ArrayLike) -> float | None:
     """The adjusted skewness ``G₁`` (Joanes and Gill 1998); ``None`` for few pairs, or if they do not vary."""
     values = np.asarray(differences, dtype=np.float64)
     if (pairs := len(values)) < SKEWED_FROM or not (spread := float(values.std())):
@@ -100,7 +101,7 @@ def skewness(differences: Sequence[float] | np.ndarray) -> float | None:
     return third * math.sqrt(pairs * (pairs - 1)) / (pairs - 2)
 
 
-def outliers(differences: Sequence[float] | np.ndarray) -> list[int]:
+def outliers(differences: ArrayLike) -> list[int]:
     """Places of the differences that are more than ``FAR`` robust standard deviations from the median."""
     values = np.asarray(differences, dtype=np.float64)
     distance = np.abs(values - np.median(values))

@@ -16,26 +16,15 @@ own, and each look spends the same share of it as of the interval's.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from lightning_llm.statistics import estimates
-from lightning_llm.statistics.design import (
-    BETTER,
-    EQUIVALENT,
-    FEWEST,
-    NOT_SHOWN,
-    UNDECIDED,
-    WORSE,
-    Answer,
-    Design,
-    checked_looks,
-)
+from lightning_llm.statistics.design import BETTER, FEWEST, NOT_SHOWN, WORSE, Answer, Design, checked_looks
 from lightning_llm.statistics.estimates import Estimate
 from lightning_llm.statistics.looks import OneLook, PlannedLook, Rule
 from lightning_llm.statistics.robust import Robust, robust
-
-__all__ = ["BETTER", "EQUIVALENT", "UNDECIDED", "WORSE", "Noise", "Sample", "Verdict", "verdicts"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +64,9 @@ class Noise:
     def of(cls, baseline: Sequence[float], variant: Sequence[float], sd: float, correlation: float | None) -> "Noise":
         """Of at least two pairs."""
         saved, pairs = estimates.seeds_saved(baseline, variant), len(baseline)
-        return cls(
-            estimates.sd_interval(sd, pairs),
-            None if correlation is None else estimates.correlation_interval(correlation, pairs),
-            None if saved is None else saved[0],
-            None if saved is None else saved[1:],
-        )
+        seeds, of_seeds = (None, None) if saved is None else (saved[0], saved[1:])
+        of_correlation = None if correlation is None else estimates.correlation_interval(correlation, pairs)
+        return cls(estimates.sd_interval(sd, pairs), of_correlation, seeds, of_seeds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,58 +168,77 @@ class _Case:
 
     def __init__(self, sample: Sample, design: Design, alpha: float) -> None:
         self.sample, self.design, self.alpha = sample, design, alpha
-        self.counts = _Counts.of(sample)
+        self.counts = _Counts(sample)
         sides = [np.array(side, dtype=np.float64) for side in (sample.baseline, sample.variant)]
         is_there = np.isfinite(sides[0])
         self.sides = [sides[0][is_there], sides[1][is_there] if sample.is_paired else sides[1]]
         self.runs = min(map(len, self.sides))  # on each side; of pairs, those that the difference is of
         self.difference, self.estimate = self._estimate()
-        self.rule = None if self.estimate is None else self._rule(self.estimate)
-        self.interval = None
-        if self.estimate is not None and self.rule is not None:
+        self.rule: Rule | None = None
+        self.interval: tuple[float, float] | None = None
+        self.robust: Robust | None = None
+        if self.estimate is not None:
+            self.rule = self._rule(self.estimate)
             self.interval = self.estimate.interval(self.rule.critical(design.level))
+            self.robust = robust(self.sides[1] - self.sides[0]) if sample.is_paired else None
 
     def verdict(self) -> Verdict:
-        """What the runs say."""
-        sample, design, estimate = self.sample, self.design, self.estimate
-        answer, has_ended = Answer(NOT_SHOWN, None if design.delta is None else NOT_SHOWN), False
-        if self.interval is not None:
-            answer, has_ended = design.answer(*self.interval, self.runs), design.ends(*self.interval, self.runs)
-        sentence = answer.sentence(design.delta)
-        contradicts = {BETTER: answer.direction == WORSE, NOT_SHOWN: True}.get(self.counts.direction, False)
-        is_by_counts = self.counts.p <= self._level_of_counts() and not contradicts
-        if is_by_counts:
+        """What the runs say: the counts of those that diverged if they decide, else the interval."""
+        answer, has_ended = self._by_interval()
+        sentence, note, warnings = answer.sentence(self.design.delta), self._note(answer), self._warnings(answer)
+        if self._is_by_counts(answer):
             answer, has_ended = dataclasses.replace(answer, direction=self.counts.direction, size=None), True
-            sentence = self.counts.sentence
-        checked = noise = correlation = None
-        if estimate is not None and sample.is_paired:
-            baseline, variant = (side.tolist() for side in self.sides)
-            checked, correlation = robust(np.subtract(variant, baseline)), estimates.correlation(baseline, variant)
-            noise = Noise.of(baseline, variant, estimate.sd, correlation)
+            sentence, note, warnings = self.counts.sentence, "", []
         return Verdict(
             verdict=answer.word,
             direction=answer.direction,
             size=answer.size,
             sentence=sentence,
             has_ended=has_ended,
-            pairs=len(sample.variant) if sample.is_paired else 0,
-            difference=self.difference,
-            interval=self.interval,
-            level=1 - design.level,
-            critical=None if self.interval is None or self.rule is None else self.rule.critical(design.level),
-            p=None if estimate is None else estimate.p,
-            p_adjusted=self._p_adjusted(),
-            sd=None if estimate is None else estimate.sd,
-            correlation=correlation,
-            noise=noise,
-            robust=checked,
+            pairs=len(self.sample.variant) if self.sample.is_paired else 0,
+            **self._t_test(),
+            **self._pairs(),
             diverged=self.counts.lost,
-            baseline_diverged=_diverged(sample.baseline),
+            baseline_diverged=_diverged(self.sample.baseline),
             p_diverged=self.counts.p if self.counts.lost or self.counts.base_lost else None,
-            rule=None if self.rule is None else self.rule.name,
-            note="" if is_by_counts else self._note(answer),
-            warnings=[] if checked is None or is_by_counts else self._warnings(answer, checked),
+            note=note,
+            warnings=warnings,
         )
+
+    def _by_interval(self) -> tuple[Answer, bool]:
+        """What the interval says, and whether the comparison ends with it."""
+        if self.interval is None:
+            return Answer(NOT_SHOWN, None if self.design.delta is None else NOT_SHOWN), False
+        return self.design.answer(*self.interval, self.runs), self.design.ends(*self.interval, self.runs)
+
+    def _is_by_counts(self, answer: Answer) -> bool:
+        """Whether the counts of runs that diverged decide; ``better`` does not if the interval says ``worse``."""
+        contradicts = self.counts.direction == BETTER and answer.direction == WORSE
+        is_shown = self.counts.p <= self._level_of_counts()
+        return is_shown and self.counts.direction != NOT_SHOWN and not contradicts
+
+    def _t_test(self) -> dict[str, Any]:
+        """The numbers of the t test; without an estimate, they are ``None``."""
+        numbers = {"difference": self.difference, "interval": self.interval, "level": 1 - self.design.level}
+        if self.estimate is None or self.rule is None:
+            return numbers | dict.fromkeys(("critical", "p", "p_adjusted", "sd", "rule"))
+        p_of_looks = float(self.rule.p(self.estimate.t()))
+        return numbers | {
+            "critical": None if self.interval is None else self.rule.critical(self.design.level),
+            "p": self.estimate.p,
+            "p_adjusted": min(1.0, p_of_looks * self.alpha / self.design.level),
+            "sd": self.estimate.sd,
+            "rule": self.rule.name,
+        }
+
+    def _pairs(self) -> dict[str, Any]:
+        """What the single pairs say; without an estimate from pairs, it is ``None``."""
+        if self.estimate is None or self.robust is None:
+            return dict.fromkeys(("correlation", "noise", "robust"))
+        baseline, variant = (side.tolist() for side in self.sides)
+        correlation = estimates.correlation(baseline, variant)
+        noise = Noise.of(baseline, variant, self.estimate.sd, correlation)
+        return {"correlation": correlation, "noise": noise, "robust": self.robust}
 
     def _estimate(self) -> tuple[float | None, Estimate | None]:
         """Mean difference and estimate, if no run of the variant diverged and the values can be calculated with."""
@@ -251,11 +256,6 @@ class _Case:
             return OneLook(estimate.freedom)
         return self.design.rule(self.runs, left_out=len(self.sample.variant) - self.runs)
 
-    def _p_adjusted(self) -> float | None:
-        if self.estimate is None or self.rule is None:
-            return None
-        return min(1.0, float(self.rule.p(self.estimate.t())) * self.alpha / self.design.level)
-
     def _level_of_counts(self) -> float:
         runs = min(len(self.sample.baseline), len(self.sample.variant))
         if runs < FEWEST:
@@ -265,46 +265,38 @@ class _Case:
 
     def _note(self, answer: Answer) -> str:
         sides = {"the variant": self.sample.variant, "the baseline": self.sample.baseline}
-        notes = [
-            f"{_diverged(side)} of {len(side)} runs of {who} diverged" for who, side in sides.items() if _diverged(side)
-        ]
-        unit = "pair" if self.sample.is_paired else "run on one side"
+        lost = {side: _diverged(values) for side, values in sides.items()}
+        notes = [f"{lost[side]} of {len(sides[side])} runs of {side} diverged" for side in sides if lost[side]]
+        unit, units = ("pair", "pairs") if self.sample.is_paired else ("run on one side", "runs on one side")
         if self.estimate is None and not notes:
             count = {0: "no", 1: "one"}.get(self.runs)
             notes.append("values too large for an interval" if count is None else f"{count} {unit}: no interval")
         if self.estimate is not None and self.runs < FEWEST:
-            notes.append(f"a verdict takes {FEWEST} {unit.replace('pair', 'pairs').replace('run ', 'runs ')}")
+            notes.append(f"a verdict takes {FEWEST} {units}")
         is_early = bool(self.design.looks) and len(self.sample.variant) in self.design.looks[:-1]
         if self.sample.is_paired and is_early and answer.word in (BETTER, WORSE) and self.rule is not None:
-            notes.append(
-                f"reached at {self.rule.name} of {len(self.design.looks)}: the difference is likely exaggerated"
-            )
+            reached = f"reached at {self.rule.name} of {len(self.design.looks)}"
+            notes.append(f"{reached}: the difference is likely exaggerated")
         return "; ".join(notes)
 
-    def _warnings(self, answer: Answer, checked: Robust) -> list[str]:
-        assert self.difference is not None
-        found = [] if answer.direction == NOT_SHOWN else checked.doubts(self.difference, self.design.level)
-        if many := len(checked.outliers):
+    def _warnings(self, answer: Answer) -> list[str]:
+        if self.robust is None or self.difference is None:
+            return []
+        doubts = [] if answer.direction == NOT_SHOWN else self.robust.doubts(self.difference, self.design.level)
+        if many := len(self.robust.outliers):
             pairs, them = ("1 pair is an outlier", "it") if many == 1 else (f"{many} pairs are outliers", "them")
-            found.append(f"{pairs}: without {them}, the difference is {checked.without_outliers:+.4f}")
-        return found
+            doubts.append(f"{pairs}: without {them}, the difference is {self.robust.without_outliers:+.4f}")
+        return doubts
 
 
-@dataclasses.dataclass(frozen=True)
 class _Counts:
-    """How many runs of each side have diverged."""
+    """How many runs of each side have diverged; the null variant's runs count as the baseline's."""
 
-    lost: int
-    runs: int
-    base_lost: int
-    base_runs: int
-    has_null: bool = False
-
-    @classmethod
-    def of(cls, sample: Sample) -> "_Counts":
+    def __init__(self, sample: Sample) -> None:
         base = [*sample.baseline, *sample.alike]
-        has_null = len(base) > len(sample.baseline)
-        return cls(_diverged(sample.variant), len(sample.variant), _diverged(base), len(base), has_null)
+        self.lost, self.runs = _diverged(sample.variant), len(sample.variant)
+        self.base_lost, self.base_runs = _diverged(base), len(base)
+        self.base = "the baseline and the null variant" if sample.alike else "the baseline"
 
     @property
     def p(self) -> float:
@@ -319,9 +311,9 @@ class _Counts:
 
     @property
     def sentence(self) -> str:
-        base = f"{self.base_lost} of {self.base_runs} of the baseline{' and the null variant' * self.has_null}"
+        base = f"{self.base_lost} of {self.base_runs} of {self.base}"
         return f"{self.direction}: {self.lost} of {self.runs} runs diverged, and {base}"
 
 
 def _diverged(side: Sequence[float | None]) -> int:
-    return sum(each is None or not math.isfinite(each) for each in side)
+    return sum(value is None or not math.isfinite(value) for value in side)

@@ -52,12 +52,12 @@ def window_error(pairs: Sequence[tuple[Record, Record]]) -> WindowError | None:
         tokens, as with another tokenizer, or another part of the text.
     """
     blocks = [(list(record["windows"]), list(record["tokens"])) for pair in pairs for record in pair]
-    if not blocks or len(blocks[0][0]) < FEWEST_BLOCKS or any(each != blocks[0] for each in blocks):
+    if not blocks or len(blocks[0][0]) < FEWEST_BLOCKS or any(of_run != blocks[0] for of_run in blocks):
         return None
     tokens = np.array(blocks[0][1], dtype=np.float64)  # (blocks,)
-    differences = np.array([np.subtract(theirs["nats"], ours["nats"]) for ours, theirs in pairs])  # (pairs, blocks)
-    each = [_ratio_error(nats, tokens) for nats in differences]
-    return WindowError(float(np.mean(each)), _ratio_error(differences.mean(axis=0), tokens), len(tokens))
+    differences = np.array([np.subtract(variant["nats"], base["nats"]) for base, variant in pairs])  # (pairs, blocks)
+    errors = [_ratio_error(nats, tokens) for nats in differences]
+    return WindowError(float(np.mean(errors)), _ratio_error(differences.mean(axis=0), tokens), len(tokens))
 
 
 def _ratio_error(nats: NDArray[np.float64], tokens: NDArray[np.float64]) -> float:

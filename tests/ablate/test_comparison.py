@@ -7,8 +7,8 @@ import torch
 
 from lightning_llm.ablate.comparison import effects, group_runs
 from lightning_llm.runs.names import Run
+from lightning_llm.statistics.design import BETTER, UNDECIDED
 from lightning_llm.statistics.estimates import paired, unpaired
-from lightning_llm.statistics.verdict import BETTER, UNDECIDED
 
 
 def groups(*values):
@@ -44,18 +44,18 @@ def test_runs_of_the_same_seeds_and_hashes_are_pairs():
         *(("gelu", seed, loss) for seed, loss in [(2, 2.1), (0, 1.9), (3, 2.2), (1, 2.3)]),
     )
     ((effect,),) = effects(found, hashes(found))
-    assert (effect.found.pairs, effect.found.verdict, effect.note) == (4, BETTER, "")
-    assert effect.found.correlation == pytest.approx(1)
+    assert (effect.verdict.pairs, effect.verdict.verdict, effect.note) == (4, BETTER, "")
+    assert effect.verdict.correlation == pytest.approx(1)
     ((other,),) = effects(found, hashes(found, batches="00fe"))
     truth = unpaired([2.0, 2.4, 2.2, 2.3], [2.1, 1.9, 2.2, 2.3])
-    assert (other.found.pairs, other.found.verdict, other.found.p) == (0, UNDECIDED, pytest.approx(truth.p))
+    assert (other.verdict.pairs, other.verdict.verdict, other.verdict.p) == (0, UNDECIDED, pytest.approx(truth.p))
     assert other.note == "not paired: seed 0: their training batches differ"
 
 
 def test_seeds_without_a_partner_are_left_out_of_the_pairs():
     found = groups(("swiglu", 1, 2.0), ("swiglu", 2, 2.4), ("swiglu", 3, 9.0), ("gelu", 1, 2.1), ("gelu", 2, 2.4))
     ((effect,),) = effects(found, hashes(found))
-    assert effect.found.p == pytest.approx(paired([2.0, 2.4], [2.1, 2.4]).p)
+    assert effect.verdict.p == pytest.approx(paired([2.0, 2.4], [2.1, 2.4]).p)
     assert (effect.base, effect.note) == (pytest.approx(2.2), "1 seed without a partner left out")
 
 
@@ -65,22 +65,22 @@ def test_seeds_without_a_partner_are_left_out_of_the_pairs():
 def test_too_few_seeds_in_common_are_no_pairs(seeds, says):
     found = groups(("swiglu", 1, 2.0), ("swiglu", 2, 2.4), *(("gelu", seed, 2.2) for seed in seeds))
     ((effect,),) = effects(found, hashes(found))
-    assert (effect.found.pairs, effect.note) == (0, says)
+    assert (effect.verdict.pairs, effect.note) == (0, says)
 
 
 def test_one_seed_each_has_no_interval():
     found = groups(("swiglu", 1, 2.0), ("gelu", 1, 3.0))
     ((effect,),) = effects(found, hashes(found))
-    assert (effect.found.verdict, effect.found.note) == (UNDECIDED, "one pair: no interval")
+    assert (effect.verdict.verdict, effect.verdict.note) == (UNDECIDED, "one pair: no interval")
     ((effect,),) = effects(found, {})
     assert effect.note == "not paired: seed 1: a run has no record of its training batches"
-    assert effect.found.note == "one run on one side: no interval"
+    assert effect.verdict.note == "one run on one side: no interval"
 
 
 def test_runs_of_one_seed_count_once():
     found = groups(("swiglu", 1, 2.0), ("swiglu", 1, 2.2), ("swiglu", 2, 2.4), ("gelu", 1, 2.2), ("gelu", 2, 2.4))
     ((effect,),) = effects(found, hashes(found))
-    assert effect.found.p == pytest.approx(paired([2.1, 2.4], [2.2, 2.4]).p)
+    assert effect.verdict.p == pytest.approx(paired([2.1, 2.4], [2.2, 2.4]).p)
 
 
 def test_the_same_seed_again_is_no_spread():

@@ -7,8 +7,7 @@ import pytest
 from lightning_llm import ModelConfig
 from lightning_llm.ablate import cost
 from lightning_llm.ablate.arm import Arm
-from lightning_llm.ablate.cost import facts_of
-from lightning_llm.ablate.matching import MATCHES, Matched, matched_within, scaled_options
+from lightning_llm.ablate.matching import MATCHES, Matched, facts_of, matched_within, scaled_options
 from lightning_llm.measure.timer import Timing
 from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine, WarmupLinear, WarmupStableDecay
 
@@ -39,20 +38,20 @@ BASE, GELU, WIDE = arm("baseline"), arm("gelu", mlp="gelu"), arm("wide", interme
 
 def test_tokens_change_nothing():
     assert matched("tokens", None, BASE, WIDE, None) == Matched()
-    assert MATCHES["tokens"].closeness(facts_of(BASE), facts_of(WIDE)) == 1.0
+    assert MATCHES["tokens"].closeness(facts_of(BASE, Matched()), facts_of(WIDE, Matched())) == 1.0
 
 
 def test_flops_scale_the_steps():
     options = matched("flops", None, BASE, WIDE, None).options
-    found = facts_of(arm("wide", options["trainer.max_steps"], intermediate_size=512))
-    assert found["steps"] < 100
-    assert MATCHES["flops"].closeness(facts_of(BASE), found) == pytest.approx(1, abs=0.01)
+    wide = facts_of(arm("wide", options["trainer.max_steps"], intermediate_size=512), Matched())
+    assert wide["steps"] < 100
+    assert MATCHES["flops"].closeness(facts_of(BASE, Matched()), wide) == pytest.approx(1, abs=0.01)
 
 
 def test_parameters_are_solved_for():
     options = matched("parameters", WIDTH, BASE, GELU, None).options
-    found = facts_of(arm("gelu", mlp="gelu", intermediate_size=options[WIDTH]))
-    assert MATCHES["parameters"].closeness(facts_of(BASE), found) == pytest.approx(1, abs=0.005)
+    gelu = facts_of(arm("gelu", mlp="gelu", intermediate_size=options[WIDTH]), Matched())
+    assert MATCHES["parameters"].closeness(facts_of(BASE, Matched()), gelu) == pytest.approx(1, abs=0.005)
     layers = {**SIZES, "num_hidden_layers": 3}
     deep = Arm("deep", {}, SimpleNamespace(architecture=ModelConfig(**layers)), BASE.data, BASE.trainer)
     options = matched("parameters", "model.architecture.num_hidden_layers", BASE, deep, None).options
@@ -75,24 +74,20 @@ def test_time_scales_the_steps_by_the_interleaved_timing(monkeypatch):
     timed(monkeypatch, 2.0, 1.9, 2.1, 2.05, 1.95, 2.0, 1.7, 2.4)
     found = matched("time", None, BASE, WIDE, str)
     assert found.options == {"trainer.max_steps": 50}
-    assert found.time_ratio == pytest.approx(2.0)
-    assert found.time_ratio_interval == pytest.approx((1.7, 2.4))  # the extremes of eight rounds
-    assert found.facts == {
-        "matched": found.options,
-        "time_ratio": found.time_ratio,
-        "time_ratio_interval": found.time_ratio_interval,
-    }
+    assert found.facts["time_ratio"] == pytest.approx(2.0)
+    assert found.facts["time_ratio_interval"] == pytest.approx((1.7, 2.4))  # the extremes of eight rounds
+    assert facts_of(WIDE, found).items() >= found.facts.items()
 
 
 def test_steps_stay_as_they_are_inside_the_noise_of_the_timing(monkeypatch):
     timed(monkeypatch, 1.1, 1.2, 1.15, 1.1, 1.2, 0.99)
     found = matched("time", None, BASE, WIDE, str)
-    assert (found.options, found.time_ratio) == ({}, pytest.approx(1.125))
-    assert found.time_ratio_interval == pytest.approx((0.99, 1.2))
+    assert (found.options, found.facts["time_ratio"]) == ({}, pytest.approx(1.125))
+    assert found.facts["time_ratio_interval"] == pytest.approx((0.99, 1.2))
     timed(monkeypatch, 1.1, 1.2, 1.15, 1.1, 1.2, 1.01)
     assert matched("time", None, BASE, WIDE, str).options == {"trainer.max_steps": 89}
     timed(monkeypatch, 2.0, 2.0)  # too few rounds for an interval
-    assert matched("time", None, BASE, WIDE, str) == Matched({}, 2.0, None)
+    assert matched("time", None, BASE, WIDE, str).facts == {"time_ratio": 2.0, "time_ratio_interval": None}
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from lightning_llm.ablate.page import write_report
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.scheduler import Run
+from lightning_llm.ablate.screen import show_report
 from lightning_llm.ablate.words import cost_lines, noise_lines, verdict_lines
 from lightning_llm.ablate.worker import work
-from lightning_llm.cli.ablate_report import show_report
 from lightning_llm.io.console import Console
 from lightning_llm.statistics.looks import PlannedLook, spending
 

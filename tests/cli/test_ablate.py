@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import yaml
@@ -25,6 +26,7 @@ from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.scheduler import Added, Run
 from lightning_llm.ablate.setup import Setup
 from lightning_llm.ablate.worker import work
+from lightning_llm.io.schema import POSITIVE
 from lightning_llm.measure.timer import Timing
 from lightning_llm.statistics.design import Design
 from lightning_llm.statistics.power import outlook
@@ -454,13 +456,18 @@ class Widths(matching.Match):
 
     name = "work"
     caveat = "Work is tokens times parameters."
+    facts: ClassVar = {"work": POSITIVE}
+
+    def counted(self, arm):
+        return {"work": 1.0 * cost.parameters_of(arm.architecture) * arm.data.tokens_per_step * arm.steps}
 
     def matched(self, base, variant, make, solved):
-        ours, theirs = (cost.parameters_of(arm.architecture) for arm in (base, variant))
-        return matching.Matched(matching.scaled_options(self.name, variant, base.steps, ours / theirs))
+        base_parameters, parameters = (cost.parameters_of(arm.architecture) for arm in (base, variant))
+        scale = base_parameters / parameters
+        return matching.Matched(matching.scaled_options(self.name, variant, base.steps, scale))
 
     def closeness(self, base, variant):
-        return matching.Parameters().closeness(base, variant) * matching.Tokens().closeness(base, variant)
+        return variant["work"] / base["work"]
 
 
 def test_a_matching_rule_is_a_class_and_a_line_of_the_table(folder, monkeypatch, capsys):
@@ -469,6 +476,7 @@ def test_a_matching_rule_is_a_class_and_a_line_of_the_table(folder, monkeypatch,
     assert run() == 2
     assert "match is 'work', expected one of tokens, flops, time, parameters=model" in the_line(capsys)
     monkeypatch.setitem(matching.MATCHES, Widths.name, Widths())
+    monkeypatch.setitem(matching.FACTS, "work", POSITIVE)  # which MATCHES gives when the module is imported
     assert run() == 0
     side = json.loads(Path("out", PLAN).read_text())["sides"]["wide"]
     assert side["steps"] == 2 < 6
@@ -478,7 +486,9 @@ def test_a_matching_rule_is_a_class_and_a_line_of_the_table(folder, monkeypatch,
     printed = capsys.readouterr().out
     assert f"Matched: work (wide {side['ratio']:.2f} times the baseline's)." in printed
     assert "Work is tokens times parameters." in printed
-    assert json.loads(Path("out", "report.json").read_text())["match"] == "work"
+    report = json.loads(Path("out", "report.json").read_text())
+    assert report["match"] == "work"
+    assert report["variants"]["wide"]["work"] == side["work"] > 0
 
 
 @pytest.mark.parametrize("words", [["ablate", "status"], ["ablate", "report"], ["compare"]])

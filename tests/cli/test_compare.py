@@ -17,7 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 from lightning_llm.__main__ import main
 from lightning_llm.ablate import scheduler as ablate_scheduler
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
-from lightning_llm.ablate.comparison import group_runs, read_results
+from lightning_llm.ablate.comparison import THREADS_DIFFER, group_runs, read_results
 from lightning_llm.ablate.plan import PLAN
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
@@ -26,7 +26,6 @@ from lightning_llm.cli.compare import (
     NO_BITS,
     ONE_RUN,
     OTHER_TEXT,
-    THREADS_DIFFER,
     difference_text,
     print_table,
 )
@@ -34,7 +33,7 @@ from lightning_llm.cli.report import RunReport
 from lightning_llm.io.console import Console
 from lightning_llm.runs.names import find_runs
 from lightning_llm.runs.status import FAILED, FINISHED, INTERRUPTED, RUNNING, unfinished
-from lightning_llm.statistics.verdict import WORSE
+from lightning_llm.statistics.design import WORSE
 from lightning_llm.training.callbacks import StopOnSignal
 from tests.ablate import conftest as ablate_conftest
 from tests.ablate.test_comparison import HASHES, groups

@@ -157,6 +157,12 @@ def test_every_schedule_here_is_one():
     assert all(issubclass(member, Schedule) for member in made)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES.values())
+def test_a_schedule_names_all_of_its_options_that_count_steps(schedule):
+    whole_numbers = [field.name for field in dataclasses.fields(schedule) if field.type in (int, int | None)]
+    assert sorted(schedule.step_options) == sorted(whole_numbers)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InverseSqrt(Schedule):
     """A schedule that is not in the table."""

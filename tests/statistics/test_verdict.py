@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from lightning_llm.statistics import estimates
-from lightning_llm.statistics.design import LARGER, NOT_SHOWN, SMALLER, Design
+from lightning_llm.statistics.design import BETTER, EQUIVALENT, LARGER, NOT_SHOWN, SMALLER, UNDECIDED, WORSE, Design
 from lightning_llm.statistics.looks import RESERVE
-from lightning_llm.statistics.verdict import BETTER, EQUIVALENT, UNDECIDED, WORSE, Sample, verdicts
+from lightning_llm.statistics.verdict import Sample, verdicts
 
 LOOKS = (4, 6, 8, 12, 16)
 BASELINE = [2.01, 1.97, 2.05, 2.00]

@@ -1,0 +1,143 @@
+"""The tables on the screen: what an experiment will find and what it takes, and what it has found. No torch."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Column, Table
+
+from lightning_llm.ablate import words
+from lightning_llm.ablate.experiment import LOOKS, Experiment
+from lightning_llm.ablate.history import Earlier, Spread, spread_of
+from lightning_llm.ablate.plan import Plan
+from lightning_llm.io.console import Console, folded, room
+from lightning_llm.statistics.design import EQUIVALENT, FEWEST, UNDECIDED, Design
+from lightning_llm.statistics.power import Outlook, outlook
+
+TIMES_DELTA, TIMES_SPREAD = (0, 0.5, 1, 2, 4), (0, 0.5, 1, 2, 3)  # true differences in the table
+ENOUGH = 0.8
+COMMAND = "lightning-llm ablate"
+
+
+def show_plan(plan: Plan, experiments: Sequence[Earlier], console: Console) -> None:
+    """Print what a new plan shares with earlier experiments, and what their spread lets it find.
+
+    Args:
+        plan: The new one.
+        experiments: Those with the same baseline.
+        console: Where to.
+    """
+    lines = []
+    for name, seeds in plan.content["seen"].items():
+        used = f"{name} has used {words.seeds_in_words(seeds)} with this baseline"
+        fresh = "Fresh seeds: --first-seed 1000, or seeds: {first: 1000} in a file"
+        lines.append(f"note: {used}, so the two experiments are not independent. {fresh}")
+    spread, pairs = spread_of(experiments), plan.experiment.looks[-1]
+    if is_pilot := pairs < LOOKS[0]:
+        lines.append(f"{COMMAND}: {pairs} pairs are a pilot: by default, the first test is after {LOOKS[0]}")
+    if spread is not None:
+        lines.append(f"What the spread of {spread.source}'s null variant lets this experiment find:")
+    elif is_pilot:
+        why = "no experiment with this baseline in the same parent folder has measured the spread"
+        command = f"{COMMAND} power --from {shlex.quote(str(plan.out))} --pairs {LOOKS[-1]}"
+        lines.append(f"note: what this pilot can find is not known, since {why}; after it, see {command}")
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False)
+    if spread is not None:
+        show_outlook(plan.experiment, spread, console)
+
+
+def show_outlook(experiment: Experiment, spread: Spread, console: Console) -> None:
+    """Print how likely each verdict is, by which look, and how many runs that takes: what ``ablate power`` shows.
+
+    Args:
+        experiment: What is planned.
+        spread: Standard deviation of the difference of one pair.
+        console: Where to.
+    """
+    design, variants = experiment.design, len(experiment.variants)
+    goal = "verdict" if design.precision is None else f"±{design.precision:g}"
+    looks = "/".join(map(str, design.looks))
+    by_look = Column(f"{goal} by {looks}, %", min_width=4 * len(design.looks))
+    columns = ("true difference", "better or worse", "equivalent", "undecided", by_look, "pairs", "runs")
+    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
+    for expected in outlooks(design, spread.value):
+        shares = (expected.direction, expected.words[EQUIVALENT], expected.words[UNDECIDED])
+        ended = "/".join(f"{100 * share:.0f}" for share in expected.ended.values())
+        cells = (*(f"{share:.0%}" for share in shares), ended, f"{expected.pairs:.1f}")
+        table.add_row(f"{expected.difference:g}", *cells, str(runs_of(experiment, expected)))
+    console.print(table)
+    whose = "the variant" if variants == 1 else f"each of {variants} variants"
+    lines = [f"Probabilities for {whose}, if a pair's difference has a standard deviation of {spread}."]
+    if grid := runs_of_tuning(experiment):
+        lines.append(f"The runs include at least {grid} of tuning, and the tuned pairs.")
+    for line in (*lines, *warnings_of(design, spread.value)):
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def runs_of(experiment: Experiment, expected: Outlook) -> int:
+    """How many runs an experiment takes on average, if all variants have the same true difference."""
+    variants, first = len(experiment.variants), experiment.looks[0]
+    pairs = expected.longest(variants) + variants * expected.pairs  # the baseline trains until the last variant ends
+    families = 1 if experiment.tune is None else 2
+    return round(1 + first + families * pairs + runs_of_tuning(experiment))
+
+
+def runs_of_tuning(experiment: Experiment) -> int:
+    """How many runs the first grid and the vertices take; 0: nothing is tuned."""
+    if (tune := experiment.tune) is None:
+        return 0
+    return (1 + len(experiment.variants)) * (len(tune["factors"]) + 1) * int(tune["seeds"])
+
+
+def outlooks(design: Design, spread: float) -> Sequence[Outlook]:
+    """At several true differences: shares of delta if there is one, else of the spread."""
+    unit, times = (spread, TIMES_SPREAD) if design.delta is None else (design.delta, TIMES_DELTA)
+    return [outlook(design, unit * factor, spread) for factor in times]
+
+
+def warnings_of(design: Design, spread: float) -> list[str]:
+    """What the design cannot reach, one line each."""
+    if design.looks[-1] < FEWEST:
+        return [f"warning: a verdict takes at least {FEWEST} pairs"]
+    if design.delta is None:
+        return []
+    share = outlook(design, 0.0, spread).words[EQUIVALENT]
+    if share >= ENOUGH:
+        return []
+    advice = f"give more pairs, or a delta of about {_delta_for(design, spread):.2g}, which is reached in {ENOUGH:.0%}"
+    finding = f"is found to differ by less than delta {design.delta:g} in only {share:.0%} of experiments"
+    return [f"warning: a variant that changes nothing {finding}: {advice}"]
+
+
+def _delta_for(design: Design, spread: float) -> float:
+    """The smallest delta for which no difference is found to be smaller in most experiments."""
+    low, high = 0.0, 20 * spread
+    for _ in range(12):
+        middle = (low + high) / 2
+        expected = outlook(Design(design.level, design.looks, middle, design.precision), 0.0, spread)
+        low, high = (low, middle) if expected.words[EQUIVALENT] >= ENOUGH else (middle, high)
+    return high
+
+
+def show_report(report: Mapping[str, Any], console: Console) -> None:
+    """Print a report on one screen: a table in which only names are folded, and a sentence for each variant."""
+    state = "ended" if report["has_ended"] else "has not ended"
+    head = f"{report['name']}: {report['metric']} of {report['validation']}, {state}; plan {report['plan'][:12]}"
+    sides = "; ".join(f"{name}: {what}" for name, what in words.compared(report).items())
+    for line in (head, sides, *words.design_lines(report)):
+        console.print(line, soft_wrap=True, highlight=False)
+    titles = ("pairs", "difference", f"{words.percent(report['interval']['each'])} interval", "p adj.", "verdict")
+    columns = [Column(title, no_wrap=True) for title in titles]
+    table = Table(Column("variant", overflow="fold"), *columns, box=SIMPLE_HEAD, pad_edge=False)
+    rows = [(name, *words.cells(row)) for name, row in words.labeled(report)]
+    left = room(console.width, zip(titles, *(cells for _, *cells in rows), strict=True))
+    for name, *cells in rows:
+        table.add_row(folded(name, left), *cells)
+    console.print(table)
+    share = words.together(report)
+    all_hold = [f"All intervals hold together with a probability of {share}."] if share else []
+    about = (*all_hold, *words.noise_lines(report), *words.tuning_lines(report), *words.cost_lines(report), "")
+    for line in (*about, *words.verdict_lines(report)):  # what was found comes last, where the eye is
+        console.print(line, soft_wrap=True, highlight=False)
