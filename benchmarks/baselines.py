@@ -36,9 +36,10 @@ from lightning_llm.bench.processes import in_fresh_processes
 from lightning_llm.bench.rows import Row, columns, ratios
 from lightning_llm.bench.workloads import Sizes, llama, make_store, model_config
 from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.io.units import GIB
 from lightning_llm.measure.gauges import high_water_bytes, resident_bytes, restart_high_water
 from lightning_llm.measure.timer import PhaseClock, now
-from lightning_llm.training.callbacks.memory_profiler import GIB, MemoryProfiler
+from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
 from lightning_llm.training.environment import keep_freed_memory
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer

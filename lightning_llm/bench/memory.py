@@ -21,6 +21,7 @@ from rich.table import Column, Table
 
 from lightning_llm.bench.harness import Bench, Request, describe_machine
 from lightning_llm.bench.rows import Row
+from lightning_llm.io import charts
 from lightning_llm.io.console import Console
 from lightning_llm.io.units import short_mib
 from lightning_llm.io.untrusted import read_json
@@ -93,7 +94,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:
     """The timelines of all configs."""
-    memory_report.save(memory_report.draw({row.variant: row._report for row in rows}, f"{title}, step {STEPS}"), path)
+    charts.save(memory_report.draw({row.variant: row._report for row in rows}, f"{title}, step {STEPS}"), path)
 
 
 def difference(reports: Mapping[str, Report], moment: str) -> Table:

@@ -33,6 +33,7 @@ from lightning_llm.data.token_store import SHARD, TokenStore, read_meta, sha256
 from lightning_llm.data.token_store_writer import TokenStoreWriter, shard_folder, unfinished_tokenizer
 from lightning_llm.data.tokenizers import Ids, Tokenizer, check_bpe
 from lightning_llm.io.progress import Phase, progress_bar
+from lightning_llm.io.untrusted import prefixed
 
 BUILT_IN_TOKENIZERS = ("char", "byte", "bpe")
 DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE = "bpe", 4096
@@ -244,10 +245,8 @@ def _encoded(batch: list[SplitPiece], tokenizer: Tokenizer) -> list[Ids]:
         return tokenizer.encode_batch([piece.text for piece in batch])
     except ValueError:
         for piece in batch:  # find the one that failed
-            try:
+            with prefixed(piece.document, ValueError):
                 tokenizer.encode(piece.text)
-            except ValueError as error:
-                raise ValueError(f"{piece.document}: {error}") from error
         raise
 
 

@@ -287,9 +287,8 @@ _IDS = check(
     f"at most {MOST_IDS} tokens with whole numbers below that, each up to {LONGEST_TOKEN} characters", _are_ids
 )
 _SCORES = check(f"pairs of token and score, and tokens of at most {MOST_BYTES} bytes in total", _are_scores)
-_FLAG = check("true or false", lambda value: isinstance(value, bool))
 _ADDED = {"id": whole(0, MOST_IDS - 1), "content": check(f"a text of 1 to {LONGEST_TOKEN} characters", _is_token)}
-_ADDED |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), _FLAG)
+_ADDED |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), schema.BOOL)
 _AFFIX = maybe(
     check(f"up to {LONGEST_AFFIX} characters", lambda text: _is_token(text, 0) and len(text) <= LONGEST_AFFIX)
 )

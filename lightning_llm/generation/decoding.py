@@ -12,7 +12,7 @@ A model with an attention that keeps no cache reads the whole context at each st
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, cast, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -207,20 +207,17 @@ class Decoder:
 
     @torch.no_grad()
     def _prefill(self) -> Tensor:
-        """Read the prompts, padded on the right, where no position looks: (batch, vocab)."""
+        """Read the prompts into a cache: (batch, vocab)."""
         model, lengths = self._model, [len(context) for context in self._contexts]
-        width = max(lengths)
-        room = min(self._longest, width + self._max_new_tokens)
+        room = min(self._longest, max(lengths) + self._max_new_tokens)
         kind, dtype = self._device.type, model.embed_tokens.weight.dtype
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
         self._cache = KVCache(model.config, len(lengths), room, self._device, dtype)
-        rows = [context + [0] * (width - len(context)) for context in self._contexts]
-        hidden = model(torch.tensor(rows, device=self._device), cache=self._cache)
+        logits = self._read_contexts(cache=self._cache)
         self._cache.set_lengths(lengths)
         packs = self._max_new_tokens >= FEWEST_STEPS and can_pack(model)
         self._packed = PackedStep(model, self._cache) if packs else None
-        ends = torch.tensor(lengths, device=self._device) - 1
-        return model.logits(hidden[torch.arange(len(lengths), device=self._device), ends])
+        return logits
 
     @torch.no_grad()
     def _read_all(self) -> Tensor:
@@ -228,9 +225,13 @@ class Decoder:
         for row, context in enumerate(self._contexts):
             if len(context) > self._longest:
                 self._contexts[row] = context[-max(1, self._longest // 2) :]
+        return self._read_contexts()
+
+    def _read_contexts(self, **options: Any) -> Tensor:
+        """Logits after each context: (batch, vocab). They are padded on the right, where no position looks."""
         lengths = [len(context) for context in self._contexts]
         rows = [context + [0] * (max(lengths) - len(context)) for context in self._contexts]
-        hidden = self._model(torch.tensor(rows, device=self._device))
+        hidden = self._model(torch.tensor(rows, device=self._device), **options)
         ends = torch.tensor(lengths, device=self._device) - 1
         return self._model.logits(hidden[torch.arange(len(lengths), device=self._device), ends])
 

@@ -20,6 +20,7 @@ from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.units import byte_size
+from lightning_llm.io.untrusted import prefixed
 from lightning_llm.measure.gauges import device_memory
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
@@ -75,10 +76,8 @@ class MemoryBudget:
             raise ValueError(f"model.memory_budget {self.size} sets the micro-batch of a TokenDataModule: leave it out")
         task = _task_of(model, data, trainer, self.reserve)
         if task != self._task and not hasattr(model, "transformer"):
-            try:
+            with prefixed(f"model.memory_budget {self.size}", ValueError):
                 plan = choose(Planner(task), int(min(self.bytes, _memory_limit(trainer.strategy.root_device))))
-            except ValueError as error:
-                raise ValueError(f"model.memory_budget {self.size}: {error}") from error
             if self.plan is None:  # later, the options are those of an earlier plan
                 self._overridden = _overridden(model, data, plan)
             self.plan, self._task = plan, task

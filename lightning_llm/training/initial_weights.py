@@ -20,6 +20,7 @@ from lightning_llm.checkpoints.schema import FORMAT, WEIGHTS
 from lightning_llm.checkpoints.sharded import Rows, is_folder, local_rows
 from lightning_llm.data.datamodule import data_attribute, tokenizer_of
 from lightning_llm.interop.reader import is_model_folder, read_folder
+from lightning_llm.io.untrusted import prefixed
 from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.model.weights import only_finite, with_vocab_rows
 from lightning_llm.runs.directory import CHECKPOINTS
@@ -92,14 +93,12 @@ def read_initial_weights(source: str) -> InitialWeights:
         ValueError: It is none of these, or damaged.
     """
     path = Path(source)
-    try:
+    with prefixed(f"init_from {source}", ValueError):
         if is_model_folder(path):
             folder = read_folder(path)
             return InitialWeights(path, folder.config, folder.tokenizer, folder.tensors)
         path = _checkpoint_of(path)
         content = read_checkpoint(path, mmap=True, needs=WEIGHTS)
-    except ValueError as error:
-        raise ValueError(f"init_from {source}: {error}") from error
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for name, tensor in content["state_dict"].items():
@@ -133,11 +132,9 @@ def check_trust(source: str) -> None:
     """
     if is_model_folder(Path(source)):
         return  # its format cannot name code
-    try:
+    with prefixed(f"init_from {source}", ValueError):
         saved = read_outline(_checkpoint_of(Path(source))).get("hyper_parameters", {}).get("architecture", {})
         config_of_file(saved, "it")
-    except ValueError as error:
-        raise ValueError(f"init_from {source}: {error}") from error
 
 
 def _checkpoint_of(path: Path) -> Path:

@@ -21,6 +21,7 @@ from lightning_llm.checkpoints.recipes import (
     schedule_recipe,
 )
 from lightning_llm.checkpoints.schema import FORMAT, FORMAT_VERSION
+from lightning_llm.data.batches import Batch
 from lightning_llm.data.datamodule import tokenizer_of
 from lightning_llm.generation import generate
 from lightning_llm.model.config import ModelConfig
@@ -38,7 +39,7 @@ from lightning_llm.training.initial_weights import start_from
 from lightning_llm.training.preflight import check_batch, check_setup
 from lightning_llm.training.run_length import follow_metrics, scheduler_of, start_waiting
 from lightning_llm.training.schedule_free import switch_weights
-from lightning_llm.training.step_loss import Batch, StepLoss
+from lightning_llm.training.step_loss import StepLoss
 
 CompileMode = Literal["default", "max-autotune-no-cudagraphs"]  # torch's modes without CUDA graphs
 PREDICTED_TOKENS = 100

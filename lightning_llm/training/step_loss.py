@@ -21,8 +21,6 @@ from lightning_llm.checkpoints.loop_state import micro_batch_of_step
 from lightning_llm.data.batches import IGNORED
 from lightning_llm.optim.clipping import clip_grad_norm_
 
-Batch = dict[str, Tensor]
-
 
 class StepLoss:
     """Makes the loss of a step a mean over the targets of its global batch, however that is cut.

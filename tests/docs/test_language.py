@@ -29,8 +29,14 @@ ALLOWED = {  # the callbacks' names in 0.1: their aliases, and the keys of their
         "SameEverywhere = RankConsistencyCheck  # its name in 0.1, for one more version",
     ),
     (f"{CALLBACKS}/resume_diff.py", "HonestResume = ResumeDiff  # its name in 0.1, for one more version"),
-    (f"{CALLBACKS}/__init__.py", 'training__callbacks__rank_consistency="RankConsistencyCheck SameEverywhere",'),
-    (f"{CALLBACKS}/__init__.py", 'training__callbacks__resume_diff="ResumeDiff HonestResume",'),
+    (
+        f"{CALLBACKS}/__init__.py",
+        f"from {CALLBACKS.replace('/', '.')}.rank_consistency import SameEverywhere as SameEverywhere",
+    ),
+    (
+        f"{CALLBACKS}/__init__.py",
+        f"from {CALLBACKS.replace('/', '.')}.resume_diff import HonestResume as HonestResume",
+    ),
     (
         "lightning_llm/checkpoints/reading.py",
         'RENAMED_CALLBACKS = {"HonestResume": "ResumeDiff"}  # keys of their states in checkpoints of earlier versions',

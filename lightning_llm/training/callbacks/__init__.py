@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from lightning_llm.training.callbacks.progress import StatusFile as StatusFile
     from lightning_llm.training.callbacks.progress import StepProgressBar as StepProgressBar
     from lightning_llm.training.callbacks.rank_consistency import RankConsistencyCheck as RankConsistencyCheck
+    from lightning_llm.training.callbacks.rank_consistency import SameEverywhere as SameEverywhere
+    from lightning_llm.training.callbacks.resume_diff import HonestResume as HonestResume
     from lightning_llm.training.callbacks.resume_diff import ResumeDiff as ResumeDiff
     from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints as RunCheckpoints
     from lightning_llm.training.callbacks.samples import SampleText as SampleText
@@ -20,17 +22,4 @@ if TYPE_CHECKING:
     from lightning_llm.training.callbacks.signals import StopOnSignal as StopOnSignal
     from lightning_llm.training.callbacks.throughput import TrainingLog as TrainingLog
 else:
-    __getattr__, __dir__, __all__ = lazy(
-        __name__,
-        training__callbacks__run_checkpoints="RunCheckpoints",
-        training__callbacks__rank_consistency="RankConsistencyCheck SameEverywhere",
-        training__callbacks__resume_diff="ResumeDiff HonestResume",
-        training__callbacks__dashboard="Dashboard",
-        training__callbacks__inputs="InputHashes",
-        training__callbacks__memory_profiler="MemoryProfiler",
-        training__callbacks__non_finite="NonFinite StopOnNonFinite",
-        training__callbacks__progress="StatusFile StepProgressBar",
-        training__callbacks__samples="SampleText",
-        training__callbacks__signals="Interrupted StopOnSignal",
-        training__callbacks__throughput="TrainingLog",
-    )
+    __getattr__, __dir__, __all__ = lazy(__name__)

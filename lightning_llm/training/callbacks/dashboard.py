@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.tensorboard.summary import hparams
 
 from lightning_llm.checkpoints.loop_state import step_is_complete
+from lightning_llm.io.untrusted import is_number
 from lightning_llm.optim.base import local_shard
 from lightning_llm.runs.directory import RunDirectory, is_rank_zero
 from lightning_llm.runs.event_files import put_events_before
@@ -155,8 +156,7 @@ def _hyperparameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, 
     for name, value in options.items():
         section, _, option = name.partition(".")
         if value is not None and (section != "trainer" or option in TRAINER_OPTIONS):
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            hyperparameters[name] = value if is_number else shown(value)
+            hyperparameters[name] = value if is_number(value) else shown(value)
     return hyperparameters
 
 

@@ -66,8 +66,8 @@ class InputHashes(Callback):
             self.initial_values = {name: tensor_hash(value) for name, value in pl_module.named_parameters()}
             self._sum, self.batches_at = torch.zeros((), dtype=torch.int64, device=pl_module.device), {}
         elif self.batches is not None:
-            of_all = int(self.batches, 16) if trainer.is_global_zero else 0
-            self._sum = torch.tensor(_signed(of_all), device=pl_module.device)
+            of_all = int.from_bytes(bytes.fromhex(self.batches), "big", signed=True) if trainer.is_global_zero else 0
+            self._sum = torch.tensor(of_all, device=pl_module.device)
         self._step, self._at = 0, {}
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -195,7 +195,3 @@ def _mixed(value: Tensor) -> Tensor:
     value = (value ^ (value >> 30)) * _FIRST
     value = (value ^ (value >> 27)) * _SECOND
     return value ^ (value >> 31)
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >> 63 else number

@@ -8,21 +8,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 from torch.optim import Optimizer
 
 from lightning_llm.checkpoints.loop_state import is_log_step
+from lightning_llm.io import charts
 from lightning_llm.io.atomic import atomic_path, write_json, write_text
+from lightning_llm.io.units import GIB
 from lightning_llm.measure.attribution import AttributedMeter, is_out_of_memory
 from lightning_llm.measure.gauges import gauge_for
 from lightning_llm.runs.directory import run_dir_of
+from lightning_llm.training.callbacks.dashboard import tensorboard_writers
 from lightning_llm.training.callbacks.memory_advice import describe_failure
-from lightning_llm.training.callbacks.memory_report import Report, draw, pixels, save, step_report
+from lightning_llm.training.callbacks.memory_report import Report, draw, pixels, step_report
 from lightning_llm.training.distributed import host_group
 from lightning_llm.training.preflight import raise_all
 
-GIB = 2**30
 FOLDER = "memory"
 HISTORY = 200_000  # allocations that the snapshot records, with the stack of each
 
@@ -56,7 +57,7 @@ class MemoryProfiler(Callback):
         raise_all(
             f"MemoryProfiler.{name} must be a whole number of at least 1{or_null}, got {number!r}"
             for name, or_null in (("every_n_steps", " or null"), ("snapshot_at", " or null"), ("top", ""))
-            if not (_is_count(number := getattr(self, name)) or (number is None and or_null))
+            if not (or_null if (number := getattr(self, name)) is None else type(number) is int and number >= 1)
         )
         self._gauge: Any = None
         self._highest: Sizes = {}  # since the last entry
@@ -213,10 +214,9 @@ class MemoryProfiler(Callback):
             return
         self._log(trainer, report["peak"]["by_kind"], "memory/at_peak/{}_gib")
         figure = draw({f"step {self._step}": report}, f"memory of one training step, rank {trainer.global_rank}")
-        save(figure, self._folder / f"step-{self._step}.png")
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
-                logger.experiment.add_image("memory", pixels(figure), self._step, dataformats="HWC")
+        charts.save(figure, self._folder / f"step-{self._step}.png")
+        for writer in tensorboard_writers(trainer):
+            writer.add_image("memory", pixels(figure), self._step, dataformats="HWC")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Take the meter away; where memory ran out, say where it went before the process ends."""
@@ -254,10 +254,6 @@ def is_compiled(module: nn.Module) -> bool:
         or getattr(part, "is_compiled", False)  # a block, or the transformer
         for part in module.modules()
     )
-
-
-def _is_count(number: Any) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
 
 
 def _is_writable(folder: Path) -> bool:

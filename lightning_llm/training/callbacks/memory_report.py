@@ -7,13 +7,11 @@ import colorsys
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Column, Table
 
-from lightning_llm.io.atomic import atomic_file
 from lightning_llm.io.units import GIB, MIB, short_mib
 from lightning_llm.io.untrusted import number_in
 from lightning_llm.measure.timeline import CATEGORIES, StepPoint, Timeline
@@ -109,12 +107,6 @@ def draw(reports: Mapping[str, Report], title: str) -> Any:
     axes[0, 0].set_ylim(0, 1.12 * highest / unit)
     figure.suptitle(title)
     return figure
-
-
-def save(figure: Any, path: Path) -> None:
-    """Write the plot as a PNG file."""
-    with atomic_file(path) as file:
-        figure.savefig(file, format="png")
 
 
 def pixels(figure: Any) -> Any:

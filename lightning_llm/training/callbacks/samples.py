@@ -15,6 +15,7 @@ from lightning_llm.data.datamodule import tokenizer_of
 from lightning_llm.generation import generate
 from lightning_llm.generation.decoding import NaNLogits
 from lightning_llm.io.console import Console
+from lightning_llm.io.untrusted import prefixed
 from lightning_llm.training.callbacks.dashboard import tensorboard_writers
 from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.metrics import SAMPLES
@@ -74,10 +75,8 @@ class SampleText(Callback):
         self._tokenizer = tokenizer_of(getattr(trainer, "datamodule", None))
         if self._tokenizer is None:
             raise ValueError("SampleText needs a tokenizer and the data hold none: leave it out, or prepare the text")
-        try:
+        with prefixed(f"SampleText.prompt {self.prompt!r}", ValueError):
             self._prompt_ids = self._tokenizer.encode(self.prompt)
-        except ValueError as error:
-            raise ValueError(f"SampleText.prompt {self.prompt!r}: {error}") from error
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
         """Generate, print and write, in the first process."""
