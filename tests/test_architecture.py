@@ -56,8 +56,8 @@ GRAB_BAGS = ("utils", "common", "helpers")
 LINE_CAP = 400
 # What the package may hold: lines with code, files, and all lines. These fall with each change and never rise to what
 # was reached: a new concept replaces one, or raises them with a reason in the commit.
-CODE_LINES = 22_100
-FILES = 231
+CODE_LINES = 22_020
+FILES = 229
 ALL_LINES = 35_200
 BENCHMARK_LINES = 6_000  # of benchmarks/, which is not installed
 DOCSTRING_SHARE = 0.2  # of all lines, at least
