@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lightning_llm.ablate.fork import Fork
 from lightning_llm.ablate.plan import CODE, MAIN
 from lightning_llm.io.atomic import open_to_append
 from lightning_llm.io.untrusted import open_regular
@@ -29,6 +30,7 @@ class Child:
         environment: Its environment; ``None``: that of this process.
         folder: Where it runs; ``None``: where this process does.
         ignored: Signals that it ignores from its start.
+        forks: Whether it is a copy of this process, which then needs log, environment and folder.
     """
 
     def __init__(
@@ -40,13 +42,19 @@ class Child:
         environment: Mapping[str, str] | None = None,
         folder: str | None = None,
         ignored: Sequence[int] = (),
+        forks: bool = False,
     ) -> None:
         if log is not None:
             log.parent.mkdir(exist_ok=True)
         opened: Any = nullcontext() if log is None else open_to_append(log)
+        main = (out / CODE / MAIN).resolve()
+        self.process: subprocess.Popen[bytes] | Fork
         with opened as output:
+            if forks and environment is not None and folder is not None:
+                self.process = Fork(main, words, output.fileno(), environment, folder)
+                return
             self.process = subprocess.Popen(
-                [sys.executable, str((out / CODE / MAIN).resolve()), *words],
+                [sys.executable, str(main), *words],
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.child import SAVING_S, Child, last_line
+from lightning_llm.ablate.fork import environment_of_worker
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import Result, losses_of, results_of
 from lightning_llm.ablate.scheduler import Run, State
@@ -116,7 +117,7 @@ class Worker:
 
     def __init__(self, plan: Plan, place: Mapping[str, str], log: Path) -> None:
         words = ["ablate", "work", str(plan.out), "--cores", place["cores"], "--parent", str(os.getpid())]
-        environment = {**os.environ, **{name: value for name, value in place.items() if name != "cores"}}
+        environment = environment_of_worker(plan) | {name: value for name, value in place.items() if name != "cores"}
         self._start = partial(Child, plan.out, words, log=log, environment=environment)
         self._log, self._kills = log, 0
         self.child = self._start()

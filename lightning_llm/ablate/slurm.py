@@ -48,7 +48,7 @@ class WorkerJob:
         from submitit.helpers import DelayedSubmission
 
         process = self._worker.process
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         with suppress(ChildProcessError):  # this interrupts the other wait, which holds the lock of Popen.wait
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         return DelayedSubmission(WorkerJob(self.out))

@@ -1,7 +1,8 @@
 """A worker: takes the next run that nobody has, trains it with ``fit`` in a process of its own, until none is left.
 
 Any number of workers, on any number of hosts that share the folder, do each run once. A run that was interrupted is
-resumed from its last checkpoint. The fits use the snapshot of the code. No torch: only the fits import it.
+resumed from its last checkpoint. The fits use the snapshot of the code. No torch: only the fits import it, and the
+workers that fork them (``ablate.fork``).
 """
 
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from lightning_llm.ablate import claims
 from lightning_llm.ablate.child import Child, last_line
+from lightning_llm.ablate.fork import can_fork, environment_of_worker
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import Result, losses_of, results_of
 from lightning_llm.ablate.scheduler import Run
@@ -96,7 +98,7 @@ def _fit(plan: Plan, run: Run, claim: claims.Claim, parent: int | None) -> int |
         words.append("--ckpt_path=last")
     else:  # killed before its first checkpoint: a new run needs a new folder
         remove_path(folder)
-    place = {"environment": environment(plan), "folder": plan.content["folder"]}
+    place = {"environment": environment(plan), "folder": plan.content["folder"], "forks": can_fork(plan)}
     with Child(plan.out, ["fit", *words], log=_log(plan, run), **place) as child:
         while (status := child.status(POLL_S)) is None:
             if not claim.renew():
@@ -106,12 +108,11 @@ def _fit(plan: Plan, run: Run, claim: claims.Claim, parent: int | None) -> int |
 
 
 def environment(plan: Plan) -> dict[str, str]:
-    """Of a fit: the plan's number of threads, and no trace of SLURM, which belongs to the worker alone.
+    """Of a fit: that of its worker without a trace of SLURM, which belongs to the worker alone.
 
     Otherwise Lightning in each fit would take the job's signals for its own, and queue the job a second time.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "OMP_", "MKL_"))}
-    return {**kept, "OMP_NUM_THREADS": str(plan.content["threads"])}
+    return {name: value for name, value in environment_of_worker(plan).items() if not name.startswith("SLURM_")}
 
 
 def _check(parent: int | None) -> None:

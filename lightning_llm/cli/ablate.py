@@ -6,6 +6,7 @@ pairs; ``measure`` measures time and memory of each side.
 """
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -19,11 +20,12 @@ from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.child import Child, last_line
 from lightning_llm.ablate.experiment import Experiment, experiment_of
 from lightning_llm.ablate.extension import extension_of
+from lightning_llm.ablate.fork import can_fork, environment_of_worker, forks_runs, is_prepared
 from lightning_llm.ablate.history import Spread, spread_in
 from lightning_llm.ablate.matching import matches_in_words
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, varied
 from lightning_llm.ablate.page import write_report
-from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.plan import CODE, MAIN, Plan
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.screen import show_outlook, show_plan, show_report
@@ -247,10 +249,20 @@ def _write(out: Path) -> None:
 
 def _work(options: argparse.Namespace) -> None:
     local.bind(options.cores)
+    plan = Plan.read(options.folder)
+    if forks_runs(plan) and interrupts.is_own_process and not is_prepared(plan):  # thread variables come before NumPy
+        main = str((plan.out / CODE / MAIN).resolve())
+        os.execve(sys.executable, [sys.executable, main, *sys.argv[1:]], environment_of_worker(plan))
+    if can_fork(plan):
+        import lightning_llm.cli.train  # noqa: F401 - for all runs
+
+        gc.freeze()  # no run's collector touches what all share
     try:
         work(options.folder, parent=options.parent, say=partial(print, flush=True))
     except Stopped:
         raise KeyboardInterrupt from None
+    finally:
+        gc.unfreeze()  # Triton would report all of it as leaked
 
 
 def _measure(options: argparse.Namespace) -> None:

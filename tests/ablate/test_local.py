@@ -16,7 +16,7 @@ from lightning_llm.ablate.worker import work
 
 
 def test_two_workers_do_each_run_once(experiment, monkeypatch, capsys):
-    plan = experiment({"a": {"effect": -0.5}, "b": {"effect": 0.4}})
+    plan = experiment({"a": {"effect": -0.5}, "b": {"effect": 0.4}}, threads=2)  # so that no run is a fork
     main = plan.out / "code" / "fit.py"  # the snapshot has the stand-in; workers are those of the real package
     command = f"import sys; sys.path.insert(0, {str(Path(local.__file__).parents[2])!r}); "
     command += "from lightning_llm.__main__ import main; sys.exit(main())"

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+import torch
 import yaml
 
 from lightning_llm.__main__ import main
@@ -397,9 +398,13 @@ def numbers(folder):
 
 
 def processes(out, kind):
-    """The numbers of the processes of an experiment: ``ablate run``, ``fit.py fit`` or ``fit.py ablate work``."""
-    listed = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    return [int(line.split()[0]) for line in listed.splitlines() if str(out) in line and kind in line]
+    """The numbers of the processes of an experiment: ``ablate run``, ``ablate work``, or ``fit``, a worker's child."""
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(maxsplit=2) for line in listed.splitlines() if str(out) in line]
+    workers = {pid for pid, _, command in rows if "ablate work" in command}
+    kinds = {pid: "ablate work" if pid in workers else command for pid, _, command in rows}
+    kinds |= {pid: "fit" for pid, parent, _ in rows if parent in workers}
+    return [int(pid) for pid, words in kinds.items() if kind in words]
 
 
 @pytest.mark.slow
@@ -415,6 +420,18 @@ def test_an_experiment_from_its_file_to_its_verdicts(folder):
     }
     assert loaded.results[Run("null", 0)].loss != loaded.results[Run("baseline", 0)].loss
     assert {each.summary["threads"] for each in loaded.results.values()} == {loaded.plan.content["threads"]}
+    by_hand = ["--config", "out/configs/relu.yaml", "--seed_everything=1", "--data.seed=1", "--trainer.run_dir=hand"]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(loaded.plan.content["threads"])}
+    command = [sys.executable, "-m", "lightning_llm", "fit", *by_hand]
+    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    both = [folder / run for run in ("out/runs/relu,seed=1", "hand")]
+    summaries = [json.loads((run / "summary.json").read_text()) for run in both]
+    for field in ("seconds", "peak_memory_gib", "checkpoint"):
+        summaries[0].pop(field), summaries[1].pop(field)
+    assert summaries[0] == summaries[1]  # a fork of a worker has the bits of a process of its own
+    files = [next((run / "checkpoints").glob("step-*.ckpt")) for run in both]
+    weights = [torch.load(file, weights_only=False)["state_dict"] for file in files]
+    assert all(torch.equal(weights[0][name], value) for name, value in weights[1].items())
     assert loaded.cost["sides"].keys() == {"baseline", "relu"}
     assert loaded.cost["sides"]["relu"]["peak_bytes"] > 0
     assert start(folder, "extend", "out", "--pairs", "1", "--workers", "2").wait() == 0
@@ -433,7 +450,7 @@ def test_kills_change_nothing(folder):
     rng, out = random.Random(0), (folder / "killed").resolve()
     words = ["run", "exp.yaml", "--out", str(out)]
     planner = start(folder, *words)
-    for ended, kind in ((0, "ablate run"), (2, "fit.py fit"), (4, "fit.py ablate work")):
+    for ended, kind in ((0, "ablate run"), (2, "fit"), (4, "ablate work")):
         deadline = time.monotonic() + 300
         while len(list(out.glob("runs/*/summary.json"))) < ended or not (found := processes(out, kind)):
             assert planner.poll() is None, (folder / "out.txt").read_text()
