@@ -141,7 +141,6 @@ ALLOWED = {  # where, call: why
     ("checkpoints/archives.py", "torch.load"): "takes a path only to map it; checked before",
     ("io/charts.py", "axes[0, 0].figure.savefig"): "into memory",
     ("io/charts.py", "figure.savefig"): "of an open file",
-    ("training/callbacks/memory_report.py", "figure.savefig"): "of an open file",
 }
 
 
