@@ -227,7 +227,7 @@ def _tokenizer_problems(text: str | None, config: ModelConfig | None) -> Iterato
     if text is None or config is None:
         return
     try:
-        ids = Tokenizer(text).vocab_size
+        ids = Tokenizer.from_str(text).vocab_size
     except Exception as error:  # whatever the library makes of it
         yield f"{FORMAT}.tokenizer is {shown(str(error))}, expected the text of a tokenizer.json"
         return

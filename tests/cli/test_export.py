@@ -15,7 +15,9 @@ from lightning_llm.__main__ import main
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.reading import load_transformer, read_checkpoint
 from lightning_llm.cli.train import cli_main
+from lightning_llm.data import tokenizer_json, tokenizers
 from lightning_llm.interop.hf_mapping import mapping_for
+from lightning_llm.training import initial_weights
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = {
@@ -179,3 +181,24 @@ def test_weights_that_are_nan_or_infinite_are_refused_in_one_line(spoiled, text_
     assert len(error.splitlines()) == 1
     assert not Path("exported").exists()
     assert not Path("imported.ckpt").exists()
+
+
+STORE = {"data.store": "store", "data.tokenizer": "out/tokenizer.json"}
+
+
+@pytest.mark.parametrize("command", ["generate", "export", "import", "fit"])
+def test_a_command_checks_its_tokenizer_once(runs, exported, text_file, monkeypatch, command):
+    run, config = str(runs["shakespeare-char"]), f"--config={CONFIGS / 'shakespeare-char'}.yaml"
+    actions = {
+        "generate": lambda: main(["generate", run, "--prompt", "Abcd", "--max-new-tokens", "1"]),
+        "export": lambda: main(["export", run, "again"]),
+        "import": lambda: main(["import", "out", "--out", "made.ckpt"]),
+        "fit": lambda: fit(".", text_file, config, "--model.init_from=out", **STORE),
+    }
+    assert main(["prepare", str(text_file), "--tokenizer", STORE["data.tokenizer"], "--out", "store"]) == 0
+    checked, check = [], tokenizer_json.read_content
+    monkeypatch.setattr(tokenizer_json, "read_content", lambda text: checked.append(text) or check(text))
+    monkeypatch.setattr(initial_weights, "_ids", pytest.fail)  # equal texts need no parsing
+    tokenizers._of_content.cache_clear()
+    actions[command]()
+    assert len(checked) == 1

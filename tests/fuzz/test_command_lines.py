@@ -19,7 +19,7 @@ TRAINING = [
     *("--seed_everything=7", "--trainer.max_steps=2", "--model.schedule=lightning_llm.optim.Constant"),
     *("--trainer.logger=false", "--trainer.default_root_dir=runs"),
 ]
-LINES = {
+LINES = {  # the first of each command ends well as it is
     "fit": [TRAINING],
     "check": [TRAINING],
     "validate": [["--ckpt_path", RUN, "--data.eval_batch_size=2", "--trainer.limit_val_batches", "1"]],
@@ -59,6 +59,7 @@ LINES = {
     "runs": [["runs", RUN, "--json", "made.json"], ["clean", "runs", "--yes"]],
     "compare": [["runs", RUN, "--json", "made.json"]],
     "estimate": [
+        ["-c", f"{RUN}/config.yaml", "--device", "rtx 4090", "--precision=bf16-true"],
         ["--config", "tiny.yaml", "--config", "small.yaml", "--vocab-size=300", "--explain", "--memory", "1GiB"],
         [
             "--config",
@@ -71,7 +72,6 @@ LINES = {
             "--json",
             "made.json",
         ],
-        ["-c", f"{RUN}/config.yaml", "--device", "rtx 4090", "--precision=bf16-true"],
         ["--config=tiny.yaml", "--device", "H200", "--precision=bf16-mixed", "--steps", "9", "--utilization", "0.4"],
     ],
     "plan": [
@@ -88,9 +88,9 @@ LINES = {
         ],
     ],
     "ablate": [
+        ["power", "--baseline", "tiny.yaml", "--vary", "model.architecture.mlp=relu", "--spread", "0.01", "--pairs=5"],
         ["status", "out"],
         ["extend", "out", "--pairs", "2", "--variants", "relu", "--workers=1"],
-        ["power", "--baseline", "tiny.yaml", "--vary", "model.architecture.mlp=relu", "--spread", "0.01", "--pairs=5"],
         ["run", "--pairs", "1", "small.yaml"],
     ],
     "bench": [["swiglu", "--shapes", "1x8x8x16x1", "--rounds", "1", "--budget-s", "0.1", "--variants", "standard"]],
@@ -148,6 +148,19 @@ def test_the_lines_are_of_all_commands():
 def test_a_command_line_is_done_or_refused(world, commands, draws):
     subject = Subject("words")
 
+    def act(words, root, work, story):
+        result = watch.run(words, root, work, story)
+        if result.status == 0:
+            subject.succeeded += 1
+            watch.correct(lambda: check_result(result, work), words[0], story)
+        return result
+
+    # Ten draws may all be refused, so that no correct result is looked at: first, a line of each command without edits
+    for command in commands:
+        with world.copy(*PARTS) as (root, work):
+            result = act([command, *LINES[command][0]], root, work, "without edits")
+            assert result.status == 0, f"{command}: {result.err}"
+
     @amount(draws)
     @given(st.sampled_from(commands), st.integers(0, 5), edits(WORD_KINDS, most=2))
     def draw(command, number, drawn):
@@ -156,17 +169,8 @@ def test_a_command_line_is_done_or_refused(world, commands, draws):
         if asks_for_long(words, line):
             words = [words[0], *line]
         with world.copy(*PARTS) as (root, work):
-
-            def act():
-                story = f"{drawn}"
-                result = watch.run(words, root, work, story)
-                subject.parsed += is_understood(result)
-                if result.status == 0:
-                    subject.succeeded += 1
-                    watch.correct(lambda: check_result(result, work), command, story)
-
             subject.drawn += 1
-            act()
+            subject.parsed += is_understood(act(words, root, work, f"{drawn}"))
 
     draw()
     subject.check()

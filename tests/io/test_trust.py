@@ -197,10 +197,12 @@ def test_aliases_of_texts_are_read_once():
     assert custom_paths(content) == []
 
 
-# The script that pip installs does not put the current folder on the path
-SCRIPT = """
+# The script that pip installs does not put the current folder on the path; -c does, and Python 3.10 has no safe path
+AS_INSTALLED = """
 import sys
 sys.path[:] = [path for path in sys.path if path]
+"""
+SCRIPT = """
 from lightning_llm.__main__ import main
 sys.exit(main())
 """
@@ -208,7 +210,8 @@ sys.exit(main())
 
 def as_script(*words, script=SCRIPT):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
-    return subprocess.run([sys.executable, "-c", script, *words], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", AS_INSTALLED + script, *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
 # All modules that torch, TensorBoard and others try to import
@@ -216,7 +219,6 @@ STRAY = ("dill", "pandas", "gmpy2", "opt_einsum", "pydot", "tensorflow", "isal",
 
 
 FINDS = """
-import sys
 from lightning_llm.__main__ import main
 status = main()
 for name in {names!r}:
