@@ -3,7 +3,7 @@
 The import of torch and Lightning takes 6 s of CPU time, and a run of 100 steps of a small model 1.1 s. A worker of
 one-thread runs on a CPU therefore imports once, and forks a child for each run, which executes the snapshot's main file
 as ``python`` would. The child's leaks and crashes end with it. A process with CUDA or several threads cannot be copied:
-its runs are started anew.
+it starts a new process for each run.
 """
 
 import atexit
