@@ -29,7 +29,7 @@ from lightning_llm.model.config import ModelConfig, Recompute
 DECISIONS = ("rows", "recompute", "loss_chunks", "state_dtype", "strategy")
 FRONTIER_POINTS = 9
 MOST_ROWS = 2**24  # of a step, for each process; it has at most 504 divisors
-MOST_CHOICES = 64  # of the rows of a micro-batch
+MOST_CHOICES = 36  # of the rows of a micro-batch; with 64, `plan` of 5,040 rows takes twice the time for the same plan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -284,13 +284,14 @@ def divisors(number: int) -> list[int]:
 
 
 def row_counts(share: int) -> list[int]:
-    """The rows that a micro-batch may have: the divisors, but of very many only those at least a quarter apart."""
+    """The rows that a micro-batch may have: the divisors, but of very many only those a ratio apart."""
     every = divisors(share)
     if len(every) <= MOST_CHOICES:
         return every
     kept = every[:1]
+    ratio = share ** (1 / (MOST_CHOICES - 2))
     for rows in every[1:-1]:
-        kept += [rows] if rows >= 1.25 * kept[-1] else []
+        kept += [rows] if rows >= ratio * kept[-1] else []
     return [*kept, every[-1]]
 
 

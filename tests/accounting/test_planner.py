@@ -258,11 +258,13 @@ def test_levels_are_a_number_or_a_list():
 
 
 def test_of_very_many_divisors_some_are_tried():
-    assert row_counts(5040) == divisors(5040)
+    assert row_counts(720) == divisors(720)
+    assert len(divisors(5040)) == 60
+    assert len(row_counts(5040)) <= 36
     rows = row_counts(720_720)
     assert len(divisors(720_720)) == 240
     assert rows[0] == 1
     assert rows[-1] == 720_720
     assert set(rows) < set(divisors(720_720))
-    assert len(rows) <= 64
+    assert len(rows) <= 36
     assert max(after / before for before, after in itertools.pairwise(rows)) <= 2

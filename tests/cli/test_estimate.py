@@ -155,21 +155,15 @@ def test_the_largest_batch_of_very_many_layers_is_found_in_seconds(config, tmp_p
     assert found["largest_batch"]["rows"] > 16
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"attention": {"class_path": "sliding_window", "init_args": {"window": 4, "every": 2}}},
-        {"mlp": "memory_optimized_swiglu", "checkpoint_level": [0, 1] * 101},
-    ],
-)
-def test_layers_that_differ_are_traced_up_to_a_number(config, tmp_path, options, capsys):
+def test_layers_whose_levels_rise_are_traced_up_to_a_number(config, tmp_path, capsys):
     for layers in (200, 202):
-        levels = {name: value[:layers] for name, value in options.items() if isinstance(value, list)}
-        model = {**ARCHITECTURE, "num_hidden_layers": layers, **options, **levels}
+        levels = ([0, 1] * 101)[:layers]
+        model = {**ARCHITECTURE, "num_hidden_layers": layers, "mlp": "memory_optimized_swiglu"}
+        model |= {"checkpoint_level": levels}
         words = ["estimate", "--config", config(model={"architecture": model}), "--json", str(tmp_path / "out.json")]
         assert main([*words, "--memory", "100MB"]) == (0 if layers == 200 else 2)
         assert main(words) == 0
-    assert "num_hidden_layers 202: at most 200 layers may differ in window" in capsys.readouterr().err
+    assert "num_hidden_layers 202: levels may rise in at most 200 layers" in capsys.readouterr().err
 
 
 def test_buckets_of_ddp_are_as_large_as_the_gradients(config, tmp_path):
