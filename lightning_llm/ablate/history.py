@@ -62,10 +62,7 @@ def earlier(out: Path, config: str, metric: str) -> Iterator[Earlier]:
         config: The hash of its baseline's config.
         metric: Its metric.
     """
-    folders = sorted(path.parent for path in out.parent.glob(f"*/{PLAN}"))[:MOST]
-    for folder in folders:
-        if folder.resolve() == out.resolve():
-            continue
+    for folder in siblings(out):
         with suppress(OSError, ValueError, KeyError, TypeError):
             content = read_json(folder / PLAN)
             if (content["asked_configs"][BASELINE], content["metric"]) != (config, metric):
@@ -73,6 +70,12 @@ def earlier(out: Path, config: str, metric: str) -> Iterator[Earlier]:
             names = (path.name for path in (folder / RUNS).glob(f"{BASELINE},*seed=*"))  # those of tuning too
             seeds = sorted({int(seed) for seed in (name.rpartition("=")[2] for name in names) if seed.isdecimal()})
             yield Earlier(folder.name, seeds, _spread(folder))
+
+
+def siblings(out: Path) -> list[Path]:
+    """The folders of experiments in the same parent folder, without this one; of very many the first."""
+    folders = sorted(path.parent for path in out.parent.glob(f"*/{PLAN}"))[:MOST]
+    return [folder for folder in folders if folder.resolve() != out.resolve()]
 
 
 def spread_of(experiments: Sequence[Earlier]) -> Spread | None:

@@ -29,6 +29,8 @@ from lightning_llm.ablate.scheduler import Added, Losses, Run, State, state_of
 from lightning_llm.ablate.tuning import Tune
 from lightning_llm.io.atomic import atomic_path, remove_path, write_json, write_text
 from lightning_llm.io.schema import (
+    BOOL,
+    NUMBER,
     POSITIVE,
     SHA256,
     TEXT,
@@ -53,6 +55,7 @@ MOST_ADDED = 200  # times that pairs are added
 _ARM = open_record(
     {"steps": whole(1), "tokenizer": TEXT, "config": SHA256},
     {
+        "identity": SHA256,
         **{name: maybe(schema) for name, schema in FACTS.items()},
         **dict.fromkeys(("tuned", "chance", "ratio"), maybe(POSITIVE)),
         **{"solved": maybe(whole(1)), "matched": check("options", lambda value: isinstance(value, dict))},
@@ -61,7 +64,9 @@ _ARM = open_record(
 _FROZEN = {"asked_configs": by_name(SHA256, least=0), "code": SHA256}
 _FROZEN |= {"threads": whole(1), "accelerator": TEXT, "folder": TEXT, "sides": by_name(_ARM)}
 _FROZEN |= {"commit": maybe(TEXT), "seen": by_name(list_of(whole(), MOST_PAIRS), least=0)}
-_PLAN = record({**HELD, **_FROZEN, "hash": SHA256}, {"configs": list_of(TEXT)})
+_REPLAY = record({"difference": NUMBER, "source": TEXT})
+_REUSED = record({"runs": by_name(TEXT, least=0), "replay": maybe(_REPLAY), "variants": BOOL})
+_PLAN = record({**HELD, **_FROZEN, "hash": SHA256}, {"configs": list_of(TEXT), "reused": _REUSED})
 _OF_VARIANTS = maybe(list_of(TEXT))
 _ADDED = record({"added": list_of(record({"pairs": whole(1, MOST_PAIRS), "variants": _OF_VARIANTS}), MOST_ADDED)})
 
@@ -75,7 +80,8 @@ class Plan:
         content: Of ``plan.json``: what it holds of the experiment, and for each arm, under ``sides``, the hash of its
             config, its steps, parameters and FLOPs, and how closely the quantity that is matched agrees with the
             baseline's. ``seen`` has the seeds that earlier experiments with the same baseline have used, by name;
-            ``commit`` is that of the package, if it is a git checkout; ``configs`` are the baseline's, by path.
+            ``commit`` is that of the package, if it is a git checkout; ``configs`` are the baseline's, by path;
+            ``reused`` are the runs of earlier experiments that this one may use.
         experiment: What was asked for.
     """
 
@@ -128,8 +134,21 @@ class Plan:
         values = {name: arm.get("tuned", math.nan) for name, arm in self.arms.items()}
         return Tune(**self.experiment.tune, values=values)
 
+    @property
+    def reused(self) -> Mapping[str, Any]:
+        """What this experiment may use of others.
+
+        Returns:
+            For each of the ``runs`` the name of the experiment; the ``difference`` and the ``source`` of a ``replay``,
+            if one is known; and whether runs of ``variants`` are among them.
+        """
+        none: dict[str, Any] = {"runs": {}, "replay": None, "variants": False}
+        return {**none, **self.content.get("reused", {})}
+
     def state(self, losses: Losses) -> State:
         """How far the experiment is, by the losses of the runs that have ended."""
+        if self.reused["replay"] is not None:  # what the baseline again would say is known
+            losses = {Run(AGAIN, self.experiment.first_seed): None, **losses}
         return state_of(self.experiment, losses, added=self.added, tune=self.tune)
 
     def arm(self, name: str) -> str | None:

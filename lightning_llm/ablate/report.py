@@ -61,6 +61,7 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
         "text": _text(options.get("data") or {}),
         "validation": _validation(options.get("trainer") or {}),
         "environment": _environment(loaded),
+        "reused": _reused(loaded),
         "aa": _aa(loaded),
         "baseline": _arm(loaded, BASELINE),
         "variants": variants,
@@ -74,6 +75,13 @@ def _environment(loaded: Loaded) -> dict[str, Any]:
     """What decides the bits of all runs, as the first one that has finished recorded it."""
     summary = next((result.summary for _, result in sorted(loaded.results.items()) if result.summary), {})
     return {field: summary.get(field) for field in ENVIRONMENT}
+
+
+def _reused(loaded: Loaded) -> dict[str, Any]:
+    """The runs that other experiments have trained, and the experiment whose baseline ran again."""
+    reused = loaded.plan.reused
+    runs = {str(run): reused["runs"][str(run)] for run in sorted(loaded.results) if str(run) in reused["runs"]}
+    return {"runs": runs, "replay": (reused["replay"] or {}).get("source"), "variants": reused["variants"]}
 
 
 def _aa(loaded: Loaded) -> dict[str, Any]:
@@ -182,11 +190,12 @@ def _validation(trainer: Mapping[str, Any]) -> str:
 
 
 def _cost(loaded: Loaded) -> dict[str, Any]:
-    """Time of all runs, and time and memory of each side's step, measured alone; ``sides`` is empty before that."""
+    """Time of the runs that were trained here, and of each arm's step with its memory, measured alone or not yet."""
     measured = loaded.cost or {}
     sides = {name: dict(side) for name, side in measured.get("sides", {}).items()}
     for name, side in sides.items():
         side["training_s"] = side["step_s"] * loaded.plan.arms[name]["steps"]
-    spent = sum(result.summary.get("seconds") or 0.0 for result in loaded.results.values())
+    trained = [result for run, result in loaded.results.items() if str(run) not in loaded.plan.reused["runs"]]
+    spent = sum(result.summary.get("seconds") or 0.0 for result in trained)
     facts = {field: measured.get(field) for field in ("machine", "threads", "date", "torch", "rounds", "other_cores")}
-    return {**facts, "runs": len(loaded.results), "run_seconds": spent, "sides": sides}
+    return {**facts, "runs": len(trained), "run_seconds": spent, "sides": sides}

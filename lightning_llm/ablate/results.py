@@ -97,10 +97,14 @@ class Loaded:
 
     @property
     def replay_difference(self) -> float | None:
-        """The largest difference of curves and losses of the baseline's first seed from those of the same again."""
+        """The largest difference of curves and losses of the baseline's first seed from those of the same again.
+
+        Where the baseline's runs are reused, that of the experiment that trained them.
+        """
         first, again = (self.results.get(Run(name, self.plan.experiment.first_seed)) for name in (BASELINE, AGAIN))
         if first is None or again is None or first.loss is None or again.loss is None:
-            return None
+            known = self.plan.reused["replay"]
+            return None if known is None else float(known["difference"])
         ours, theirs = first.curves(), again.curves()
         pairs = [(first.loss, again.loss)]
         for name in ours.keys() & theirs.keys():

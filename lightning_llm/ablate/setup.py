@@ -23,11 +23,14 @@ from lightning_llm.ablate.matching import MATCHES, STEPS, Matched, facts_of
 from lightning_llm.ablate.options import flat_options, words_of
 from lightning_llm.ablate.plan import PACKAGE, PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
 from lightning_llm.ablate.results import COST
+from lightning_llm.ablate.reuse import REUSES, Identity, reusable
 from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.data.mixture import fingerprint
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.gauges import resident_bytes
 from lightning_llm.runs.lock import RunLock
+from lightning_llm.training.environment import environment_of
 
 BITS_PER_BYTE = "bits_per_byte"
 FREE_DATA = ("num_workers", "micro_batch_size", "eval_batch_size", "predict_prompts")  # change no batch
@@ -44,19 +47,24 @@ class Setup:
         experiment: What the user asks for.
         words: Further options of ``fit``, for all runs.
         read_arm: Reads an arm as ``fit`` does; a ValueError says what is wrong with it.
+        reuse: Whose finished runs of earlier experiments are used: one of ``reuse.REUSES``.
 
     Raises:
         ValueError: An arm cannot run, equals another, or cannot be compared with the baseline.
     """
 
-    def __init__(self, experiment: Experiment, words: Sequence[str], read_arm: ReadArm) -> None:
-        self.experiment, self._read_arm = experiment, read_arm
+    def __init__(
+        self, experiment: Experiment, words: Sequence[str], read_arm: ReadArm, *, reuse: str = REUSES[0]
+    ) -> None:
+        self.experiment, self._read_arm, self._reuse = experiment, read_arm, reuse
         self._words = [*words_of(experiment.options), *words]
         self._tunable: set[float] = set()  # values whose grid was checked
         self._matched: dict[str, Matched] = {}  # what matches a variant with the baseline
         base = self._arm(BASELINE, {})
         refuse_unsuitable(base, experiment.metric)
         self._check_grid(base)
+        # before the modules of a variant are imported: a change of these does not change the baseline
+        self._code_of_baseline = code_hash(code_of({BASELINE: base.options}))
         self.arms = {BASELINE: base}
         for name, options in experiment.variants.items():
             self.arms[name] = self._variant(name, options)
@@ -112,7 +120,10 @@ class Setup:
         self._match(threads)
         content = {**self.asked, "threads": threads, "accelerator": accelerator, "folder": str(Path.cwd())}
         content["configs"] = list(self.experiment.baseline)
-        content |= {"sides": self._facts(), "commit": commit_of(PACKAGE), "seen": self._seen()}
+        identities, tune = self._identities(threads), self.experiment.tune
+        sides = {name: {**facts, "identity": identities[name].hash} for name, facts in self._facts().items()}
+        content |= {"sides": sides, "commit": commit_of(PACKAGE), "seen": self._seen()}
+        content["reused"] = reusable(out, identities, None if tune is None else tune["option"], self._reuse)
         out.mkdir(parents=True, exist_ok=True)
         lock = RunLock(out).acquire()  # of two that begin here at the same time, one finds the plan of the other
         try:
@@ -172,6 +183,21 @@ class Setup:
             facts[name] |= {"matched": matched.options, "solved": matched.options.get(experiment.solved or "")}
             facts[name]["ratio"] = MATCHES[experiment.match].closeness(facts[BASELINE], facts[name])
         return {**facts, NULL: dict(facts[BASELINE])}
+
+    def _identities(self, threads: int) -> dict[str, Identity]:
+        """What decides the bits of each arm's runs; the null variant uses what the baseline uses."""
+        arms = {**self.arms, NULL: self.arms[BASELINE]}
+        code = {name: code_hash(code_of({name: arm.options})) for name, arm in self.arms.items()}
+        code |= dict.fromkeys((BASELINE, NULL), self._code_of_baseline)
+        return {
+            name: Identity(
+                options=options,
+                code=code[name],
+                data=fingerprint(arms[name].data.sources),
+                environment={**environment_of(arms[name].trainer), "threads": threads},
+            )
+            for name, options in self._configs().items()
+        }
 
     def _configs(self) -> dict[str, dict[str, Any]]:
         """The options of each arm; the null variant's are the baseline's with a callback."""

@@ -17,6 +17,9 @@ from lightning_llm.statistics.design import NOT_SHOWN
 
 FURTHER = "Further pairs are a range, since the true difference may be anywhere in its 80% interval."
 UNEQUAL = 0.01  # parameters that differ by more are reported
+KNOWN = (
+    "Not confirmatory: runs of variants were known before this experiment. Confirm with fresh seeds: --first-seed N."
+)
 MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "alone"
 
 
@@ -66,7 +69,21 @@ def design_lines(report: Mapping[str, Any]) -> list[str]:
     seeds = f"{seeds_in_words(report['seeds'])}; " if report["seeds"] else ""
     lines = [f"{seeds}{delta}; a difference is variant minus baseline, so a negative one is better."]
     seen = [f"{name} has used {seeds_in_words(used)}" for name, used in report["seen"].items()]
-    return lines + ([f"Not independent of earlier experiments with this baseline: {'; '.join(seen)}."] if seen else [])
+    lines += [f"Not independent of earlier experiments with this baseline: {'; '.join(seen)}."] if seen else []
+    lines += reused_lines(report["reused"]["runs"])
+    return lines + ([KNOWN] if report["reused"]["variants"] else [])
+
+
+def reused_lines(runs: Mapping[str, str]) -> list[str]:
+    """Which runs other experiments have trained, from the names of the experiments by those of the runs."""
+    seeds: dict[str, dict[str, list[int]]] = {}
+    for run, source in runs.items():
+        name, _, seed = run.rpartition(",seed=")
+        seeds.setdefault(source, {}).setdefault(name, []).append(int(seed))
+    return [
+        f"Reused from {source}: {'; '.join(f'{name} {seeds_in_words(sorted(own))}' for name, own in arms.items())}."
+        for source, arms in seeds.items()
+    ]
 
 
 # ---- verdicts
@@ -120,7 +137,13 @@ def _aa_lines(report: Mapping[str, Any]) -> Iterator[str]:
         again = f"{apart:.3g} apart" if apart else "bit-identical"
         if apart and report["accelerator"] == "cpu":
             again += ", although a CPU should repeat each bit: do not trust small differences"
-        yield f"The baseline's seed {report['first_seed']} again: {again}."
+        replay = report["reused"]["replay"]
+        which = (
+            f"The baseline's seed {report['first_seed']} again"
+            if replay is None
+            else f"In {replay}, the same seed again"
+        )
+        yield f"{which}: {again}."
     if (null := aa["null"]) is not None and null["interval"] is not None:
         is_right = "as it should be" if null["direction"] == NOT_SHOWN else "which is false"
         finding = f"{null['sentence']}, {is_right}; difference {signed(null['difference'])}"

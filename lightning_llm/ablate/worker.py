@@ -15,6 +15,7 @@ from lightning_llm.ablate.child import Child, last_line
 from lightning_llm.ablate.fork import can_fork, environment_of_worker
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import Result, losses_of, results_of
+from lightning_llm.ablate.reuse import link
 from lightning_llm.ablate.scheduler import Run
 from lightning_llm.io.atomic import remove_path
 from lightning_llm.runs.directory import CHECKPOINTS
@@ -73,6 +74,9 @@ def _try(
         # another worker may have begun or ended it just now
         if is_locked(plan.run_dir(run)) or run in results_of(plan, results):
             return False
+        if link(plan, run):
+            say(f"{run}: from {plan.reused['runs'][str(run)]}")
+            return True
         say(f"{run}: {'resuming' if _has_checkpoint(plan.run_dir(run)) else 'starting'}")
         status = _fit(plan, run, claim, parent)
     finally:

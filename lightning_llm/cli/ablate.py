@@ -28,9 +28,10 @@ from lightning_llm.ablate.page import write_report
 from lightning_llm.ablate.plan import CODE, MAIN, Plan
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
+from lightning_llm.ablate.reuse import REUSES, take_needed
 from lightning_llm.ablate.screen import show_outlook, show_plan, show_report
 from lightning_llm.ablate.slurm import submit
-from lightning_llm.ablate.words import parameter_lines, start_in_words
+from lightning_llm.ablate.words import parameter_lines, reused_lines, start_in_words
 from lightning_llm.ablate.worker import LOGS, Stopped, work
 from lightning_llm.cli.process import interrupts
 from lightning_llm.cli.tool import OneLineParser, Tool
@@ -72,6 +73,8 @@ def _options(parser: OneLineParser) -> None:
         add("--pairs", type=int, metavar="N", help="at most N pairs")
         add("--match", metavar="RULE", help=f"what is the same on both sides: {matches_in_words()} (default: tokens)")
         add("--first-seed", type=int, metavar="N", help="seed of the first pair (default: 0); the others follow")
+    about = "use finished runs of earlier experiments in the same folder (default: of the same baseline)"
+    run.add_argument("--reuse", choices=REUSES, help=about)
     extend = action("extend", _extend, "add pairs, and train them")
     extend.add_argument("--pairs", type=int, required=True, metavar="N", help="how many")
     about = "for these, also if they have a verdict (default: those without one)"
@@ -124,7 +127,7 @@ def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     if options.experiment is not None and Path(options.experiment).is_dir():
-        if options.of_fit or options.baseline or options.vary or _overriding(options):
+        if options.of_fit or options.baseline or options.vary or options.reuse or _overriding(options):
             raise ValueError(f"{options.experiment} has a frozen plan: only --workers can be given with it")
         plan = Plan.read(Path(options.experiment))
     else:
@@ -171,7 +174,7 @@ def _planned(experiment: Experiment, options: argparse.Namespace) -> Plan:
         _say(trust_printed(Path(options.experiment), [experiment.options, experiment.variants]))
     _say([f"checking the baseline and {', '.join(experiment.variants)}"])
     _say(check_configs(["check", *(f"--config={file}" for file in experiment.baseline)]))
-    setup = Setup(experiment, options.of_fit, read_arm)
+    setup = Setup(experiment, options.of_fit, read_arm, reuse=options.reuse or REUSES[0])
     plan = setup.plan(options.workers)
     show_plan(plan, setup.earlier, Console(stderr=True))
     return plan
@@ -185,6 +188,9 @@ def _say(lines: Iterable[str]) -> None:
 def _carry_out(plan: Plan, options: argparse.Namespace) -> None:
     """Start workers, wait for the verdicts, and measure the cost; or submit workers to SLURM, and leave."""
     console, workers = Console(stderr=True), options.workers
+    take_needed(plan)
+    for line in reused_lines(report_of(load_experiment(plan.out))["reused"]["runs"]):
+        console.print(line, soft_wrap=True, highlight=False)
     parameters = "\n".join(parameter_lines(plan))
     if options.slurm is not None:
         console.print(parameters, highlight=False, soft_wrap=True)

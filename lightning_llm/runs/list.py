@@ -15,7 +15,7 @@ from pathlib import Path
 from lightning_llm.io.atomic import remove_path
 from lightning_llm.runs.directory import CHECKPOINTS, CONFIG, SUMMARY
 from lightning_llm.runs.lock import RunLock, is_locked
-from lightning_llm.runs.names import find_runs, option_columns, run_folders
+from lightning_llm.runs.names import find_runs, identity_of, option_columns, run_folders
 from lightning_llm.runs.status import FINISHED, read_summary, state_of
 
 
@@ -46,10 +46,10 @@ class ListedRun:
 
 def list_runs(names: Iterable[str]) -> list[ListedRun]:
     """The runs that the words of a command line name, each once. Errors as in :func:`runs.names.run_folders`."""
-    rows: dict[Path, ListedRun] = {}
+    rows: dict[object, ListedRun] = {}
     for name in names:
         for path in run_folders(name):
-            rows.setdefault(path.resolve(), look_at(path, Path(name)))
+            rows.setdefault(identity_of(path), look_at(path, Path(name)))
     return list(rows.values())
 
 

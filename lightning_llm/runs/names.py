@@ -54,7 +54,7 @@ def find_runs(
     Raises:
         ValueError: A directory that does not exist, contains no run, or is a run without the file.
     """
-    paths: dict[Path, Path] = {}
+    paths: dict[object, Path] = {}
     for name in names:
         runs = run_folders(name)
         complete = [path for path in runs if not file or any(path.glob(file))]
@@ -62,7 +62,7 @@ def find_runs(
             raise ValueError(f"{name}: {without}")
         for path in runs:
             if path in complete:
-                paths.setdefault(path.resolve(), path)
+                paths.setdefault(identity_of(path), path)
             else:
                 say(f"left out {path}: {without}")
     return [Run(path, _options(path)) for path in paths.values()]
@@ -90,6 +90,15 @@ def run_folders(name: str) -> list[Path]:
     if not runs:
         raise ValueError(f"{name}: no run in it or up to two levels below")
     return runs
+
+
+def identity_of(run: Path) -> object:
+    """What two paths of the same run have in common: links lead to one folder, or another experiment has its files."""
+    try:
+        facts = (run / CONFIG).stat()
+    except OSError:
+        return run.resolve()
+    return facts.st_dev, facts.st_ino
 
 
 def differences(runs: Sequence[Run]) -> list[str]:

@@ -45,6 +45,19 @@ CONFIG = {
 }
 MLP = "model.architecture.mlp"
 RELU = {MLP: "relu"}
+OWN_MLP = """
+from torch import nn
+
+
+class OwnMLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(self.up_proj(x).relu())
+"""
 LEVEL, WARM_UP = "model.architecture.checkpoint_level", "lightning_llm.optim.WarmupLinear"
 
 
@@ -334,6 +347,64 @@ def test_a_plan_says_which_seeds_an_earlier_one_has_used_and_what_it_can_find(fo
     assert fresh() == 0
     assert "not independent" not in capsys.readouterr().err
     assert json.loads(Path("runs/third", PLAN).read_text())["first_seed"] == 1000
+
+
+def identities(out):
+    """Of the arms of a plan."""
+    return {name: arm["identity"] for name, arm in json.loads(Path(out, PLAN).read_text())["sides"].items()}
+
+
+def test_what_changes_the_identity_of_a_baseline(folder, monkeypatch):
+    def of(out, mlp="relu", before=lambda: None, **experiment):
+        before()
+        assert planned(monkeypatch, variants={"a": {MLP: mlp}}, looks=[4], out=f"runs/{out}", **experiment)() == 0
+        return identities(f"runs/{out}")
+
+    (folder / "own_mlp.py").write_text(OWN_MLP)
+    monkeypatch.syspath_prepend(str(folder))
+    first = of("first")
+    assert first["baseline"] != first["null"] != first["a"]
+    for out, mlp in (("gelu", "gelu"), ("own", "own_mlp.OwnMLP")):  # another variant, with or without code of its own
+        assert {name: value for name, value in of(out, mlp).items() if name != "a"} == {
+            name: first[name] for name in ("baseline", "null")
+        }
+    own = identities("runs/own")
+    changed = of("changed", "own_mlp.OwnMLP", lambda: (folder / "own_mlp.py").write_text(OWN_MLP + "# changed\n"))
+    assert changed["baseline"] == own["baseline"]
+    assert changed["a"] != own["a"]
+    of_own = of("of-own", options={MLP: "own_mlp.OwnMLP"})["baseline"]
+    (folder / "own_mlp.py").write_text(OWN_MLP + "# changed again\n")
+    others = [of_own, of("of-changed", options={MLP: "own_mlp.OwnMLP"})["baseline"]]
+    others.append(of("option", options={"model.optimizer.init_args.lr": 0.02})["baseline"])
+    (folder / "text.txt").write_text((folder / "text.txt").read_text() + "more")
+    others.append(of("text")["baseline"])
+    monkeypatch.setattr("lightning_llm.ablate.setup.threads_for", lambda *given: 7)
+    others.append(of("threads")["baseline"])
+    assert len({first["baseline"], *others}) == 6
+
+
+def test_code_of_a_variant_is_none_of_a_baseline_with_code_of_its_own(folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "own_mlp.py").write_text(OWN_MLP)
+    found = []
+    for number in range(2):
+        (folder / "other_mlp.py").write_text(OWN_MLP + f"# {number}\n")
+        monkeypatch.delitem(sys.modules, "other_mlp", raising=False)
+        experiment = {"options": {MLP: "own_mlp.OwnMLP"}, "variants": {"a": {MLP: "other_mlp.OwnMLP"}}, "looks": [4]}
+        assert planned(monkeypatch, **experiment, out=f"runs/{number}")() == 0
+        found.append(identities(f"runs/{number}"))
+    assert found[0]["baseline"] == found[1]["baseline"]
+    assert found[0]["a"] != found[1]["a"]
+
+
+def test_reuse_is_chosen_when_a_plan_is_made(folder, monkeypatch, capsys):
+    run = planned(monkeypatch, variants={"a": RELU}, looks=[4], out="runs/first")
+    assert run("--reuse", "none") == 0
+    assert main(["ablate", "run", "runs/first", "--reuse", "variants"]) == 2
+    assert "has a frozen plan: only --workers can be given with it" in the_line(capsys)
+    assert planned(monkeypatch, variants={"a": RELU}, looks=[4], out="runs/second")("--reuse", "variants") == 0
+    plans = [json.loads(Path("runs", name, PLAN).read_text())["reused"] for name in ("first", "second")]
+    assert [plan["variants"] for plan in plans] == [False, True]
 
 
 def test_parameters_of_each_side_are_shown_before_the_first_run(folder, monkeypatch, capsys):

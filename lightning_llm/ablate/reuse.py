@@ -1,0 +1,122 @@
+"""Finished runs of earlier experiments that a new one uses, in place of training the same again. No torch.
+
+What decides a run's bits has a hash, its *identity*: its options, the code and the text that they use, and what it
+runs on. A plan holds that of each arm. A new plan lists the finished runs of experiments in the same folder whose
+identity is that of its baseline or of its null variant; whoever needs one of them links its files. Runs of variants are
+listed only on request: a variant that is compared because of them has no fresh evidence.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning_llm.ablate import claims
+from lightning_llm.ablate.arm import BASELINE, NULL
+from lightning_llm.ablate.history import siblings
+from lightning_llm.ablate.plan import RUNS, Plan, digest
+from lightning_llm.ablate.results import NUMBERS, load_experiment, losses_of, results_of
+from lightning_llm.ablate.scheduler import Run
+from lightning_llm.io.atomic import link_path
+from lightning_llm.io.untrusted import file_in
+from lightning_llm.runs.status import FINISHED, read_summary, state_of
+
+REUSES = ("baseline", "variants", "none")
+
+
+class Identity(NamedTuple):
+    """What decides the bits of an arm's runs, besides their seed.
+
+    Attributes:
+        options: Of ``fit``, resolved.
+        code: The hash of the code that they use.
+        data: The fingerprint of the token stores.
+        environment: Precision, threads, device and versions, as ``summary.json`` records them.
+    """
+
+    options: Mapping[str, Any]
+    code: str
+    data: str
+    environment: Mapping[str, Any]
+
+    @property
+    def hash(self) -> str:
+        """The SHA-256 of all of it."""
+        return digest(self._asdict())
+
+
+def reusable(out: Path, identities: Mapping[str, Identity], tuned: str | None, reuse: str) -> dict[str, Any]:
+    """The finished runs that a new plan may use, as it holds them under ``reused``.
+
+    Args:
+        out: The folder of the new experiment.
+        identities: Of its arms.
+        tuned: The option that is tuned, if one is.
+        reuse: One of ``REUSES``.
+    """
+    runs: dict[str, str] = {}
+    replay = None
+    arms = [] if reuse == "none" else [BASELINE, NULL] if reuse == "baseline" else list(identities)
+    for folder in siblings(out) if arms else ():
+        with suppress(OSError, ValueError):  # an experiment that is damaged, or of an earlier version
+            plan = Plan.read(folder)
+            found = dict.fromkeys(_finished(plan, identities, arms, tuned), folder.name)
+            runs = {**found, **runs}
+            if replay is None and any(run.startswith(f"{BASELINE},") for run in found):
+                difference = load_experiment(folder).replay_difference
+                replay = None if difference is None else {"difference": difference, "source": folder.name}
+    return {"runs": runs, "replay": replay, "variants": reuse == "variants"}
+
+
+def _finished(plan: Plan, identities: Mapping[str, Identity], arms: list[str], tuned: str | None) -> Iterator[str]:
+    """The finished runs of an experiment that are runs of these arms."""
+    is_tuned_alike = plan.tune is not None and plan.tune.option == tuned
+    folders = sorted((plan.out / RUNS).iterdir()) if (plan.out / RUNS).is_dir() else []
+    for folder in folders:
+        name, _, seed = folder.name.rpartition(",seed=")
+        arm = plan.arm(name)
+        if arm not in arms or not seed.isdecimal() or (name != arm and not is_tuned_alike):
+            continue
+        if plan.arms[arm].get("identity") != identities[arm].hash:
+            continue
+        with suppress(OSError, ValueError):
+            if _is_whole(folder, identities[arm].environment):
+                yield folder.name
+
+
+def _is_whole(folder: Path, environment: Mapping[str, Any]) -> bool:
+    """Whether a run has finished, and was in this environment from its first step to its last."""
+    if folder.is_symlink() or state_of(folder).words != FINISHED:
+        return False
+    summary = read_summary(folder, NUMBERS)
+    is_alike = all(summary.get(field) == value for field, value in environment.items())
+    return is_alike and not summary.get("changed_on_resume") and summary.get("val_loss") is not None
+
+
+def take_needed(plan: Plan) -> None:
+    """Link every run that the experiment needs and another one has."""
+    taken = True
+    while taken:  # with these, the next look may be reached
+        taken = bool([run for run in plan.state(losses_of(results_of(plan))).needed if take(plan, run)])
+
+
+def take(plan: Plan, run: Run) -> bool:
+    """Link the files of a run that another experiment has and nobody has begun here. Whether that was done."""
+    if str(run) not in plan.reused["runs"] or (claim := claims.take(plan.out, str(run))) is None:
+        return False
+    try:
+        return link(plan, run)
+    finally:
+        claim.give_up()
+
+
+def link(plan: Plan, run: Run) -> bool:
+    """As :func:`take`, for who has the claim."""
+    source, folder = plan.reused["runs"].get(str(run)), plan.run_dir(run)
+    if source is None or folder.exists():
+        return False
+    path = file_in(plan.out.parent, source) / RUNS / str(run)
+    if path.is_symlink() or state_of(path).words != FINISHED:  # removed since the plan was frozen: it is trained again
+        return False
+    link_path(path, folder)
+    return True
