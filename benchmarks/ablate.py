@@ -3,13 +3,13 @@
 ``null`` and ``power`` train a pool of pairs, baseline and null variant, and draw comparisons from it: differences of
 the pool with random signs, to which ``power`` adds a known one. The product's verdict rule judges them. The other parts
 run whole experiments by the product's command: ``tuning`` plants a learning rate that is too low, ``kills`` kills
-processes at random moments, ``workers`` counts who did which run, ``speed`` compares two workers with one.
+processes at random moments, ``workers`` counts who did which run. ``throughput`` counts runs per hour
+(``benchmarks.ablate_throughput``).
 
 The parts of ``benchmarks.ablate_looks`` train nothing: they simulate what planned looks cost and say.
 
 The command fails if a share differs from its prediction by more than its tolerance, if a verdict is not the planted
-one, if a report differs from that of an undisturbed experiment, or if two workers take more than 0.8 of the time of
-one.
+one, if a report differs from that of an undisturbed experiment, or if runs take longer than they should.
 """
 
 import functools
@@ -28,12 +28,13 @@ import torch
 from scipy import special
 
 from benchmarks import ablate_looks
-from benchmarks.ablate_experiments import ROOT, TEXT, Experiment, killed, workplace
+from benchmarks.ablate_experiments import TEXT, Experiment, killed, workplace
+from benchmarks.ablate_throughput import throughput
 from lightning_llm.ablate.experiment import ALPHA, LOOKS
 from lightning_llm.ablate.plan import PLAN
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import Measure, bar_plot
-from lightning_llm.bench.rows import Columns, Row, ratios
+from lightning_llm.bench.rows import Columns, Row
 from lightning_llm.cli.train import cli_main
 from lightning_llm.statistics.design import BETTER, UNDECIDED, Design
 from lightning_llm.statistics.estimates import Array, correlation
@@ -43,7 +44,7 @@ from lightning_llm.statistics.verdict import Sample, verdicts
 REDRAW = "--trainer.callbacks+=lightning_llm.ablate.null_variant.RedrawMLP"
 SEEDS, NULLS, PLANTED, PATHS = 64, 4000, 1000, 100_000  # of the pool, null, each effect of power, and a prediction
 EFFECTS = (0.5, 0.75, 1.0, 1.5, 2.0)  # in standard deviations of a difference
-NULL_TOLERANCE, POWER_TOLERANCE, MOST_RATIO = 0.01, 0.10, 0.8
+NULL_TOLERANCE, POWER_TOLERANCE = 0.01, 0.10
 KILLS, PAIRS = 20, 4  # of the experiments that are killed or shared
 LR, LOW_LR = "model.optimizer.init_args.lr", 0.01
 STEPS, INTERVAL = "trainer.max_steps", "trainer.val_check_interval"
@@ -54,7 +55,8 @@ COLUMNS: Columns = {
     **{"found, %": ("found", 100, ".1f"), "predicted, %": ("predicted", 100, ".1f"), "pairs": ("pairs", 1, ".1f")},
     **{"difference": ("difference", 1, "+.4f"), "verdict": ("verdict", 1, ""), "learning rates": ("rates", 1, "")},
     **{"kills": ("kills", 1, "d"), "runs": ("runs", 1, "d"), "resumed": ("resumed", 1, "d")},
-    **{"s": ("total_s", 1, ".1f"), "runs, s": ("runs_s", 1, ".1f"), "ratio": ("ratio", 1, ".2f")},
+    **{"s": ("total_s", 1, ".2f"), "runs/hour": ("runs_per_hour", 1, ".0f"), "x loop": ("speedup", 1, ".1f")},
+    **{"training, %": ("share", 100, ".0f"), "matmuls, s": ("matmuls_s", 1, ".2f")},
 }
 
 
@@ -254,37 +256,8 @@ def _workers(request: Request) -> Iterator[Row]:
         yield request.row("four workers", runs=runs, workers=sum(one.taken()), experiments=1)
 
 
-def _speed(request: Request) -> Iterator[Row]:
-    base, options = ROOT / "configs" / "shakespeare-char.yaml", {"data.path": TEXT, STEPS: 100, INTERVAL: 100}
-    content = {"baseline": str(base), "options": options, "variants": {"relu": MLPS["relu"]}, "looks": [3]}
-    with workplace() as folder:
-        Experiment(folder, "speed", content)
-        workers: dict[str, tuple[str, ...]] = {"chosen": (), "one worker": ("--workers", "1")}
-        timings = request.interleaved({name: functools.partial(_timed, folder, own) for name, own in workers.items()})
-    one = [each["command_s"] for each in timings["one worker"]]
-    for name, rounds in timings.items():
-        seconds, known = [each["command_s"] for each in rounds], {key: rounds[0][key] for key in ("threads", "workers")}
-        compared: dict[str, Any] = dict(ratios(seconds, one))
-        label = f"{known['workers']} workers × {known['threads']} threads"
-        problems = []
-        if name == "chosen" and (known["workers"], known["threads"]) != (2, 1):
-            problems.append(f"the command chose {label}")
-        if name == "chosen" and compared["ratio"] > MOST_RATIO:
-            problems.append(f"{label} take {compared['ratio']:.2f} of the time of one worker")
-        runs_s = float(np.median([each["runs_s"] for each in rounds]))
-        yield request.row(label, seconds, **compared, **known, runs_s=runs_s, problems=problems)
-
-
-def _timed(folder: Path, options: Sequence[str]) -> dict[str, Any]:
-    """Seconds of the whole command, and from the frozen plan to the end of the last run."""
-    one = Experiment(folder, "speed", out=f"speed-{len(list(folder.glob('runs/*')))}")
-    seconds = one.seconds(*options)
-    plan = json.loads((one.out / PLAN).read_text(encoding="utf-8"))
-    return {**seconds, "threads": plan["threads"], "workers": len(one.taken())}
-
-
-PARTS = {"null": _null, "power": _power, "tuning": _tuning, "kills": _kills, "workers": _workers, "speed": _speed}
-PARTS |= ablate_looks.PARTS
+PARTS = {"null": _null, "power": _power, "tuning": _tuning, "kills": _kills, "workers": _workers}
+PARTS |= {"throughput": throughput, **ablate_looks.PARTS}
 
 
 def check(rows: Sequence[Row]) -> None:
@@ -295,7 +268,7 @@ def check(rows: Sequence[Row]) -> None:
 
 def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
     """The share of verdicts if there is one, else the seconds of the runs, or their number."""
-    fields = {"found": "share of verdicts", "runs_s": "s of the runs", "runs": "runs"}
+    fields = {"found": "share of verdicts", "runs_per_hour": "runs per hour", "runs": "runs"}
     field = next(field for field in fields if any(getattr(row, field) is not None for row in rows))
     bar_plot(Measure(field, 1, fields[field]), by=("shape",))(rows, path, title, **options)
 

@@ -63,6 +63,7 @@ class Experiment:
     """
 
     def __init__(self, folder: Path, name: str, content: Mapping[str, Any] | None = None, out: str = "") -> None:
+        self._own = ("--out", str(folder / "runs" / (out or name)), "--reuse", "none")  # each trains all of its runs
         self.folder, self._file, self.out = folder, folder / f"{name}.yaml", folder / "runs" / (out or name)
         if content is not None:
             whole = {"name": name, "baseline": str(folder / "base.yaml"), **content}
@@ -70,7 +71,7 @@ class Experiment:
 
     def start(self, *options: str, log: str = "run.txt") -> "subprocess.Popen[bytes]":
         """``ablate run`` of it with these options, or ``ablate work``."""
-        arguments = options if options[:1] == ("work",) else ("run", str(self._file), "--out", str(self.out), *options)
+        arguments = options if options[:1] == ("work",) else ("run", str(self._file), *self._own, *options)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         with (self.folder / f"{self.out.name}-{log}").open("ab") as output:
             command = [sys.executable, "-m", "lightning_llm", "ablate", *arguments]

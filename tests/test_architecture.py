@@ -59,7 +59,7 @@ LINE_CAP = 400
 CODE_LINES = 22_310  # with reused runs of a baseline, and plans for layers that differ in their windows
 FILES = 231
 ALL_LINES = 35_600
-BENCHMARK_LINES = 6_000  # of benchmarks/, which is not installed
+BENCHMARK_LINES = 6_050  # of benchmarks/, which is not installed; with runs per hour
 DOCSTRING_SHARE = 0.2  # of all lines, at least
 
 

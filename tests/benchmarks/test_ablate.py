@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import ablate, ablate_experiments
+from benchmarks import ablate, ablate_experiments, ablate_throughput
 from benchmarks.__main__ import main
 from benchmarks.ablate import PEEKING, WAYS, Way, predicted
 from benchmarks.ablate_experiments import Experiment, differing, kill_all, killed, processes
@@ -136,26 +136,39 @@ def test_only_processes_of_the_experiment_are_killed(tmp_path, monkeypatch):
             each.wait()
 
 
-def test_two_workers_are_compared_with_one_in_each_round(rows_of, monkeypatch, capsys):
-    times = iter([(80, 2, 1), (100, 1, 2), (60, 2, 1), (100, 1, 2)] + [(95, 1, 1), (100, 1, 2)] * 2)
+def test_runs_per_hour_are_compared_with_a_loop(rows_of, monkeypatch, capsys):
+    seconds = {"1": 2.0, "2": 1.0}
 
-    def timed(folder, words):
-        seconds, workers, threads = next(times)
-        assert words == (() if (workers, threads) != (1, 2) else ("--workers", "1"))
-        return {"command_s": seconds, "runs_s": seconds - 10, "workers": workers, "threads": threads}
+    def experiment(folder, name, workers):
+        return {"run_s": seconds[workers], "command_s": 20.0, "share": 0.9}
 
-    monkeypatch.setattr(ablate, "_timed", timed)
-    rows = rows_of("--shapes", "speed", "--rounds", "2")
-    assert rows["2 workers × 1 threads"]["ratio"] == pytest.approx(0.7)
-    assert rows["1 workers × 2 threads"]["runs_s"] == 90
-    rows_of("--shapes", "speed", "--rounds", "2", status=2)
-    message = "the command chose 1 workers × 1 threads; 1 workers × 1 threads take 0.95 of the time of one worker"
+    monkeypatch.setattr(ablate_throughput, "SHAPES", {"25k": (16, 1)})
+    monkeypatch.setattr(ablate_throughput, "_experiment", experiment)
+    monkeypatch.setattr(ablate_throughput, "_loop", lambda folder, options: {"run_s": 5.0})
+    rows = rows_of("--shapes", "throughput", "--rounds", "2")
+    assert (rows["25k, two workers"]["runs_per_hour"], rows["25k, two workers"]["speedup"]) == (3600, 5)
+    assert rows["25k, one worker"]["speedup"] == 2.5
+    assert 0 < rows["25k, loop of fit"]["matmuls_s"] < 5
+    seconds["2"] = 1.7
+    rows_of("--shapes", "throughput", "--rounds", "1", status=2)
+    message = "25k: two workers do 2.9 times the runs of a loop; 25k: two workers take 0.85 of the time of one"
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_runs_of_an_experiment_and_of_a_loop_are_timed(rows_of, monkeypatch):
+    monkeypatch.setattr(ablate_throughput, "SHAPES", {"5k": (16, 1)})
+    monkeypatch.setattr(ablate_throughput, "STEPS", 10)
+    monkeypatch.setattr(ablate_throughput, "PAIRS", 2)
+    monkeypatch.setattr(ablate_throughput, "MOST_RATIO", 10.0)  # its time decides nothing here
+    rows = rows_of("--shapes", "throughput", "--rounds", "1")
+    assert 0 < rows["5k, two workers"]["share"] < 1
+    assert rows["5k, two workers"]["command_s"] > 7 * rows["5k, two workers"]["total_s"]
 
 
 def test_a_part_that_is_none_is_one_line(capsys):
     assert main(["ablate", "--shapes", "luck"]) == 2
-    assert "there are null, power, tuning, kills, workers, speed" in capsys.readouterr().err
+    assert "there are null, power, tuning, kills, workers, throughput" in capsys.readouterr().err
 
 
 @pytest.mark.slow
