@@ -519,7 +519,7 @@ def test_kills_change_nothing(folder):
     (folder / "exp.yaml").write_text(yaml.safe_dump(experiment))
     assert start(folder, "run", "exp.yaml", "--out", "whole").wait() == 0, (folder / "out.txt").read_text()
     rng, out = random.Random(0), (folder / "killed").resolve()
-    words = ["run", "exp.yaml", "--out", str(out)]
+    words = ["run", "exp.yaml", "--out", str(out), "--reuse", "none"]
     planner = start(folder, *words)
     for ended, kind in ((0, "ablate run"), (2, "fit"), (4, "ablate work")):
         deadline = time.monotonic() + 300

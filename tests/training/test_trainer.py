@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from lightning.pytorch.callbacks import LambdaCallback, Timer
+from lightning.pytorch.callbacks import Callback, LambdaCallback, Timer
 
 from lightning_llm.training.callbacks import RunCheckpoints
 from lightning_llm.training.trainer import Trainer
@@ -30,6 +30,35 @@ def test_without_checkpointing_a_run_reports_and_saves_none(tiny):
     assert summary(cli)["checkpoint"] is None
     assert summary(cli)["val_loss"] == pytest.approx(float(cli.trainer.callback_metrics["val_loss"]))
     assert validated == [3, 6]  # not again at the end
+
+
+class CountsSteps(Callback):
+    def __init__(self):
+        self.steps = 0
+
+    def on_train_batch_end(self, *args, **kwargs):
+        self.steps += 1
+
+
+class CountsAll(CountsSteps):
+    """Inherits one hook, and has one of its own."""
+
+    def on_before_zero_grad(self, *args, **kwargs):
+        self.steps += 100
+
+
+def test_hooks_that_do_nothing_are_not_called_and_all_others_are(tiny, monkeypatch):
+    called = []
+    kinds = [CountsSteps(), CountsAll(), LambdaCallback(on_after_backward=lambda *_: called.append("backward"))]
+    kinds.append(Callback())
+    kinds[-1].on_before_backward = lambda *_: called.append("own")
+    Trainer(accelerator="cpu", logger=False, callbacks=kinds)
+    monkeypatch.setattr(Trainer, "preflight", lambda trainer, *_: trainer.callbacks.extend(kinds) or [])
+    tiny("fit")
+    assert [each.steps for each in kinds[:2]] == [6, 606]
+    assert called == ["own", "backward"] * 6
+    assert kinds[0].on_before_zero_grad is None
+    assert kinds[-1].on_train_batch_end is None
 
 
 def test_an_interrupted_run_without_checkpoints_says_so(tiny, capsys, monkeypatch):

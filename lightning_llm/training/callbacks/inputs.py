@@ -11,9 +11,9 @@
 
 A hash of batches is the sum of a 64-bit hash of each sequence, modulo 2^64 (an incremental hash: Bellare and Micciancio
 1997). Sums of parts of a run add up, so the hash does not depend on micro-batches or processes, and a resumed run has
-the hash of an uninterrupted one: checkpoints contain the sum. It is computed on the device and read at a save: 0.04 ms
-for 32 x 256 tokens on one CPU core, where SHA-256 reads 1 GB of weights per second. It finds accidental differences,
-and is no protection against forgery.
+the hash of an uninterrupted one: checkpoints contain the sum. It is computed on the device and read at a save; on a CPU
+by NumPy, whose operators start sooner: 11 us for 8 x 32 tokens, by torch 20 us. SHA-256 reads 1 GB of weights per
+second. It finds accidental differences, and is no protection against forgery.
 
 The steps of ``batches_at`` depend on nothing but the step that the run has reached (:func:`is_kept`), so that an
 interrupted and resumed run has the same ones. Any two runs share the powers of two; if one is at most twice as long as
@@ -21,8 +21,10 @@ the other, they share a step in the last eighth of the shorter one. Nothing is r
 """
 
 import hashlib
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
@@ -58,7 +60,7 @@ class InputHashes(Callback):
         self._at: dict[int, Tensor] = {}  # sums after certain steps that no save has read yet
         self._step: Tensor | int = 0  # of the step in progress, which a resumed run starts again
         self._validation: Tensor | int | None = None
-        self._weights: dict[tuple[int, torch.device], Tensor] = {}
+        self._weights: dict[tuple[int, torch.device], Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Hash the initial values; in a resumed run, continue the sum of its checkpoint."""
@@ -142,15 +144,21 @@ class InputHashes(Callback):
             rows, length = ids.shape
         except (KeyError, TypeError, IndexError, ValueError, AttributeError):  # the user's own data
             return None
+        is_on_cpu = ids.device.type == "cpu"
         if (key := (length, ids.device)) not in self._weights:
             places = torch.arange(1, 2 * length + 1, device=ids.device).view(2, length)
-            self._weights[key] = _mixed(places * _GOLDEN) | 1  # odd: no bit of a token is lost
+            weights = _mixed(places * _GOLDEN) | 1  # odd: no bit of a token is lost
+            self._weights[key] = weights.numpy() if is_on_cpu else weights
         first, second = self._weights[key]
-        sums = torch.addcmul(ids * first, targets, second).sum(1)
+        if is_on_cpu:
+            ids, targets = ids.numpy(), targets.numpy()
+        sums = (ids * first + targets * second).sum(1)
         if number is not None:
-            numbers = torch.arange(number * rows, (number + 1) * rows, device=ids.device)
-            return _mixed(torch.add(sums, numbers, alpha=_GOLDEN)).sum()
-        return torch.where((targets != IGNORED).any(1), _mixed(sums), 0).sum()
+            arange = np.arange if is_on_cpu else partial(torch.arange, device=ids.device)
+            hashes = _mixed(sums + arange(number * rows, (number + 1) * rows) * _GOLDEN)
+        else:
+            hashes = _mixed(sums) * (targets != IGNORED).any(1)
+        return torch.from_numpy(hashes.sum(keepdims=True))[0] if is_on_cpu else hashes.sum()
 
     def _read_training(self, trainer: Trainer) -> str | None:
         """The hash of the completed steps; with it, those of ``batches_at``. All processes must ask."""
@@ -190,7 +198,7 @@ def tensor_hash(tensor: Tensor) -> str:
     return f"{shape} {dtype} {hashlib.sha256(content.data).hexdigest()[:16]}"
 
 
-def _mixed(value: Tensor) -> Tensor:
+def _mixed(value: Any) -> Any:
     """As the finalizer of SplitMix64, with arithmetic shifts: every bit in moves every bit out. Integers wrap."""
     value = (value ^ (value >> 30)) * _FIRST
     value = (value ^ (value >> 27)) * _SECOND
