@@ -4,7 +4,7 @@ import re
 from typing import Any, NamedTuple
 
 FIRST, GENERATION, ACCOUNTING = "docs/quickstart.md", "docs/generation.md", "docs/accounting.md"
-SCORES = "loss, perplexity and bits per byte"
+SCORES = "loss, perplexity, and bits per byte"
 LONGEST_LINE = 4000  # characters of a message
 
 
@@ -37,12 +37,12 @@ COMMANDS = {
     "import": Command("convert", "docs/interop.md", "turn a Hugging Face model into a checkpoint"),
     "consolidate": Command("convert", "docs/distributed.md", "merge the shards of a checkpoint into one file"),
     "dashboard": Command("dashboard", "docs/dashboard.md", "show runs in TensorBoard, on this machine"),
-    "runs": Command(
-        "run_list", "docs/dashboard.md", "list runs with state, loss, size and age; remove what is useless"
-    ),
-    "compare": Command("compare", "docs/dashboard.md", "compare loss, time and memory across runs"),
+    "runs": Command("run_list", "docs/dashboard.md", "list runs with state, loss, size, and age; remove useless ones"),
+    "compare": Command("compare", "docs/dashboard.md", "compare loss, time, and memory across runs"),
     "ablate": Command("ablate", "docs/ablate.md", "compare a baseline with variants in pairs of runs, until a verdict"),
-    "estimate": Command("estimate", ACCOUNTING, "estimate parameters, memory, FLOPs and time of a run from its config"),
+    "estimate": Command(
+        "estimate", ACCOUNTING, "estimate parameters, memory, FLOPs, and time of a run from its config"
+    ),
     "plan": Command("plan", ACCOUNTING, "find the fastest settings that fit in memory, and write their config"),
     "bench": Command("bench", "docs/benchmarks.md", "measure memory and time on this machine"),
 }
