@@ -82,14 +82,12 @@ def _options(parser: OneLineParser) -> None:
     status = action("status", _status, "show the progress of an experiment")
     about = "print the report, and write report.json and report.html to its folder"
     report = action("report", lambda options: _write(options.folder), about)
-    measure = action("measure", _measure, "measure time and memory of each side (run nothing else on this machine)")
+    measure = action("measure", _measure, "measure time and memory of each side (run nothing else meanwhile)")
     worker = action("work", _work, "train runs that no other worker trains, until the experiment has ended")
     for parser_of_folder in (extend, status, report, measure, worker):
         parser_of_folder.add_argument("folder", type=Path, metavar="DIR", help="folder of an experiment")
     for starting in (run, extend):
-        starting.add_argument(
-            "--workers", type=int, metavar="N", help="runs to train in parallel (default: one per GPU or core)"
-        )
+        starting.add_argument("--workers", type=int, metavar="N", help="parallel runs (default: one per GPU or core)")
         about = "submit the workers as an array of SLURM jobs, with these settings of submitit, such as partition=gpu"
         starting.add_argument("--slurm", nargs="*", metavar="KEY=VALUE", help=about)
     worker.add_argument("--cores", default="", help=argparse.SUPPRESS)

@@ -40,9 +40,7 @@ COMMANDS = {
     "runs": Command("run_list", "docs/dashboard.md", "list runs with state, loss, size, and age; remove useless ones"),
     "compare": Command("compare", "docs/dashboard.md", "compare loss, time, and memory across runs"),
     "ablate": Command("ablate", "docs/ablate.md", "compare a baseline with variants in pairs of runs, until a verdict"),
-    "estimate": Command(
-        "estimate", ACCOUNTING, "estimate parameters, memory, FLOPs, and time of a run from its config"
-    ),
+    "estimate": Command("estimate", ACCOUNTING, "estimate a run's parameters, memory, FLOPs, and time from its config"),
     "plan": Command("plan", ACCOUNTING, "find the fastest settings that fit in memory, and write their config"),
     "bench": Command("bench", "docs/benchmarks.md", "measure memory and time on this machine"),
 }

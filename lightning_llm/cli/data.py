@@ -89,11 +89,7 @@ def _tokenizer_options(parser: OneLineParser) -> None:
     add("--kind", choices=("bpe", "char", "byte"), default="bpe", help=kinds)
     add("--vocab-size", type=int, metavar="N", help="vocabulary size of a bpe tokenizer (default: 4096)")
     add(
-        "--special-token",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="a text that gets one id and is never split; repeatable",
+        "--special-token", action="append", default=[], metavar="TEXT", help="text with one id, never split; repeatable"
     )
     add("--text-key", metavar="NAME", help="key of the text in .jsonl and .parquet (default: text)")
     add("--out", type=Path, default="tokenizer.json", metavar="FILE", help="file to write (default: tokenizer.json)")
@@ -129,9 +125,7 @@ def _data_options(parser: OneLineParser) -> None:
     for action in (inspect, verify):
         add = action.add_argument
         add("store", metavar="DIR", help="folder of a token store")
-        add(
-            "--raw-dtype", choices=DTYPES, help="DIR has raw train.bin and val.bin of this type, as nanoGPT writes them"
-        )
+        add("--raw-dtype", choices=DTYPES, help="DIR has raw train.bin and val.bin of this type, as nanoGPT's are")
         add("--vocab-size", type=int, metavar="N", help="vocabulary size of such files")
     add = inspect.add_argument
     add("--split", default="train", help="train, val, or test (default: train)")

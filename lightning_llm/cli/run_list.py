@@ -23,8 +23,9 @@ RULE = "ended without a result and without a checkpoint"
 def _options(parser: OneLineParser) -> None:
     add = parser.add_argument
     parser.usage = "lightning-llm runs [clean] [RUNS …] [--yes] [--json FILE]"
-    runs = f"run directories, or folders that contain runs (default: {ROOT}); "
-    runs += f"after the word {CLEAN}: where to remove useless runs"
+    runs = (
+        f"run directories, or folders that contain runs (default: {ROOT}); after {CLEAN}: where to remove useless runs"
+    )
     add("runs", nargs="*", metavar="RUNS", help=runs)
     add("--yes", action="store_true", help=f"with {CLEAN}: remove them; without it, they are only listed")
     add("--json", type=Path, metavar="FILE", help="also write the list to this file")

@@ -292,8 +292,7 @@ class ModelConfig:
         if any(levels) and self.mlp != "memory_optimized_swiglu":
             yield f"checkpoint_level {given} needs mlp 'memory_optimized_swiglu', got {name_of(self.mlp)!r}"
         if 2 in levels and self.norm != "rmsnorm":
-            needed = f"it needs norm 'rmsnorm', got {name_of(self.norm)!r}"
-            yield f"checkpoint_level 2 includes the norm before the MLP: {needed}"
+            yield f"checkpoint_level 2 includes the norm before the MLP: use norm 'rmsnorm', got {name_of(self.norm)!r}"
         if 2 in levels and self.block == "post":
             yield "checkpoint_level 2 includes the norm before the MLP: block 'post' has none there"
 
