@@ -44,6 +44,10 @@ COMMANDS = {
     "plan": Command("plan", ACCOUNTING, "find the fastest settings that fit in memory, and write their config"),
     "bench": Command("bench", "docs/benchmarks.md", "measure memory and time on this machine"),
 }
+CHECKPOINT_HELP = {
+    "ckpt_path": "A checkpoint: `last`, `best`, a run directory, or a file.",
+    "weights_only": "True or null: a checkpoint is never read in a way that could run code.",
+}
 TRAINER_WORDS = [word for word, command in COMMANDS.items() if command.module == "train"]
 SYNTAX = (
     "Set any option in a YAML file (--config, repeatable; later files override earlier ones) or on the command line, "
@@ -67,7 +71,7 @@ def help_of(word: str) -> dict[str, Any]:
 # By page, the words of a message that lead there, for the commands in TRAINER_WORDS. The first one counts.
 OPTIONS = {
     "docs/accounting.md": "memory_budget",
-    "docs/config.md": "unrecognized arguments, is no option",
+    "docs/config.md": "unrecognized arguments, is not an option",
     "docs/dashboard.md": "logger, SampleText, Dashboard, JSONLinesLogger",
     "docs/data.md": "corpus, data.path, store, mixture, raw_dtype, dtype, document_mask, context_length, "
     "global_batch_size, micro_batch_size, eval_batch_size, num_workers, predict_prompts, UTF-8",

@@ -75,7 +75,7 @@ def _prepare(options: argparse.Namespace) -> TokenStore:
             raise ValueError(f"--shard {options.shard} needs --out DIR, the same for all shards")
         shard = Shard(int(numbers[1]), int(numbers[2]))
     if "-" in inputs and out is None:
-        raise ValueError("the standard input has no name: give the store one with --out DIR")
+        raise ValueError("standard input has no name: name the store with --out DIR")
     out = out or default_store(inputs, tokenizer, vocab_size)
     settings: dict[str, Any] = {name: getattr(options, name) for name in ("tokenizer", "test_fraction", "text_key")}
     return prepare_store(inputs, out, vocab_size=vocab_size, progress=True, shard=shard, **settings)
