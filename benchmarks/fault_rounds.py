@@ -151,7 +151,7 @@ def _cut(content: bytes, rng: random.Random) -> bytes:
 
 def _flip(content: bytes, rng: random.Random) -> bytes:
     flipped = bytearray(content)
-    # half of them in the last 5 %: the index of an archive stands there
+    # half of them in the last 5%: the index of an archive stands there
     first = rng.choice([0, int(0.95 * len(content))])
     flipped[rng.randrange(first, len(content))] ^= 1 << rng.randrange(8)
     return bytes(flipped)

@@ -56,7 +56,7 @@ GRAB_BAGS = ("utils", "common", "helpers")
 LINE_CAP = 400
 # What the package may hold: lines with code, files, and all lines. These fall with each change and never rise to what
 # was reached: a new concept replaces one, or raises them with a reason in the commit.
-CODE_LINES = 22_310  # with reused runs of a baseline, and plans for layers that differ in their windows
+CODE_LINES = 22_350  # with reused runs of a baseline, and plans for layers that differ in their windows
 FILES = 231
 ALL_LINES = 35_600
 BENCHMARK_LINES = 6_050  # of benchmarks/, which is not installed; with runs per hour

@@ -96,7 +96,7 @@ def _last(report: Mapping[str, Any]) -> str:
 
 def _verdict_table(report: Mapping[str, Any]) -> str:
     interval = f"interval, {words.percent(report['interval']['each'])}"
-    interval += f" (all together {share})" if (share := words.together(report)) else ""
+    interval += f" (simultaneous: {words.percent(share)})" if (share := words.together(report)) else ""
     head = ["variant", "pairs", f"difference, {report['unit']}", interval, "p adjusted", "verdict"]
     head += ["direction", "size against delta"]
     rows = [

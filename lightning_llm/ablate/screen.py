@@ -137,7 +137,7 @@ def show_report(report: Mapping[str, Any], console: Console) -> None:
         table.add_row(folded(name, left), *cells)
     console.print(table)
     share = words.together(report)
-    all_hold = [f"All intervals hold together with a probability of {share}."] if share else []
+    all_hold = [words.simultaneous(share)] if share else []
     about = (*all_hold, *words.noise_lines(report), *words.tuning_lines(report), *words.cost_lines(report), "")
     for line in (*about, *words.verdict_lines(report)):  # what was found comes last, where the eye is
         console.print(line, soft_wrap=True, highlight=False)

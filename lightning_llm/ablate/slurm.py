@@ -68,7 +68,7 @@ def submit(plan: Plan, workers: int, settings: Sequence[str]) -> list[str]:
     try:
         from submitit import SlurmExecutor
     except ImportError as error:
-        raise ValueError('--slurm needs submitit: python -m pip install "lightning-llm[slurm]"') from error
+        raise ValueError('--slurm needs submitit: python -m pip install "submitit>=1.5"') from error
     pairs = [setting.partition("=") for setting in settings]
     if wrong := [name for name, equals, _ in pairs if not equals]:
         raise ValueError(f"--slurm {wrong[0]} must be KEY=VALUE, such as partition=gpu")

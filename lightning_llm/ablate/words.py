@@ -45,10 +45,16 @@ def cells(row: Mapping[str, Any]) -> list[str]:
     return [str(row["pairs"]), signed(row["difference"]), bounds(row["interval"]), p, row["verdict"]]
 
 
-def together(report: Mapping[str, Any]) -> str:
-    """With what probability all intervals hold; empty: there are not several."""
+def simultaneous(share: float) -> str:
+    """What several intervals are together."""
+    of = percent(share)
+    return f"Simultaneous {of} intervals: with a probability of {of}, all of them contain the true differences."
+
+
+def together(report: Mapping[str, Any]) -> float | None:
+    """The probability with which all intervals are right. ``None``: there are not several."""
     many = sum(row["interval"] is not None for row in report["variants"].values())
-    return percent(report["interval"]["together"]) if many > 1 else ""
+    return float(report["interval"]["together"]) if many > 1 else None
 
 
 # ---- what is compared

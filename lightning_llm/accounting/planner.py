@@ -186,7 +186,7 @@ class Planner:
         return None if best is None else self.plan(best)
 
     def smallest(self) -> Plan:
-        """The setting that needs the least memory, but for a mix of levels that may need 1 % less."""
+        """The setting that needs the least memory, but for a mix of levels that may need 1% less."""
         candidates = [
             dataclasses.replace(group, counts=counts)
             for group in self._groups

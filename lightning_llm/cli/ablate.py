@@ -1,7 +1,7 @@
 """``lightning-llm ablate``: does a change help? Runs of a baseline and its variants in pairs, until a verdict.
 
 ``power`` shows what an experiment would find; ``run`` plans it, freezes the plan, and starts workers on this machine;
-``work`` is one worker; ``status`` shows how far an experiment is; ``report`` writes what it has found; ``extend`` adds
+``work`` is one worker; ``status`` shows an experiment's progress; ``report`` writes its results; ``extend`` adds
 pairs; ``measure`` measures time and memory of each side.
 """
 
@@ -50,19 +50,19 @@ def _options(parser: OneLineParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="run|status|report|extend|power|measure|work")
 
     def action(name: str, act: Callable[[argparse.Namespace], object], about: str) -> argparse.ArgumentParser:
-        parser = actions.add_parser(name, help=about)
+        parser = actions.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
         parser.set_defaults(act=act)
         return parser
 
     run = action("run", _run, "plan an experiment, or continue one, and train its runs on this machine")
-    about = "an experiment (YAML), or the folder of one to continue; options of fit may follow, for all runs"
+    about = "an experiment (YAML), or the folder of an experiment to continue; options of fit for all runs may follow"
     run.add_argument("experiment", nargs="?", metavar="FILE", help=about)
-    power = action("power", _power, "show how likely each verdict is, and how many runs it takes")
+    power = action("power", _power, "show how likely each verdict is, and how many runs the experiment takes")
     power.add_argument("experiment", nargs="?", metavar="FILE", help="an experiment (YAML)")
     spread = power.add_mutually_exclusive_group(required=True)
     about = "standard deviation of the difference of one pair, in the metric's unit"
     spread.add_argument("--spread", type=float, metavar="NUMBER", help=about)
-    about = "an experiment, such as a pilot, whose null variant gives it; without FILE, the experiment is this one, too"
+    about = "take the spread from the null variant of this experiment; without FILE, also take its plan"
     spread.add_argument("--from", dest="earlier", type=Path, metavar="DIR", help=about)
     for parser_of_plan in (run, power):
         add = parser_of_plan.add_argument
@@ -70,24 +70,24 @@ def _options(parser: OneLineParser) -> None:
         add("--vary", action="append", default=[], metavar="OPTION=VALUE", help="without FILE: a variant; repeatable")
         add("--name", help="name of the experiment (default: that of FILE)")
         add("--out", metavar="DIR", help="folder of the experiment (default: runs/NAME)")
-        add("--pairs", type=int, metavar="N", help="at most N pairs")
+        add("--pairs", type=int, metavar="N", help="maximum number of pairs")
         add("--match", metavar="RULE", help=f"what is the same on both sides: {matches_in_words()} (default: tokens)")
         add("--first-seed", type=int, metavar="N", help="seed of the first pair (default: 0); the others follow")
-    about = "use finished runs of earlier experiments in the same folder (default: of the same baseline)"
+    about = "reuse finished runs of earlier experiments in the same folder (default: baseline)"
     run.add_argument("--reuse", choices=REUSES, help=about)
     extend = action("extend", _extend, "add pairs, and train them")
-    extend.add_argument("--pairs", type=int, required=True, metavar="N", help="how many")
-    about = "for these, also if they have a verdict (default: those without one)"
+    extend.add_argument("--pairs", type=int, required=True, metavar="N", help="number of pairs to add")
+    about = "variants to add pairs to, even if they have a verdict (default: those without one)"
     extend.add_argument("--variants", nargs="+", metavar="NAME", help=about)
-    status = action("status", _status, "show how far an experiment is")
+    status = action("status", _status, "show the progress of an experiment")
     about = "print the report, and write report.json and report.html to its folder"
     report = action("report", lambda options: _write(options.folder), about)
-    measure = action("measure", _measure, "measure time and memory of each side, alone on this machine")
-    worker = action("work", _work, "take runs that no other worker has, until the experiment has ended")
+    measure = action("measure", _measure, "measure time and memory of each side (run nothing else meanwhile)")
+    worker = action("work", _work, "train runs that no other worker trains, until the experiment has ended")
     for parser_of_folder in (extend, status, report, measure, worker):
         parser_of_folder.add_argument("folder", type=Path, metavar="DIR", help="folder of an experiment")
     for starting in (run, extend):
-        starting.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: one per GPU or core)")
+        starting.add_argument("--workers", type=int, metavar="N", help="parallel runs (default: one per GPU or core)")
         about = "submit the workers as an array of SLURM jobs, with these settings of submitit, such as partition=gpu"
         starting.add_argument("--slurm", nargs="*", metavar="KEY=VALUE", help=about)
     worker.add_argument("--cores", default="", help=argparse.SUPPRESS)

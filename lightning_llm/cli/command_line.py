@@ -70,7 +70,7 @@ def _config_path(name: str) -> str:
 def _check_option(name: str) -> None:
     """Refuse a word that cannot be an option. What is inside a section is the parser's to judge."""
     if not name.startswith("-"):
-        raise ValueError(f"{shown(name)} is no option: a config is given with --config {name}")
+        raise ValueError(f"{shown(name)} is not an option: a config is given with --config {name}")
     top, dot, _ = name.removeprefix("--").partition(".")
     top = top.removesuffix("+")
     known = [*CONFIG_OPTIONS, *FLAGS, *(f"--{each}" for each in (*SINGLE_OPTIONS, *SECTIONS))]
@@ -78,10 +78,10 @@ def _check_option(name: str) -> None:
         return
     options = "--config FILE, --model.NAME, --data.NAME, --trainer.NAME, " + ", ".join(known[6:-3])
     if top in {field.name for field in fields(ModelConfig)}:
-        raise ValueError(f"{shown(name)} is no option: did you mean --model.architecture.{name[2:]}?")
+        raise ValueError(f"{shown(name)} is not an option: did you mean --model.architecture.{name[2:]}?")
     close = get_close_matches(top.removeprefix("--"), [option.lstrip("-") for option in known], 1)
     hint = f"did you mean --{close[0]}{name[len(top) + 2 :] if dot else ''}?" if close else f"options are {options}"
-    raise ValueError(f"{shown(name)} is no option: {hint}")
+    raise ValueError(f"{shown(name)} is not an option: {hint}")
 
 
 def with_nearest(message: str, options: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ import re
 from typing import Any, NamedTuple
 
 FIRST, GENERATION, ACCOUNTING = "docs/quickstart.md", "docs/generation.md", "docs/accounting.md"
-SCORES = "loss, perplexity and bits per byte"
+SCORES = "loss, perplexity, and bits per byte"
 LONGEST_LINE = 4000  # characters of a message
 
 
@@ -37,14 +37,16 @@ COMMANDS = {
     "import": Command("convert", "docs/interop.md", "turn a Hugging Face model into a checkpoint"),
     "consolidate": Command("convert", "docs/distributed.md", "merge the shards of a checkpoint into one file"),
     "dashboard": Command("dashboard", "docs/dashboard.md", "show runs in TensorBoard, on this machine"),
-    "runs": Command(
-        "run_list", "docs/dashboard.md", "list runs with state, loss, size and age; remove what is useless"
-    ),
-    "compare": Command("compare", "docs/dashboard.md", "compare loss, time and memory across runs"),
+    "runs": Command("run_list", "docs/dashboard.md", "list runs with state, loss, size, and age; remove useless ones"),
+    "compare": Command("compare", "docs/dashboard.md", "compare loss, time, and memory across runs"),
     "ablate": Command("ablate", "docs/ablate.md", "compare a baseline with variants in pairs of runs, until a verdict"),
-    "estimate": Command("estimate", ACCOUNTING, "estimate parameters, memory, FLOPs and time of a run from its config"),
+    "estimate": Command("estimate", ACCOUNTING, "estimate a run's parameters, memory, FLOPs, and time from its config"),
     "plan": Command("plan", ACCOUNTING, "find the fastest settings that fit in memory, and write their config"),
     "bench": Command("bench", "docs/benchmarks.md", "measure memory and time on this machine"),
+}
+CHECKPOINT_HELP = {
+    "ckpt_path": "A checkpoint: `last`, `best`, a run directory, or a file.",
+    "weights_only": "True or null: a checkpoint is never read in a way that could run code.",
 }
 TRAINER_WORDS = [word for word, command in COMMANDS.items() if command.module == "train"]
 SYNTAX = (
@@ -69,7 +71,7 @@ def help_of(word: str) -> dict[str, Any]:
 # By page, the words of a message that lead there, for the commands in TRAINER_WORDS. The first one counts.
 OPTIONS = {
     "docs/accounting.md": "memory_budget",
-    "docs/config.md": "unrecognized arguments, is no option",
+    "docs/config.md": "unrecognized arguments, is not an option",
     "docs/dashboard.md": "logger, SampleText, Dashboard, JSONLinesLogger",
     "docs/data.md": "corpus, data.path, store, mixture, raw_dtype, dtype, document_mask, context_length, "
     "global_batch_size, micro_batch_size, eval_batch_size, num_workers, predict_prompts, UTF-8",

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from lightning_llm.ablate import comparison
 from lightning_llm.ablate.comparison import BITS, METRICS, Comparison, Effect, Group
-from lightning_llm.ablate.words import UNEQUAL, pairs_in_words, saved_in_words
+from lightning_llm.ablate.words import UNEQUAL, pairs_in_words, saved_in_words, simultaneous
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console, folded, room
@@ -28,26 +28,26 @@ MOST_LINES = 3  # of a name in a narrow table; longer ones stand below it
 NO_BITS = "validation loss: not compared, since the tokenizers differ and a run has no bits per byte"
 OTHER_TEXT = "Runs on other texts are not compared with one another: each text has its own table."
 ONE_RUN = "A difference of one run has no interval: lightning-llm ablate compares several seeds, until a verdict."
-ADJUSTED = "Intervals and p are adjusted for {} comparisons: all intervals hold together with a probability of 95%."
+ADJUSTED = "Intervals and p are adjusted for {} comparisons. " + simultaneous(0.95)
 
 
 def _options(parser: OneLineParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or folders that contain runs")
-    text = "smallest difference of validation loss that matters; without one that large, the verdict is `equivalent`"
-    about = "compare the others with this run's group (default: the first run's)"
+    text = "smallest difference in validation loss that matters; sets when the verdict is `equivalent`"
+    about = "compare the other groups with this run's group (default: the first run's)"
     parser.add_argument("--baseline", metavar="RUN", help=about)
     parser.add_argument("--delta", type=float, metavar="NATS", help=text)
     parser.add_argument("--paired", action="store_true", help="fail unless all groups can be compared in pairs of runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the groups and effects to this file too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the groups and effects to this file")
 
 
 @tool(_options)
 def run_compare(options: argparse.Namespace) -> None:
-    """Compare loss, time and peak memory across finished runs, grouped by the options that differ.
+    """Compare loss, time, and peak memory across finished runs, grouped by the options that differ.
 
     The first run's group is the baseline. Each other group on the same text gets a difference with its 95% interval,
-    and a verdict: better, worse, equivalent or undecided. Runs with the same seeds are compared in pairs. Runs that
-    have not finished are listed. The folder of an experiment gives the pairs and numbers of its report.
+    and a verdict: better, worse, equivalent, or undecided. Runs with the same seeds are compared in pairs. Runs that
+    have not finished are listed. For the folder of an experiment, the pairs and numbers of its report are printed.
     """
     # a file or a pipe gets lines of any length
     console = Console(markup=True, highlight=False, width=None if sys.stdout.isatty() else 200)

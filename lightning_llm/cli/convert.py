@@ -66,8 +66,8 @@ def run_export(options: argparse.Namespace) -> None:
 
 def _import_options(parser: OneLineParser) -> None:
     add = parser.add_argument
-    add("folder", type=Path, metavar="DIR", help="folder with config.json, safetensors and tokenizer.json")
-    add("--out", type=Path, required=True, metavar="CKPT", help="file to write; a config goes to its folder")
+    add("folder", type=Path, metavar="DIR", help="folder with config.json, safetensors, and tokenizer.json")
+    add("--out", type=Path, required=True, metavar="CKPT", help="file to write; a config is written next to it")
 
 
 @tool(_import_options)

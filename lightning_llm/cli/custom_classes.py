@@ -115,7 +115,7 @@ def check_architecture(architecture: object) -> None:
         ValueError: It is one of these.
     """
     if isinstance(architecture, int | float | str | list):
-        raise ValueError(f"model.architecture must hold options by name, got {shown(architecture)}")
+        raise ValueError(f"model.architecture must have options by name, got {shown(architecture)}")
 
 
 # ---- making them

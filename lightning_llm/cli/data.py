@@ -75,7 +75,7 @@ def _prepare(options: argparse.Namespace) -> TokenStore:
             raise ValueError(f"--shard {options.shard} needs --out DIR, the same for all shards")
         shard = Shard(int(numbers[1]), int(numbers[2]))
     if "-" in inputs and out is None:
-        raise ValueError("the standard input has no name: give the store one with --out DIR")
+        raise ValueError("standard input has no name: name the store with --out DIR")
     out = out or default_store(inputs, tokenizer, vocab_size)
     settings: dict[str, Any] = {name: getattr(options, name) for name in ("tokenizer", "test_fraction", "text_key")}
     return prepare_store(inputs, out, vocab_size=vocab_size, progress=True, shard=shard, **settings)
@@ -88,7 +88,9 @@ def _tokenizer_options(parser: OneLineParser) -> None:
     kinds = "bpe: byte pairs, learned from the text; char: its characters; byte: the 256 bytes (default: bpe)"
     add("--kind", choices=("bpe", "char", "byte"), default="bpe", help=kinds)
     add("--vocab-size", type=int, metavar="N", help="vocabulary size of a bpe tokenizer (default: 4096)")
-    add("--special-token", action="append", default=[], metavar="TEXT", help="gets one id, is never split; repeatable")
+    add(
+        "--special-token", action="append", default=[], metavar="TEXT", help="text with one id, never split; repeatable"
+    )
     add("--text-key", metavar="NAME", help="key of the text in .jsonl and .parquet (default: text)")
     add("--out", type=Path, default="tokenizer.json", metavar="FILE", help="file to write (default: tokenizer.json)")
 
@@ -118,15 +120,15 @@ def run_tokenizer(options: argparse.Namespace) -> None:
 
 def _data_options(parser: OneLineParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="inspect|verify")
-    inspect = actions.add_parser("inspect", help="print counts, vocabulary, a window of text and document lengths")
-    verify = actions.add_parser("verify", help="check sizes, checksums and every id")
+    inspect = actions.add_parser("inspect", help="print counts, vocabulary, a window of text, and document lengths")
+    verify = actions.add_parser("verify", help="check sizes, checksums, and every id")
     for action in (inspect, verify):
         add = action.add_argument
         add("store", metavar="DIR", help="folder of a token store")
-        add("--raw-dtype", choices=DTYPES, help="DIR holds raw train.bin and val.bin of this type, as nanoGPT writes")
+        add("--raw-dtype", choices=DTYPES, help="DIR has raw train.bin and val.bin of this type, as nanoGPT's are")
         add("--vocab-size", type=int, metavar="N", help="vocabulary size of such files")
     add = inspect.add_argument
-    add("--split", default="train", help="train, val or test (default: train)")
+    add("--split", default="train", help="train, val, or test (default: train)")
     add("--start", type=int, default=0, metavar="N", help="first token to show (default: 0)")
     add("--tokens", type=int, default=64, metavar="N", help="tokens to show (default: 64)")
 

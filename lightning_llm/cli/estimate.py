@@ -17,7 +17,7 @@ from lightning_llm.training.run_config import add_options, read_run, size_option
 def _options(parser: OneLineParser) -> None:
     add_options(parser)
     add = parser.add_argument
-    add("--micro-batch-size", type=int, metavar="N", help="rows of a forward pass on one device")
+    add("--micro-batch-size", type=int, metavar="N", help="rows of one forward pass on a device")
     add("--steps", type=int, metavar="N", help="optimizer steps (default: the config's)")
     share = "share of the device's peak, 0 to 1 (default: 0.4, assumed)"
     add("--utilization", "--utilisation", type=float, metavar="U", help=share)
@@ -27,7 +27,7 @@ def _options(parser: OneLineParser) -> None:
 
 @tool(_options)
 def run_estimate(options: argparse.Namespace) -> None:
-    """Estimate parameters, memory, FLOPs and time of a run from its config."""
+    """Estimate parameters, memory, FLOPs, and time of a run from its config."""
     run = read_run(options)
     rows, steps = options.micro_batch_size or run.micro_batch_size, options.steps or run.max_steps
     run = dataclasses.replace(run, micro_batch_size=rows, max_steps=steps)

@@ -40,7 +40,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """The options of :func:`open_model`."""
     parser.add_argument("checkpoint", help=MODELS)
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or mps (default: cpu)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, or mps (default: cpu)")
     add_trust_option(parser)
 
 
@@ -50,15 +50,15 @@ def _generate_options(parser: OneLineParser) -> None:
     add("stdin", nargs="?", choices=[STDIN], help="read the prompt from standard input")
     add("--prompt", help="the text to continue (default: a newline)")
     add("--prompt-file", metavar="FILE", help="a UTF-8 file with the text to continue")
-    add("--interactive", action="store_true", help="continue each line that is typed, until Ctrl-D")
+    add("--interactive", action="store_true", help="continue each line that you type, until Ctrl-D")
     add("--num-samples", type=int, default=1, metavar="N", help="number of texts (default: 1)")
     add("--max-new-tokens", type=int, default=200, help="number of tokens to add (default: 200)")
     add("--temperature", type=float, default=0.8, help="divides the logits; 0: greedy decoding (default: 0.8)")
-    add("--top-k", type=int, help="sample from this many most likely tokens (default: all)")
+    add("--top-k", type=int, metavar="K", help="sample from the K most likely tokens (default: all)")
     add("--top-p", type=float, help="sample from the fewest tokens with this total probability")
     add("--min-p", type=float, help="drop tokens below this fraction of the highest probability")
     add("--repetition-penalty", type=float, default=1.0, help="above 1: fewer repetitions (default: 1, off)")
-    add("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; repeatable")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end the text before TEXT; repeatable")
     add("--seed", type=int, default=0, help="the same seed gives the same text (default: 0)")
 
 
@@ -138,13 +138,13 @@ def _evaluate_options(parser: OneLineParser) -> None:
     add("--data", nargs="+", required=True, metavar="FILE", help="any input of `prepare`: files, folders, …")
     add("--text-key", metavar="NAME", help="key of the text in .jsonl and .parquet (default: text)")
     add("--stride", type=int, metavar="N", help="tokens by which the window moves (default: half the context)")
-    add("--per-document", action="store_true", help="print one line per document too")
+    add("--per-document", action="store_true", help="also print one line per document")
     add("--json", type=Path, metavar="FILE", help="write the numbers to this file")
 
 
 @tool(_evaluate_options, RuntimeError)
 def run_evaluate(options: argparse.Namespace) -> None:
-    """Measure loss, perplexity and bits per byte of a model on texts."""
+    """Measure loss, perplexity, and bits per byte of a model on texts."""
     corpus = open_corpus(options.data, text_key=options.text_key)
     named_checkpoint(options.checkpoint, RUNS)
     from lightning_llm.generation import Score

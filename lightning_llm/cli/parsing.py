@@ -40,9 +40,9 @@ def check_configs(words: Sequence[str]) -> list[str]:
     for file in map(Path, configs_in(words)):
         for name, value in read_config(file).items() if file.exists() else ():
             if name not in (*SECTIONS, *SINGLE_OPTIONS):
-                raise ValueError(f"config {file}: {name!r} is unknown; at the top there may be {accepted}")
+                raise ValueError(f"config {file}: {name!r} is unknown; the top level takes {accepted}")
             if name in SECTIONS and not isinstance(value, dict):
-                raise ValueError(f"config {file}: {name} must hold options by name, got {shown(value)}")
+                raise ValueError(f"config {file}: {name} must have options by name, got {shown(value)}")
     trust.TRUSTED.update(trust.custom_paths([text for word in words for text in (word, word.partition("=")[2])]))
     return [line for path, content in config_files(words).items() for line in trust.trust_printed(path, content)]
 
@@ -70,7 +70,7 @@ def parse(parser: ArgumentParser, words: Sequence[str]) -> Any:
         if path not in BUILT_IN[kind] and trust.is_custom(path) and "." in path and path not in trust.TRUSTED:
             if not trust.is_import_path(path):
                 raise trust.not_found(f"model.architecture.{kind}", path)
-            raise ValueError(f"model.architecture.{kind} {shown(path)} is hidden in a text: write it without quotes")
+            raise ValueError(f"model.architecture.{kind} {shown(path)} is inside a string: write it without quotes")
     return parsed
 
 
@@ -95,7 +95,7 @@ def config_files(words: Sequence[str]) -> dict[Path, Any]:
         if name == "--data" or name.startswith(("--model", "--trainer")):
             for value in option_values(words, name, f"{name}+"):
                 if name.endswith(".init_args") and not isinstance(parse_yaml(value), dict):
-                    raise ValueError(f"{name[2:]} must hold options by name, got {shown(value)}")
+                    raise ValueError(f"{name[2:]} must have options by name, got {shown(value)}")
                 _look_at(value, Path(), contents)
     return contents
 

@@ -1,4 +1,4 @@
-"""``lightning-llm runs`` lists runs with their state; ``lightning-llm runs clean`` removes those that are of no use."""
+"""``lightning-llm runs`` lists runs with their state; ``lightning-llm runs clean`` removes useless ones."""
 
 import argparse
 import dataclasses
@@ -23,16 +23,17 @@ RULE = "ended without a result and without a checkpoint"
 def _options(parser: OneLineParser) -> None:
     add = parser.add_argument
     parser.usage = "lightning-llm runs [clean] [RUNS …] [--yes] [--json FILE]"
-    runs = f"run directories, or folders that contain some (default: {ROOT}); "
-    runs += f"after the word {CLEAN}: where to remove runs"
+    runs = (
+        f"run directories, or folders that contain runs (default: {ROOT}); after {CLEAN}: where to remove useless runs"
+    )
     add("runs", nargs="*", metavar="RUNS", help=runs)
     add("--yes", action="store_true", help=f"with {CLEAN}: remove them; without it, they are only listed")
-    add("--json", type=Path, metavar="FILE", help="write the list to this file too")
+    add("--json", type=Path, metavar="FILE", help="also write the list to this file")
 
 
 @tool(_options)
 def run_runs(options: argparse.Namespace) -> None:
-    """List runs with state, validation loss, size on disk and age; `clean` removes those that are of no use."""
+    """List runs with state, validation loss, size on disk, and age; `clean` removes useless ones."""
     is_cleaning = options.runs[:1] == [CLEAN]
     if options.yes and not is_cleaning:
         raise ValueError(f"--yes belongs to lightning-llm runs {CLEAN}: leave it out to list runs")

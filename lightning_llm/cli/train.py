@@ -29,7 +29,7 @@ from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint, read_outline
 from lightning_llm.checkpoints.schema import LIGHTNING
 from lightning_llm.cli import command_line, custom_classes, early_checks, jobs, parsing
-from lightning_llm.cli.commands import help_of, with_page
+from lightning_llm.cli.commands import CHECKPOINT_HELP, help_of, with_page
 from lightning_llm.cli.errors import FAILED, USER_ERROR, reason_of, reports
 from lightning_llm.cli.parser_words import in_plain_words
 from lightning_llm.cli.process import interrupts, is_first_process, quieten
@@ -120,6 +120,8 @@ class TrainingCLI(LightningCLI):
             self._parser(word).set_defaults(verbose=False)
         command = words[0] if words and words[0] in self.subcommands() else "fit"
         hidden = custom_classes.hide_options_of_ours(self._parser(command), words, data_class)
+        for action in self._parser(command)._actions:  # Lightning's text names ways that do not exist here
+            action.help = CHECKPOINT_HELP.get(action.dest, action.help)
         self.experiment, self._words = command_line.experiment_of(words), words
         try:
             self.config = parsing.parse(parser, words)

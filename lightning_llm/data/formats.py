@@ -328,6 +328,4 @@ def _import(name: str, file: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ValueError(
-            f"{file} needs the package {package}: pip install {package}, or pip install -e '.[data]'"
-        ) from error
+        raise ValueError(f"{file} needs the package {package}: python -m pip install {package}") from error

@@ -63,7 +63,7 @@ def read_config(file: Path) -> Section:
     except (yaml.YAMLError, ValueError) as error:  # such as a date in month 99
         raise ValueError(f"config {file} is not YAML: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"config {file} must hold options by name, such as 'trainer:', got {shown(content)}")
+        raise ValueError(f"config {file} must have options by name, such as 'trainer:', got {shown(content)}")
     return content
 
 

@@ -106,7 +106,7 @@ def _check_class(options: dict[str, Any]) -> None:
         raise ValueError(f"class_path must be an import path, got {shown(options['class_path'])}")
     if not isinstance(options.get("init_args"), dict | None):
         where = f" of {options['class_path']}" if "class_path" in options else ""
-        raise ValueError(f"init_args{where} must hold options by name, got {shown(options['init_args'])}")
+        raise ValueError(f"init_args{where} must have options by name, got {shown(options['init_args'])}")
 
 
 def not_found(option: str, path: str) -> ValueError:

@@ -100,8 +100,8 @@ class ModelConfig:
         mlp: ``swiglu``, ``memory_optimized_swiglu``, ``geglu``, ``gelu`` (by the error function), ``gelu_tanh`` (as in
             GPT-2), ``relu``, ``relu2``, ``mixture_of_experts``, or a class.
         checkpoint_level: Of ``memory_optimized_swiglu``: 0 saves what backward needs, 1 saves only the input and the
-            weights and recomputes the rest, 2 includes the norm before it as well and saves nothing beyond the
-            residual stream. A number, or a list with one for each layer.
+            weights and recomputes the rest, 2 also includes the norm before the MLP, whose output is not saved
+            either. A number, or a list with one for each layer.
         recompute: Parts of a block that save only their input in training and run again in backward
             (``torch.utils.checkpoint``): ``none``, ``mlp`` or ``attention`` with its norm, or the whole ``block``.
         qk_norm: RMSNorm on each query and key head before the rotation.
@@ -292,9 +292,9 @@ class ModelConfig:
         if any(levels) and self.mlp != "memory_optimized_swiglu":
             yield f"checkpoint_level {given} needs mlp 'memory_optimized_swiglu', got {name_of(self.mlp)!r}"
         if 2 in levels and self.norm != "rmsnorm":
-            yield f"checkpoint_level 2 takes the norm in: it needs norm 'rmsnorm', got {name_of(self.norm)!r}"
+            yield f"checkpoint_level 2 includes the norm before the MLP: use norm 'rmsnorm', got {name_of(self.norm)!r}"
         if 2 in levels and self.block == "post":
-            yield "checkpoint_level 2 takes the norm before the MLP in: block 'post' has none there"
+            yield "checkpoint_level 2 includes the norm before the MLP: block 'post' has none there"
 
 
 def config_of_file(fields: dict[str, Any], source: object, *, trust_code: bool = False) -> ModelConfig:

@@ -11,7 +11,7 @@ CHECKPOINT_LEVELS = (0, 1, 2)  # of the memory-optimized SwiGLU
 AttentionForm = Literal["short", "spans", "flex", "fused", "efficient", "math"]
 
 # One buffer of a tile of SwiGLU. On 2 cores of an AMD EPYC (Zen 5) at 4,096 tokens and 1024/4096, matmuls of such tiles
-# are as fast as whole ones to within 2 %; tiles of half the width are 5 to 10 % slower. A GPU wants more work at once.
+# are as fast as whole ones to within 2%; tiles of half the width are 5 to 10 % slower. A GPU wants more work at once.
 TILE_BYTES = {"cpu": 8 * 2**20, "cuda": 64 * 2**20}
 LONGEST_BLOCK = 8192  # tokens
 # Tokens of a block whose weight gradients, being float32, are summed in place: fewer tokens mean more columns per tile.

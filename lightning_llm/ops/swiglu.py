@@ -218,7 +218,7 @@ def _check(x: Tensor, weights: Weights, level: int, num_chunks: int | None) -> N
     if isinstance(level, bool) or level not in levels:
         raise ValueError(f"checkpoint_level must be one of {', '.join(map(str, levels))}, got {level!r}")
     if level == 2 and weights.norm is None:
-        raise ValueError("checkpoint_level 2 computes the norm in front of the MLP: give norm_weight, or use level 1")
+        raise ValueError("checkpoint_level 2 includes the norm before the MLP: give norm_weight, or use level 1")
     if x.dim() == 0 or weights.gate.dim() != 2:
         found = f"{tuple(weights.gate.shape)} for x {tuple(x.shape)}"
         raise ValueError(f"gate_weight must be (intermediate, hidden) for x (…, hidden), got {found}")

@@ -170,7 +170,7 @@ def newton_schulz(matrices: Tensor, *, steps: int = 5, dtype: torch.dtype = torc
     """Brings the singular values of each matrix near 1, keeping its singular vectors.
 
     Quintic Newton-Schulz iteration: X ← a X + (b A + c A²) X with A = X Xᵀ (Jordan et al. 2024). After five steps, in
-    exact arithmetic, every singular value above 0.3 % of the Frobenius norm is between 0.68 and 1.21.
+    exact arithmetic, every singular value above 0.3% of the Frobenius norm is between 0.68 and 1.21.
 
     Args:
         matrices: (batch, rows, columns), cheapest with rows ≤ columns.

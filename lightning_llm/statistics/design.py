@@ -1,8 +1,8 @@
 """The design of one comparison: which interval a number of pairs has, and what that interval says.
 
-A variant has one interval of its difference at each number of pairs. All of them hold together with a probability of at
-least ``1 - level`` (repeated confidence intervals: Jennison and Turnbull 1984). Both answers are read off the interval
-of the present pairs, so a word never contradicts it:
+A variant has one interval of its difference at each number of pairs. With a probability of at least ``1 - level``, all
+of them contain the true difference (repeated confidence intervals: Jennison and Turnbull 1984). Both answers are read
+off the interval of the present pairs, so a word never contradicts it:
 
 =========  ===========  ===============================
 answer     word         the interval
@@ -25,7 +25,7 @@ from lightning_llm.statistics.looks import OneLook, PlannedLook, Rule, ShortLook
 
 BETTER, WORSE, EQUIVALENT, UNDECIDED = "better", "worse", "equivalent", "undecided"
 SMALLER, LARGER, NOT_SHOWN = "smaller", "larger", "not shown"
-# With 2, 3, 4 and 5 pairs, the 95 % interval of one look reaches 9.0, 2.5, 1.6 and 1.2 standard deviations of a pair to
+# With 2, 3, 4 and 5 pairs, the 95% interval of one look reaches 9.0, 2.5, 1.6 and 1.2 standard deviations of a pair to
 # each side, and that standard deviation may be 32, 6.3, 3.7 and 2.9 times as large as it is found to be.
 FEWEST = 4
 # Whoever asks how many more pairs are needed reads ten further looks in turn. Simulated one at a time they take 3.4 s,

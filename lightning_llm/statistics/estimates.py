@@ -3,7 +3,7 @@
 A *difference* is variant minus baseline, of a metric of which lower is better. With pairs, ``d_i`` is the difference of
 the two runs with seed ``i``, ``d`` the mean of the ``n`` differences and ``s`` their standard deviation (``n - 1`` in
 the denominator). There is no bootstrap: with 3, 5, 8 and 16 seeds, its percentile intervals of 95 % cover 75, 84, 88
-and 91 %.
+and 91%.
 """
 
 import dataclasses
@@ -115,14 +115,14 @@ def failures(lost: int, runs: int, base_lost: int, base_runs: int) -> float:
 
 
 def sd_interval(sd: float, pairs: int) -> tuple[float, float]:
-    """The 95 % interval of a standard deviation of normal values: ``s √(ν / χ²)`` with ``ν = n - 1``."""
+    """The 95% interval of a standard deviation of normal values: ``s √(ν / χ²)`` with ``ν = n - 1``."""
     freedom = pairs - 1
     low, high = (math.sqrt(freedom / float(special.chdtri(freedom, tail))) for tail in (0.025, 0.975))
     return sd * low, sd * high
 
 
 def correlation_interval(correlation: float, pairs: int) -> tuple[float, float] | None:
-    """The 95 % interval of a correlation, by Fisher's z (1921); ``None`` below four pairs."""
+    """The 95% interval of a correlation, by Fisher's z (1921); ``None`` below four pairs."""
     if pairs < 4 or abs(correlation) >= 1:
         return None
     middle, half = math.atanh(correlation), 1.96 / math.sqrt(pairs - 3)
@@ -145,7 +145,7 @@ def seeds_saved(baseline: Sequence[float], variant: Sequence[float]) -> tuple[in
     (Pitman 1939), which gives the interval.
 
     Returns:
-        The number, negative if pairing cost some, and the ends of its 95 % interval; ``None`` if the differences do not
+        The number, negative if pairing cost some, and the ends of its 95% interval; ``None`` if the differences do not
         vary, and below eight pairs, which say nothing: with four, and a truth of 4, they give -1 to 54.
     """
     if (pairs := len(baseline)) < SAVED_FROM:

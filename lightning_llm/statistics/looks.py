@@ -1,6 +1,6 @@
 """When a difference counts as real although it is tested more than once: at planned looks, and at further ones.
 
-Whoever tests after 4, 6, 8, 12 and 16 pairs, and stops at the first p below 0.05, finds a difference in 15 % of the
+Whoever tests after 4, 6, 8, 12 and 16 pairs, and stops at the first p below 0.05, finds a difference in 15% of the
 cases without one. A *rule* says what a t statistic is worth at one number of pairs, so that this is at most ``alpha``
 over all of them: ``critical(alpha)`` is the value that ``|t|`` must reach, and ``p(t)`` the smallest alpha at which it
 does. ``d ± critical(alpha) s / √n`` is an interval that covers the true difference at all looks together (a repeated

@@ -84,11 +84,11 @@ def outlook(design: Design, difference: float, sd: float) -> Outlook:
 
 @dataclasses.dataclass(frozen=True)
 class FurtherPairs:
-    """How many more pairs end a comparison with a probability of 80 %. ``None``: more than a thousand in all.
+    """How many more pairs end a comparison with a probability of 80%. ``None``: more than a thousand in all.
 
     Attributes:
         expected: If the true difference is the present one.
-        low: The fewest, if it is anywhere in its interval of 80 %.
+        low: The fewest, if it is anywhere in its interval of 80%.
         high: The most, likewise.
     """
 

@@ -14,11 +14,11 @@ from numpy.typing import ArrayLike
 
 EXACT_PAIRS = 20  # up to here, all signs are tried
 DRAWS = 100_000  # of signs, for more pairs
-# The skewness of fewer pairs says nothing. That of normal differences is beyond the limit in 5.0, 2.4 and 1.2 % of the
-# comparisons with 8, 12 and 16 pairs, that of exponential ones in 28, 33 and 37 %.
+# The skewness of fewer pairs says nothing. That of normal differences is beyond the limit in 5.0, 2.4 and 1.2% of the
+# comparisons with 8, 12 and 16 pairs, that of exponential ones in 28, 33 and 37%.
 SKEWED_FROM, SKEWED = 8, 1.5
 # An outlier is this many robust standard deviations from the median. Normal differences have one in 4.1, 2.6, 1.2 and
-# 0.7 % of the comparisons with 6, 8, 12 and 16 pairs. Fewer than six pairs have none.
+# 0.7% of the comparisons with 6, 8, 12 and 16 pairs. Fewer than six pairs have none.
 FAR, OUTLIERS_FROM = 6.0, 6
 _MAD = 1.4826  # turns the median absolute deviation of normal values into their standard deviation
 

@@ -1,10 +1,11 @@
 """The verdict rule: what the runs of a baseline and of its variants say. Everything that states a verdict asks here.
 
 ``m`` variants share a level ``alpha``. Each has one interval of its difference at level ``1 - alpha / m`` (Bonferroni),
-valid at all looks, so all intervals of an experiment hold together with a probability of at least ``1 - alpha``. Two
-answers are read off it (``design.py``): the *direction*, and the *size* against ``delta``, the smallest difference
-that matters. Every answer is right if the interval is, so all of them together are wrong with a probability of at most
-``alpha``. A variant's answers depend on its own runs and on the number of variants, not on what the others found.
+valid at all looks. So the intervals of an experiment are simultaneous: with a probability of at least ``1 - alpha``,
+all of them contain the true differences. Two answers are read off an interval (``design.py``): the *direction*, and the
+*size* against ``delta``, the smallest difference that matters. Every answer is right if the interval is, so all of them
+together are wrong with a probability of at most ``alpha``. A variant's answers depend on its own runs and on the number
+of variants, not on what the others found.
 
 A run that diverged is an outcome, not a missing value. A variant with such a run has neither difference nor interval,
 and is never ``better`` or ``equivalent``. It is ``worse`` if more of its runs diverge than chance explains, by an exact
@@ -46,7 +47,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """How much the pairs vary, with intervals of 95 %, since a few pairs say little about it.
+    """How much the pairs vary, with intervals of 95%, since a few pairs say little about it.
 
     Attributes:
         sd_interval: Of the standard deviation of the difference.
@@ -81,7 +82,7 @@ class Verdict:
         has_ended: Whether no more pairs are wanted.
         pairs: Number of pairs, with those of diverged runs; 0 if the runs are not paired.
         difference: Mean of variant minus mean of baseline; ``None`` if a run of the variant diverged.
-        interval: Of the difference; those of all variants and looks hold together. ``None``: there is none.
+        interval: Of the difference, simultaneous for all variants and looks. ``None``: there is none.
         level: Probability with which this interval holds at all looks.
         critical: Half its width, in standard errors.
         p: Of the t test at this number of runs, by itself.

@@ -169,7 +169,7 @@ def _overridden(model: Any, data: TokenDataModule, plan: Plan) -> list[str]:
 
 def _cost_model(device: torch.device, tf32: bool) -> CostModel:
     if device.type not in GENERIC:
-        raise ValueError(f"memory_budget knows CPUs and CUDA devices, not {device.type}: set the sizes yourself")
+        raise ValueError(f"memory_budget works on CPUs and CUDA devices, not on {device.type}: set the sizes yourself")
     peaks = GENERIC[device.type]
     if device.type == "cuda":
         with suppress(ValueError):  # no peak is printed from it, and the order of settings is nearly that of any GPU

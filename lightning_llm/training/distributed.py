@@ -184,7 +184,7 @@ def strategy_for(option: Any) -> Any:
         return ShardedStrategy(defer_reduction=option == DEFERRED)
     if isinstance(option, FSDPStrategy) or (isinstance(option, str) and option.startswith("fsdp")):
         name = option if isinstance(option, str) else type(option).__name__
-        raise ValueError(f"trainer.strategy {name} is FSDP1, for which the model has no plan: write {NAME}")
+        raise ValueError(f"trainer.strategy {name} is FSDP1, which this model does not support: write {NAME}")
     if not isinstance(option, ModelParallelStrategy) or isinstance(option, ShardedStrategy):
         return option
     return ShardedStrategy(

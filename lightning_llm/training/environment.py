@@ -108,7 +108,7 @@ def keep_freed_memory() -> bool:
 
     By default glibc returns blocks above 128 KiB (a limit that moves up to 32 MiB) to the kernel, which zeroes them
     at the next allocation. A training step allocates the same large blocks every time. Keeping them changed the speed
-    of a step on a 2-core CPU by +1.5 % in bf16 and by -6 % in float32. The process stays at its largest size.
+    of a step on a 2-core CPU by +1.5% in bf16 and by -6% in float32. The process stays at its largest size.
 
     Returns:
         Whether it was done; ``False`` if the C library is not glibc.

@@ -145,7 +145,7 @@ def _checkpoint_of(path: Path) -> Path:
     if (folder / BEST).exists():
         return folder / BEST
     if not (files := step_files(folder)):
-        raise ValueError("it holds neither config.json nor checkpoints: give a model's folder, a checkpoint or a run")
+        raise ValueError("it has neither config.json nor checkpoints: give a model's folder, a checkpoint or a run")
     return files[-1]
 
 

@@ -71,7 +71,7 @@ class LanguageModel(LightningModule):
         compile_scope: What is compiled as one: ``blocks``, each block of the transformer, or ``model``, the whole
             transformer, which takes longer with every layer and is not for FSDP2.
         memory_reserve: Part of ``memory_budget`` that the plan leaves free, such as ``2GiB``. Null: on a GPU about 0.7
-            GiB for context and libraries, 1 GiB for NCCL with several processes, and 5 % of the predicted peak.
+            GiB for context and libraries, 1 GiB for NCCL with several processes, and 5% of the predicted peak.
         groups: Learning rate and weight decay of some parameters, as factors of the optimizer's: a list of
             ``{pattern: …, lr_factor: …, weight_decay_factor: …}``. The first pattern that matches applies; one that
             decides nothing is an error.

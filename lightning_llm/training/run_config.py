@@ -125,7 +125,7 @@ def _section(raw: Section, name: str) -> Section:
         if section is None:
             return {}
         if not isinstance(section, dict):
-            raise ValueError(f"{part} in the config must hold options, got {shown(section)}")
+            raise ValueError(f"{part} in the config must have options, got {shown(section)}")
     return cast(Section, section)
 
 

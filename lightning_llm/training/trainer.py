@@ -139,7 +139,7 @@ class Trainer(pl.Trainer):
         return str(run)
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
-        """As Lightning's, in a run directory that no other process writes to at the same time.
+        """Train as Lightning's Trainer does, in a run directory that no other process writes to.
 
         Raises:
             ValueError: Another process trains in it; or a ModelCheckpoint would overwrite the run's own checkpoints.
@@ -195,7 +195,7 @@ class Trainer(pl.Trainer):
     def check(
         self, model: pl.LightningModule, datamodule: Any, ckpt_path: str | None = None, weights_only: bool | None = None
     ) -> None:
-        """Runs the checks that `fit` makes before its first step, without training; the findings are `checks`.
+        """Run the checks that `fit` runs before its first step, without training; the findings are in `checks`.
 
         Args:
             model: The LanguageModel.

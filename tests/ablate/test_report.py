@@ -50,7 +50,7 @@ def test_the_report_has_the_names_that_scripts_rely_on(done, capsys):
         "a: better, by more than 0.01; difference -0.5004 (-0.5",
         "look 1 of 2: the difference is likely exaggerated",
         "sign-flip p 0.12 (smallest possible: 0.12)",
-        "All intervals hold together with a probability of 95%.",
+        "Simultaneous 95% intervals: with a probability of 95%, all of them contain the true differences.",
         "lost,seed=1 diverged: loss is nan",
     ):
         assert words in printed
@@ -243,16 +243,16 @@ def test_a_report_without_curves_cost_and_verdicts_says_so(experiment, capsys):
     assert "0 runs have ended, 0 train, 13 wait; 0 of 4 pairs" in said
     assert re.search(r"\n *a +– +– +– +– +– *\n", said)
     assert said.endswith("\na: not tested yet.\n")
-    assert "together" not in said
+    assert "imultaneous" not in said
     assert re.search("<td>a</td>(<td>–</td>){7}", (plan.out / "report.html").read_text())
 
 
-def test_intervals_hold_together_only_if_there_are_several(experiment, capsys):
+def test_intervals_are_simultaneous_only_if_there_are_several(experiment, capsys):
     plan = experiment({"a": {"effect": -0.5}}, looks=(4,))
     work(plan.out)
     assert main(["ablate", "report", str(plan.out)]) == 0
-    assert "hold together" not in capsys.readouterr().out
-    assert "all together" not in (plan.out / "report.html").read_text()
+    assert "Simultaneous" not in capsys.readouterr().out
+    assert "(simultaneous" not in (plan.out / "report.html").read_text()
 
 
 def test_the_range_of_further_pairs_is_explained_once(done):

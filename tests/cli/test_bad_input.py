@@ -134,8 +134,8 @@ INTEGER_OR_NULL = "a whole number or a number or null"
         ("model.architecture", "text", "model.architecture: expected options by name, got text ("),
         ("trainer", "text", "trainer: expected options by name, got text ("),
         ("data.mixture", "text", "data.mixture: expected options by name or null, got text ("),
-        ("model.optimizer.init_args", 3, "model.optimizer.init_args must hold options by name, got '3'"),
-        ("model.schedule.init_args", "x", "model.schedule.init_args must hold options by name, got 'x'"),
+        ("model.optimizer.init_args", 3, "model.optimizer.init_args must have options by name, got '3'"),
+        ("model.schedule.init_args", "x", "model.schedule.init_args must have options by name, got 'x'"),
         ("trainer.callbacks", 3, "trainer.callbacks: expected a list or an import path or null, got 3 ("),
         ("seed_everything", "x", "seed_everything: expected true or false or a whole number, got x ("),
     ],
@@ -147,8 +147,8 @@ def test_types_are_named_in_plain_words(refused, name, value, says):
 @pytest.mark.parametrize(
     ("part", "says"),
     [
-        ({"init_args": "text"}, "init_args must hold options by name, got 'text'"),
-        ({"class_path": "a.B", "init_args": [3]}, "init_args of a.B must hold options by name, got [3]"),
+        ({"init_args": "text"}, "init_args must have options by name, got 'text'"),
+        ({"class_path": "a.B", "init_args": [3]}, "init_args of a.B must have options by name, got [3]"),
         ({"class_path": 3}, "class_path must be an import path, got 3"),
     ],
 )
@@ -160,8 +160,8 @@ def test_arguments_that_are_no_options_are_named(refused, tmp_path, part, says):
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ({"architecture": 5}, "model.architecture must hold options by name, got 5"),
-        ({"architecture": [5]}, "model.architecture must hold options by name, got [5]"),
+        ({"architecture": 5}, "model.architecture must have options by name, got 5"),
+        ({"architecture": [5]}, "model.architecture must have options by name, got [5]"),
         ({"optimizer": 5}, "model.optimizer: expected an import path, got 5"),
     ],
 )

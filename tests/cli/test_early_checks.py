@@ -30,7 +30,7 @@ MISTAKES = [
     (["fit", "--confg", "nope"], "did you mean --config?"),
     (["fit", "--dat.path", "x"], "did you mean --data.path?"),
     (["fit", "--max_steps", "3"], "--trainer.NAME"),
-    (["fit", "--mlp=relu"], "'--mlp' is no option: did you mean --model.architecture.mlp?"),
+    (["fit", "--mlp=relu"], "'--mlp' is not an option: did you mean --model.architecture.mlp?"),
     (["fit", "--hlep"], "did you mean --help?"),
     (["fit", "quickstart"], "a config is given with --config quickstart"),
     (["fit", "--config"], "--config needs a value"),

@@ -288,7 +288,7 @@ def test_no_torch_is_imported():
         ([], {"model": {"architecture": {**ARCHITECTURE, "num_hidden_layers": 10**8}}}, "must be at most 2000, got"),
         ([], {"model": {"architecture": {**ARCHITECTURE, "hidden_size": 10**6}}}, "parameters, more than 1e+13"),
         ([], {"model": {"architecture": {**ARCHITECTURE, "vocab_size": 10**12}}}, "parameters, more than 1e+13"),
-        ([], {"model": [1]}, "model in the config must hold options, got [1]"),
+        ([], {"model": [1]}, "model in the config must have options, got [1]"),
     ],
 )
 def test_a_mistake_is_one_line(config, words, sections, expected, error_line):
@@ -308,7 +308,7 @@ def test_a_missing_config_is_one_line(error_line):
         ({"model": {"architecture": ARCHITECTURE, "optimizer": {"class_path": True}}}, "model.optimizer.class_path"),
         (
             {"model": {"architecture": ARCHITECTURE, "optimizer": {"class_path": "torch.optim.SGD", "init_args": 3}}},
-            "init_args in the config must hold options",
+            "init_args in the config must have options",
         ),
         ({"model": {"architecture": {**ARCHITECTURE, "depth": 3}}}, "model.architecture.depth is unknown"),
         ({"model": {"architecture": ARCHITECTURE, "loss_chunks": "two"}}, "model.loss_chunks must be a whole number"),

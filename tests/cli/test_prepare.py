@@ -120,7 +120,7 @@ def test_help(capsys):
     ("argv", "expected"),
     [
         ([], "no INPUT: give a file, a folder, a glob, - or a corpus"),
-        (["-"], "the standard input has no name: give the store one with --out DIR"),
+        (["-"], "standard input has no name: name the store with --out DIR"),
         (["text.txt", "--text-key", "body"], "--text-key 'body' is for JSON lines"),
         (["text.txt", "--shard", "1/2"], "--shard 1/2 needs --out DIR"),
         *(

@@ -225,9 +225,7 @@ def test_missing_package_says_what_to_install(tmp_path, name, package, monkeypat
     (tmp_path / name).write_bytes(b"content")
     for module in (package, f"{package}.parquet"):
         monkeypatch.setitem(sys.modules, module, None)
-    assert f"needs the package {package}: pip install {package}, or pip install -e '.[data]'" in fault(
-        lambda: texts(tmp_path / name)
-    )
+    assert f"needs the package {package}: python -m pip install {package}" in fault(lambda: texts(tmp_path / name))
 
 
 class Stdin:

@@ -68,8 +68,8 @@ HOSTILE = {
     "escape": ("a: \x1b[31m", "is not YAML"),
     "a merge of a number": ("<<: 5", "expected a mapping"),
     "a large file": ("a: " + "x" * (1 << 18), "has 262147 bytes, expected at most 262144"),
-    "a list": ("- a", "must hold options by name"),
-    "a long text": ("x" * 100_000, "must hold options by name, such as 'trainer:', got 'xxx"),
+    "a list": ("- a", "must have options by name"),
+    "a long text": ("x" * 100_000, "must have options by name, such as 'trainer:', got 'xxx"),
 }
 
 

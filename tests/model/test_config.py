@@ -42,7 +42,7 @@ def loss(**options):
         ),
         (
             {"checkpoint_level": 2, "mlp": "memory_optimized_swiglu", "norm": "layernorm"},
-            "checkpoint_level 2 takes the norm in: it needs norm 'rmsnorm'",
+            "checkpoint_level 2 includes the norm before the MLP: use norm 'rmsnorm'",
         ),
         ({"recompute": "everything"}, "recompute 'everything' is unknown: choose one of none, mlp, attention, block"),
         ({"mlp_bias": True, "mlp": "memory_optimized_swiglu"}, "mlp_bias is not supported"),
@@ -86,7 +86,7 @@ def loss(**options):
         ({"loss": loss(z_loss=-1)}, "loss.z_loss must be a number of at least 0, got -1"),
         ({"loss": loss(label_smoothing=1)}, "loss.label_smoothing must be a number from 0 to below 1, got 1"),
         ({"block": "parallel"}, "block 'parallel' is unknown: choose one of pre, post, sandwich"),
-        ({"block": "post", "checkpoint_level": 2}, "checkpoint_level 2 takes the norm before the MLP in"),
+        ({"block": "post", "checkpoint_level": 2}, "norm before the MLP: block 'post' has none there"),
         (
             {"mlp": {"class_path": "mixture_of_experts", "init_args": {"num_experts": 4, "top_k": 5}}},
             "mlp.top_k 5 must be at most mlp.num_experts 4",

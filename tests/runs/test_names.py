@@ -158,7 +158,7 @@ def test_what_is_no_run_is_refused(tmp_path):
 
 def test_a_config_that_is_none_is_named(tmp_path):
     run = make(tmp_path / "a" / "version_0")
-    for content, says in (("a: [", "is not YAML"), ("- a", "must hold options by name")):
+    for content, says in (("a: [", "is not YAML"), ("- a", "must have options by name")):
         Path(run, "config.yaml").write_text(content)
         with pytest.raises(ValueError, match=says):
             found(run)

@@ -62,7 +62,7 @@ def test_a_model_with_rows_for_no_token_begins_with_weights_without_them(exporte
         ({"model.architecture.tie_word_embeddings": True}, "tie_word_embeddings is False there and True here"),
         ({"data.tokenizer": "byte", "model.architecture.vocab_size": 256}, "its tokenizer is not that of the data"),
         ({"model.init_from": "nowhere"}, "init_from nowhere: checkpoint nowhere does not exist"),
-        ({"model.init_from": "."}, "init_from .: it holds neither config.json nor checkpoints"),
+        ({"model.init_from": "."}, "init_from .: it has neither config.json nor checkpoints"),
     ],
 )
 def test_weights_of_another_model_are_refused_before_there_is_a_run(exported, tiny, error_line, changes, says):

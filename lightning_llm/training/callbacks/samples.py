@@ -74,7 +74,7 @@ class SampleText(Callback):
             return
         self._tokenizer = tokenizer_of(getattr(trainer, "datamodule", None))
         if self._tokenizer is None:
-            raise ValueError("SampleText needs a tokenizer and the data hold none: leave it out, or prepare the text")
+            raise ValueError("SampleText needs a tokenizer, and the data have none: leave it out, or prepare the text")
         with prefixed(f"SampleText.prompt {self.prompt!r}", ValueError):
             self._prompt_ids = self._tokenizer.encode(self.prompt)
 

@@ -192,7 +192,7 @@ def utilization_of(trainer: Trainer, architecture: Any, peak_tflops: float | Non
     tokens, context_length = (data_attribute(data, name) for name in ("tokens_per_step", "context_length"))
     try:
         if tokens is None or context_length is None:
-            raise ValueError("the data do not tell tokens_per_step and context_length")
+            raise ValueError("the data do not have tokens_per_step and context_length")
         flops = step_flops(architecture, tokens=tokens, context_length=context_length)
         peak, note = _peak_of(trainer, peak_tflops)
     except (AttributeError, ValueError) as error:  # the user's own data or MLP, or no peak
