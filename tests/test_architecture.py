@@ -58,7 +58,7 @@ LINE_CAP = 400
 # was reached: a new concept replaces one, or raises them with a reason in the commit.
 CODE_LINES = 22_350  # with reused runs of a baseline, and plans for layers that differ in their windows
 FILES = 231
-ALL_LINES = 35_600
+ALL_LINES = 35_640
 BENCHMARK_LINES = 6_050  # of benchmarks/, which is not installed; with runs per hour
 DOCSTRING_SHARE = 0.2  # of all lines, at least
 
