@@ -10,6 +10,8 @@ import yaml
 
 from lightning_llm.__main__ import main
 from lightning_llm.accounting.dial import dial
+from lightning_llm.cli.ablate import _split
+from lightning_llm.cli.ablate_arm import read_arm
 from lightning_llm.cli.train import cli_main
 from lightning_llm.model.transformer import Transformer
 
@@ -175,3 +177,17 @@ def test_mistakes_are_one_line(base, capfd, command, words, problem):
     assert main([command, "--config", base, *words]) == 2
     (line,) = capfd.readouterr().err.strip().splitlines()
     assert problem in line
+
+
+def test_an_arm_of_an_experiment_has_the_resolved_options(base):
+    arm = read_arm("baseline", [base], ["--size=4k", "--tokens_per_parameter=1", "--model.architecture.mlp=relu"])
+    assert not {"size", "tokens_per_parameter", "repeat"} & arm.options.keys()
+    assert arm.steps == dial(BASE, 4000, 1.0).options["trainer.max_steps"]
+    assert arm.architecture.mlp == "relu"
+    with pytest.raises(ValueError, match="baseline: size 10 cannot be made"):
+        read_arm("baseline", [base], ["--size=10"])
+
+
+def test_words_of_ablate_that_belong_to_fit():
+    words = ["run", "x.yaml", "--size", "4k", "--repeat", "--name", "n", "--tokens_per_parameter=2"]
+    assert _split(words) == (["run", "x.yaml", "--name", "n"], ["--size", "4k", "--repeat", "--tokens_per_parameter=2"])
