@@ -158,6 +158,14 @@ def test_estimate_prints_what_fit_would_set(base, capsys, tmp_path):
     for name, value in cli.dial.options.items():
         assert any(line.split() == [name, f"{value:,}"] for line in printed.splitlines()), name
     assert f"{report['dial']['epochs']:.2f}" in printed
+    (tmp_path / "size.yaml").write_text("{size: 4k, tokens_per_parameter: 1}")
+    (tmp_path / "later.yaml").write_text("model: {architecture: {num_hidden_layers: 2}}")
+    words = ["--config", base, "--config", "size.yaml", "--config", "later.yaml"]
+    assert main(["estimate", *words, "--json", "later.json"]) == 0
+    found = json.loads((tmp_path / "later.json").read_text())["dial"]["options"]
+    assert "model.architecture.num_hidden_layers" not in found
+    assert found == options_of(*words)[1].dial.options
+    capsys.readouterr()
     assert main(["plan", *words, "--memory", "1GiB"]) == 0
     assert "size 4k sets hidden_size" in capsys.readouterr().out
 
