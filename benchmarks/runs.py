@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -59,7 +60,7 @@ def run(request: Request) -> Iterator[Row]:
         )
 
 
-def fit(words: Sequence[str], folder: str) -> tuple[dict[str, Any], float]:
+def fit(words: Sequence[str], folder: str, **environment: str) -> tuple[dict[str, Any], float]:
     """Train in a process of its own, whose run directory is the only one in ``folder``.
 
     Returns:
@@ -70,7 +71,7 @@ def fit(words: Sequence[str], folder: str) -> tuple[dict[str, Any], float]:
     """
     command = [sys.executable, "-m", "lightning_llm", "fit", *words]
     begun = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | environment)
     seconds = time.perf_counter() - begun
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["no output"])[-1])

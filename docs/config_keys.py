@@ -97,6 +97,8 @@ LINES = {
 # Of every number, and of the few texts that have one. Keys of classes: argument.
 UNITS = {
     "seed_everything": "seed",
+    "size": "parameters",
+    "tokens_per_parameter": "tokens",
     "model.architecture.vocab_size": "token ids",
     "model.architecture.vocab_multiple_of": "rows",
     "model.architecture.hidden_size": "features",

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from lightning_llm.accounting.counts import parameter_terms, parameters_by_part, step_flops
+from lightning_llm.accounting.dial import Dial
 from lightning_llm.accounting.global_batch import rows_per_micro_batch
 from lightning_llm.accounting.hardware import Device, Reserve
 from lightning_llm.accounting.memory import StepMemory, most_rows, step_memory, step_points
@@ -52,6 +53,8 @@ class RunConfig:
         max_steps: From the config; 0: it does not say.
         optimizer: What it holds.
         reserve: Memory of each device that tensors do not get.
+        dial: What ``size`` set, if it was given.
+        epochs: Then how often the run reads the training text; ``None``: the store does not exist yet.
     """
 
     raw: Section
@@ -65,6 +68,8 @@ class RunConfig:
     max_steps: int
     optimizer: Optimizer
     reserve: Reserve
+    dial: Dial | None = None
+    epochs: float | None = None
 
     @property
     def notes(self) -> list[str]:
@@ -123,6 +128,8 @@ def estimate(run: RunConfig, *, utilization: float | None = None, memory: int | 
             "optimizer": ADAMW_FLOPS * sum(counts.values()) if run.optimizer.name in ("AdamW", "Adam") else None,
         },
     }
+    if run.dial is not None:
+        report["dial"] = {**dataclasses.asdict(run.dial), "epochs": run.epochs}
     if run.device is not None:
         report["time"] = _time(run, run.device, flops.model, utilization)
     if memory is not None:

@@ -33,6 +33,7 @@ from lightning_llm.ablate.screen import show_outlook, show_plan, show_report
 from lightning_llm.ablate.slurm import submit
 from lightning_llm.ablate.words import parameter_lines, reused_lines, start_in_words
 from lightning_llm.ablate.worker import LOGS, Stopped, work
+from lightning_llm.accounting.dial import OPTIONS as DIAL
 from lightning_llm.cli.process import interrupts
 from lightning_llm.cli.tool import OneLineParser, Tool
 from lightning_llm.io.atomic import write_json
@@ -42,7 +43,8 @@ from lightning_llm.statistics.power import SPREADS
 
 PROG = "lightning-llm ablate"
 AGAIN = "; the same command again continues"
-OF_FIT = ("model", "data", "trainer", "seed_everything", "keep_freed_memory")  # their options follow those of run
+# Their options follow those of run
+OF_FIT = ("model", "data", "trainer", "seed_everything", "keep_freed_memory", *DIAL)
 
 
 def _options(parser: OneLineParser) -> None:
@@ -106,7 +108,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     for word in rest:
         name, equals, _ = word.removeprefix("--").partition("=")
         if word.startswith("--") and name.partition(".")[0].removesuffix("+") in OF_FIT:
-            of_fit += [word, *(() if equals else islice(rest, 1))]
+            of_fit += [word, *(() if equals or name == "repeat" else islice(rest, 1))]
         else:
             own.append(word)
     return own, of_fit

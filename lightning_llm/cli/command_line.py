@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from lightning_llm.accounting.dial import OPTIONS as DIAL
 from lightning_llm.cli.commands import TRAINER_WORDS
 from lightning_llm.data.find_store import check_named_store
 from lightning_llm.io.config_file import config_path, parse_yaml, read_config
@@ -25,7 +26,7 @@ FIT = ("fit", "check")  # which start without a trained model
 SINGLE_OPTIONS = ("seed_everything", "keep_freed_memory", "ckpt_path", "weights_only", "return_predictions", "verbose")
 ABSENT = object()
 OPTIONAL_VALUE = (".help", "--print_config")  # the ends of options whose value may be left out
-FLAGS = ("-h", "--help", "--print_config", TRUST_CODE)
+FLAGS = ("-h", "--help", "--print_config", TRUST_CODE, "--repeat")
 DEFAULT_STEPS = 300  # of a run without a config; Lightning's default is 1,000 epochs
 LENGTHS = ("max_epochs", "max_time", "min_steps", "min_epochs", "fast_dev_run")
 
@@ -73,7 +74,7 @@ def _check_option(name: str) -> None:
         raise ValueError(f"{shown(name)} is not an option: a config is given with --config {name}")
     top, dot, _ = name.removeprefix("--").partition(".")
     top = top.removesuffix("+")
-    known = [*CONFIG_OPTIONS, *FLAGS, *(f"--{each}" for each in (*SINGLE_OPTIONS, *SECTIONS))]
+    known = [*CONFIG_OPTIONS, *FLAGS, *(f"--{each}" for each in (*SINGLE_OPTIONS, *DIAL[:2], *SECTIONS))]
     if top in SECTIONS if dot else any(each.startswith(name) for each in known):  # the parser accepts abbreviations
         return
     options = "--config FILE, --model.NAME, --data.NAME, --trainer.NAME, " + ", ".join(known[6:-3])

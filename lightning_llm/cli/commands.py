@@ -44,10 +44,6 @@ COMMANDS = {
     "plan": Command("plan", ACCOUNTING, "find the fastest settings that fit in memory, and write their config"),
     "bench": Command("bench", "docs/benchmarks.md", "measure memory and time on this machine"),
 }
-CHECKPOINT_HELP = {
-    "ckpt_path": "A checkpoint: `last`, `best`, a run directory, or a file.",
-    "weights_only": "True or null: a checkpoint is never read in a way that could run code.",
-}
 TRAINER_WORDS = [word for word, command in COMMANDS.items() if command.module == "train"]
 SYNTAX = (
     "Set any option in a YAML file (--config, repeatable; later files override earlier ones) or on the command line, "

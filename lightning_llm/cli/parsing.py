@@ -16,6 +16,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, get_loader, set_loader, set_parsing_settings
 from jsonargparse.typing import Path as ParsersPath
 
+from lightning_llm.accounting.dial import OPTIONS as DIAL
 from lightning_llm.cli.command_line import SECTIONS, SINGLE_OPTIONS, configs_in, option_values
 from lightning_llm.io import trust
 from lightning_llm.io.config_file import check_yaml, parse_yaml, read_config
@@ -36,11 +37,11 @@ def check_configs(words: Sequence[str]) -> list[str]:
         ValueError: A config is invalid.
         OSError: It cannot be read.
     """
-    accepted = ", ".join((*SECTIONS, *SINGLE_OPTIONS))
+    known = (*SECTIONS, *SINGLE_OPTIONS, *DIAL)
     for file in map(Path, configs_in(words)):
         for name, value in read_config(file).items() if file.exists() else ():
-            if name not in (*SECTIONS, *SINGLE_OPTIONS):
-                raise ValueError(f"config {file}: {name!r} is unknown; the top level takes {accepted}")
+            if name not in known:
+                raise ValueError(f"config {file}: {name!r} is unknown; the top level takes {', '.join(known)}")
             if name in SECTIONS and not isinstance(value, dict):
                 raise ValueError(f"config {file}: {name} must have options by name, got {shown(value)}")
     trust.TRUSTED.update(trust.custom_paths([text for word in words for text in (word, word.partition("=")[2])]))

@@ -25,11 +25,12 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
+from lightning_llm.accounting.dial import OPTIONS
 from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint, read_outline
 from lightning_llm.checkpoints.schema import LIGHTNING
-from lightning_llm.cli import command_line, custom_classes, early_checks, jobs, parsing
-from lightning_llm.cli.commands import CHECKPOINT_HELP, help_of, with_page
+from lightning_llm.cli import command_line, custom_classes, early_checks, jobs, parsing, size
+from lightning_llm.cli.commands import help_of, with_page
 from lightning_llm.cli.errors import FAILED, USER_ERROR, reason_of, reports
 from lightning_llm.cli.parser_words import in_plain_words
 from lightning_llm.cli.process import interrupts, is_first_process, quieten
@@ -104,6 +105,7 @@ class TrainingCLI(LightningCLI):
         text += "The process stays at its largest size. On two CPU cores, this changed the speed of a training step by "
         text += "+1.5 percent in bf16 and by -6 percent in float32 (November 2026)."
         parser.add_argument("--keep_freed_memory", type=bool, default=True, help=text)
+        size.add_options(parser)
         for section, cls in self.classes.items():
             custom_classes.add_option(parser, section, cls)
 
@@ -120,15 +122,16 @@ class TrainingCLI(LightningCLI):
             self._parser(word).set_defaults(verbose=False)
         command = words[0] if words and words[0] in self.subcommands() else "fit"
         hidden = custom_classes.hide_options_of_ours(self._parser(command), words, data_class)
-        for action in self._parser(command)._actions:  # Lightning's text names ways that do not exist here
-            action.help = CHECKPOINT_HELP.get(action.dest, action.help)
         self.experiment, self._words = command_line.experiment_of(words), words
         try:
+            words, self.dial = size.with_dial(words, parser, self._parser(command), _say)
             self.config = parsing.parse(parser, words)
         except argparse.ArgumentError as error:
             options = self._parser(command).get_defaults().keys()
             raise argparse.ArgumentError(None, command_line.with_nearest(str(error), options)) from error
         self._options = self.config[self.config.subcommand]
+        for name in OPTIONS:
+            self._options.pop(name, None)
         custom_classes.check_parsed(self._options, words, self.classes)
         self._ckpt_path = self._options.pop("ckpt_path", None)
         if left_out := [name for name in hidden if self._options.pop(name, self) is not self]:
@@ -197,6 +200,7 @@ class TrainingCLI(LightningCLI):
             devices = options.get("devices")
             raise ValueError(f"trainer.devices {devices!r} or another trainer option: {error}") from error
         trainer.precision_reason = self.precision_reason
+        trainer.dial = self.dial
         own = [RankConsistencyCheck(self.resolved, self.checkpoint), ResumeDiff(self.resolved)]
         trainer.callbacks[:0] = [*own, StatusFile()]  # type: ignore[attr-defined]
         if trainer.run_directory.experiment is None:

@@ -301,7 +301,9 @@ def _steps(data: TokenDataModule, trainer: Any, problems: Mapping[str, str]) -> 
     else:
         epochs = steps / data.steps_per_epoch
         note = ", more than repeated text is worth" if epochs > MANY_EPOCHS else ""
-        yield Check("steps", f"{steps:,} steps {size}: {epochs:.2f} epochs{note}")
+        train_tokens = sum(source.store.splits["train"].tokens for source in data.sources)
+        fault = trainer.dial.epoch_fault(train_tokens) if trainer.dial else ""
+        yield Check("steps", f"{steps:,} steps {size}: {epochs:.2f} epochs{note}", fault)
 
 
 def _memory_and_disk(model: Any, transformer: Transformer, weights: int, trainer: Any, folder: Path) -> Iterator[Check]:

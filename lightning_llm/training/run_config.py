@@ -2,13 +2,16 @@
 
 import argparse
 import dataclasses
+import functools
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 from lightning_llm.accounting.counts import hidden_matrix_parameters, parameters_by_part
+from lightning_llm.accounting.dial import OPTIONS, Dial, asked_in, dial, given_options, with_options
 from lightning_llm.accounting.estimate import Optimizer, RunConfig
 from lightning_llm.accounting.hardware import Reserve, auto_precision, cpu_features, device_from_part, reserve_for
 from lightning_llm.accounting.parts import UNMEASURED, Measured, parts_to_measure
@@ -20,6 +23,7 @@ from lightning_llm.io.units import byte_size
 from lightning_llm.io.untrusted import file_in, read_json, shown
 from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.runs.directory import CHECKPOINTS, CONFIG
+from lightning_llm.runs.options import flat
 
 # Tensors of a parameter's size that an optimizer keeps for each parameter; MuonAdamW has its own formula below.
 STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop": 1, "Adagrad": 1, "Lion": 1}
@@ -46,6 +50,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "memory of each device that the plan leaves free (default: the config's; on a GPU for context, libraries, gaps)"
     )
     add("--reserve", type=size_option, metavar="SIZE", help=free)
+    add("--size", metavar="N", help="set model and training by this number of parameters, such as 100k")
+    each = "with --size: tokens of the run for each parameter (default: the config's, or 10)"
+    add("--tokens-per-parameter", "--tokens_per_parameter", type=float, metavar="N", help=each)
+    add("--repeat", action="store_true", help="with --size: accept more than 4 epochs over the data")
     add("--json", type=Path, metavar="FILE", help="write all figures to this file")
     add_trust_option(parser, "import and measure classes outside lightning_llm")
 
@@ -67,9 +75,11 @@ def read_run(options: argparse.Namespace) -> RunConfig:
     """
     raw: Section = {}
     source = Path()  # the config that decides the vocabulary
+    contents = []
     for file in map(Path, map(config_path, options.config)):
-        content = read_config(file)
+        contents.append(content := read_config(file))
         raw, source = merged(raw, content), file if VOCABULARY & _section(content, "data").keys() else source
+    raw, dialed, epochs = _dialed(contents, raw, options, source)
     if not isinstance(document_mask := _section(raw, "data").get("document_mask", False), bool):
         raise ValueError(f"data.document_mask must be true or false, got {shown(document_mask)}")
     if is_custom(path := _name(raw, "data.class_path", OWN)) and not _section(raw, "data").keys() >= SIZES:
@@ -91,6 +101,8 @@ def read_run(options: argparse.Namespace) -> RunConfig:
     optimizer = _optimizer(raw, config, precision, options.state_dtype, measured)
     return RunConfig(
         raw=raw,
+        dial=dialed,
+        epochs=epochs,
         config=config,
         device=device,
         precision_reason=reason,
@@ -115,6 +127,49 @@ def read_run(options: argparse.Namespace) -> RunConfig:
         optimizer=optimizer,
         reserve=_reserve(raw, options.reserve, kind, world_size),
     )
+
+
+def _dialed(
+    contents: Sequence[Section], raw: Section, options: argparse.Namespace, source: Path
+) -> tuple[Section, Dial | None, float | None]:
+    """The configs with what ``size`` sets, what that is, and the epochs of the run, if its store exists."""
+    typed = {name: getattr(options, name) for name in OPTIONS if getattr(options, name) not in (None, False)}
+    asked = asked_in(contents, typed)
+    raw = {name: value for name, value in raw.items() if name not in OPTIONS}
+    if asked is None:
+        return raw, None, None
+    base: Section = {"data": {"context_length": CONTEXT_LENGTH, "global_batch_size": GLOBAL_BATCH_SIZE}}
+    base = functools.reduce(merged, contents[: asked.place], base)
+    context_length = _whole(raw, "data.context_length", CONTEXT_LENGTH)
+    known = {"model.architecture.vocab_size": _architecture(raw, options, source).vocab_size}
+    found = dial(
+        with_options(base, known),
+        asked.size,
+        asked.tokens_per_parameter,
+        given=given_options(raw, [name for content in contents[asked.place :] for name in flat(content)]),
+        measure=lambda config: _measured(config, "32-true", context_length),
+    )
+    raw = with_options(raw, found.options)
+    train_tokens = _train_tokens(raw)
+    if train_tokens and not asked.repeat and (fault := found.epoch_fault(train_tokens)):
+        raise ValueError(fault)
+    return raw, found, found.tokens / train_tokens if train_tokens else None
+
+
+def _train_tokens(raw: Section) -> int | None:
+    """Tokens of the training text, if its stores exist."""
+    data = _section(raw, "data")
+    from lightning_llm.data.find_store import DEFAULT_CORPUS, default_store
+    from lightning_llm.data.prepare import DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE
+    from lightning_llm.data.token_store import META, read_meta
+
+    text = str(data.get("path") or data.get("corpus") or DEFAULT_CORPUS)
+    tokenizer = str(data.get("tokenizer") or DEFAULT_TOKENIZER)
+    ids = data.get("vocab_size") or DEFAULT_VOCAB_SIZE
+    stores = data.get("mixture") or [data.get("store") or default_store([text], tokenizer, ids)]
+    if data.get("raw_dtype") or not all((Path(store) / META).is_file() for store in stores):
+        return None
+    return sum(int(read_meta(Path(store))["splits"]["train"]["tokens"]) for store in stores)
 
 
 def _section(raw: Section, name: str) -> Section:

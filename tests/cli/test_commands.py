@@ -75,11 +75,3 @@ def test_no_page_is_left_out_above():
 )
 def test_the_word_that_stands_first_leads(command, line, page):
     assert with_page(command, line) == f"{line} ({page})"
-
-
-@pytest.mark.parametrize("command", ["fit", "validate"])
-def test_the_help_describes_checkpoints_as_they_are_here(command, capsys):
-    assert main([command, "--help"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "A checkpoint: `last`, `best`, a run directory, or a file." in said
-    assert "registry" not in said.partition("--ckpt_path CKPT_PATH")[2]

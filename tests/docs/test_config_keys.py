@@ -53,10 +53,10 @@ class Unitless:
     """It has a line.
 
     Args:
-        size: How large it is.
+        amount: How large it is.
     """
 
-    def __init__(self, size: int | None = 1) -> None: ...
+    def __init__(self, amount: int | None = 1) -> None: ...
 
 
 class Documented:
@@ -69,7 +69,7 @@ class Documented:
     def __init__(self, kind: str | None = "a") -> None: ...
 
 
-@pytest.mark.parametrize(("kind", "message"), [(Undocumented, "size has no line"), (Unitless, "size is a number")])
+@pytest.mark.parametrize(("kind", "message"), [(Undocumented, "size has no line"), (Unitless, "amount is a number")])
 def test_a_key_without_line_or_unit_is_an_error(script, kind, message):
     with pytest.raises(ValueError, match=message):
         made(script, kind)
