@@ -10,7 +10,15 @@ import dataclasses
 
 from lightning_llm.accounting.counts import Sizes, parameters_by_part, step_flops
 from lightning_llm.accounting.hardware import GIGA, TERA, Device
-from lightning_llm.accounting.parts import KNOWN_MLPS, KNOWN_NORMS, Affine, MeasuredPart, unlisted_parts
+from lightning_llm.accounting.parts import (
+    KNOWN_BLOCKS,
+    KNOWN_MLPS,
+    KNOWN_NORMS,
+    Affine,
+    Block,
+    MeasuredPart,
+    unlisted_parts,
+)
 from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.accounting.sharding import elements_outside_blocks
 from lightning_llm.accounting.symbolic import item_sizes
@@ -187,10 +195,12 @@ def _passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> tuple
     attention, whole_attention = passes["attention"]
     mlp, whole_mlp = passes["mlp"]
     _, loss = passes["loss"]
-    layer = 2 * whole_norm + whole_attention + whole_mlp + 2 * RESIDUAL_PASSES * s.hidden
-    repeated: float = norm + attention if recompute in ("attention", "block") else 0
-    repeated += norm + mlp if recompute in ("mlp", "block") else 0
-    repeated += RESIDUAL_PASSES // 2 * s.hidden if recompute == "block" else 0
+    block = KNOWN_BLOCKS.get(name_of(config.block), Block())  # an unlisted one was measured with its norms
+    in_attention, in_mlp, of_sums = (sum(map(bool, names)) for names in (block.attention, block.mlp, block.sums))
+    layer = len(block.norms) * whole_norm + whole_attention + whole_mlp + 2 * RESIDUAL_PASSES * s.hidden
+    repeated: float = in_attention * norm + attention if recompute in ("attention", "block") else 0
+    repeated += in_mlp * norm + mlp if recompute in ("mlp", "block") else 0
+    repeated += of_sums * norm + RESIDUAL_PASSES // 2 * s.hidden if recompute == "block" else 0
     in_levels = sum(mlp * (level > 0) + norm * (level == 2) for level in config.checkpoint_levels)
     layers = config.num_hidden_layers
     return layer * layers + whole_norm + loss, repeated * layers + in_levels

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from lightning_llm.accounting import find_device, parameters_by_part, step_flops
+from lightning_llm.accounting.parts import KNOWN_NORMS
 from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.accounting.step_time import (
     ATTENTION_SHARE,
@@ -41,6 +42,22 @@ def test_tf32_has_its_own_peak_and_leaves_bf16_alone():
     old = CostModel(device=find_device("Tesla T4"), tf32=True)
     with pytest.raises(ValueError, match=r"Tesla T4 has no tf32 peak in the table: leave trainer\.tf32 out"):
         predicted(cost_model=old)
+
+
+def test_each_norm_of_a_block_counts_where_it_is_recomputed():
+    def norms(block, recompute="none", field="traffic"):
+        """How many norms of a layer move data, or do again where they are recomputed."""
+        config = dataclasses.replace(CONFIG, block=block, recompute=recompute)
+        plain = dataclasses.replace(config, block="pre")
+        seconds = getattr(predicted(config), field) - getattr(predicted(plain), field)
+        passes, per_pass = KNOWN_NORMS["rmsnorm"].passes, 2 * 8 * 256 * 512 * 4 * 4 / (4800e9 * BANDWIDTH_SHARE)
+        return seconds / per_pass / (passes[0] if field == "recomputed" else sum(passes))
+
+    assert norms("sandwich") == pytest.approx(2)  # four, where pre has two
+    assert norms("post") == pytest.approx(0)
+    for recompute, in_sandwich, in_post in (("attention", 1, -1), ("mlp", 1, -1), ("block", 2, 0)):
+        assert norms("sandwich", recompute, "recomputed") == pytest.approx(in_sandwich)
+        assert norms("post", recompute, "recomputed") == pytest.approx(in_post)
 
 
 def test_the_optimiser_moves_parameters_gradients_and_both_averages():
