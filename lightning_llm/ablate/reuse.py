@@ -80,11 +80,11 @@ def _finished(plan: Plan, identities: Mapping[str, Identity], arms: list[str], t
         if plan.arms[arm].get("identity") != identities[arm].hash:
             continue
         with suppress(OSError, ValueError):
-            if _is_whole(folder, identities[arm].environment):
+            if _is_reusable(folder, identities[arm].environment):
                 yield folder.name
 
 
-def _is_whole(folder: Path, environment: Mapping[str, Any]) -> bool:
+def _is_reusable(folder: Path, environment: Mapping[str, Any]) -> bool:
     """Whether a run has finished, and was in this environment from its first step to its last."""
     if folder.is_symlink() or state_of(folder).words != FINISHED:
         return False

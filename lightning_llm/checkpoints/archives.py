@@ -105,7 +105,7 @@ def _may_have_been_one(source: Source) -> bool:
 
 
 @no_garbage_collection()
-def is_whole_file(path: str | os.PathLike[str]) -> bool:
+def is_intact_file(path: str | os.PathLike[str]) -> bool:
     """Whether every part of a file matches its checksum and torch can open it.
 
     The checksums take about 1 s per GB. Opening reads no tensor and takes milliseconds. A file that holds code, or

@@ -141,6 +141,6 @@ def only_checkpoints(path: Source, *, trust_code: bool) -> Iterator[None]:
         yield
 
 
-def is_whole(path: Path) -> bool:
+def is_intact(path: Path) -> bool:
     """Whether every part of a checkpoint exists and matches its checksum, and torch can open it (about 1 s per GB)."""
-    return sharded.is_whole_folder(path) if sharded.is_folder(path) else archives.is_whole_file(path)
+    return sharded.is_intact_folder(path) if sharded.is_folder(path) else archives.is_intact_file(path)

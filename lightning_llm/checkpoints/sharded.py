@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_llm.checkpoints.archives import is_whole_file, read_archive, write_atomically
+from lightning_llm.checkpoints.archives import is_intact_file, read_archive, write_atomically
 from lightning_llm.checkpoints.schema import COUNT, TENSOR, mapping
 from lightning_llm.io.atomic import flush_folder, remove_path, replace_path
 from lightning_llm.io.schema import TEXT, list_of, open_record, validate
@@ -191,13 +191,13 @@ def read_folder(path: Path, map_location: Any | None = None, *, mmap: bool = Fal
     return dict(put_together(main))
 
 
-def is_whole_folder(path: Path) -> bool:
+def is_intact_folder(path: Path) -> bool:
     """Whether every file of a checkpoint is there and whole."""
     try:
         files = _shard_files(path, read_archive(main_file(path), mmap=True).get(PROCESSES, 1))
     except ValueError:
         return False
-    return all(map(is_whole_file, files))
+    return all(map(is_intact_file, files))
 
 
 def _is_gapless(rows: Rows) -> bool:

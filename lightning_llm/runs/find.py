@@ -93,14 +93,14 @@ def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefe
     """The best or newest whole checkpoint of a run. Arguments and errors as in :func:`find_checkpoint`."""
     if not any(path.exists() for path in _files(run)):
         raise ValueError(f"{run} holds no checkpoint: give a run directory, such as {newest_run(run) or EXAMPLE}")
-    from lightning_llm.checkpoints.reading import in_time, is_whole
+    from lightning_llm.checkpoints.reading import in_time, is_intact
 
     best, files = run / CHECKPOINTS / BEST, _newest_first(run)
     candidates = [best, *files] if prefer_best and best.exists() else files
     tried = []
     for number, path in enumerate(in_time(candidates)):
         tried.append(path.name)
-        if is_whole(path):
+        if is_intact(path):
             for damaged in candidates[:number]:
                 instead = "in place of the best" if damaged == best else "the one before it"
                 say(f"checkpoint {damaged} is truncated or damaged: using {path}, {instead}")

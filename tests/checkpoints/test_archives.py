@@ -15,7 +15,7 @@ import torch
 
 from lightning_llm.checkpoints.archives import read_archive
 from lightning_llm.checkpoints.reading import (
-    is_whole,
+    is_intact,
     read_checkpoint,
 )
 
@@ -161,7 +161,7 @@ def test_what_is_no_file_is_answered_at_once(tmp_path, kind):
         path = Path("/dev/zero")
     with pytest.raises(ValueError, match="is not a file"):
         read_checkpoint(path)
-    assert not is_whole(path)
+    assert not is_intact(path)
 
 
 MEMORY = """

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lightning_llm.checkpoints.archives import write_atomically
-from lightning_llm.checkpoints.reading import is_whole, load_transformer, read_checkpoint
+from lightning_llm.checkpoints.reading import is_intact, load_transformer, read_checkpoint
 from lightning_llm.optim import AdamW
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 
@@ -150,7 +150,7 @@ def test_a_flipped_bit_is_damage_or_changes_nothing(tmp_path, thorough):
     damaged = 0
     for place, bit in places:
         flipped.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
-        if not is_whole(flipped):
+        if not is_intact(flipped):
             damaged += 1
             with pytest.raises(ValueError, match="damaged"):
                 read_checkpoint(flipped)
@@ -168,12 +168,12 @@ def test_a_flipped_bit_is_damage_or_changes_nothing(tmp_path, thorough):
 def test_a_file_that_torch_cannot_open_is_not_whole(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.ckpt", "w") as archive:
         archive.writestr("archive/version", "3")
-    assert not is_whole(tmp_path / "x.ckpt")
+    assert not is_intact(tmp_path / "x.ckpt")
     (tmp_path / "nowhere.ckpt").symlink_to(tmp_path / "removed.ckpt")
-    assert not is_whole(tmp_path / "nowhere.ckpt")
+    assert not is_intact(tmp_path / "nowhere.ckpt")
 
 
 def test_a_file_with_code_is_refused_and_not_called_damaged(tmp_path):
     torch.save({"state_dict": Code(tmp_path / "ran")}, tmp_path / "bad.ckpt")
-    assert is_whole(tmp_path / "bad.ckpt")
+    assert is_intact(tmp_path / "bad.ckpt")
     assert not (tmp_path / "ran").exists()

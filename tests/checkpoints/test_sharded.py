@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_llm.checkpoints.reading import (
-    is_whole,
+    is_intact,
     read_checkpoint,
     read_outline,
 )
@@ -43,7 +43,7 @@ def test_it_appears_when_all_are_done_and_reads_as_one_file_would(tmp_path):
     content = read_checkpoint(path)
     assert content.keys() == {"state_dict", "global_step"}
     assert torch.equal(content["state_dict"]["w"], ROWS)
-    assert is_whole(path)
+    assert is_intact(path)
     assert find_checkpoint(str(path), tmp_path) == path
     write(path)  # again, over what is there
     assert os.listdir(tmp_path) == [path.name]
@@ -86,7 +86,7 @@ def test_a_damaged_part_is_named(tmp_path, name, damage):
     if damage != "missing":
         content[content.find(first) + len(first) // 2] ^= 1
         (path / name).write_bytes(content if damage == "flipped bit" else content[: len(content) // 2])
-    assert not is_whole(path)
+    assert not is_intact(path)
     with pytest.raises(ValueError, match=f"{name} (does not exist|is truncated or damaged)"):
         read_checkpoint(path)
 
@@ -100,10 +100,10 @@ def test_a_link_is_refused(tmp_path):
         for read in (read_checkpoint, read_outline) if name == "checkpoint.pt" else (read_checkpoint,):
             with pytest.raises(ValueError, match=f"is rejected: {name} is a link"):
                 read(path)
-        assert not is_whole(path)
+        assert not is_intact(path)
         (path / name).unlink()
         (tmp_path / name).rename(path / name)
-    assert is_whole(path)
+    assert is_intact(path)
 
 
 def test_views_of_one_storage_are_not_copied_without_end(tmp_path):

@@ -64,7 +64,7 @@ def test_hundreds_of_slow_files_are_not_all_opened(tmp_path, monkeypatch, name):
     with pytest.raises(ValueError, match=r"every checkpoint of .* is truncated or damaged"):
         find_checkpoint(str(tmp_path), Path("runs"))
     opened = []
-    monkeypatch.setattr(reading, "is_whole", lambda path: opened.append(path))
+    monkeypatch.setattr(reading, "is_intact", lambda path: opened.append(path))
     monkeypatch.setattr(reading, "read_outline", lambda path: opened.append(path) or {})
     monkeypatch.setattr(reading, "MOST_SECONDS", -1.0)  # the first ones took longer
     with pytest.raises(ValueError, match=r"each of \d tried checkpoints of .* is truncated or damaged"):
@@ -88,7 +88,7 @@ def test_small_files_that_take_long_are_not_read_one_after_the_other(tmp_path, m
         opened.append(path)
         clock[0] += 1.1
 
-    monkeypatch.setattr(reading, "is_whole", slow)
+    monkeypatch.setattr(reading, "is_intact", slow)
     monkeypatch.setattr(reading, "read_outline", lambda path: slow(path) or {})
     monkeypatch.setattr(reading.time, "process_time", lambda: clock[0])
     with pytest.raises(ValueError, match=r"each of 1 tried checkpoints of .* is truncated or damaged"):

@@ -65,7 +65,7 @@ def test_a_write_that_fails_ends_the_run_with_one_line(tiny, monkeypatch, error_
 
 
 def archives_in(folder):
-    return sorted(path for path in folder.glob("step-*.ckpt") if archives.is_whole_file(path))
+    return sorted(path for path in folder.glob("step-*.ckpt") if archives.is_intact_file(path))
 
 
 def test_a_signal_waits_for_the_last_one(tiny, monkeypatch):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lightning_llm.__main__ import main
-from lightning_llm.checkpoints.reading import is_whole
+from lightning_llm.checkpoints.reading import is_intact
 from lightning_llm.cli import report
 from lightning_llm.cli.process import Interrupts, lasting, send_nowhere
 from lightning_llm.training.callbacks import RunCheckpoints, StopOnSignal
@@ -87,7 +87,7 @@ def test_a_signal_while_the_last_step_is_saved_ends_the_run_once_it_is(tiny, mon
     assert status == 128 + number
     assert "after step 6" in line
     run = Path("runs/run/version_0")
-    assert is_whole(run / "checkpoints" / "step-00000006.ckpt")
+    assert is_intact(run / "checkpoints" / "step-00000006.ckpt")
     assert not (run / "summary.json").exists()
 
 
