@@ -15,6 +15,7 @@ from lightning_llm.accounting import dial
 from lightning_llm.cli import parsing
 from lightning_llm.cli.command_line import CONFIG_OPTIONS, configs_in, option_values
 from lightning_llm.cli.early_checks import WHOLE_SECTIONS
+from lightning_llm.io.atomic import json_text
 from lightning_llm.io.config_file import parse_yaml, read_config
 from lightning_llm.runs.directory import CONFIG
 from lightning_llm.runs.options import flat
@@ -75,7 +76,7 @@ def with_dial(
     )
     say(f"lightning-llm {words[0]}: {found.in_words()}")
     # behind all others: none of them is one of these
-    rest += [f"--{name}={json.dumps(value)}" for name, value in found.options.items()]
+    rest += [f"--{name}={json_text(value)}" for name, value in found.options.items()]
     return rest, dataclasses.replace(found, limits_epochs=found.limits_epochs and not asked.repeat)
 
 

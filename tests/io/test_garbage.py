@@ -20,7 +20,7 @@ def trace(path):
     ("work", "place", "inner"),
     [
         (archives.read_archive, archives, "_check_archive"),
-        (archives.is_whole_file, archives, "_check_archive"),
+        (archives.is_intact_file, archives, "_check_archive"),
         (trace, memory, "SymbolicModel"),
     ],
     ids=["read", "compare the checksums", "trace"],

@@ -1,0 +1,152 @@
+"""``python -m benchmarks stream``: which ideas of a stream the rule adopts, by simulation.
+
+The functions are those of ``statistics.stream``. Each of 200 streams has 100 ideas. ``useless``: none changes anything
+in the mean, with several shapes of a pair's difference, and with a proposer who varies the best rejected idea on the
+same seeds. ``true``: ten of them are better. Beside the rule stand the rule without its confirmation, and whoever keeps
+an idea because one pair is lower.
+
+The command fails if more than 5% of streams of normal differences have an adoption, or more than 10% of the others.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lightning_llm.bench.harness import Bench, Request
+from lightning_llm.bench.plots import Measure, bar_plot
+from lightning_llm.bench.rows import Columns, Row
+from lightning_llm.statistics.estimates import Array
+from lightning_llm.statistics.stream import CONFIRMATION, StreamRule
+
+STREAMS, IDEAS, TRUE = 200, 100, 10
+EFFECTS = (1.0, 1.5, 2.0)  # in standard deviations of a pair's difference
+RULE, PLAIN, LOWER = "the rule", "without the confirmation", "keep if one pair is lower"
+CORRELATION = 0.8  # of a variation's differences with those of the idea that it varies
+Draw = Callable[[np.random.Generator, int], Array]
+NOISE: dict[str, Draw] = {  # with mean 0 and standard deviation 1; a negative difference is better
+    "normal": lambda rng, n: rng.standard_normal(n),
+    "Student's t, 3 degrees": lambda rng, n: rng.standard_t(3, n) / np.sqrt(3),
+    "exponential, mostly better": lambda rng, n: rng.exponential(size=n) - 1,
+    "exponential, mostly worse": lambda rng, n: 1 - rng.exponential(size=n),
+    "spikes, one in ten": lambda rng, n: (rng.standard_normal(n) - 0.4 + 4 * (rng.random(n) < 0.1)) / np.sqrt(2.44),
+}
+COLUMNS: Columns = {
+    "streams with an adoption, %": ("any", 100, ".1f"),
+    "true ones adopted, %": ("power", 100, ".0f"),
+    "false of those adopted, %": ("false", 100, ".1f"),
+    "pairs per idea": ("pairs", 1, ".1f"),
+}
+
+
+class Outcome(NamedTuple):
+    """What a stream came to: whether each idea was adopted, and how many pairs all took."""
+
+    adopted: list[bool]
+    pairs: int
+
+
+def judged(differences: list[float], fresh: list[float], bar: float, way: str, rule: StreamRule) -> tuple[bool, int]:
+    """Whether a way adopts an idea, and the pairs that it takes."""
+    if way == LOWER:
+        return differences[0] < 0, 1
+    for pairs in range(1, rule.most + 1):
+        step = rule.next(differences[:pairs], [], bar)
+        if step == "confirm":
+            is_adopted = way == PLAIN or rule.next(differences[:pairs], fresh, bar) == "adopted"
+            return is_adopted, pairs + CONFIRMATION * (way == RULE)
+        if step != "pair":
+            break
+    return False, pairs
+
+
+def stream(rng: np.random.Generator, noise: Draw, effects: Array, way: str, *, adaptive: bool = False) -> Outcome:
+    """One stream. An adaptive proposer varies the rejected idea with the lowest mean."""
+    rule, adopted, spent = StreamRule(), list[bool](), 0
+    best: Array | None = None
+    for place, effect in enumerate(effects, 1):
+        drawn = noise(rng, rule.most + CONFIRMATION)
+        if adaptive and best is not None:
+            drawn[: rule.most] = CORRELATION * best + np.sqrt(1 - CORRELATION**2) * drawn[: rule.most]
+        differences, fresh = np.split(drawn - effect, [rule.most])
+        is_adopted, pairs = judged(list(differences), list(fresh), rule.bar(place, sum(adopted)), way, rule)
+        if adaptive and not is_adopted and (best is None or differences[:4].mean() < best[:4].mean()):
+            best = differences
+        adopted.append(is_adopted)
+        spent += pairs
+    return Outcome(adopted, spent)
+
+
+def run(request: Request) -> Iterator[Row]:
+    """The rows of a part."""
+    yield from request.sizes(request)
+
+
+def _useless(request: Request) -> Iterator[Row]:
+    cases = [(name, name, way, False) for name in NOISE for way in (RULE, PLAIN)]
+    cases += [("normal, varies its best", "normal", way, True) for way in (RULE, PLAIN)]
+    cases.append(("normal", "normal", LOWER, False))
+    for label, noise, way, adaptive in cases:
+        rng = np.random.default_rng(request.options.seed)
+        outcomes = [stream(rng, NOISE[noise], np.zeros(IDEAS), way, adaptive=adaptive) for _ in range(STREAMS)]
+        share = float(np.mean([any(outcome.adopted) for outcome in outcomes]))
+        most = 0.05 if noise == "normal" and not adaptive else 0.10
+        problems = [f"{label}: {share:.1%} of streams have an adoption"] if way == RULE and share > most else []
+        pairs = float(np.mean([outcome.pairs for outcome in outcomes])) / IDEAS
+        yield request.row(f"{label}; {way}", any=share, pairs=pairs, problems=problems)
+
+
+def _true(request: Request) -> Iterator[Row]:
+    for effect in EFFECTS:
+        for way in (RULE, PLAIN, LOWER):
+            rng = np.random.default_rng(request.options.seed)
+            hits, adopted, pairs = 0, 0, 0
+            for _ in range(STREAMS):
+                places = rng.choice(IDEAS, TRUE, replace=False)
+                effects = np.zeros(IDEAS)
+                effects[places] = effect
+                outcome = stream(rng, NOISE["normal"], effects, way)
+                hits += sum(outcome.adopted[place] for place in places)
+                adopted, pairs = adopted + sum(outcome.adopted), pairs + outcome.pairs
+            facts: dict[str, Any] = {"power": hits / (STREAMS * TRUE), "false": 1 - hits / max(1, adopted)}
+            yield request.row(f"{effect:g} sd; {way}", **facts, pairs=pairs / (STREAMS * IDEAS))
+
+
+PARTS = {"useless": _useless, "true": _true}
+
+
+def parse(text: str) -> Callable[[Request], Iterator[Row]]:
+    """The part of that name.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if text not in PARTS:
+        raise ValueError(f"shapes {text!r}: there are {', '.join(PARTS)}")
+    return PARTS[text]
+
+
+def check(rows: Sequence[Row]) -> None:
+    """Fail if useless ideas are adopted too often."""
+    if problems := [problem for row in rows for problem in row.problems or ()]:
+        raise RuntimeError("; ".join(problems))
+
+
+def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
+    """The share of streams with an adoption, or of true ideas that are adopted."""
+    field = "any" if rows[0].any is not None else "power"
+    bar_plot(Measure(field, 100, "%"), by=("shape",))(rows, path, title, **options)
+
+
+BENCH = Bench(
+    run=run,
+    shapes=list(PARTS),
+    parse=parse,
+    devices=("cpu",),
+    dtypes=("float32",),
+    columns=COLUMNS,
+    draw=draw,
+    files=("lightning_llm/statistics/stream.py",),
+    check=check,
+)

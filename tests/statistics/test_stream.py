@@ -1,0 +1,74 @@
+"""The rule for a stream of ideas: evidence against its integral, the bar, and what happens to an idea."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from lightning_llm.statistics.stream import CONFIRMATION, StreamRule, evidence_of, upper_bound
+
+RULE = StreamRule()
+BETTER = [-1.0, -1.2, -0.9, -1.1, -1.05, -0.95]
+
+
+@pytest.mark.parametrize(
+    "differences", [[-1.0, -0.2], [-1.0, -0.7, -1.3, 0.1], [0.5, 0.1, 0.9], [0.3, -0.3, 0.2, -0.25]]
+)
+def test_the_evidence_is_the_likelihood_ratio_of_t_over_a_half_normal_effect(differences):
+    pairs, improvements = len(differences), -np.array(differences)
+    t = improvements.mean() / improvements.std(ddof=1) * math.sqrt(pairs)
+
+    def weighted(effect):
+        return 2 * stats.norm.pdf(effect) * stats.nct.pdf(t, pairs - 1, effect * math.sqrt(pairs))
+
+    expected = integrate.quad(weighted, 0, 8)[0] / stats.t.pdf(t, pairs - 1)
+    assert evidence_of(differences) == pytest.approx(expected, rel=2e-3)
+
+
+def test_evidence_ignores_the_unit_and_knows_nothing_of_one_pair():
+    assert evidence_of([-1.0]) == evidence_of([]) == evidence_of([0.0, 0.0]) == 1.0
+    assert evidence_of([-1.0, -0.5, 0.1]) == pytest.approx(evidence_of([-1e-3, -5e-4, 1e-4]))
+    assert evidence_of(BETTER) > 20 > 1 > evidence_of([-value for value in BETTER])
+
+
+def test_the_evidence_of_a_useless_idea_is_one_on_average():
+    paths = np.random.default_rng(0).standard_normal((20_000, 5))
+    values = [evidence_of(path) for path in paths]
+    assert np.mean(values) == pytest.approx(1.0, abs=0.05)
+    assert np.mean(np.array(values) >= 20) <= 0.05
+
+
+def test_the_bar_rises_with_the_place_and_falls_with_adoptions():
+    shares = [1 / (0.05 * RULE.bar(place, 0)) for place in range(1, 20_000)]
+    assert 0.85 < sum(shares[:10_000]) < 1 - 1 / (2.11 * math.log(20_000)) + 0.01
+    assert RULE.bar(10, 0) > RULE.bar(9, 0)
+    assert RULE.bar(10, 1) == pytest.approx(RULE.bar(10, 0) / 2)
+    assert StreamRule(alpha=0.1).bar(10, 0) == pytest.approx(RULE.bar(10, 0) / 2)
+
+
+def test_an_idea_is_confirmed_before_it_is_adopted():
+    assert RULE.next([], [], 20) == "pair"
+    assert RULE.next(BETTER, [], 20) == "confirm"
+    fresh = [-0.5, -0.6, -0.4, -0.7, -0.5, -0.3, -0.6, -0.5]
+    assert len(fresh) == CONFIRMATION
+    assert RULE.next(BETTER, fresh[:-1], 20) == "confirm"
+    assert RULE.next(BETTER, fresh, 20) == "adopted"
+    assert RULE.next(BETTER, [*fresh[:-1], 3.0], 20) == "rejected"
+    assert RULE.next([*BETTER, 9.0], fresh, 20) == "adopted"  # what has reached the bar has reached it
+    assert RULE.next(BETTER, [], 1e9) == "pair"
+
+
+def test_an_idea_without_evidence_is_given_up():
+    assert RULE.next([0.1, 0.2, 0.1], [], 20) == "pair"
+    assert RULE.next([0.1, 0.2, 0.1, 0.2], [], 20) == "rejected"
+    weak = [-1.0, 0.6, -0.9, 0.5, -1.1, 0.4] * 4
+    assert evidence_of(weak) > 1
+    assert StreamRule(most=24).next(weak, [], 1e6) == "out of pairs"
+    assert StreamRule(most=25).next(weak, [], 1e6) == "pair"
+
+
+def test_the_interval_of_a_confirmation_is_that_of_a_t_test():
+    fresh = [-0.5, -0.6, -0.4, -0.7]
+    expected = stats.ttest_1samp(fresh, 0).confidence_interval(0.95).high
+    assert upper_bound(fresh) == pytest.approx(expected)
