@@ -3,11 +3,13 @@
 ``transfer`` trains each size at five learning rates a factor of 1.41 apart around the dial's own, with two seeds, on
 the characters of Python's standard library. Of each optimizer it reports the best rate in octaves above the dial's, and
 its tilt: the slope over the logarithm of the counted FLOPs to base 4, with a 95% interval. ``transfer=25k,50k`` has
-other sizes. MuonAdamW has no ``mup``, which is for kinds of Adam.
+other sizes. MuonAdamW has no ``mup``, which is for kinds of Adam. ``coverage`` trains nothing: it simulates what the
+intervals of an extrapolation hold (``benchmarks.ladder_coverage``).
 
 Runs are in ``runs/ladder-transfer`` of the current folder, a process for each core. The same command continues, and
 repeats no finished run. The command fails if the rate of MuonAdamW, the default, tilts: the interval excludes zero and
-the best rate moves by more than half an octave over all sizes. It fails if the best loss of a larger model is higher.
+the best rate moves by more than half an octave over all sizes. It fails if the best loss of a larger model is higher,
+or if an interval holds the truth too seldom or too often.
 """
 
 import itertools
@@ -23,10 +25,11 @@ import numpy as np
 import yaml
 from scipy import stats
 
+from benchmarks import ladder_coverage
 from benchmarks.runs import ROOT, fit
 from lightning_llm.accounting.dial import LR, Dial, dial, parse_size, with_options
 from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import LOWER
+from lightning_llm.bench.plots import LOWER, Measure, bar_plot
 from lightning_llm.bench.rows import Columns, Row
 from lightning_llm.data.find_store import find_or_prepare
 from lightning_llm.io.charts import chart
@@ -40,6 +43,7 @@ _MUP = {"model.optimizer": _ADAMW, "model.architecture.mup": {"base_width": 128,
 VARIANTS: dict[str, Any] = {DEFAULT: {}, "AdamW": {"model.optimizer": _ADAMW}, "AdamW with mup": _MUP}
 MOST_MOVED = 0.5  # octaves, over all sizes
 DIVERGED = 5.0  # nats per character of a run whose loss is NaN: worse than guessing
+COVERAGE = "coverage"
 COLUMNS: Columns = {
     "best rate": ("best_lr", 1, ".4f"),
     "loss there": ("val_loss", 1, ".4f"),
@@ -47,24 +51,36 @@ COLUMNS: Columns = {
     "tilt per 4x": ("tilt", 1, "+.2f"),
     "from": ("tilt_low", 1, "+.2f"),
     "to": ("tilt_high", 1, "+.2f"),
+    "covered, %": ("covered", 100, ".1f"),
+    "lowest, %": ("lowest", 100, ".1f"),
+    "highest, %": ("highest", 100, ".1f"),
+    "promised, %": ("promised", 100, ".1f"),
+    "half-width": ("half_width", 1, ".4f"),
 }
 
 
-def parse(text: str) -> list[int]:
-    """The sizes of ``transfer`` or ``transfer=25k,50k``.
+def parse(text: str) -> list[int] | str:
+    """The sizes of ``transfer`` or ``transfer=25k,50k``; or ``coverage``.
 
     Raises:
         ValueError: It is no such shape.
     """
+    if text == COVERAGE:
+        return text
     name, _, sizes = text.partition("=")
     found = [parse_size(size) for size in (sizes or SIZES).split(",")]
     if name != "transfer" or sorted(set(found)) != found or len(found) < 2:
-        raise ValueError(f"shapes {text!r} must be transfer, or transfer= with rising sizes: transfer=25k,50k")
+        raise ValueError(
+            f"shapes {text!r} must be coverage, transfer, or transfer= with rising sizes: transfer=25k,50k"
+        )
     return found
 
 
 def run(request: Request) -> Iterator[Row]:
     """A row for each variant and size: ``losses`` by factor and seed, the best of both, and on the last the tilt."""
+    if request.sizes == COVERAGE:
+        yield from ladder_coverage.rows(request)
+        return
     folder, variants = Path("runs/ladder-transfer").absolute(), request.chosen(VARIANTS)
     store = find_or_prepare(corpus="stdlib", tokenizer="char", store=str(folder / "store"))
     dials: dict[tuple[str, int], Dial] = {}
@@ -129,7 +145,10 @@ def _tilt(flops: Sequence[float], best: Sequence[Sequence[float]]) -> dict[str, 
 
 
 def check(rows: Sequence[Row]) -> None:
-    """Fail if the default's rate does not carry over, or a larger model is worse."""
+    """Fail if the default's rate does not carry over, a larger model is worse, or intervals do not cover."""
+    if problems := [problem for row in rows for problem in row.problems or ()]:
+        raise RuntimeError("; ".join(problems))
+    rows = [row for row in rows if row.shape != COVERAGE]
     for row in (row for row in rows if row.tilt is not None and row.variant.startswith(f"{DEFAULT}:")):
         if not row.tilt_low <= 0 <= row.tilt_high and abs(row.moved) > MOST_MOVED:
             raise RuntimeError(f"{row.variant}: the best rate moves by {row.moved:+.2f} octaves, expected {MOST_MOVED}")
@@ -140,7 +159,10 @@ def check(rows: Sequence[Row]) -> None:
 
 
 def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
-    """Loss against the learning rate relative to the dial's."""
+    """Loss against the learning rate relative to the dial's; or shares of intervals."""
+    if rows[0].shape == COVERAGE:
+        bar_plot(Measure("covered", 100, "intervals of 90% that hold the truth, %"), by=("shape",))(rows, path, title)
+        return
     with chart(path, title, height=4.0, **options) as axes:
         (axis,) = np.ravel(axes)
         for row in rows:
@@ -150,6 +172,16 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
 
 
 BENCH = Bench(
-    run=run, shapes=["transfer"], parse=parse, devices=("cpu",), dtypes=("float32",), columns=COLUMNS, draw=draw,
-    files=("lightning_llm/accounting/dial.py", "lightning_llm/model", "lightning_llm/optim", "configs"), check=check,
-)  # fmt: skip
+    run=run,
+    shapes=["transfer", COVERAGE],
+    parse=parse,
+    devices=("cpu",),
+    dtypes=("float32",),
+    columns=COLUMNS,
+    draw=draw,
+    files=(
+        *("lightning_llm/accounting/dial.py", "lightning_llm/statistics/extrapolation.py"),
+        *("lightning_llm/model", "lightning_llm/optim", "configs"),
+    ),
+    check=check,
+)

@@ -86,7 +86,7 @@ def test_a_diverged_run_is_a_result_and_a_failed_one_an_error(rows_of, capsys):
     assert "no disk" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("shape", ["coverage", "transfer=25k", "transfer=50k,25k", "transfer=x,2k"])
+@pytest.mark.parametrize("shape", ["cover", "transfer=25k", "transfer=50k,25k", "transfer=x,2k"])
 def test_other_shapes_are_mistakes(shape, capsys):
     assert main(["ladder", "--shapes", shape]) == 2
     assert "transfer" in (line := capsys.readouterr().err) or "100k" in line

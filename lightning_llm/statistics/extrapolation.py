@@ -1,0 +1,179 @@
+"""From differences at several sizes to the difference at a larger one: an interval, a promise, and an answer.
+
+A size's place is x, the logarithm to base 4 of its compute. The difference of a variant from its baseline is taken to
+follow Δ(x) = a + b g(x), with g(x) = (1 - ρ^x) / (1 - ρ), and g(x) = x where ρ is 1: constant, linear, and each decay
+to zero or to another level are cases of it. For each ρ of a grid, a and b are fitted by weighted least squares. A ρ
+counts unless its residuals are larger than the pairs' own variance explains (an F test at 10%); the best one counts in
+any case. The interval of the mean is the union of their t intervals. The *prediction* interval, in which the next
+observed mean should be, also has that mean's own variance.
+
+Of 12,000 simulated experiments for each of eight smooth curves, the interval of the mean at 90% held the truth in 92 to
+96%. Nothing predicts a bend that has not begun: ``python -m benchmarks ladder --shapes coverage`` has both. So a
+target is at most ``MOST_BEYOND`` from the largest size.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from scipy import special, stats
+
+from lightning_llm.statistics.estimates import Array
+
+RATIOS = (0.25, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # ρ
+LEVEL = 0.9  # of the intervals
+REJECTED = 0.1  # the F test's level
+FEWEST_SIZES = 3  # two fit any curve
+MOST_BEYOND = 2.0  # in x: a factor of 16 in compute
+
+Answer = Literal["holds", "fades", "flips", "unknown"]
+Interval = tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class AtSize:
+    """The differences of a variant's pairs at one size.
+
+    Attributes:
+        x: The logarithm to base 4 of the compute.
+        mean: Of the differences, variant minus baseline.
+        sd: Their standard deviation.
+        pairs: Their number, at least 2.
+    """
+
+    x: float
+    mean: float
+    sd: float
+    pairs: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """The difference at a target.
+
+    Attributes:
+        mean: By the best curve.
+        interval: Of the mean.
+        prediction_interval: Of the mean that the target's pairs will show.
+        ratios: The ρ that count, the best one first.
+    """
+
+    mean: float
+    interval: Interval
+    prediction_interval: Interval
+    ratios: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """The standard deviation of a pair's difference as a function of the size: log-linear in x."""
+
+    log_sd: float
+    slope: float
+    freedom: float
+
+    @classmethod
+    def of(cls, sizes: Sequence[AtSize]) -> "Spread":
+        """Fitted to all variants, the null variant among them; sizes whose differences are all equal say nothing."""
+        known = [size for size in sizes if size.sd > 0]
+        if not known:
+            return cls(-math.inf, 0.0, 1.0)
+        x, freedom = np.array([size.x for size in known]), np.array([size.pairs - 1.0 for size in known])
+        # the mean of log s is below log σ
+        logs = np.log([size.sd for size in known]) - (special.digamma(freedom / 2) - np.log(freedom / 2)) / 2
+        weights = freedom / freedom.sum()
+        center = float(weights @ x)
+        variance = float(weights @ (x - center) ** 2)
+        slope = float(weights @ ((x - center) * logs)) / variance if variance > 0 else 0.0
+        return cls(float(weights @ logs) - slope * center, slope, float(freedom.sum()))
+
+    def at(self, x: float) -> float:
+        """The standard deviation at a size."""
+        return math.exp(self.log_sd + self.slope * x)
+
+
+def predict(sizes: Sequence[AtSize], spread: Spread, target: float, pairs: int) -> Prediction:
+    """The difference at a target.
+
+    Args:
+        sizes: Of one variant.
+        spread: Of the pairs, from all variants.
+        target: Its x.
+        pairs: That it will have.
+
+    Raises:
+        ValueError: There are fewer than ``FEWEST_SIZES`` sizes, or the target is too far from the largest one.
+    """
+    places = sorted(size.x for size in sizes)
+    if len(set(places)) < FEWEST_SIZES:
+        raise ValueError(f"a prediction needs differences at {FEWEST_SIZES} sizes or more, got {len(set(places))}")
+    if target - places[-1] > MOST_BEYOND + 1e-9:
+        raise ValueError(
+            f"the target has {4 ** (target - places[-1]):.3g} times the compute of the largest size, expected at most "
+            f"{4**MOST_BEYOND:g} times: nothing predicts further"
+        )
+    start = places[0]
+    x, means = np.array([size.x - start for size in sizes]), np.array([size.mean for size in sizes])
+    errors = np.array([spread.at(size.x) / math.sqrt(size.pairs) for size in sizes])
+    fits = sorted((_fit(x, means, errors, target - start, ratio) for ratio in RATIOS), key=lambda fit: fit.misfit)
+    most = (len(sizes) - 2) * stats.f.isf(REJECTED, len(sizes) - 2, spread.freedom)
+    kept = [fit for fit in fits if fit.misfit <= most] or fits[:1]
+    quantile, own = stats.t.isf((1 - LEVEL) / 2, spread.freedom), spread.at(target) ** 2 / pairs
+
+    def union(more: float) -> Interval:
+        reaches = [(fit.mean, quantile * math.sqrt(fit.variance + more)) for fit in kept]
+        return min(mean - reach for mean, reach in reaches), max(mean + reach for mean, reach in reaches)
+
+    return Prediction(fits[0].mean, union(0.0), union(own), tuple(fit.ratio for fit in kept))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fit:
+    """One curve: the mean at the target with its variance, and the weighted sum of squared residuals."""
+
+    ratio: float
+    mean: float
+    variance: float
+    misfit: float
+
+
+def _fit(x: Array, means: Array, errors: Array, target: float, ratio: float) -> _Fit:
+    def row(place: Array | float) -> Array:
+        curve = place if ratio == 1 else (1 - ratio ** np.asarray(place)) / (1 - ratio)
+        return np.stack([np.ones_like(curve, float), np.asarray(curve, float)], -1)
+
+    weighted = row(x) / errors[:, None]
+    covariance = np.linalg.inv(weighted.T @ weighted)
+    coefficients = covariance @ (weighted.T @ (means / errors))
+    at_target = row(target)
+    misfit = float((((means - row(x) @ coefficients) / errors) ** 2).sum())
+    return _Fit(ratio, float(at_target @ coefficients), float(at_target @ covariance @ at_target), misfit)
+
+
+def answer(interval: Interval, direction: int, delta: float | None) -> Answer:
+    """What an interval at the target says of a difference at the largest size.
+
+    Args:
+        interval: Of the mean at the target.
+        direction: Of the difference at the largest size: -1 or 1 if it is shown, else 0.
+        delta: The smallest difference that matters; ``None``: none is too small.
+    """
+    low, high = interval
+    if delta is not None and -delta < low and high < delta:
+        return "fades"
+    shown = -1 if high < 0 else 1 if low > 0 else 0
+    if shown == 0 or direction == 0:
+        return "unknown"
+    return "holds" if shown == direction else "flips"
+
+
+def compute_multiplier(difference: float, slope: float) -> float:
+    """How many times the baseline's compute would give the variant's loss.
+
+    Args:
+        difference: Variant minus baseline.
+        slope: Of the baseline's loss over x at this size; below 0.
+    """
+    return float(4 ** (difference / slope)) if slope < 0 else math.nan

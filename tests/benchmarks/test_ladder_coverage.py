@@ -1,0 +1,40 @@
+"""The simulated coverage of extrapolated intervals: what is counted, and when it fails."""
+
+import json
+
+import pytest
+
+from benchmarks import ladder_coverage
+from benchmarks.__main__ import main
+
+
+@pytest.fixture
+def rows_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(ladder_coverage, "DRAWS", 240)
+
+    def rows(status=0):
+        assert main(["ladder", "--shapes", "coverage", "--json", str(tmp_path / "rows.json")]) == status
+        return {row["variant"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
+
+    return rows
+
+
+def test_smooth_curves_are_covered_and_a_bend_is_not(rows_of, monkeypatch):
+    monkeypatch.setattr(ladder_coverage, "GATE", (0.75, 1.0))  # so few draws
+    monkeypatch.setattr(ladder_coverage, "CURVES", {"linear": lambda x: -0.03 + 0.006 * x})
+    rows = rows_of()
+    assert rows["linear, 4 times the compute"]["covered"] > 0.8
+    assert rows["linear, 4 times the compute"]["promised"] > 0.8
+    assert rows["linear, 16 times the compute"]["half_width"] > rows["linear, 4 times the compute"]["half_width"] > 0
+    assert rows["bends after the third size, 16 times the compute"]["covered"] < 0.7
+    assert (
+        rows["linear, 4 times the compute"]["lowest"]
+        <= rows["linear, 4 times the compute"]["covered"]
+        <= rows["linear, 4 times the compute"]["highest"]
+    )
+
+
+def test_intervals_that_do_not_cover_fail(rows_of, monkeypatch, capsys):
+    monkeypatch.setattr(ladder_coverage, "CURVES", {"bend": ladder_coverage.bend})
+    rows_of(status=2)
+    assert "bend, 16 times: " in capsys.readouterr().err

@@ -1,0 +1,97 @@
+"""Extrapolated differences: against an ordinary regression, known curves, and what an interval answers."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from lightning_llm.statistics.extrapolation import RATIOS, AtSize, Spread, answer, compute_multiplier, predict
+
+
+def sizes_of(means, sd=0.006, pairs=8):
+    return [AtSize(float(x), mean, sd, pairs) for x, mean in enumerate(means)]
+
+
+def test_one_curve_is_a_weighted_regression(monkeypatch):
+    monkeypatch.setattr("lightning_llm.statistics.extrapolation.RATIOS", (1.0,))
+    means = [-0.03, -0.022, -0.019, -0.01]
+    sizes = sizes_of(means)
+    spread = Spread(math.log(0.006), 0.0, 56.0)
+    found = predict(sizes, spread, 4.0, 8)
+    slope, intercept = np.polyfit(range(4), means, 1)
+    assert found.mean == pytest.approx(intercept + 4 * slope)
+    error = 0.006 / math.sqrt(8) * math.sqrt(1 / 4 + (4 - 1.5) ** 2 / 5)
+    quantile = stats.t.ppf(0.95, 56)
+    assert found.interval[1] - found.mean == pytest.approx(quantile * error)
+    with_own = quantile * math.hypot(error, 0.006 / math.sqrt(8))
+    assert found.mean - found.prediction_interval[0] == pytest.approx(with_own)
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_a_curve_of_the_family_is_continued(ratio):
+    def curve(x):
+        return -0.03 + 0.01 * (x if ratio == 1 else (1 - ratio**x) / (1 - ratio))
+
+    found = predict(sizes_of([curve(x) for x in range(4)], sd=1e-6), Spread(math.log(1e-6), 0.0, 56.0), 5.0, 8)
+    assert found.ratios == (ratio,)
+    assert found.mean == pytest.approx(curve(5))
+    assert found.interval[0] < curve(5) < found.interval[1]
+
+
+def test_places_count_from_the_smallest_size():
+    means = [-0.03, -0.02, -0.015]
+    spread = Spread(math.log(0.006), 0.0, 42.0)
+    near = predict(sizes_of(means), spread, 3.0, 8)
+    far = predict([AtSize(size.x + 20, size.mean, size.sd, size.pairs) for size in sizes_of(means)], spread, 23.0, 8)
+    assert far.interval == pytest.approx(near.interval)
+
+
+def test_the_spread_is_log_linear_and_without_the_bias_of_a_logarithm():
+    rng = np.random.default_rng(0)
+    drawn = [AtSize(x, 0.0, 0.01 * 0.8**x * math.sqrt(rng.chisquare(3) / 3), 4) for x in range(4) for _ in range(2000)]
+    spread = Spread.of(drawn)
+    assert spread.at(0) == pytest.approx(0.01, rel=0.02)
+    assert spread.at(5) == pytest.approx(0.01 * 0.8**5, rel=0.05)
+    assert spread.freedom == 3 * 8000
+    assert Spread.of([AtSize(0, 0, 0.0, 4)]).at(0) == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "target", "says"),
+    [
+        (sizes_of([0, 0]), 2.0, "a prediction needs differences at 3 sizes or more, got 2"),
+        ([*sizes_of([0, 0]), AtSize(1.0, 0, 0.006, 8)], 2.0, "got 2"),
+        (
+            sizes_of([0, 0, 0]),
+            4.5,
+            "the target has 32 times the compute of the largest size, expected at most 16 times",
+        ),
+    ],
+)
+def test_what_cannot_be_predicted(sizes, target, says):
+    with pytest.raises(ValueError, match=says):
+        predict(sizes, Spread(-5.0, 0.0, 20.0), target, 8)
+
+
+@pytest.mark.parametrize(
+    ("interval", "direction", "delta", "expected"),
+    [
+        ((-0.03, -0.01), -1, 0.005, "holds"),
+        ((0.01, 0.03), 1, 0.005, "holds"),
+        ((0.01, 0.03), -1, 0.005, "flips"),
+        ((-0.03, 0.01), -1, 0.005, "unknown"),
+        ((-0.004, 0.003), -1, 0.005, "fades"),
+        ((-0.004, -0.001), -1, 0.005, "fades"),  # shown to be both
+        ((-0.004, -0.001), -1, None, "holds"),
+        ((-0.03, -0.01), 0, 0.005, "unknown"),
+    ],
+)
+def test_answers(interval, direction, delta, expected):
+    assert answer(interval, direction, delta) == expected
+
+
+def test_a_better_variant_saves_compute():
+    assert compute_multiplier(-0.1, -0.1) == pytest.approx(4)
+    assert compute_multiplier(0.1, -0.2) == pytest.approx(0.5)
+    assert math.isnan(compute_multiplier(-0.1, 0.0))
