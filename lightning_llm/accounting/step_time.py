@@ -180,8 +180,10 @@ def _passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> tuple
     }
     heads = int(s.queries) + int(s.keys)
     rotated = ROTATION_PASSES * heads // 2 if config.position == "rope" else 0
+    normed, whole_normed = _both(KNOWN_NORMS["rmsnorm"].passes, heads if config.qk_norm else 0)
+    attended = rotated + ATTENTION_PASSES * heads
     known: dict[str, Passes] = {
-        "attention": (rotated + ATTENTION_PASSES * heads, 2 * rotated + 3 * ATTENTION_PASSES * heads),
+        "attention": (attended + normed, 2 * rotated + 3 * ATTENTION_PASSES * heads + whole_normed),
         "loss": (0, LOSS_PASSES["whole" if settings.loss_chunks == 0 else "chunked"] * s.vocab),
     }
     if "norm" not in unlisted:

@@ -60,6 +60,19 @@ def test_each_norm_of_a_block_counts_where_it_is_recomputed():
         assert norms("post", recompute, "recomputed") == pytest.approx(in_post)
 
 
+def test_norms_of_queries_and_keys_count():
+    def seconds(field, **options):
+        config = dataclasses.replace(CONFIG, num_key_value_heads=2, **options)
+        return getattr(predicted(config), field)
+
+    width, passes = 512 + 2 * 64, KNOWN_NORMS["rmsnorm"].passes
+    per_pass = 2 * 8 * 256 * width * 4 * 4 / (4800e9 * BANDWIDTH_SHARE)  # of all tokens, bytes, and layers
+    assert seconds("traffic", qk_norm=True) - seconds("traffic") == pytest.approx(sum(passes) * per_pass)
+    again = {"recompute": "attention"}
+    more = seconds("recomputed", qk_norm=True, **again) - seconds("recomputed", **again)
+    assert more == pytest.approx(passes[0] * per_pass)
+
+
 def test_the_optimiser_moves_parameters_gradients_and_both_averages():
     n = sum(parameters_by_part(CONFIG).values())
     rate = 4800e9 * BANDWIDTH_SHARE
