@@ -104,8 +104,11 @@ def predict(sizes: Sequence[AtSize], spread: Spread, target: float, pairs: int) 
         pairs: That it will have.
 
     Raises:
-        ValueError: There are fewer than ``FEWEST_SIZES`` sizes, or the target is too far from the largest one.
+        ValueError: There are fewer than ``FEWEST_SIZES`` sizes, the target is too far from the largest one, or no pair
+            differs from another.
     """
+    if not spread.at(target):
+        raise ValueError("all differences are equal: without a spread there is no interval")
     places = sorted(size.x for size in sizes)
     if len(set(places)) < FEWEST_SIZES:
         raise ValueError(f"a prediction needs differences at {FEWEST_SIZES} sizes or more, got {len(set(places))}")

@@ -74,6 +74,11 @@ def test_what_cannot_be_predicted(sizes, target, says):
         predict(sizes, Spread(-5.0, 0.0, 20.0), target, 8)
 
 
+def test_equal_differences_have_no_interval():
+    with pytest.raises(ValueError, match="all differences are equal"):
+        predict(sizes_of([0, 0, 0], sd=0.0), Spread.of(sizes_of([0, 0, 0], sd=0.0)), 3.0, 8)
+
+
 @pytest.mark.parametrize(
     ("interval", "direction", "delta", "expected"),
     [

@@ -47,18 +47,20 @@ class CountsAll(CountsSteps):
         self.steps += 100
 
 
-def test_hooks_that_do_nothing_are_not_called_and_all_others_are(tiny, monkeypatch):
+def test_hooks_of_ours_that_do_nothing_are_not_called_and_all_others_are(tiny, monkeypatch):
     called = []
     kinds = [CountsSteps(), CountsAll(), LambdaCallback(on_after_backward=lambda *_: called.append("backward"))]
     kinds.append(Callback())
     kinds[-1].on_before_backward = lambda *_: called.append("own")
-    Trainer(accelerator="cpu", logger=False, callbacks=kinds)
+    ours = Trainer(accelerator="cpu", logger=False, callbacks=kinds).callbacks
+    checkpoints = next(callback for callback in ours if isinstance(callback, RunCheckpoints))
+    assert checkpoints.on_before_zero_grad is None
+    assert callable(checkpoints.on_train_batch_end)
+    assert all(callable(each.on_before_zero_grad) for each in kinds)  # the user's own code may call them
     monkeypatch.setattr(Trainer, "preflight", lambda trainer, *_: trainer.callbacks.extend(kinds) or [])
     tiny("fit")
     assert [each.steps for each in kinds[:2]] == [6, 606]
     assert called == ["own", "backward"] * 6
-    assert kinds[0].on_before_zero_grad is None
-    assert kinds[-1].on_train_batch_end is None
 
 
 def test_an_interrupted_run_without_checkpoints_says_so(tiny, capsys, monkeypatch):
