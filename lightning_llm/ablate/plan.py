@@ -46,6 +46,7 @@ from lightning_llm.io.schema import (
 from lightning_llm.io.untrusted import MIB, file_in, read_bytes, read_json, shown, values_in
 
 PLAN, ADDED, CONFIGS, CODE, RUNS, REPORT = "plan.json", "added.json", "configs", "code", "runs", "report.json"
+REUSED_FROM = "reused_from"  # in the folder of a run whose files are links: the name of the experiment that has it
 MAIN = "fit.py"  # in the code: what a run executes. Its folder comes first in the path of imports
 _MAIN = "import sys\n\nfrom lightning_llm.__main__ import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n"
 PACKAGE = Path(__file__).parents[1]
@@ -136,7 +137,7 @@ class Plan:
 
     @property
     def reused(self) -> Mapping[str, Any]:
-        """What this experiment may use of others.
+        """What this experiment may use of others; :meth:`is_reused` says whether it did.
 
         Returns:
             For each of the ``runs`` the name of the experiment; the ``difference`` and the ``source`` of a ``replay``,
@@ -147,8 +148,9 @@ class Plan:
 
     def state(self, losses: Losses) -> State:
         """How far the experiment is, by the losses of the runs that have ended."""
-        if self.reused["replay"] is not None:  # what the baseline again would say is known
-            losses = {Run(AGAIN, self.experiment.first_seed): None, **losses}
+        first = self.experiment.first_seed
+        if self.reused["replay"] is not None and self.is_reused(Run(BASELINE, first)):
+            losses = {Run(AGAIN, first): None, **losses}  # what the baseline again would say is known
         return state_of(self.experiment, losses, added=self.added, tune=self.tune)
 
     def arm(self, name: str) -> str | None:
@@ -181,6 +183,10 @@ class Plan:
     def run_dir(self, run: Run) -> Path:
         """The run directory of a run."""
         return self.out / RUNS / str(run)
+
+    def is_reused(self, run: Run) -> bool:
+        """Whether the files of a run are those of another experiment."""
+        return (self.run_dir(run) / REUSED_FROM).is_file()
 
     def config(self, name: str) -> Path:
         """The config of a run's arm; the baseline that runs again has the baseline's."""

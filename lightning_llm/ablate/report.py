@@ -80,8 +80,13 @@ def _environment(loaded: Loaded) -> dict[str, Any]:
 def _reused(loaded: Loaded) -> dict[str, Any]:
     """The runs that other experiments have trained, and the experiment whose baseline ran again."""
     reused = loaded.plan.reused
-    runs = {str(run): reused["runs"][str(run)] for run in sorted(loaded.results) if str(run) in reused["runs"]}
-    return {"runs": runs, "replay": (reused["replay"] or {}).get("source"), "variants": reused["variants"]}
+    names = [str(run) for run in sorted(loaded.results) if loaded.plan.is_reused(run)]
+    replay = loaded.replay
+    return {
+        "runs": {name: reused["runs"].get(name, "another experiment") for name in names},
+        "replay": None if replay is None else replay.source or None,
+        "variants": reused["variants"],
+    }
 
 
 def _aa(loaded: Loaded) -> dict[str, Any]:
@@ -89,7 +94,8 @@ def _aa(loaded: Loaded) -> dict[str, Any]:
     null = None if loaded.null_began_alike else loaded.state.null
     row = None if null is None else _numbers(loaded, null, BASELINE, NULL) | {"further_pairs": None}
     sd = None if null is None else null.sd
-    return {"replay_difference": loaded.replay_difference, "null_sd": sd, "null": row}
+    difference = None if loaded.replay is None else loaded.replay.difference
+    return {"replay_difference": difference, "null_sd": sd, "null": row}
 
 
 def _variant(loaded: Loaded, name: str) -> dict[str, Any]:
@@ -195,7 +201,7 @@ def _cost(loaded: Loaded) -> dict[str, Any]:
     sides = {name: dict(side) for name, side in measured.get("sides", {}).items()}
     for name, side in sides.items():
         side["training_s"] = side["step_s"] * loaded.plan.arms[name]["steps"]
-    trained = [result for run, result in loaded.results.items() if str(run) not in loaded.plan.reused["runs"]]
+    trained = [result for run, result in loaded.results.items() if not loaded.plan.is_reused(run)]
     spent = sum(result.summary.get("seconds") or 0.0 for result in trained)
     facts = {field: measured.get(field) for field in ("machine", "threads", "date", "torch", "rounds", "other_cores")}
     return {**facts, "runs": len(trained), "run_seconds": spent, "sides": sides}

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.plan import RUNS, Plan
@@ -79,6 +79,18 @@ class Result:
         return read_curves(self.folder, CURVES.__contains__)
 
 
+class Replay(NamedTuple):
+    """The same seed twice.
+
+    Attributes:
+        difference: The largest of curves and losses.
+        source: The other experiment that has trained them; empty: this one.
+    """
+
+    difference: float
+    source: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Loaded:
     """An experiment as it is now.
@@ -96,21 +108,19 @@ class Loaded:
     cost: Mapping[str, Any] | None
 
     @property
-    def replay_difference(self) -> float | None:
-        """The largest difference of curves and losses of the baseline's first seed from those of the same again.
-
-        Where the baseline's runs are reused, that of the experiment that trained them.
-        """
-        first, again = (self.results.get(Run(name, self.plan.experiment.first_seed)) for name in (BASELINE, AGAIN))
+    def replay(self) -> Replay | None:
+        """The baseline's first seed and the same again; where it is reused, those of the experiment that has both."""
+        seed = self.plan.experiment.first_seed
+        first, again = (self.results.get(Run(name, seed)) for name in (BASELINE, AGAIN))
         if first is None or again is None or first.loss is None or again.loss is None:
-            known = self.plan.reused["replay"]
-            return None if known is None else float(known["difference"])
+            known = self.plan.reused["replay"] if self.plan.is_reused(Run(BASELINE, seed)) else None
+            return None if known is None else Replay(**known)
         ours, theirs = first.curves(), again.curves()
         pairs = [(first.loss, again.loss)]
         for name in ours.keys() & theirs.keys():
             both = dict(ours[name]), dict(theirs[name])
             pairs += [(both[0][step], both[1][step]) for step in both[0].keys() & both[1].keys()]
-        return max(abs(one - other) for one, other in pairs)
+        return Replay(max(abs(one - other) for one, other in pairs))
 
     def tuned_name(self, arm: str) -> str:
         """What the runs of an arm are called once it is tuned."""
@@ -179,6 +189,8 @@ def results_of(plan: Plan, before: Mapping[Run, Result] | None = None) -> dict[R
         base = _baseline(plan, results, run.seed)
         if base not in (None, result) and not result.has_diverged and (problem := _mismatch(plan, base, result)):
             advice = "remove the folder that is wrong, and ablate run trains it again"
+            if plan.is_reused(run) or plan.is_reused(base.run):
+                advice = "one is of another experiment: give another --out, and --reuse none"
             raise ValueError(f"{result.folder} and {base.folder} are no pair: {problem}; {advice}")
     return results
 

@@ -1,6 +1,6 @@
 """Finished runs of earlier experiments that a new one uses, in place of training the same again. No torch.
 
-What decides a run's bits has a hash, its *identity*: its options, the code and the text that they use, and what it
+What decides a run's bits has a hash, its *identity*: its options, the code, text and weights that they use, and what it
 runs on. A plan holds that of each arm. A new plan lists the finished runs of experiments in the same folder whose
 identity is that of its baseline or of its null variant; whoever needs one of them links its files. Runs of variants are
 listed only on request: a variant that is compared because of them has no fresh evidence.
@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 from lightning_llm.ablate import claims
 from lightning_llm.ablate.arm import BASELINE, NULL
 from lightning_llm.ablate.history import siblings
-from lightning_llm.ablate.plan import RUNS, Plan, digest
+from lightning_llm.ablate.plan import REUSED_FROM, RUNS, Plan, digest
 from lightning_llm.ablate.results import NUMBERS, load_experiment, losses_of, results_of
 from lightning_llm.ablate.scheduler import Run
-from lightning_llm.io.atomic import link_path
+from lightning_llm.io.atomic import atomic_path, link_path, write_text
 from lightning_llm.io.untrusted import file_in
+from lightning_llm.runs.lock import LOCK
 from lightning_llm.runs.status import FINISHED, read_summary, state_of
+from lightning_llm.statistics.pairing import executed_otherwise
 
 REUSES = ("baseline", "variants", "none")
 
@@ -31,12 +33,14 @@ class Identity(NamedTuple):
         options: Of ``fit``, resolved.
         code: The hash of the code that they use.
         data: The fingerprint of the token stores.
+        weights: That of ``model.init_from``; empty: there are none.
         environment: Precision, threads, device and versions, as ``summary.json`` records them.
     """
 
     options: Mapping[str, Any]
     code: str
     data: str
+    weights: str
     environment: Mapping[str, Any]
 
     @property
@@ -45,27 +49,31 @@ class Identity(NamedTuple):
         return digest(self._asdict())
 
 
-def reusable(out: Path, identities: Mapping[str, Identity], tuned: str | None, reuse: str) -> dict[str, Any]:
+def reusable(
+    out: Path, identities: Mapping[str, Identity], reuse: str, *, first_seed: int, tuned: str | None = None
+) -> dict[str, Any]:
     """The finished runs that a new plan may use, as it holds them under ``reused``.
 
     Args:
         out: The folder of the new experiment.
         identities: Of its arms.
-        tuned: The option that is tuned, if one is.
         reuse: One of ``REUSES``.
+        first_seed: That of the new experiment: where it is reused, what the same again has shown is known too.
+        tuned: The option that is tuned, if one is.
     """
     runs: dict[str, str] = {}
-    replay = None
+    replays: dict[str, dict[str, Any]] = {}
+    first = Run(BASELINE, first_seed)
     arms = [] if reuse == "none" else [BASELINE, NULL] if reuse == "baseline" else list(identities)
     for folder in siblings(out) if arms else ():
         with suppress(OSError, ValueError):  # an experiment that is damaged, or of an earlier version
             plan = Plan.read(folder)
             found = dict.fromkeys(_finished(plan, identities, arms, tuned), folder.name)
             runs = {**found, **runs}
-            if replay is None and any(run.startswith(f"{BASELINE},") for run in found):
-                difference = load_experiment(folder).replay_difference
-                replay = None if difference is None else {"difference": difference, "source": folder.name}
-    return {"runs": runs, "replay": replay, "variants": reuse == "variants"}
+            if str(first) in found and (replay := load_experiment(folder).replay):
+                replays[folder.name] = {"difference": replay.difference, "source": replay.source or folder.name}
+    is_known = any(run.rpartition(",seed=")[0].partition(",")[0] not in (BASELINE, NULL) for run in runs)
+    return {"runs": runs, "replay": replays.get(runs.get(str(first), "")), "variants": is_known}
 
 
 def _finished(plan: Plan, identities: Mapping[str, Identity], arms: list[str], tuned: str | None) -> Iterator[str]:
@@ -89,8 +97,7 @@ def _is_reusable(folder: Path, environment: Mapping[str, Any]) -> bool:
     if folder.is_symlink() or state_of(folder).words != FINISHED:
         return False
     summary = read_summary(folder, NUMBERS)
-    is_alike = all(summary.get(field) == value for field, value in environment.items())
-    return is_alike and not summary.get("changed_on_resume") and summary.get("val_loss") is not None
+    return not executed_otherwise(summary, environment) and summary.get("val_loss") is not None
 
 
 def take_needed(plan: Plan) -> None:
@@ -118,5 +125,8 @@ def link(plan: Plan, run: Run) -> bool:
     path = file_in(plan.out.parent, source) / RUNS / str(run)
     if path.is_symlink() or state_of(path).words != FINISHED:  # removed since the plan was frozen: it is trained again
         return False
-    link_path(path, folder)
+    with atomic_path(folder) as temporary:
+        link_path(path, temporary)
+        (temporary / LOCK).unlink(missing_ok=True)  # a lock on one name of a file would hold for the other
+        write_text(temporary / REUSED_FROM, f"{source}\n")
     return True

@@ -31,6 +31,7 @@ from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.gauges import resident_bytes
 from lightning_llm.runs.lock import RunLock
 from lightning_llm.training.environment import environment_of
+from lightning_llm.training.initial_weights import read_initial_weights
 
 BITS_PER_BYTE = "bits_per_byte"
 FREE_DATA = ("num_workers", "micro_batch_size", "eval_batch_size", "predict_prompts")  # change no batch
@@ -123,7 +124,8 @@ class Setup:
         identities, tune = self._identities(threads), self.experiment.tune
         sides = {name: {**facts, "identity": identities[name].hash} for name, facts in self._facts().items()}
         content |= {"sides": sides, "commit": commit_of(PACKAGE), "seen": self._seen()}
-        content["reused"] = reusable(out, identities, None if tune is None else tune["option"], self._reuse)
+        of_seeds = {"first_seed": self.experiment.first_seed, "tuned": None if tune is None else tune["option"]}
+        content["reused"] = reusable(out, identities, self._reuse, **of_seeds)
         out.mkdir(parents=True, exist_ok=True)
         lock = RunLock(out).acquire()  # of two that begin here at the same time, one finds the plan of the other
         try:
@@ -189,11 +191,14 @@ class Setup:
         arms = {**self.arms, NULL: self.arms[BASELINE]}
         code = {name: code_hash(code_of({name: arm.options})) for name, arm in self.arms.items()}
         code |= dict.fromkeys((BASELINE, NULL), self._code_of_baseline)
+        sources = {getattr(arm.model, "init_from", None) for arm in arms.values()} - {None}
+        weights = {None: "", **{source: read_initial_weights(source).fingerprint for source in sources}}
         return {
             name: Identity(
                 options=options,
                 code=code[name],
                 data=fingerprint(arms[name].data.sources),
+                weights=weights[getattr(arms[name].model, "init_from", None)],
                 environment={**environment_of(arms[name].trainer), "threads": threads},
             )
             for name, options in self._configs().items()

@@ -92,6 +92,12 @@ def reused_lines(runs: Mapping[str, str]) -> list[str]:
     ]
 
 
+def left_lines(reused: Mapping[str, str], ended: int, needed: int) -> list[str]:
+    """Which runs are reused, and how many are left to train; none: nothing is reused."""
+    left = [f"{needed} of {ended + needed} runs are left to train."] if reused and needed else []
+    return reused_lines(reused) + left
+
+
 # ---- verdicts
 
 

@@ -31,7 +31,7 @@ from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.reuse import REUSES, take_needed
 from lightning_llm.ablate.screen import show_outlook, show_plan, show_report
 from lightning_llm.ablate.slurm import submit
-from lightning_llm.ablate.words import parameter_lines, reused_lines, start_in_words
+from lightning_llm.ablate.words import left_lines, parameter_lines, start_in_words
 from lightning_llm.ablate.worker import LOGS, Stopped, work
 from lightning_llm.accounting.dial import OPTIONS as DIAL
 from lightning_llm.cli.process import interrupts
@@ -191,7 +191,8 @@ def _carry_out(plan: Plan, options: argparse.Namespace) -> None:
     """Start workers, wait for the verdicts, and measure the cost; or submit workers to SLURM, and leave."""
     console, workers = Console(stderr=True), options.workers
     take_needed(plan)
-    for line in reused_lines(report_of(load_experiment(plan.out))["reused"]["runs"]):
+    loaded = load_experiment(plan.out)
+    for line in left_lines(report_of(loaded)["reused"]["runs"], len(loaded.results), len(loaded.state.needed)):
         console.print(line, soft_wrap=True, highlight=False)
     parameters = "\n".join(parameter_lines(plan))
     if options.slurm is not None:

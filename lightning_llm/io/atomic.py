@@ -107,12 +107,15 @@ def remove_path(path: Path) -> None:
 
 
 def link_path(source: Path, target: Path) -> None:
-    """Replace ``target`` with a hard link to a file, or a folder of hard links; copies if links are not supported."""
+    """Replace ``target`` with a hard link to a file, or a folder of hard links; copies if links are not supported.
+
+    Symbolic links in the folder are left out, since they could lead to a file elsewhere.
+    """
     if source.is_file() and target.is_file() and source.samefile(target):
         return  # renaming one name of a file over another of its names does nothing: the temporary one would stay
     with atomic_path(target, durable=True) as temporary:
         if source.is_dir():
-            shutil.copytree(source, temporary, copy_function=_link_file)
+            shutil.copytree(source, temporary, copy_function=_link_file, ignore=_symbolic_links)
         else:
             _link_file(source, temporary)
 
@@ -125,6 +128,10 @@ def flush_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _symbolic_links(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if (Path(folder) / name).is_symlink()]
 
 
 def _link_file(source: str | Path, target: str | Path) -> None:

@@ -32,12 +32,15 @@ def mismatch(first: Mapping[str, Any], second: Mapping[str, Any], excused: Colle
         second: That of the other.
         excused: Fields in which they may differ; ``MLP_VALUES``: the initial values of the MLPs.
     """
-    problems = (_executed(first, second, excused), _used(first, second, excused), _started(first, second, excused))
-    return next(filter(None, problems), "")
+    checks = (executed_otherwise, _used, _started)
+    return next(filter(None, (check(first, second, excused) for check in checks)), "")
 
 
-def _executed(first: Mapping[str, Any], second: Mapping[str, Any], excused: Collection[str]) -> str:
-    """How they were executed. Runs of earlier versions have no record of some fields: of both it says nothing."""
+def executed_otherwise(first: Mapping[str, Any], second: Mapping[str, Any], excused: Collection[str] = ()) -> str:
+    """How two runs were executed differently, in a few words; empty if they were not.
+
+    Runs of earlier versions have no record of some fields: if both lack one, it says nothing.
+    """
     for field, words in _EXECUTION.items():
         ours, theirs = first.get(field), second.get(field)
         if field in excused or ours == theirs:

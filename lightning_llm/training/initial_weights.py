@@ -4,6 +4,7 @@ Weights only: step, optimizer and schedule start fresh. Tensors are read and cop
 """
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from lightning_llm.io.untrusted import prefixed
 from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.model.weights import only_finite, with_vocab_rows
 from lightning_llm.runs.directory import CHECKPOINTS
+from lightning_llm.training.callbacks.inputs import tensor_hash
 
 PREFIX = "transformer."
 # Parts of a tokenizer.json that leave the ids of a text as they are: truncation, and what is put around it.
@@ -66,6 +68,12 @@ class InitialWeights(NamedTuple):
                 missing.discard(name)
         if missing:
             raise ValueError(f"init_from {self.path}: missing tensors: {', '.join(sorted(missing))}")
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of names and values of all tensors, whatever their file is called."""
+        lines = sorted(f"{name} {tensor_hash(tensor)}\n" for name, tensor in self.tensors())
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def fault(self, wanted: ModelConfig, data: Any) -> str:
         """Why a model of another architecture, or with data of another tokenizer, cannot start from these weights."""

@@ -21,7 +21,7 @@ from lightning_llm.runs.names import find_runs
 from tests.ablate.conftest import with_curves
 
 ENVIRONMENT = {"precision": "32-true"}
-BASE = Identity({"lr": 1}, "code", "text", ENVIRONMENT)
+BASE = Identity({"lr": 1}, "code", "text", "", ENVIRONMENT)
 
 
 def identities(variant="a", **changed):
@@ -36,7 +36,11 @@ def plan_of(experiment, out, variant="a", reuse_runs="baseline", tuned=None, eff
     own = asked.pop("identities", identities(variant))
     sides = {name: {"steps": 6, "tokenizer": "t", "identity": each.hash} for name, each in own.items()}
     folder = experiment.args[0] / out
-    asked = {"sides": sides, "reused": reusable(folder, own, tuned, reuse_runs), **asked}
+    asked = {
+        "sides": sides,
+        "reused": reusable(folder, own, reuse_runs, first_seed=asked.get("first_seed", 0), tuned=tuned),
+        **asked,
+    }
     return experiment({variant: {"effect": effect}}, out=out, **asked)
 
 
@@ -74,8 +78,40 @@ def test_a_second_experiment_trains_no_baseline_no_replay_and_no_null(experiment
     third = plan_of(experiment, "third", "c")
     for each in (first, plan, alone):
         shutil.rmtree(each.out)
-    work(third.out)  # what is gone is trained again
-    assert {"baseline,seed=0", "null,seed=3", "c,seed=0"} <= set(trained(third))
+    assert load_experiment(third.out).replay is None
+    work(third.out)  # what is gone is trained again, and the first seed twice
+    assert {"baseline,seed=0", "baseline-again,seed=0", "null,seed=3", "c,seed=0"} <= set(trained(third))
+    report = report_of(load_experiment(third.out))
+    assert report["reused"] == {"runs": {}, "replay": None, "variants": False}
+    assert report["cost"]["runs"] == 13
+
+
+def test_a_third_experiment_names_the_one_that_trained_the_same_seed_twice(experiment, first):
+    plan = plan_of(experiment, "a-second", "b")  # its name comes before that of the first
+    work(plan.out)
+    third = plan_of(experiment, "third", "c")
+    work(third.out)
+    assert third.reused["runs"]["baseline,seed=0"] == "a-second"
+    assert report_of(load_experiment(third.out))["reused"]["replay"] == "first"
+    assert not any(run.startswith("baseline") for run in trained(third))
+
+
+def test_a_first_seed_that_is_trained_here_is_trained_twice(experiment, first):
+    shutil.rmtree(first.run_dir(Run(BASELINE, 0)))
+    plan = plan_of(experiment, "second", "b")
+    work(plan.out)
+    assert {run for run in trained(plan) if run.startswith("baseline")} == {"baseline,seed=0", "baseline-again,seed=0"}
+    assert report_of(load_experiment(plan.out))["reused"]["replay"] is None
+
+
+def test_no_pair_with_a_reused_run_says_how_to_train_it(experiment, first):
+    plan = plan_of(experiment, "second", "b")
+    take_needed(plan)
+    run = plan.run_dir(Run("b", 0))
+    shutil.copytree(first.run_dir(Run("a", 0)), run)
+    change(run, validation_batches="other")
+    with pytest.raises(ValueError, match=r"are no pair: .*give another --out, and --reuse none"):
+        load_experiment(plan.out)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +120,7 @@ def test_a_second_experiment_trains_no_baseline_no_replay_and_no_null(experiment
         {"options": {"lr": 2}},
         {"code": "another"},
         {"data": "another"},
+        {"weights": "another"},
         {"environment": {"precision": "bf16-true"}},
     ],
 )
@@ -99,6 +136,7 @@ def test_runs_of_variants_are_used_on_request_alone(experiment, first):
     work(plan.out)
     assert trained(plan) == []
     assert words.design_lines(report_of(load_experiment(plan.out)))[-1] == words.KNOWN
+    assert not plan_of(experiment, "fourth", "new", reuse_runs="variants").reused["variants"]
 
 
 @pytest.mark.parametrize(
@@ -134,6 +172,22 @@ def test_each_run_is_listed_once_and_nobody_loses_it(experiment, first):
     assert [Path(row.run).name for row in list_runs(both)].count("baseline,seed=0") == 1
     shutil.rmtree(first.out)
     assert load_experiment(plan.out).results[Run(BASELINE, 0)].loss == pytest.approx(3.0)
+
+
+def test_neither_locks_nor_links_of_a_run_are_linked(experiment, first, tmp_path):
+    run, elsewhere = first.run_dir(Run(BASELINE, 0)), tmp_path / "elsewhere"
+    elsewhere.write_text("secret")
+    (run / "lock").write_text("1 host\n")
+    (run / "notes.txt").symlink_to(elsewhere)
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "step-6.ckpt").symlink_to(elsewhere)
+    plan = plan_of(experiment, "second", "b")
+    take_needed(plan)
+    linked = plan.run_dir(Run(BASELINE, 0))
+    names = {str(path.relative_to(linked)) for path in linked.rglob("*")}
+    assert {"summary.json", "checkpoints", "reused_from"} <= names
+    assert not names & {"lock", "notes.txt", "checkpoints/step-6.ckpt"}
+    assert not (run / "reused_from").exists()
 
 
 def test_a_kill_while_files_are_linked_is_harmless(experiment, first, monkeypatch):
@@ -181,12 +235,12 @@ def test_tuned_runs_are_used_where_the_same_option_is_tuned(experiment):
     tuned = {run for run in trained(plan) if run.startswith("baseline,lr=")}
     assert len(tuned) >= 2
     for option, expected in ((tune["option"], tuned), ("model.optimizer.init_args.eps", set()), (None, set())):
-        runs = reusable(plan.out.parent / "second", own, option, "baseline")["runs"]
+        runs = reusable(plan.out.parent / "second", own, "baseline", first_seed=0, tuned=option)["runs"]
         assert {run for run in runs if run.startswith("baseline,lr=")} == expected
 
 
 def test_the_hash_of_an_identity_is_that_of_all_its_fields():
-    changed = [BASE._replace(**{field: "other"}) for field in ("code", "data")]
+    changed = [BASE._replace(**{field: "other"}) for field in ("code", "data", "weights")]
     changed += [BASE._replace(**{field: {"a": 1}}) for field in ("options", "environment")]
-    assert len({each.hash for each in (BASE, *changed)}) == 5
+    assert len({each.hash for each in (BASE, *changed)}) == 6
     assert Identity(**yaml.safe_load(yaml.safe_dump(BASE._asdict()))).hash == BASE.hash

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from lightning_llm.ablate.results import load_experiment
+from lightning_llm.ablate.results import Replay, load_experiment
 from lightning_llm.ablate.slurm import submit
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
@@ -183,7 +183,7 @@ def test_an_array_ends_with_the_same_results_after_a_requeue_and_a_kill(slurm, t
     os.kill(until(lambda: worker_of(1), logs)[0], signal.SIGKILL)
     until(lambda: not load_experiment(out).state.needed, logs)
     loaded = load_experiment(out)
-    assert loaded.replay_difference == 0.0
+    assert loaded.replay == Replay(0.0)
     assert {run.name for run in loaded.results} == {"baseline", "baseline-again", "null", "relu"}
     local = [*command[: command.index("--workers")], "--out", "local"]
     done = subprocess.run(local, capture_output=True, text=True, check=False)

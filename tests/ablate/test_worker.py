@@ -8,7 +8,7 @@ import pytest
 
 from lightning_llm.ablate import claims, worker
 from lightning_llm.ablate.plan import CONFIGS
-from lightning_llm.ablate.results import load_experiment
+from lightning_llm.ablate.results import Replay, load_experiment
 from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.worker import work
 from lightning_llm.runs.lock import RunLock
@@ -23,7 +23,7 @@ def test_a_worker_takes_runs_until_the_verdicts_are_in(experiment):
     assert Counter(said) == Counter(f"{run}: starting" for run in loaded.results)  # each once
     assert Run("a", 4) not in loaded.results  # decided at four pairs
     assert Run("b", 4) in loaded.results
-    assert loaded.replay_difference == 0.0
+    assert loaded.replay == Replay(0.0)
     assert loaded.state.null.sd == pytest.approx(0.003e-3 * np.std([0, 1, 2, 0], ddof=1))
     assert loaded.results[Run("a", 1)].summary["seconds"] == 1.0
     work(plan.out, say=said.append)

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ import yaml
 from lightning_llm.__main__ import main
 from lightning_llm.ablate import cost, matching
 from lightning_llm.ablate.plan import CONFIGS, PLAN
-from lightning_llm.ablate.results import load_experiment
+from lightning_llm.ablate.results import Replay, load_experiment
 from lightning_llm.ablate.scheduler import Added, Run
 from lightning_llm.ablate.setup import Setup
 from lightning_llm.ablate.worker import work
@@ -58,6 +59,7 @@ class OwnMLP(nn.Module):
     def forward(self, x):
         return self.down_proj(self.up_proj(x).relu())
 """
+NOTHING_REUSED = {"runs": {}, "replay": None, "variants": False}
 LEVEL, WARM_UP = "model.architecture.checkpoint_level", "lightning_llm.optim.WarmupLinear"
 
 
@@ -383,6 +385,19 @@ def test_what_changes_the_identity_of_a_baseline(folder, monkeypatch):
     assert len({first["baseline"], *others}) == 6
 
 
+def test_initial_weights_of_the_same_name_with_other_values_change_an_identity(folder, monkeypatch):
+    found = []
+    for number, steps in enumerate((1, 2, 2)):
+        shutil.rmtree("start", ignore_errors=True)
+        trainer = {"max_steps": steps, "val_check_interval": 1, "log_every_n_steps": 1, "run_dir": "start"}
+        assert main(["fit", "--config", "base.yaml", *(f"--trainer.{name}={v}" for name, v in trainer.items())]) == 0
+        variants = {"a": {"model.optimizer.init_args.lr": 0.02}}
+        experiment = {"variants": variants, "options": {"model.init_from": "start"}, "looks": [4]}
+        assert planned(monkeypatch, **experiment, out=f"runs/{number}")() == 0
+        found.append(identities(f"runs/{number}")["baseline"])
+    assert found[0] != found[1] == found[2]
+
+
 def test_code_of_a_variant_is_none_of_a_baseline_with_code_of_its_own(folder, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
     (folder / "own_mlp.py").write_text(OWN_MLP)
@@ -398,13 +413,17 @@ def test_code_of_a_variant_is_none_of_a_baseline_with_code_of_its_own(folder, mo
 
 
 def test_reuse_is_chosen_when_a_plan_is_made(folder, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(
+        "lightning_llm.ablate.setup.reusable", lambda out, arms, reuse, **seeds: asked.append(reuse) or NOTHING_REUSED
+    )
     run = planned(monkeypatch, variants={"a": RELU}, looks=[4], out="runs/first")
     assert run("--reuse", "none") == 0
     assert main(["ablate", "run", "runs/first", "--reuse", "variants"]) == 2
     assert "has a frozen plan: only --workers can be given with it" in the_line(capsys)
-    assert planned(monkeypatch, variants={"a": RELU}, looks=[4], out="runs/second")("--reuse", "variants") == 0
-    plans = [json.loads(Path("runs", name, PLAN).read_text())["reused"] for name in ("first", "second")]
-    assert [plan["variants"] for plan in plans] == [False, True]
+    for name, words in (("second", ["--reuse", "variants"]), ("third", [])):
+        assert planned(monkeypatch, variants={"a": RELU}, looks=[4], out=f"runs/{name}")(*words) == 0
+    assert asked == ["none", "variants", "baseline"]
 
 
 def test_parameters_of_each_side_are_shown_before_the_first_run(folder, monkeypatch, capsys):
@@ -465,7 +484,7 @@ def numbers(folder):
     """All of an experiment but seconds, memory and the folder's name."""
     loaded = load_experiment(folder)
     losses = {str(run): (each.loss, each.curves()) for run, each in loaded.results.items()}
-    return {"verdicts": loaded.state.verdicts, "losses": losses, "replay": loaded.replay_difference}
+    return {"verdicts": loaded.state.verdicts, "losses": losses, "replay": loaded.replay}
 
 
 def processes(out, kind):
@@ -484,7 +503,7 @@ def test_an_experiment_from_its_file_to_its_verdicts(folder):
     (folder / "exp.yaml").write_text(yaml.safe_dump(experiment))
     assert start(folder, "run", "exp.yaml", "--workers", "2").wait() == 0, (folder / "out.txt").read_text()
     loaded = load_experiment(folder / "out")
-    assert loaded.replay_difference == 0.0
+    assert loaded.replay == Replay(0.0)
     assert set(loaded.results) == {
         *(Run(name, seed) for name in ("baseline", "null", "relu") for seed in (0, 1)),
         Run("baseline-again", 0),
@@ -509,6 +528,40 @@ def test_an_experiment_from_its_file_to_its_verdicts(folder):
     more = load_experiment(folder / "out")
     assert more.state.verdicts["relu"].rule == "look 2"
     assert set(more.results) - set(loaded.results) == {Run("baseline", 2), Run("relu", 2)}
+
+
+@pytest.mark.slow
+def test_a_second_experiment_trains_its_variant_alone(folder):
+    def carry_out(out, mlp, *words):
+        experiment = {"baseline": "base.yaml", "variants": {mlp: {MLP: mlp}}, "looks": [2], "out": out}
+        (folder / "exp.yaml").write_text(yaml.safe_dump(experiment))
+        assert start(folder, "run", "exp.yaml", *words).wait() == 0, (folder / "out.txt").read_text()
+        return load_experiment(folder / out)
+
+    def own(loaded):
+        return {run for run in loaded.results if not loaded.plan.is_reused(run)}
+
+    first = carry_out("runs/first", "relu")
+    second = carry_out("runs/second", "gelu")
+    gelu = {Run("gelu", 0), Run("gelu", 1)}
+    assert own(second) == gelu
+    lines = (folder / "out.txt").read_text().splitlines()
+    assert "Reused from first: baseline seeds 0 to 1; null seeds 0 to 1." in lines
+    assert "2 of 6 runs are left to train." in lines
+    assert "In first, the same seed again: bit-identical." in lines
+    alone = carry_out("runs/alone", "gelu", "--reuse", "none")
+    assert own(alone) == {*alone.results}
+    ours, theirs = (numbers(folder / "runs" / name) for name in ("second", "alone"))
+    assert (ours.pop("replay"), theirs.pop("replay")) == (Replay(0.0, "first"), Replay(0.0))
+    assert theirs["losses"].pop("baseline-again,seed=0") == ours["losses"]["baseline,seed=0"]
+    assert ours == theirs
+    assert start(folder, "extend", "runs/second", "--pairs", "1", "--variants", "gelu").wait() == 0
+    assert own(load_experiment(folder / "runs/second")) == gelu | {Run("gelu", 2), Run("baseline", 2)}
+    before = numbers(folder / "runs/second")
+    clean = ["runs", "clean", "runs/first", "runs/second", "--yes"]
+    subprocess.run([sys.executable, "-m", "lightning_llm", *clean], cwd=folder, check=True)
+    shutil.rmtree(first.plan.out)
+    assert numbers(folder / "runs/second") == before
 
 
 @pytest.mark.slow
