@@ -124,8 +124,9 @@ class Setup:
         identities, tune = self._identities(threads), self.experiment.tune
         sides = {name: {**facts, "identity": identities[name].hash} for name, facts in self._facts().items()}
         content |= {"sides": sides, "commit": commit_of(PACKAGE), "seen": self._seen()}
-        of_seeds = {"first_seed": self.experiment.first_seed, "tuned": None if tune is None else tune["option"]}
-        content["reused"] = reusable(out, identities, self._reuse, **of_seeds)
+        tuned = None if tune is None else str(tune["option"])
+        first_seed = self.experiment.first_seed
+        content["reused"] = reusable(out, identities, self._reuse, first_seed=first_seed, tuned=tuned)
         out.mkdir(parents=True, exist_ok=True)
         lock = RunLock(out).acquire()  # of two that begin here at the same time, one finds the plan of the other
         try:
@@ -191,14 +192,14 @@ class Setup:
         arms = {**self.arms, NULL: self.arms[BASELINE]}
         code = {name: code_hash(code_of({name: arm.options})) for name, arm in self.arms.items()}
         code |= dict.fromkeys((BASELINE, NULL), self._code_of_baseline)
-        sources = {getattr(arm.model, "init_from", None) for arm in arms.values()} - {None}
-        weights = {None: "", **{source: read_initial_weights(source).fingerprint for source in sources}}
+        sources = {str(getattr(arm.model, "init_from", None) or "") for arm in arms.values()}
+        weights = {source: read_initial_weights(source).fingerprint if source else "" for source in sources}
         return {
             name: Identity(
                 options=options,
                 code=code[name],
                 data=fingerprint(arms[name].data.sources),
-                weights=weights[getattr(arms[name].model, "init_from", None)],
+                weights=weights[str(getattr(arms[name].model, "init_from", None) or "")],
                 environment={**environment_of(arms[name].trainer), "threads": threads},
             )
             for name, options in self._configs().items()
