@@ -151,9 +151,9 @@ def _aa_lines(report: Mapping[str, Any]) -> Iterator[str]:
             again += ", although a CPU should repeat each bit: do not trust small differences"
         replay = report["reused"]["replay"]
         which = (
-            f"The baseline's seed {report['first_seed']} again"
+            f"The baseline with seed {report['first_seed']}, trained twice"
             if replay is None
-            else f"In {replay}, the same seed again"
+            else f"In {replay}, the baseline with one seed, trained twice"
         )
         yield f"{which}: {again}."
     if (null := aa["null"]) is not None and null["interval"] is not None:

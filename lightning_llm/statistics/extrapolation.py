@@ -170,13 +170,3 @@ def answer(interval: Interval, direction: int, delta: float | None) -> Answer:
     if shown == 0 or direction == 0:
         return "unknown"
     return "holds" if shown == direction else "flips"
-
-
-def compute_multiplier(difference: float, slope: float) -> float:
-    """How many times the baseline's compute would give the variant's loss.
-
-    Args:
-        difference: Variant minus baseline.
-        slope: Of the baseline's loss over x at this size; below 0.
-    """
-    return float(4 ** (difference / slope)) if slope < 0 else math.nan

@@ -45,7 +45,7 @@ def test_the_report_has_the_names_that_scripts_rely_on(done, capsys):
     assert lost["by_seed"][1]["variant"] is None
     printed = capsys.readouterr().out
     for words in (
-        "The baseline's seed 0 again: bit-identical.",
+        "The baseline with seed 0, trained twice: bit-identical.",
         "The null variant (the baseline with other initial MLPs): worse, by less than 0.01, which is false",
         "a: better, by more than 0.01; difference -0.5004 (-0.5",
         "look 1 of 2: the difference is likely exaggerated",
@@ -225,7 +225,7 @@ def test_a_replay_that_differs_on_a_cpu_is_a_warning(done):
     report = report_of(load_experiment(done.out))
     report["aa"]["replay_difference"] = 0.25
     assert noise_lines(report)[0] == (
-        "The baseline's seed 0 again: 0.25 apart, although a CPU should repeat each bit: "
+        "The baseline with seed 0, trained twice: 0.25 apart, although a CPU should repeat each bit: "
         "do not trust small differences."
     )
 

@@ -548,7 +548,7 @@ def test_a_second_experiment_trains_its_variant_alone(folder):
     lines = (folder / "out.txt").read_text().splitlines()
     assert "Reused from first: baseline seeds 0 to 1; null seeds 0 to 1." in lines
     assert "2 of 6 runs are left to train." in lines
-    assert "In first, the same seed again: bit-identical." in lines
+    assert "In first, the baseline with one seed, trained twice: bit-identical." in lines
     alone = carry_out("runs/alone", "gelu", "--reuse", "none")
     assert own(alone) == {*alone.results}
     ours, theirs = (numbers(folder / "runs" / name) for name in ("second", "alone"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lightning_llm.statistics.extrapolation import RATIOS, AtSize, Spread, answer, compute_multiplier, predict
+from lightning_llm.statistics.extrapolation import RATIOS, AtSize, Spread, answer, predict
 
 
 def sizes_of(means, sd=0.006, pairs=8):
@@ -94,9 +94,3 @@ def test_equal_differences_have_no_interval():
 )
 def test_answers(interval, direction, delta, expected):
     assert answer(interval, direction, delta) == expected
-
-
-def test_a_better_variant_saves_compute():
-    assert compute_multiplier(-0.1, -0.1) == pytest.approx(4)
-    assert compute_multiplier(0.1, -0.2) == pytest.approx(0.5)
-    assert math.isnan(compute_multiplier(-0.1, 0.0))
