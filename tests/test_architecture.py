@@ -58,7 +58,7 @@ LINE_CAP = 400
 # was reached: a new concept replaces one, or raises them with a reason in the commit.
 CODE_LINES = 22_900  # with reused runs, the dial (`size`), and the statistics of streams and of larger sizes
 FILES = 235
-ALL_LINES = 36_480
+ALL_LINES = 36_560
 BENCHMARK_LINES = 6_480  # of benchmarks/, which is not installed; with runs per hour, sizes, and streams
 DOCSTRING_SHARE = 0.2  # of all lines, at least
 
