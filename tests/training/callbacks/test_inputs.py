@@ -11,7 +11,7 @@ from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.data.batches import IGNORED
 from lightning_llm.statistics.pairing import mismatch
 from lightning_llm.training.callbacks import InputHashes, StopOnSignal
-from lightning_llm.training.callbacks.inputs import is_kept, tensor_hash
+from lightning_llm.training.callbacks.inputs import _parts, is_kept, tensor_hash
 
 FEW = {"trainer.limit_val_batches": 2, "data.eval_batch_size": 8}
 
@@ -29,7 +29,10 @@ def summary(tiny, tmp_path):
 
 def hashed(ids, targets=None, number=0):
     batch = {"input_ids": torch.tensor(ids), "targets": torch.tensor(ids if targets is None else targets) + 1}
-    return InputHashes()._hash(batch, number)
+    rows = len(ids)
+    return InputHashes()._hash(
+        *_parts(batch), None if number is None else torch.arange(number * rows, (number + 1) * rows)
+    )
 
 
 def test_every_token_target_and_place_counts():
@@ -59,7 +62,7 @@ def test_validation_counts_each_target_once_in_any_order():
     ids = [[1, 2, 3], [4, 5, 6]]
     assert hashed(ids, number=None) == hashed(ids[::-1], number=None) != hashed(ids[:1], number=None)
     padded = {"input_ids": torch.tensor(ids), "targets": torch.full((2, 3), IGNORED)}
-    assert InputHashes()._hash(padded) == 0
+    assert InputHashes()._hash(*_parts(padded)) == 0
 
 
 def test_a_tensor_has_shape_dtype_and_hash():
@@ -80,6 +83,24 @@ def test_two_runs_of_one_seed_are_a_pair_and_others_are_not(summary):
     assert mismatch(first, summary("c", **{"data.seed": 2})) == "their training batches differ"
     assert mismatch(first, summary("d", **{"trainer.limit_val_batches": 1})) == "their validation batches differ"
     assert "their initial values differ: transformer." in mismatch(first, summary("e", **{"seed_everything": 2}))
+
+
+@pytest.mark.parametrize("waiting", [0, 600])
+def test_batches_that_wait_have_the_same_hash(summary, monkeypatch, waiting):
+    many = {"trainer.max_steps": 41, "data.micro_batch_size": 4}  # steps 33 to 41: not each of them is kept
+    first = summary("a", **many)
+    monkeypatch.setattr("lightning_llm.training.callbacks.inputs.WAITING", waiting)
+    second = summary("b", **many)
+    assert first["batches"] == second["batches"] != first["batches_at"]["40"]
+    assert first["batches_at"] == second["batches_at"]
+
+
+def test_a_batch_that_is_changed_during_a_step_has_the_hash_of_its_beginning(summary, monkeypatch):
+    whole = summary("a", **{"trainer.max_steps": 41})
+    monkeypatch.setattr(
+        StopOnSignal, "on_train_batch_end", lambda self, trainer, module, out, batch, index: batch["input_ids"].zero_()
+    )
+    assert summary("b", **{"trainer.max_steps": 41})["batches"] == whole["batches"]
 
 
 NAMES = ("initial_values", "batches", "validation_batches", "batches_at")
