@@ -67,7 +67,9 @@ def _experiment(folder: Path, name: str, workers: str) -> dict[str, float]:
     seconds, clocks = one.seconds("--workers", workers), sorted((one.out / RUNS).glob(f"*/{CPU}"))
     spent = [json.loads(path.read_text(encoding="utf-8")) for path in clocks]
     share = sum(each["training"] for each in spent) / sum(each["total"] for each in spent)
-    return {"run_s": seconds["runs_s"] / len(spent), "command_s": seconds["command_s"], "share": share}
+    first_step_s = statistics.median(each["first_step"] for each in spent)
+    times = {"run_s": seconds["runs_s"] / len(spent), "command_s": seconds["command_s"]}
+    return {**times, "share": share, "first_step_s": first_step_s}
 
 
 def _loop(folder: Path, options: Mapping[str, Any]) -> dict[str, float]:

@@ -59,7 +59,7 @@ LINES = {
     "ckpt_path": "Resume from this checkpoint: `last`, `best`, a run directory or a file.",
     "seed_everything": "Seed of the initial weights, of dropout and of Python's generators. `true`: a random one.",
     "trainer.accelerator": "The hardware: `auto`, `cpu`, `gpu` or `mps`.",
-    "trainer.accumulate_grad_batches": "Follows from `data.global_batch_size`: leave it out.",
+    "trainer.accumulate_grad_batches": "Follows from `data.global_batch_size`; set it for your own data module.",
     "trainer.barebones": "Disable callbacks, logging and checkpoints, to measure the loop alone.",
     "trainer.benchmark": "Let cuDNN time its kernels and choose. `null`: PyTorch's own setting.",
     "trainer.callbacks": "Callbacks to add. A callback of a class that `fit` already uses replaces that one.",

@@ -48,11 +48,20 @@ def page_of(report: Mapping[str, Any], curves: Curves) -> str:
         report: As of ``report_of``.
         curves: Of its runs.
     """
-    title = _text(f"{report['name']}: ablation report")
+    return document(f"{report['name']}: ablation report", _parts(report, curves))
+
+
+def document(title: str, parts: Sequence[str]) -> str:
+    """A whole page.
+
+    Args:
+        title: Of the page.
+        parts: HTML.
+    """
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     head = f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
-    head += f'<meta name="viewport" content="width=device-width"><title>{title}</title><style>{STYLE}</style>'
-    body = "\n".join(_parts(report, curves))
+    head += f'<meta name="viewport" content="width=device-width"><title>{text(title)}</title><style>{STYLE}</style>'
+    body = "\n".join(parts)
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
 
 
@@ -61,34 +70,34 @@ def _parts(report: Mapping[str, Any], curves: Curves) -> list[str]:
     facts = f"{report['metric']} of {report['validation']}, at the last step; alpha {report['alpha']:g}"
     facts = f"{facts}; {words.tested_in_words(report['tested_after'])}"
     unfinished = "" if report["has_ended"] else "<p><strong>The experiment has not ended.</strong></p>"
-    parts = [f"<h1>{_text(report['name'])}</h1>", f'<p class="soft">{_text(facts)}</p>']
-    parts += [_table(["side", "what it is"], list(words.compared(report).items()))]
-    parts += [_paragraphs(words.design_lines(report))]
-    parts += [unfinished, "<h2>Differences from the baseline</h2>", _plot(plots.forest, report, height=height)]
-    parts += [_verdict_table(report), _paragraphs(words.verdict_lines(report)), "<h2>Noise</h2>"]
-    parts += [_paragraphs(words.noise_lines(report)), _pairs_table(report)]
+    parts = [f"<h1>{text(report['name'])}</h1>", f'<p class="soft">{text(facts)}</p>']
+    parts += [table(["side", "what it is"], list(words.compared(report).items()))]
+    parts += [paragraphs(words.design_lines(report))]
+    parts += [unfinished, "<h2>Differences from the baseline</h2>", plot(plots.forest, report, height=height)]
+    parts += [_verdict_table(report), paragraphs(words.verdict_lines(report)), "<h2>Noise</h2>"]
+    parts += [paragraphs(words.noise_lines(report)), _pairs_table(report)]
     if report["tuning"] and report["tuning"]["sides"]:
-        parts += ["<h2>Tuning curves</h2>", _plot(plots.tuning_curves, report, height=3.4)]
-    parts.append(_paragraphs(words.tuning_lines(report)))
+        parts += ["<h2>Tuning curves</h2>", plot(plots.tuning_curves, report, height=3.4)]
+    parts.append(paragraphs(words.tuning_lines(report)))
     if BASELINE in curves.steps:
-        plot = _plot(plots.loss_curves, report, curves, height=3.6, columns=2)
+        curves_plot = plot(plots.loss_curves, report, curves, height=3.6, columns=2)
         left = "Left: mean over the seeds of all sides, with a band of one standard deviation."
         right = "Right: paired differences from the baseline at equal shares of the run, with their 95% interval"
         caption = f"<figcaption>{left} {right} at each point by itself.</figcaption>"
-        parts += ["<h2>Validation loss during training</h2>", plot, caption]
+        parts += ["<h2>Validation loss during training</h2>", curves_plot, caption]
     parts.append("<h2>Cost</h2>")
     if report["cost"]["sides"]:
-        parts.append(_plot(plots.costs, report, height=3.4, columns=2))
+        parts.append(plot(plots.costs, report, height=3.4, columns=2))
     parts.append(_cost_table(report, curves))
     parts.append("<figcaption>A variant's loss is the baseline's mean plus the paired difference.</figcaption>")
-    return [*parts, _paragraphs(words.cost_lines(report)), _last(report)]
+    return [*parts, paragraphs(words.cost_lines(report)), _last(report)]
 
 
 def _last(report: Mapping[str, Any]) -> str:
     facts = {name: value for name, value in report["environment"].items() if value is not None}
     facts |= {"commit": report["commit"]} if report["commit"] else {}
     where = "; ".join(f"{name} {value}" for name, value in facts.items())
-    return f'<p class="soft">{_text(where)}</p><p class="soft">Plan {report["plan"]}</p>'
+    return f'<p class="soft">{text(where)}</p><p class="soft">Plan {report["plan"]}</p>'
 
 
 # ---- tables
@@ -103,7 +112,7 @@ def _verdict_table(report: Mapping[str, Any]) -> str:
         [name, *words.cells(row), *([row["direction"], row["size"] or "–"] if words.is_tested(row) else "––")]
         for name, row in words.labeled(report)
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _pairs_table(report: Mapping[str, Any]) -> str:
@@ -116,7 +125,7 @@ def _pairs_table(report: Mapping[str, Any]) -> str:
         for pair in row["by_seed"]
     ]
     head = ["variant", "seed", f"baseline's {report['metric']}", f"variant's {report['metric']}", "difference"]
-    return f"<details><summary>The pairs</summary>{_table(head, rows)}</details>" if rows else ""
+    return f"<details><summary>The pairs</summary>{table(head, rows)}</details>" if rows else ""
 
 
 def _cost_table(report: Mapping[str, Any], curves: Curves) -> str:
@@ -133,7 +142,7 @@ def _cost_table(report: Mapping[str, Any], curves: Curves) -> str:
         ]  # fmt: skip
         timed = None if name == BASELINE else curves.at_equal_time(name, report["cost"]["sides"], report["delta"])
         rows.append([*cells, words.signed(timed)])
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _counts(row: Mapping[str, Any]) -> list[str]:
@@ -144,19 +153,23 @@ def _digits(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}g}"
 
 
-def _plot(draw: Callable[..., None], *content: Any, height: float, columns: int = 1) -> str:
+def plot(draw: Callable[..., None], *content: Any, height: float, columns: int = 1) -> str:
+    """A figure with what ``draw`` draws, as inline SVG for a light and a dark page."""
     return f"<figure>{svg(draw, *content, width=WIDTH, height=height, columns=columns)}</figure>"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    first = "".join(f"<th>{_text(title)}</th>" for title in head)
-    rest = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Titles above rows; a wide one scrolls by itself."""
+    first = "".join(f"<th>{text(title)}</th>" for title in head)
+    rest = "".join(f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
     return f'<div class="wide"><table><thead><tr>{first}</tr></thead>\n<tbody>{rest}</tbody></table></div>'
 
 
-def _paragraphs(lines: Sequence[str]) -> str:
-    return "\n".join(f"<p>{_text(line)}</p>" for line in lines)
+def paragraphs(lines: Sequence[str]) -> str:
+    """One for each line."""
+    return "\n".join(f"<p>{text(line)}</p>" for line in lines)
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
+    """Printable text without markup."""
     return escape(printable(str(value)))

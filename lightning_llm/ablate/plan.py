@@ -67,7 +67,7 @@ _FROZEN |= {"threads": whole(1), "accelerator": TEXT, "folder": TEXT, "sides": b
 _FROZEN |= {"commit": maybe(TEXT), "seen": by_name(list_of(whole(), MOST_PAIRS), least=0)}
 _REPLAY = record({"difference": NUMBER, "source": TEXT})
 _REUSED = record({"runs": by_name(TEXT, least=0), "replay": maybe(_REPLAY), "variants": BOOL})
-_PLAN = record({**HELD, **_FROZEN, "hash": SHA256}, {"configs": list_of(TEXT), "reused": _REUSED})
+_PLAN = record({**HELD, **_FROZEN, "hash": SHA256}, {"configs": list_of(TEXT), "reused": _REUSED, "promise": SHA256})
 _OF_VARIANTS = maybe(list_of(TEXT))
 _ADDED = record({"added": list_of(record({"pairs": whole(1, MOST_PAIRS), "variants": _OF_VARIANTS}), MOST_ADDED)})
 

@@ -12,6 +12,7 @@ from lightning_llm.ablate.experiment import LOOKS, Experiment
 from lightning_llm.ablate.history import Earlier, Spread, spread_of
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.io.console import Console, folded, room
+from lightning_llm.io.units import shown_duration
 from lightning_llm.statistics.design import EQUIVALENT, FEWEST, UNDECIDED, Design
 from lightning_llm.statistics.power import Outlook, outlook
 
@@ -73,6 +74,33 @@ def show_outlook(experiment: Experiment, spread: Spread, console: Console) -> No
     if grid := runs_of_tuning(experiment):
         lines.append(f"The runs include at least {grid} of tuning, and the tuned pairs.")
     for line in (*lines, *warnings_of(design, spread.value)):
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def show_outlays(outlays: Mapping[str, Any], console: Console) -> None:
+    """Print what experiments take, by name: what ``ablate run --dry-run`` shows."""
+    titles = ("experiment", "parameters", "steps", "FLOPs of a run", "runs", "time")
+    table = Table(*titles, box=SIMPLE_HEAD, pad_edge=False)
+    for name, one in outlays.items():
+        flops = "–" if one.flops is None else f"{one.flops:.2e}"
+        counts = (f"{one.parameters:,}", f"{one.steps:,}", flops, f"{one.runs:,}")
+        table.add_row(name, *counts, shown_duration(one.seconds))
+    console.print(table)
+    total = shown_duration(sum(one.seconds for one in outlays.values()))
+    about = "by timed steps of the baseline on this machine, without validation"
+    console.print(f"At most about {total}, {about}.", soft_wrap=True, highlight=False)
+
+
+def show_ladder(rows: Sequence[Sequence[str]], head: Sequence[str], lines: Sequence[str], console: Console) -> None:
+    """Print the differences of a ladder at each size, and what they say of a larger one."""
+    first, *rest = head
+    columns = [Column(title, no_wrap=True) for title in rest]
+    table = Table(Column(first, overflow="fold"), *columns, box=SIMPLE_HEAD, pad_edge=False)
+    left = room(console.width, zip(rest, *(cells for _, *cells in rows), strict=True))
+    for name, *cells in rows:
+        table.add_row(folded(name, left), *cells)
+    console.print(table)
+    for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
 
 

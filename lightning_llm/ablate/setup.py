@@ -10,15 +10,15 @@ import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from lightning_llm.ablate.arm import BASELINE, NULL, Arm, ReadArm, titled
-from lightning_llm.ablate.cost import TrainingSteps
+from lightning_llm.ablate.cost import TrainingSteps, flops_of, parameters_of
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.history import earlier
-from lightning_llm.ablate.local import threads_for
+from lightning_llm.ablate.local import cores, threads_for
 from lightning_llm.ablate.matching import MATCHES, STEPS, Matched, facts_of
 from lightning_llm.ablate.options import flat_options, words_of
 from lightning_llm.ablate.plan import PACKAGE, PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
@@ -29,6 +29,7 @@ from lightning_llm.data.mixture import fingerprint
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.gauges import resident_bytes
+from lightning_llm.measure.timer import interleave
 from lightning_llm.runs.lock import RunLock
 from lightning_llm.training.environment import environment_of
 from lightning_llm.training.initial_weights import read_initial_weights
@@ -38,7 +39,26 @@ FREE_DATA = ("num_workers", "micro_batch_size", "eval_batch_size", "predict_prom
 TEXT_DATA = ("tokenizer", "vocab_size", "store")  # may change if losses are per byte of the same text
 # Of the trainer: what a pair trains and validates on
 PAIRED = ("max_steps", "max_epochs", "max_time", "limit_train_batches", "limit_val_batches", "overfit_batches")
+TIMED = 10  # steps of the baseline, for the time of its runs
 REDRAW = "lightning_llm.ablate.null_variant.RedrawMLP"
+
+
+class Outlay(NamedTuple):
+    """What the runs of an experiment take.
+
+    Attributes:
+        parameters: Of the baseline.
+        steps: Of a run of the baseline.
+        flops: Counted, of such a run; ``None``: it has parts that cannot be counted.
+        runs: At most.
+        seconds: Of all training steps, without validation.
+    """
+
+    parameters: int
+    steps: int
+    flops: int | None
+    runs: int
+    seconds: float
 
 
 class Setup:
@@ -49,15 +69,22 @@ class Setup:
         words: Further options of ``fit``, for all runs.
         read_arm: Reads an arm as ``fit`` does; a ValueError says what is wrong with it.
         reuse: Whose finished runs of earlier experiments are used: one of ``reuse.REUSES``.
+        promise: The hash of the prediction that was stored for this size of a ladder, if one was.
 
     Raises:
         ValueError: An arm cannot run, equals another, or cannot be compared with the baseline.
     """
 
     def __init__(
-        self, experiment: Experiment, words: Sequence[str], read_arm: ReadArm, *, reuse: str = REUSES[0]
+        self,
+        experiment: Experiment,
+        words: Sequence[str],
+        read_arm: ReadArm,
+        *,
+        reuse: str = REUSES[0],
+        promise: str | None = None,
     ) -> None:
-        self.experiment, self._read_arm, self._reuse = experiment, read_arm, reuse
+        self.experiment, self._read_arm, self._reuse, self._promise = experiment, read_arm, reuse, promise
         self._words = [*words_of(experiment.options), *words]
         self._tunable: set[float] = set()  # values whose grid was checked
         self._matched: dict[str, Matched] = {}  # what matches a variant with the baseline
@@ -124,6 +151,7 @@ class Setup:
         identities, tune = self._identities(threads), self.experiment.tune
         sides = {name: {**facts, "identity": identities[name].hash} for name, facts in self._facts().items()}
         content |= {"sides": sides, "commit": commit_of(PACKAGE), "seen": self._seen()}
+        content |= {} if self._promise is None else {"promise": self._promise}
         tuned = None if tune is None else str(tune["option"])
         first_seed = self.experiment.first_seed
         content["reused"] = reusable(out, identities, self._reuse, first_seed=first_seed, tuned=tuned)
@@ -133,6 +161,43 @@ class Setup:
             return self.plan(workers) if (out / PLAN).exists() else freeze(out, content, self._configs(), self._code)
         finally:
             lock.release()
+
+    @property
+    def compute(self) -> float:
+        """Counted FLOPs of a run of the baseline, for a ladder.
+
+        Raises:
+            ValueError: They cannot be counted, or a variant changes what ``size`` sets.
+        """
+        base = self.arms[BASELINE]
+        if (flops := flops_of(base)) is None:
+            raise ValueError("the baseline has parts whose FLOPs cannot be counted: a ladder needs the FLOPs of a run")
+        dialed = base.trainer.dial.options
+        for name, options in self.experiment.variants.items():
+            if taken := [option for option in options if option in dialed]:
+                raise ValueError(f"{name} changes {taken[0]}, which size sets at each size: leave it out")
+        return float(flops * base.steps)
+
+    def outlay(self, workers: int | None) -> "Outlay":
+        """What the runs take: counted, and from a few timed steps of the baseline."""
+        base, own = self.arms[BASELINE], self._arm(BASELINE, {})
+        accelerator = base.trainer.strategy.root_device.type
+        steps, before = TrainingSteps(own), torch.get_num_threads()
+        threads = threads_for(accelerator, torch.cuda.device_count(), resident_bytes(), workers)
+        torch.set_num_threads(threads)
+        try:
+            timing = interleave({"baseline": steps.step}, rounds=TIMED, warmup=2, device=steps.device)["baseline"]
+        finally:
+            torch.set_num_threads(before)
+        runs = 1 + self.experiment.looks[-1] * (len(self.arms) + 1)
+        at_a_time = max(1, min(workers or len(cores()), len(cores()) // threads))
+        return Outlay(
+            parameters=parameters_of(base.architecture),
+            steps=base.steps,
+            flops=None if (flops := flops_of(base)) is None else flops * base.steps,
+            runs=runs,
+            seconds=timing.median * base.steps * runs / at_a_time,
+        )
 
     def _compared(self, plan: Plan) -> Plan:
         """A plan that is of this experiment."""

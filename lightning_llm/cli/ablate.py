@@ -2,12 +2,13 @@
 
 ``power`` shows what an experiment would find; ``run`` plans it, freezes the plan, and starts workers on this machine;
 ``work`` is one worker; ``status`` shows an experiment's progress; ``report`` writes its results; ``extend`` adds
-pairs; ``measure`` measures time and memory of each side.
+pairs, or a size to a ladder; ``measure`` measures time and memory of each side.
 """
 
 import argparse
 import gc
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -22,14 +23,29 @@ from lightning_llm.ablate.experiment import Experiment, experiment_of
 from lightning_llm.ablate.extension import extension_of
 from lightning_llm.ablate.fork import can_fork, environment_of_worker, forks_runs, is_prepared
 from lightning_llm.ablate.history import Spread, spread_in
+from lightning_llm.ablate.ladder import (
+    LADDER,
+    PROMISES,
+    SIZES,
+    Ladder,
+    check_reach,
+    freeze_ladder,
+    is_ladder,
+    ladder_of,
+    promise_of,
+    promised_sizes,
+    read_ladder,
+    store_promise,
+)
+from lightning_llm.ablate.ladder_report import HEAD, lines_of, promise_for, table_of, write_ladder_report
 from lightning_llm.ablate.matching import matches_in_words
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, varied
 from lightning_llm.ablate.page import write_report
-from lightning_llm.ablate.plan import CODE, MAIN, Plan
+from lightning_llm.ablate.plan import CODE, MAIN, PLAN, Plan
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.reuse import REUSES, take_needed
-from lightning_llm.ablate.screen import show_outlook, show_plan, show_report
+from lightning_llm.ablate.screen import show_ladder, show_outlays, show_outlook, show_plan, show_report
 from lightning_llm.ablate.slurm import submit
 from lightning_llm.ablate.words import left_lines, parameter_lines, start_in_words
 from lightning_llm.ablate.worker import LOGS, Stopped, work
@@ -75,15 +91,20 @@ def _options(parser: OneLineParser) -> None:
         add("--pairs", type=int, metavar="N", help="maximum number of pairs")
         add("--match", metavar="RULE", help=f"what is the same on both sides: {matches_in_words()} (default: tokens)")
         add("--first-seed", type=int, metavar="N", help="seed of the first pair (default: 0); the others follow")
+    about = "only print what the runs take: FLOPs, and time on this machine"
+    run.add_argument("--dry-run", action="store_true", help=about)
     about = "reuse finished runs of earlier experiments in the same folder (default: baseline)"
     run.add_argument("--reuse", choices=REUSES, help=about)
-    extend = action("extend", _extend, "add pairs, and train them")
-    extend.add_argument("--pairs", type=int, required=True, metavar="N", help="number of pairs to add")
+    extend = action("extend", _extend, "add pairs, or a size to a ladder, and train them")
+    added = extend.add_mutually_exclusive_group(required=True)
+    added.add_argument("--pairs", type=int, metavar="N", help="number of pairs to add")
+    about = "size to add to a ladder, such as 200k; its prediction is stored before its first run"
+    added.add_argument("--size", metavar="SIZE", help=about)
     about = "variants to add pairs to, even if they have a verdict (default: those without one)"
     extend.add_argument("--variants", nargs="+", metavar="NAME", help=about)
     status = action("status", _status, "show the progress of an experiment")
     about = "print the report, and write report.json and report.html to its folder"
-    report = action("report", lambda options: _write(options.folder), about)
+    report = action("report", _report, about)
     measure = action("measure", _measure, "measure time and memory of each side (run nothing else meanwhile)")
     worker = action("work", _work, "train runs that no other worker trains, until the experiment has ended")
     for parser_of_folder in (extend, status, report, measure, worker):
@@ -107,7 +128,8 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     own, of_fit, rest = list[str](), list[str](), iter(words)
     for word in rest:
         name, equals, _ = word.removeprefix("--").partition("=")
-        if word.startswith("--") and name.partition(".")[0].removesuffix("+") in OF_FIT:
+        is_own = name == "size" and own[:1] == ["extend"]
+        if word.startswith("--") and not is_own and name.partition(".")[0].removesuffix("+") in OF_FIT:
             of_fit += [word, *(() if equals or name == "repeat" else islice(rest, 1))]
         else:
             own.append(word)
@@ -131,10 +153,60 @@ def _run(options: argparse.Namespace) -> None:
     if options.experiment is not None and Path(options.experiment).is_dir():
         if options.of_fit or options.baseline or options.vary or options.reuse or _overriding(options):
             raise ValueError(f"{options.experiment} has a frozen plan: only --workers can be given with it")
+        if (Path(options.experiment) / LADDER).exists():
+            _climb(read_ladder(Path(options.experiment))[0], options)
+            return
         plan = Plan.read(Path(options.experiment))
+    elif is_ladder((read := _content(options))[0]):
+        if options.of_fit:
+            raise ValueError(f"{options.of_fit[0]}: a ladder takes options of fit in its file, under options")
+        _climb(ladder_of(*read), options)
+        return
     else:
-        plan = _planned(asked(options), options)
+        setup = _setup(experiment_of(*read), options)
+        if options.dry_run:
+            show_outlays({setup.experiment.name: setup.outlay(options.workers)}, Console())
+            return
+        plan = setup.plan(options.workers)
+        show_plan(plan, setup.earlier, Console(stderr=True))
     _carry_out(plan, options)
+
+
+def _climb(ladder: Ladder, options: argparse.Namespace) -> None:
+    """Carry out the experiments of a ladder, the smallest size first; all of them are read and planned before."""
+    setups: dict[str, Any] = {}
+    if (ladder.out / LADDER).exists():
+        frozen, _ = read_ladder(ladder.out)
+        if frozen.asked != ladder.asked:
+            advice = f"give another --out, or finish that one: lightning-llm ablate run {shlex.quote(str(ladder.out))}"
+            raise ValueError(f"{ladder.out} has another ladder: {advice}")
+    else:
+        setups = {size: _setup(ladder.experiment(size), options) for size in (*ladder.sizes, *ladder.targets)}
+        computes = {size: setup.compute for size, setup in setups.items()}
+        check_reach(ladder, computes)
+        if options.dry_run:
+            show_outlays({size: setups[size].outlay(options.workers) for size in ladder.sizes}, Console())
+            return
+        freeze_ladder(ladder, computes)
+    plans = [_plan_of(ladder, size, options, setups.get(size)) for size in ladder.sizes]
+    for plan in plans:
+        _carry_out(plan, options)
+    if options.slurm is None:
+        _write_ladder(ladder.out)
+
+
+def _plan_of(ladder: Ladder, size: str, options: argparse.Namespace, setup: Any = None, promise: str = "") -> Plan:
+    """The plan of a size: that of its folder, or a new one."""
+    if (ladder.folder(size) / PLAN).exists():
+        return Plan.read(ladder.folder(size))
+    setup = setup or _setup(ladder.experiment(size), options, promise or None)
+    return setup.plan(options.workers)  # type: ignore[no-any-return]
+
+
+def _write_ladder(out: Path) -> None:
+    report, page = write_ladder_report(*read_ladder(out))
+    show_ladder([row for row, _ in table_of(report)], HEAD, lines_of(report), Console())
+    print(f"Written: {page}")
 
 
 def asked(options: argparse.Namespace) -> Experiment:
@@ -144,6 +216,11 @@ def asked(options: argparse.Namespace) -> Experiment:
         ValueError: They do not, or its file is wrong.
         OSError: It cannot be read.
     """
+    return experiment_of(*_content(options))
+
+
+def _content(options: argparse.Namespace) -> tuple[dict[str, Any], str, str]:
+    """The keys of an experiment, what they are from, and its name."""
     if options.experiment is not None:
         if options.baseline or options.vary:
             raise ValueError(f"--baseline and --vary are in place of a file: leave out {options.experiment}")
@@ -153,7 +230,7 @@ def asked(options: argparse.Namespace) -> Experiment:
     else:
         content, source = {"baseline": options.baseline, "variants": varied(options.vary)}, "the command line"
         name = "ablate"
-    return experiment_of({**content, **_overriding(options)}, source, name)
+    return {**content, **_overriding(options)}, source, name
 
 
 def _overriding(options: argparse.Namespace) -> dict[str, Any]:
@@ -163,7 +240,7 @@ def _overriding(options: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def _planned(experiment: Experiment, options: argparse.Namespace) -> Plan:
+def _setup(experiment: Experiment, options: argparse.Namespace, promise: str | None = None) -> Any:
     # after the file is read: a typing mistake is answered without waiting for torch
     for file in experiment.baseline:
         config_path(file)
@@ -172,14 +249,12 @@ def _planned(experiment: Experiment, options: argparse.Namespace) -> Plan:
     from lightning_llm.cli.parsing import check_configs
     from lightning_llm.io.trust import trust_printed
 
-    if options.experiment is not None:
+    if getattr(options, "experiment", None) is not None and not Path(options.experiment).is_dir():
         _say(trust_printed(Path(options.experiment), [experiment.options, experiment.variants]))
     _say([f"checking the baseline and {', '.join(experiment.variants)}"])
     _say(check_configs(["check", *(f"--config={file}" for file in experiment.baseline)]))
-    setup = Setup(experiment, options.of_fit, read_arm, reuse=options.reuse or REUSES[0])
-    plan = setup.plan(options.workers)
-    show_plan(plan, setup.earlier, Console(stderr=True))
-    return plan
+    reuse = getattr(options, "reuse", None) or REUSES[0]
+    return Setup(experiment, options.of_fit, read_arm, reuse=reuse, promise=promise)
 
 
 def _say(lines: Iterable[str]) -> None:
@@ -220,11 +295,32 @@ def _measured_by_snapshot(plan: Plan) -> str:
 
 
 def _extend(options: argparse.Namespace) -> None:
+    if options.size is not None:
+        _extend_ladder(options)
+        return
     loaded = load_experiment(options.folder)
     added, look = extension_of(loaded, options.pairs, options.variants)
     _say([f"adding pairs up to the look at {look}"])
     loaded.plan.add(added)
     _carry_out(loaded.plan, options)
+
+
+def _extend_ladder(options: argparse.Namespace) -> None:
+    """Store the prediction of a further size, then train it."""
+    ladder, computes = read_ladder(options.folder)
+    ladder = ladder.with_target(options.size, promised_sizes(ladder))
+    if (found := promise_of(ladder, options.size)) is None:
+        setup = _setup(ladder.experiment(options.size), options)
+        computes[options.size] = setup.compute
+        check_reach(ladder, computes)
+        promise = promise_for(ladder, computes)
+        digest = store_promise(ladder, promise)
+        _say([f"stored the prediction for {options.size}: {ladder.out / PROMISES / options.size}.json"])
+    else:
+        digest = found["hash"]
+    _carry_out(_plan_of(ladder, options.size, options, promise=digest), options)
+    if options.slurm is None:
+        _write_ladder(ladder.out)
 
 
 def _power(options: argparse.Namespace) -> None:
@@ -240,6 +336,10 @@ def _power(options: argparse.Namespace) -> None:
 
 
 def _status(options: argparse.Namespace) -> None:
+    if (options.folder / LADDER).exists():
+        for folder in sorted(options.folder.glob(f"{SIZES}/*/{PLAN}")):
+            _status(argparse.Namespace(folder=folder.parent))
+        return
     loaded, console = load_experiment(options.folder), Console()
     needed = loaded.state.needed
     taken = len(claims.taken(loaded.plan.out, map(str, needed)))
@@ -247,6 +347,11 @@ def _status(options: argparse.Namespace) -> None:
     progress = f"; {local.progress_in_words(loaded.plan, loaded.state, None)}" if needed else ""
     console.print(f"{options.folder}: {runs}{progress}", soft_wrap=True, highlight=False)
     show_report(report_of(loaded), console)
+
+
+def _report(options: argparse.Namespace) -> None:
+    is_one = (options.folder / LADDER).exists()
+    (_write_ladder if is_one else _write)(options.folder)
 
 
 def _write(out: Path) -> None:

@@ -54,8 +54,8 @@ class TokenDataModule(LightningDataModule):
         predict_prompts: Texts that ``predict`` continues.
         mixture: Instead of one store: folders of prepared stores, each with its share of the training sequences, such
             as ``{stores/web: 0.7, stores/code: 0.3}``. They must have been made with one tokenizer.
-        document_mask: Restrict attention and positions to one document: batches get ``"documents"``. A document begins
-            with the end-of-text token before it.
+        document_mask: Keep attention and positions within each document; batches then have ``"documents"``. A document
+            begins with the end-of-text token before it.
 
     Attributes:
         accumulation: Micro-batches per optimizer step, known after ``setup``.

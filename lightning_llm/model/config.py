@@ -70,9 +70,9 @@ class ModelConfig:
 
     Attributes:
         vocab_size: Number of token ids. ``None`` is filled from the token store by the command line.
-        vocab_multiple_of: Embedding and head have rows up to a multiple of this, 64 or 128 for fast matmuls on a GPU.
-            The rows after ``vocab_size`` are zero and stay so: they are no tokens and have no probability. Exports
-            leave them out.
+        vocab_multiple_of: Embedding and head are padded with rows to a multiple of this; 64 or 128 makes matmuls fast
+            on a GPU. The rows after ``vocab_size`` are zero and stay so: they are no tokens and have no probability.
+            Exports leave them out.
         hidden_size: Width of the residual stream.
         intermediate_size: Width inside the MLP. ``None``: 8/3 of ``hidden_size`` rounded up to a multiple of 64 for
             the gated MLPs (Shazeer 2020, "GLU Variants Improve Transformer", section 3: equal parameters), else
@@ -99,9 +99,9 @@ class ModelConfig:
             factor: …, original_max_position_embeddings: …}`` (Peng et al. 2023, "YaRN").
         mlp: ``swiglu``, ``memory_optimized_swiglu``, ``geglu``, ``gelu`` (by the error function), ``gelu_tanh`` (as in
             GPT-2), ``relu``, ``relu2``, ``mixture_of_experts``, or a class.
-        checkpoint_level: Of ``memory_optimized_swiglu``: 0 saves what backward needs, 1 saves only the input and the
-            weights and recomputes the rest, 2 also includes the norm before the MLP, whose output is not saved
-            either. A number, or a list with one for each layer.
+        checkpoint_level: What ``memory_optimized_swiglu`` saves: at level 0, what backward needs; at 1, only the input
+            and the weights (it recomputes the rest); at 2, the input of the norm before the MLP instead. A number, or a
+            list with one for each layer.
         recompute: Parts of a block that save only their input in training and run again in backward
             (``torch.utils.checkpoint``): ``none``, ``mlp`` or ``attention`` with its norm, or the whole ``block``.
         qk_norm: RMSNorm on each query and key head before the rotation.

@@ -29,8 +29,8 @@ class JSONLinesLogger(Logger):
     Args:
         save_dir: Folder of all runs.
         name: Folder in ``save_dir`` for runs of one kind.
-        version: Folder in ``name`` for this run: a number N for ``version_N``, or a name. Null: the run directory,
-            which is the next free number, or that of the resumed run.
+        version: Folder in ``name`` for this run: a number N for ``version_N``, or a name. Null: a new run gets the
+            next free number, and a resumed run keeps its directory.
 
     Attributes:
         run: Where the Trainer makes the run directory. A new run does not take a given ``version`` that already exists.

@@ -50,8 +50,8 @@ class LanguageModel(LightningModule):
 
     Args:
         architecture: The shape of the model. A ``vocab_size`` of null is taken from the data.
-        optimizer: Makes the optimizer from parameter groups: norms, biases and embeddings without weight decay,
-            matrices with the optimizer's own. Any class by its path, such as ``lightning_llm.optim.MuonAdamW``.
+        optimizer: The optimizer's class, whose weight decay applies to the matrices; norms, biases, and embeddings
+            have none. Any class by its path, such as ``lightning_llm.optim.MuonAdamW``.
         schedule: The learning rate over the run, as a factor of the optimizer's own: ``WarmupCosine``,
             ``WarmupStableDecay``, ``WarmupLinear`` or ``Constant`` of ``lightning_llm.optim``, or a scheduler of torch,
             stepped once per optimizer step (``ReduceLROnPlateau``: once per validation). Null: ``WarmupCosine`` over

@@ -9,7 +9,7 @@ import yaml
 from lightning_llm.ablate.experiment import LOOKS, experiment_of
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = sorted((ROOT / "examples" / "ablations").glob("*.yaml"))
+SHIPPED = sorted(path for path in (ROOT / "examples" / "ablations").glob("*.yaml") if path.stem != "ladder")
 RATE = "model.optimizer.init_args.lr"
 BASE = {"baseline": "a.yaml", "variants": {"relu": {"model.architecture.mlp": "relu"}}}
 

@@ -35,8 +35,8 @@ class RunCheckpoints(Checkpoint):
         folder: Where the files go. Null: ``checkpoints`` in the run directory.
         keep_last: Number of newest checkpoints to keep.
         every_n_steps: Also save every N optimizer steps. Null: only with validations.
-        asynchronous: Training waits only while the state is copied to host memory, which then holds it twice; a thread
-            writes it. Only one write is in flight; a kill during a write loses only that checkpoint. A failed write
+        asynchronous: Training waits only while the state is copied to host memory, so that a thread can write the copy
+            to the disk. Only one write is in flight; a kill during a write loses only that checkpoint. A failed write
             ends the run at the next save, or at its end.
 
     Attributes:

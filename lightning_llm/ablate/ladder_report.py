@@ -1,0 +1,309 @@
+"""The report of a ladder: differences at each size, the prediction at a larger one, and whether promises were kept.
+
+``report.json`` holds it, and the screen and ``report.html`` show it. The statistics are those of
+``statistics.extrapolation``. No torch.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_llm.ablate import page, words
+from lightning_llm.ablate.ladder import Ladder, promise_of, promised_sizes
+from lightning_llm.ablate.plan import PLAN, REPORT
+from lightning_llm.ablate.report import report_of
+from lightning_llm.ablate.results import load_experiment
+from lightning_llm.io.atomic import write_json, write_text
+from lightning_llm.io.charts import COLORS, GRAY, legend
+from lightning_llm.io.untrusted import printable
+from lightning_llm.statistics.design import BETTER, WORSE
+from lightning_llm.statistics.extrapolation import LEVEL, MOST_BEYOND, AtSize, Spread, answer, predict
+
+DIRECTIONS = {BETTER: -1, WORSE: 1}
+NO_BEND = "A prediction assumes a smooth curve: nothing predicts a bend that has not begun."
+_PLACES = 40  # between the largest size and the furthest target
+
+
+def ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, Any]:
+    """The report of a ladder as it is now, as JSON takes it.
+
+    Args:
+        ladder: Of the folder.
+        computes: FLOPs of a baseline's run, of each size and of the target.
+    """
+    promises = {size: promise_of(ladder, size) for size in promised_sizes(ladder)}
+    computes = {**computes, **{size: promise["compute"] for size, promise in promises.items() if promise}}
+    names = [*ladder.sizes, *(size for size in promises if size not in ladder.sizes)]
+    sizes = {
+        size: report_of(load_experiment(folder))
+        for size in names
+        if (folder := ladder.folder(size) / PLAN).exists() and (folder := folder.parent)
+    }
+    first = next(iter(sizes.values()))
+    of_variants = {name: _rows(name, sizes, computes) for name in first["variants"]}
+    target = None if ladder.target is None or ladder.target in sizes else ladder.target
+    predicted = predictions(sizes, computes, target, ladder.pairs) if target else {}
+    return {
+        "name": ladder.asked["name"],
+        "out": str(ladder.out),
+        **{field: first[field] for field in ("metric", "unit", "delta", "alpha")},
+        "has_ended": all(report["has_ended"] for report in sizes.values()),
+        "pairs": ladder.pairs,
+        "sizes": {
+            size: {"compute": computes[size], "plan": report["plan"], **_base(report)} for size, report in sizes.items()
+        },
+        "target": None if target is None else {"size": target, "compute": computes[target]},
+        "level": LEVEL,
+        "ladder": {
+            name: {**(predicted.get(name) or {"answer": None}), "sizes": rows} for name, rows in of_variants.items()
+        },
+        "promises": [_kept(promise, sizes.get(size)) for size, promise in promises.items() if promise],
+    }
+
+
+def predictions(
+    sizes: Mapping[str, Mapping[str, Any]], computes: Mapping[str, float], target: str, pairs: int
+) -> dict[str, Any]:
+    """What is predicted of each variant at a target; ``None``: its differences do not allow it.
+
+    Args:
+        sizes: The report of each size.
+        computes: FLOPs of a baseline's run, of each size and of the target.
+        target: The size.
+        pairs: That it will have.
+    """
+    known = list(sizes.values())
+    at = {size: _x(computes[size]) for size in (*sizes, target)}
+    every = [row for size, report in sizes.items() for row in _spreads(at[size], report)]
+    found: dict[str, Any] = {}
+    for name in known[0]["variants"]:
+        rows = [(at[size], report["variants"][name]) for size, report in sizes.items()]
+        places = [
+            AtSize(x, row["difference"], row["sd"], row["pairs"]) for x, row in rows if row["difference"] is not None
+        ]
+        direction, delta = DIRECTIONS.get(rows[-1][1]["direction"], 0), known[0]["delta"]
+        try:
+            spread = Spread.of(every)
+            one = predict(places, spread, at[target], pairs)
+            shown = [
+                x
+                for x in np.linspace(places[-1].x, places[-1].x + MOST_BEYOND, _PLACES)
+                if answer(predict(places, spread, float(x), pairs).interval, direction, None) == "holds"
+            ]
+        except ValueError:
+            found[name] = None
+            continue
+        found[name] = {
+            "difference": one.mean,
+            "interval": list(one.interval),
+            "prediction_interval": list(one.prediction_interval),
+            "answer": answer(one.interval, direction, delta),
+            "shown_up_to": 4.0 ** float(shown[-1]) if shown else None,
+        }
+    return found
+
+
+def promise_for(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, Any]:
+    """What is predicted of each variant at the target, by all sizes below.
+
+    Raises:
+        ValueError: One of them has not ended.
+    """
+    sizes = {size: report_of(load_experiment(ladder.folder(size))) for size in ladder.sizes}
+    if left := [size for size, report in sizes.items() if not report["has_ended"]]:
+        raise ValueError(f"{ladder.folder(left[0])} has not ended: lightning-llm ablate run {ladder.out} continues it")
+    target = ladder.targets[0]
+    predicted = predictions(sizes, computes, target, ladder.pairs)
+    plans = {size: report["plan"] for size, report in sizes.items()}
+    facts = {"size": target, "compute": computes[target], "pairs": ladder.pairs}
+    return {**facts, "variants": predicted, "plans": plans}
+
+
+def _spreads(x: float, report: Mapping[str, Any]) -> Iterator[AtSize]:
+    rows = [*report["variants"].values(), report["aa"]["null"]]
+    for row in rows:
+        if row is not None and row["difference"] is not None and row["pairs"] > 1:
+            yield AtSize(x, row["difference"], row["sd"], row["pairs"])
+
+
+def _x(compute: float) -> float:
+    return math.log(compute, 4)
+
+
+def _base(report: Mapping[str, Any]) -> dict[str, Any]:
+    return {field: report["baseline"][field] for field in ("mean", "steps", "parameters")}
+
+
+def _rows(name: str, sizes: Mapping[str, Mapping[str, Any]], computes: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Of a variant at each size: its difference, and how many times the baseline's compute would give its loss."""
+    means = [report["baseline"]["mean"] for report in sizes.values()]
+    places = [_x(computes[size]) for size in sizes]
+    is_known = len(means) > 1 and None not in means
+    slopes = np.gradient(means, places).tolist() if is_known else [None] * len(means)
+    rows = []
+    for (size, report), slope in zip(sizes.items(), slopes, strict=True):
+        row = report["variants"][name]
+        ends = [
+            _multiplier(row["difference"], slope),
+            *sorted(filter(None, (_multiplier(end, slope) for end in row["interval"] or ()))),
+        ]
+        facts = {
+            field: row[field]
+            for field in ("difference", "interval", "pairs", "sd", "verdict", "direction", "size", "sentence")
+        }
+        facts["against_delta"] = facts.pop("size")
+        rows.append(
+            {
+                "size": size,
+                "compute": computes[size],
+                **facts,
+                "multiplier": ends[0],
+                "multiplier_interval": ends[1:] or None,
+            }
+        )
+    return rows
+
+
+def _multiplier(difference: float | None, slope: float | None) -> float | None:
+    """By the slope of the baseline's loss over the logarithm of its compute, which is taken as exact."""
+    return None if difference is None or slope is None or slope >= 0 else float(4 ** (difference / slope))
+
+
+def _kept(promise: Mapping[str, Any], report: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A promise, with what was observed of each variant, and whether it is a hit."""
+    found = {}
+    for name, predicted in promise["variants"].items():
+        observed = None if report is None or not report["has_ended"] else report["variants"][name]["difference"]
+        low, high = predicted["prediction_interval"] if predicted else (math.nan, math.nan)
+        is_hit = None if observed is None or predicted is None else low <= observed <= high
+        found[name] = {"predicted": predicted, "observed": observed, "hit": is_hit}
+    return {"size": promise["size"], "compute": promise["compute"], "hash": promise["hash"], "variants": found}
+
+
+# ---- in words
+
+
+def lines_of(report: Mapping[str, Any]) -> list[str]:
+    """What was found, a sentence for each variant and each promise."""
+    lines = []
+    if target := report["target"]:
+        for name, row in report["ladder"].items():
+            lines.append(_predicted(name, row, target, report))
+        lines.append(NO_BEND)
+    for promise in report["promises"]:
+        lines += [_promised(name, row, promise["size"]) for name, row in promise["variants"].items()]
+    share = words.percent(1 - report["alpha"])
+    return [
+        *lines,
+        f"Intervals of differences: {share} for each size; predictions: {words.percent(LEVEL)} for each variant.",
+    ]
+
+
+def _predicted(name: str, row: Mapping[str, Any], target: Mapping[str, Any], report: Mapping[str, Any]) -> str:
+    where = f"{name} at {target['size']} ({target['compute']:.2g} FLOPs)"
+    if row["answer"] is None:
+        return f"{where}: no prediction, which needs a difference at three sizes or more."
+    meaning = {
+        "holds": "holds: the direction is that at the largest size",
+        "fades": f"fades: the difference is smaller than {report['delta']}",
+        "flips": "flips: the direction is the opposite of that at the largest size",
+        "unknown": "unknown: no direction is shown",
+    }[row["answer"]]
+    numbers = f"difference {words.signed(row['difference'])} ({words.bounds(row['interval'])}) {report['unit']}"
+    observed = f"its {report['pairs']} pairs should show {words.bounds(row['prediction_interval'])}"
+    up_to = f"; the direction is shown up to {row['shown_up_to']:.2g} FLOPs" if row["shown_up_to"] else ""
+    return f"{where}: {meaning}; {numbers}; {observed}{up_to}."
+
+
+def _promised(name: str, row: Mapping[str, Any], size: str) -> str:
+    if row["predicted"] is None:
+        return f"{name} at {size}: nothing was promised."
+    promised = f"promised {words.bounds(row['predicted']['prediction_interval'])}"
+    if row["observed"] is None:
+        return f"{name} at {size}: {promised}; not observed yet."
+    return f"{name} at {size}: {'hit' if row['hit'] else 'miss'}: {promised}, observed {words.signed(row['observed'])}."
+
+
+HEAD = ("variant", "size", "difference", "interval", "verdict", "× compute")
+MORE = ("its interval", "FLOPs of a run", "pairs", "in words")
+
+
+def table_of(report: Mapping[str, Any]) -> list[tuple[list[str], list[str]]]:
+    """For each variant and size the cells of ``HEAD``, and those of ``MORE``."""
+    rows = []
+    for name, variant in report["ladder"].items():
+        for row in variant["sizes"]:
+            times = "–" if row["multiplier"] is None else f"{row['multiplier']:.2f}"
+            ends = "–" if row["multiplier_interval"] is None else "{:.2f} to {:.2f}".format(*row["multiplier_interval"])
+            found = [words.signed(row["difference"]), words.bounds(row["interval"]), row["verdict"], times]
+            more = [ends, f"{row['compute']:.2e}", str(row["pairs"]), row["sentence"] or "–"]
+            rows.append(([name, row["size"], *found], more))
+    return rows
+
+
+# ---- the page
+
+
+def write_ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> tuple[dict[str, Any], Path]:
+    """Write ``report.json`` and ``report.html`` to the ladder's folder; the report, and where the page is."""
+    report, path = ladder_report(ladder, computes), ladder.out / page.PAGE
+    write_json(ladder.out / REPORT, report)
+    facts = f"{report['metric']}, {report['pairs']} pairs at each size, alpha {report['alpha']:g} per size"
+    unfinished = [] if report["has_ended"] else ["<p><strong>The ladder has not ended.</strong></p>"]
+    parts = [f"<h1>{page.text(report['name'])}</h1>", f'<p class="soft">{page.text(facts)}</p>', *unfinished]
+    parts += [
+        "<h2>Does it hold at larger scale?</h2>",
+        page.plot(draw, report, height=4.2),
+        page.paragraphs(lines_of(report)),
+    ]
+    parts += [
+        "<h2>Differences at each size</h2>",
+        page.table([*HEAD, *MORE], [[*row, *more] for row, more in table_of(report)]),
+    ]
+    about = "× compute: how many times the baseline's compute would give the variant's loss, by the slope of the "
+    about += (
+        "baseline's own losses between the sizes, which is taken as exact. FLOPs are counted, with head and attention."
+    )
+    parts += [f"<figcaption>{page.text(about)}</figcaption>", "<h2>Sizes</h2>", page.table(*_sizes_table(report))]
+    write_text(path, page.document(f"{report['name']}: ladder report", parts))
+    return report, path
+
+
+def _sizes_table(report: Mapping[str, Any]) -> tuple[Sequence[str], list[list[str]]]:
+    head = ("size", "FLOPs of a run", "parameters", "steps", f"baseline's {report['metric']}", "report")
+    rows = []
+    for size, row in report["sizes"].items():
+        mean = "–" if row["mean"] is None else f"{row['mean']:.4f}"
+        counts = ["–" if row[field] is None else f"{row[field]:,}" for field in ("parameters", "steps")]
+        rows.append([size, f"{row['compute']:.2e}", *counts, mean, f"sizes/{size}/{page.PAGE}"])
+    return head, rows
+
+
+def draw(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
+    """Differences over compute with their intervals; at the target, the interval of the mean and of the next mean."""
+    axis, target = axes[0], report["target"]
+    if report["delta"] is not None:
+        axis.axhspan(-report["delta"], report["delta"], color=GRAY, alpha=0.2, lw=0)
+    axis.axhline(0, color=axis.xaxis.label.get_color(), lw=0.8)
+    count = len(report["ladder"])
+    for place, (name, variant) in enumerate(report["ladder"].items()):
+        color, shift = COLORS[place % len(COLORS)], 1.04 ** (place - (count - 1) / 2)
+        rows = [row for row in variant["sizes"] if row["difference"] is not None]
+        x, y = [row["compute"] * shift for row in rows], [row["difference"] for row in rows]
+        ends = [
+            [abs(row["difference"] - (row["interval"] or [row["difference"]] * 2)[side]) for row in rows]
+            for side in (0, 1)
+        ]
+        axis.errorbar(x, y, yerr=ends, fmt="o-", ms=5, capsize=3, lw=1, color=color, label=printable(name))
+        if target and variant["answer"]:
+            at = target["compute"] * shift
+            axis.vlines(at, *variant["prediction_interval"], color=color, lw=1)
+            axis.vlines(at, *variant["interval"], color=color, lw=6, alpha=0.5)
+            axis.plot(at, variant["difference"], "o", mfc="none", color=color)
+    axis.set_xscale("log")
+    axis.set(xlabel="counted FLOPs of a run", ylabel=f"difference of {report['metric']}, {report['unit']}")
+    axis.grid()
+    legend(axis)

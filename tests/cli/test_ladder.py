@@ -1,0 +1,149 @@
+"""``lightning-llm ablate`` with ``sizes`` in its file: planned before anything runs, and a whole one (slow)."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_llm.__main__ import main
+from lightning_llm.ablate.ladder import LADDER, PROMISES, read_ladder
+from lightning_llm.ablate.plan import PLAN, Plan
+from tests.cli.test_ablate import CONFIG, the_line
+
+RELU = {"model.architecture.mlp": "relu2"}
+FILE = {
+    "name": "lad",
+    "baseline": "base.yaml",
+    "variants": {"relu2": RELU},
+    "sizes": ["25k", "35k", "50k"],
+    "tokens_per_parameter": 0.02,
+    "predict": "100k",
+    "pairs": 2,
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, text_file):
+    """A folder with a text, the config of a baseline, and ``lad.yaml``."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(text_file.read_text())
+    Path("base.yaml").write_text(yaml.safe_dump(CONFIG))
+    write()
+    return tmp_path
+
+
+def write(**changes):
+    Path("lad.yaml").write_text(yaml.safe_dump({**FILE, **changes}))
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """``planned(words)``: plan a ladder without running anything; the exit status."""
+    monkeypatch.setattr("lightning_llm.cli.ablate._carry_out", lambda plan, options: None)
+    return lambda *words: main(["ablate", "run", "lad.yaml", *words])
+
+
+def test_all_sizes_are_planned_before_anything_runs(folder, planned, capsys):
+    assert planned() == 0
+    ladder, computes = read_ladder(Path("runs/lad"))
+    plans = {size: Plan.read(ladder.folder(size)) for size in ladder.sizes}
+    assert not ladder.folder("100k").exists()
+    assert computes.keys() == {"25k", "35k", "50k", "100k"}
+    assert list(computes.values()) == sorted(computes.values())
+    sides = {size: plan.arms for size, plan in plans.items()}
+    for size, arms in sides.items():
+        assert arms["relu2"]["parameters"] == pytest.approx(arms["baseline"]["parameters"], rel=0.03), size
+    assert sides["25k"]["baseline"]["parameters"] < sides["50k"]["baseline"]["parameters"]
+    assert [list(plan.experiment.looks) for plan in plans.values()] == [[2]] * 3
+    assert "Written: runs/lad/report.html" in capsys.readouterr().out
+    hashes = [plan.content["hash"] for plan in plans.values()]
+    assert planned() == 0  # goes on with the same plans
+    assert main(["ablate", "run", "runs/lad"]) == 0
+    assert [Plan.read(ladder.folder(size)).content["hash"] for size in ladder.sizes] == hashes
+    assert main(["ablate", "report", "runs/lad"]) == main(["ablate", "status", "runs/lad"]) == 0
+    capsys.readouterr()
+    write(pairs=3)
+    assert planned() == 2
+    assert "runs/lad has another ladder: give another --out, or finish that one" in the_line(capsys)
+
+
+def test_a_dry_run_leaves_nothing(folder, capsys):
+    assert main(["ablate", "run", "lad.yaml", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert all(size in said for size in FILE["sizes"])
+    assert "At most about" in said
+    assert not Path("runs").exists()
+    words = ["--baseline", "base.yaml", "--vary", "model.architecture.mlp=relu", "--pairs", "4"]
+    assert main(["ablate", "run", *words, "--dry-run"]) == 0
+    assert " 13 " in capsys.readouterr().out
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "says"),
+    [
+        (
+            {"variants": {"a": {"model.optimizer.init_args.lr": 0.1}}},
+            [],
+            "a changes model.optimizer.init_args.lr, which",
+        ),
+        ({"predict": "1M"}, [], "times the FLOPs of 50k, expected at most 16 times: add a size between"),
+        ({"tokens_per_parameter": 1000}, [], "; --repeat accepts it (docs/resume.md)"),
+        ({"sizes": ["1", "35k", "50k"]}, [], "size 1 "),
+        ({"variants": {"a": {"model.architecture.mlp": "rleu"}}}, [], "rleu"),
+        ({}, ["--trainer.max_steps", "9"], "--trainer.max_steps: a ladder takes options of fit in its file"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_no_folder(folder, planned, capsys, changes, words, says):
+    write(**changes)
+    assert planned(*words) == 2
+    line = the_line(capsys)
+    assert says in line
+    assert line.count("(docs/") == 1
+    assert not Path("runs/lad").exists()
+
+
+def test_a_size_is_not_added_to_what_is_no_ladder(folder, planned, capsys):
+    assert planned() == 0
+    capsys.readouterr()
+    for words, says in (
+        (["runs/lad", "--size", "30k"], "--size 30k must be above the sizes of the ladder, 25k, 35k, 50k"),
+        (["runs/lad", "--size", "100k"], "has not ended: lightning-llm ablate run runs/lad continues it"),
+        (["runs/lad/sizes/25k", "--size", "100k"], "holds no ladder.json"),
+    ):
+        assert main(["ablate", "extend", *words]) == 2
+        assert says in the_line(capsys)
+    assert not Path("runs/lad", PROMISES).exists()
+
+
+@pytest.mark.slow
+def test_a_ladder_from_its_file_to_its_promise(folder):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+
+    def ablate(*words):
+        command = [sys.executable, "-m", "lightning_llm", "ablate", *words]
+        place = {**environment, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(command, cwd=folder, env=place, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    said = ablate("run", "lad.yaml")
+    assert "relu2 at 100k" in said
+    report = json.loads(Path("runs/lad/report.json").read_text())
+    assert [row["pairs"] for row in report["ladder"]["relu2"]["sizes"]] == [2, 2, 2]
+    said = ablate("extend", "runs/lad", "--size", "100k")
+    promise = json.loads(Path("runs/lad", PROMISES, "100k.json").read_text())
+    assert json.loads(Path("runs/lad/sizes/100k", PLAN).read_text())["promise"] == promise["hash"]
+    low, high = promise["variants"]["relu2"]["prediction_interval"]
+    report = json.loads(Path("runs/lad/report.json").read_text())
+    (kept,) = report["promises"]
+    assert kept["variants"]["relu2"]["hit"] == (low <= kept["variants"]["relu2"]["observed"] <= high)
+    assert f"relu2 at 100k: {'hit' if kept['variants']['relu2']['hit'] else 'miss'}: promised" in said
+    shutil.move("runs/lad", "moved")
+    assert "relu2 at 100k" in ablate("report", "moved")
+    assert Path("moved", LADDER).exists()
