@@ -42,6 +42,8 @@ def ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, An
         for size in names
         if (folder := ladder.folder(size) / PLAN).exists() and (folder := folder.parent)
     }
+    if not sizes:
+        raise ValueError(f"no size of {ladder.out} is planned yet: lightning-llm ablate run {ladder.out} continues it")
     first = next(iter(sizes.values()))
     of_variants = {name: _rows(name, sizes, computes) for name in first["variants"]}
     target = None if ladder.target is None or ladder.target in sizes else ladder.target

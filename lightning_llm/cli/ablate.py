@@ -153,6 +153,8 @@ def _run(options: argparse.Namespace) -> None:
     if options.experiment is not None and Path(options.experiment).is_dir():
         if options.of_fit or options.baseline or options.vary or options.reuse or _overriding(options):
             raise ValueError(f"{options.experiment} has a frozen plan: only --workers can be given with it")
+        if options.dry_run:
+            raise ValueError(f"--dry-run is for what has no plan yet, and {options.experiment} has one")
         if (Path(options.experiment) / LADDER).exists():
             _climb(read_ladder(Path(options.experiment))[0], options)
             return
@@ -249,8 +251,9 @@ def _setup(experiment: Experiment, options: argparse.Namespace, promise: str | N
     from lightning_llm.cli.parsing import check_configs
     from lightning_llm.io.trust import trust_printed
 
-    if getattr(options, "experiment", None) is not None and not Path(options.experiment).is_dir():
-        _say(trust_printed(Path(options.experiment), [experiment.options, experiment.variants]))
+    source = options.folder / LADDER if options.action == "extend" else options.experiment and Path(options.experiment)
+    if source is not None:
+        _say(trust_printed(source / LADDER if source.is_dir() else source, [experiment.options, experiment.variants]))
     _say([f"checking the baseline and {', '.join(experiment.variants)}"])
     _say(check_configs(["check", *(f"--config={file}" for file in experiment.baseline)]))
     reuse = getattr(options, "reuse", None) or REUSES[0]

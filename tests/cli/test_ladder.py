@@ -13,7 +13,7 @@ import yaml
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.ladder import LADDER, PROMISES, read_ladder
 from lightning_llm.ablate.plan import PLAN, Plan
-from tests.cli.test_ablate import CONFIG, the_line
+from tests.cli.test_ablate import CONFIG, OWN_MLP, the_line
 
 RELU = {"model.architecture.mlp": "relu2"}
 FILE = {
@@ -119,6 +119,32 @@ def test_a_size_is_not_added_to_what_is_no_ladder(folder, planned, capsys):
         assert main(["ablate", "extend", *words]) == 2
         assert says in the_line(capsys)
     assert not Path("runs/lad", PROMISES).exists()
+
+
+def test_a_folder_prints_the_classes_that_it_imports(folder, planned, monkeypatch, capsys):
+    Path("own_mlp.py").write_text(OWN_MLP)
+    monkeypatch.syspath_prepend(str(folder))
+    write(variants={"own": {"model.architecture.mlp": "own_mlp.OwnMLP"}})
+    assert planned() == 0
+    assert "lad.yaml imports own_mlp.OwnMLP" in capsys.readouterr().err
+    assert main(["ablate", "extend", "runs/lad", "--size", "100k"]) == 2
+    said = capsys.readouterr().err
+    assert "runs/lad/ladder.json imports own_mlp.OwnMLP" in said
+    assert "has not ended" in said
+    shutil.rmtree("runs/lad/sizes/50k")
+    assert main(["ablate", "run", "runs/lad"]) == 0
+    assert "runs/lad/ladder.json imports own_mlp.OwnMLP" in capsys.readouterr().err
+    assert Path("runs/lad/sizes/50k", PLAN).exists()
+
+
+def test_a_folder_without_a_planned_size_has_no_report(folder, planned, capsys):
+    assert planned() == 0
+    capsys.readouterr()
+    assert main(["ablate", "run", "runs/lad", "--dry-run"]) == 2
+    assert "--dry-run is for what has no plan yet, and runs/lad has one" in the_line(capsys)
+    shutil.rmtree("runs/lad/sizes")
+    assert main(["ablate", "report", "runs/lad"]) == 2
+    assert "no size of runs/lad is planned yet: lightning-llm ablate run runs/lad continues it" in the_line(capsys)
 
 
 @pytest.mark.slow
