@@ -88,7 +88,9 @@ def run_folders(name: str) -> list[Path]:
         level = [inner for path in level for inner in path.glob("*")]
     runs.sort(key=lambda path: (path != folder, _natural(path)))
     if not runs:
-        raise ValueError(f"{name}: no run in it or up to two levels below")
+        deeper = next(iter(sorted(folder.glob("*/*/*/*"))), None)  # such as those of an experiment
+        hint = "" if deeper is None else f"; give a folder in it, such as {deeper.parents[2]}"
+        raise ValueError(f"{name}: no run in it or up to two levels below{hint}")
     return runs
 
 

@@ -148,3 +148,14 @@ def test_no_character_of_a_name_is_lost_on_a_narrow_terminal(make, monkeypatch, 
         assert "…" not in said
         column = "".join(line[1:].split(" ")[0] for line in said.splitlines()[3:])
         assert f"runs/{name}/version_0" in column, said
+
+
+def test_a_folder_of_experiments_says_where_their_runs_are(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs/gelu/runs/baseline,seed=0")
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("{}")
+    assert main(["runs"]) == 2
+    said = capsys.readouterr().err
+    assert "runs: no run in it or up to two levels below; give a folder in it, such as runs/gelu" in said
+    assert main(["runs", "runs/gelu"]) == 0
