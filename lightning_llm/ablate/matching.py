@@ -18,6 +18,7 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any, ClassVar
 
 from lightning_llm.ablate.arm import BASELINE, Arm
@@ -288,7 +289,11 @@ def _solve(option: str, base: Arm, variant: Arm) -> int:
     config, wanted = variant.architecture, parameters_of(base.architecture)
     start = getattr(config, option, None)
     if type(start) is not int:
-        raise ValueError(f"match: parameters: {ARCHITECTURE}{option} is no whole number that can be solved for")
+        known = [field.name for field in dataclasses.fields(config)]
+        close = get_close_matches(option, known, 1)
+        hint = f"; did you mean {ARCHITECTURE}{close[0]}?" if close and option not in known else ""
+        problem = "is no whole number that can be solved for" if option in known else "does not exist"
+        raise ValueError(f"match: parameters: {ARCHITECTURE}{option} {problem}{hint}")
 
     def count(value: int) -> int | None:
         try:

@@ -203,8 +203,9 @@ class Setup:
         """A plan that is of this experiment."""
         if difference := plan.differs(self.asked):
             command = f"lightning-llm ablate run {shlex.quote(str(plan.out))}"
-            advice = f"give another --out, or finish this one as it is: {command}"
-            difference = self._changed(plan) if difference == "configs" else f"another {difference}"
+            advice = f"give another --name or --out, or finish this one as it is: {command}"
+            other = "other" if difference in ("variants", "looks") else "another"
+            difference = self._changed(plan) if difference == "configs" else f"{other} {difference}"
             raise ValueError(f"{plan.out} has a plan with {difference}, which makes a new experiment: {advice}")
         return plan
 

@@ -88,7 +88,8 @@ def _check_option(name: str) -> None:
 def with_nearest(message: str, options: Iterable[str]) -> str:
     """The parser's message about words that are no options, with the option that is nearest to the first, if one is."""
     name = message.partition("unrecognized arguments: --")[2].partition(" ")[0].partition("=")[0]
-    close = get_close_matches(name, options, 1, cutoff=0.8)
+    close = get_close_matches(name, options, 5, cutoff=0.8)
+    close.sort(key=lambda option: sorted(option) != sorted(name))  # letters in another order come first
     return f"{message}; did you mean --{close[0]}?" if close else message
 
 

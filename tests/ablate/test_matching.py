@@ -63,6 +63,7 @@ def test_parameters_are_solved_for():
     [
         ("model.architecture.num_hidden_layers", r"num_hidden_layers of wide gives [\d,]+; the nearest is 1, "),
         ("model.architecture.mlp", "is no whole number that can be solved for"),
+        ("model.architecture.intermediate_siz", r"does not exist; did you mean model\.architecture\.intermediate_size"),
     ],
 )
 def test_what_cannot_be_solved_is_one_line(option, says):

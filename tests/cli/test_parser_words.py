@@ -2,6 +2,7 @@
 
 import pytest
 
+from lightning_llm.cli.command_line import with_nearest
 from lightning_llm.cli.parser_words import in_plain_words
 
 
@@ -29,3 +30,11 @@ Given value: x"""
 )
 def test_types_have_our_names(message, line):
     assert in_plain_words(message) == line
+
+
+def test_letters_in_another_order_are_the_nearest_name():
+    options = [f"model.architecture.{name}" for name in ("mup", "mlp", "norm")]
+    said = with_nearest("unrecognized arguments: --model.architecture.mpl=gelu", options)
+    assert said.endswith("; did you mean --model.architecture.mlp?")
+    assert with_nearest("unrecognized arguments: --model.architecture.nrom", options).endswith("norm?")
+    assert with_nearest("unrecognized arguments: --x", options) == "unrecognized arguments: --x"
