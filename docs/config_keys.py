@@ -92,7 +92,7 @@ LINES = {
     "trainer.strategy": "How devices share the work: `auto`, `ddp`, `fsdp2`, `fsdp2_deferred`, or a Lightning class.",
     "trainer.sync_batchnorm": "Synchronize batch normalization. The built-in models have none.",
     "trainer.use_distributed_sampler": "Let Lightning split your own data loader between processes.",
-    "weights_only": "Checkpoints are always read without running code: leave it out.",
+    "weights_only": "Leave it out: checkpoints are always read without running code.",
 }
 # Of every number, and of the few texts that have one. Keys of classes: argument.
 UNITS = {

@@ -69,7 +69,7 @@ class ModelConfig:
     options, and docs/extending.md says what a class of each kind gets and returns.
 
     Attributes:
-        vocab_size: Number of token ids. ``None`` is filled from the token store by the command line.
+        vocab_size: Number of token ids. ``None``: that of the run's data.
         vocab_multiple_of: Embedding and head are padded with rows to a multiple of this; 64 or 128 makes matmuls fast
             on a GPU. The rows after ``vocab_size`` are zero and stay so: they are no tokens and have no probability.
             Exports leave them out.
@@ -99,9 +99,9 @@ class ModelConfig:
             factor: …, original_max_position_embeddings: …}`` (Peng et al. 2023, "YaRN").
         mlp: ``swiglu``, ``memory_optimized_swiglu``, ``geglu``, ``gelu`` (by the error function), ``gelu_tanh`` (as in
             GPT-2), ``relu``, ``relu2``, ``mixture_of_experts``, or a class.
-        checkpoint_level: What ``memory_optimized_swiglu`` saves: at level 0, what backward needs; at 1, only the input
-            and the weights (it recomputes the rest); at 2, the input of the norm before the MLP instead. A number, or a
-            list with one for each layer.
+        checkpoint_level: What ``memory_optimized_swiglu`` saves: at level 0, input, gate, and up (it recomputes the
+            elementwise part); at 1, only the input (it recomputes the rest); at 2, the input of the norm before the MLP
+            instead. A number, or a list with one for each layer.
         recompute: Parts of a block that save only their input in training and run again in backward
             (``torch.utils.checkpoint``): ``none``, ``mlp`` or ``attention`` with its norm, or the whole ``block``.
         qk_norm: RMSNorm on each query and key head before the rotation.

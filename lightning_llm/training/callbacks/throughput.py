@@ -56,8 +56,8 @@ class TrainingLog(Callback):
     optimizer steps.
 
     Args:
-        peak_tflops: Peak of one device in 10^12 FLOP per second, for MFU and HFU. Null: from the table of devices; a
-            device that is not in it gets none.
+        peak_tflops: Peak of one device in 10^12 FLOP per second, for MFU and HFU. Null: from the table of devices;
+            for a device that is not in it, there is no MFU.
 
     Attributes:
         utilization: The peak for MFU and HFU, or why there are none; known from the start of training on.
