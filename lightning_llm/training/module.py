@@ -68,8 +68,8 @@ class LanguageModel(LightningModule):
             resumed run does not read it.
         compile_mode: Compile with ``torch.compile`` in this mode: ``default``, or ``max-autotune-no-cudagraphs``, which
             tries more kernels. Null: do not compile. The first step takes tens of seconds longer.
-        compile_scope: What is compiled as one unit: each block (``blocks``), or the whole transformer (``model``), which
-            takes longer to compile with every layer and does not work with FSDP2.
+        compile_scope: What is compiled as one unit: each block (``blocks``), or the whole transformer (``model``),
+            which takes longer to compile with every layer and does not work with FSDP2.
         memory_reserve: Part of ``memory_budget`` that the plan leaves free, such as ``2GiB``. Null: on a GPU about 0.7
             GiB for context and libraries, 1 GiB for NCCL with several processes, and 5% of the predicted peak.
         groups: Learning rate and weight decay of some parameters, as factors of the optimizer's: a list of

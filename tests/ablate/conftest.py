@@ -7,6 +7,7 @@ import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.ablate.arm import BASELINE, NULL
+from lightning_llm.ablate.ladder import SIZES, freeze_ladder, ladder_of
 from lightning_llm.ablate.plan import code_hash, freeze
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.worker import work
@@ -107,3 +108,48 @@ def done(experiment):
     with_cost(plan, variants)
     with_curves(plan)
     return plan
+
+
+LADDER_FILE = {
+    "baseline": "base.yaml",
+    "variants": {"a": {"model.architecture.mlp": "relu"}},
+    "sizes": ["25k", "50k", "100k"],
+}
+COMPUTES = {"25k": 4.0**10, "50k": 4.0**11, "100k": 4.0**12, "200k": 4.0**13}
+
+
+@pytest.fixture
+def ladder(tmp_path):
+    """``ladder(effects={name: one per size})``: a ladder whose three sizes have ended."""
+
+    def of(effects, base=(3.0, 2.5, 2.25), pairs=4, **more):
+        out = tmp_path / "ladder"
+        asked = {
+            **LADDER_FILE,
+            "name": "test",
+            "out": str(out),
+            "pairs": pairs,
+            "predict": "200k",
+            "delta": 0.01,
+            **more,
+        }
+        asked["variants"] = {name: {} for name in effects}
+        made = ladder_of(asked, "the file", "test")
+        freeze_ladder(made, COMPUTES)
+        for place, size in enumerate(made.sizes):
+            train_size(made, size, {name: values[place] for name, values in effects.items()}, base[place] - 3.0)
+        return made
+
+    return of
+
+
+def train_size(ladder, size, effects, level):
+    """The experiment of a size, done by the stand-in; a text instead of an effect: its seeds that diverge."""
+    (ladder.out / SIZES).mkdir(parents=True, exist_ok=True)
+    variants = {
+        name: {"effect": level, "diverges": effect} if isinstance(effect, list) else {"effect": level + effect}
+        for name, effect in effects.items()
+    }
+    base, null = {"effect": level}, {"effect": level + 0.002}
+    looks, out = [ladder.pairs], f"{SIZES}/{size}"
+    work(frozen(ladder.out, variants, looks=looks, out=out, base=base, null=null, delta=0.01).out)

@@ -169,7 +169,7 @@ def test_a_plan_is_frozen_once(folder, monkeypatch, capsys):
     assert run() == 2
     assert (
         "out has a plan with another trainer.gradient_clip_val of the baseline (0.5, now None), which makes a new "
-        "experiment: give another --out" in the_line(capsys)
+        "experiment: give another --name or --out" in the_line(capsys)
     )
     Path("out", CONFIGS, "relu.yaml").write_text("{}")
     assert main(["ablate", "status", "out"]) == 2

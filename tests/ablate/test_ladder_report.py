@@ -1,0 +1,120 @@
+"""What three sizes say of a fourth, in a report and on its page; and promises that are kept or not."""
+
+import json
+import math
+
+import pytest
+
+from lightning_llm.ablate.ladder import PROMISES, promise_of, read_ladder, store_promise
+from lightning_llm.ablate.ladder_report import (
+    NO_BEND,
+    ladder_report,
+    lines_of,
+    promise_for,
+    table_of,
+    write_ladder_report,
+)
+from lightning_llm.ablate.report import report_of
+from lightning_llm.ablate.results import load_experiment
+from lightning_llm.statistics.extrapolation import AtSize, Spread, predict
+from tests.ablate.conftest import COMPUTES, train_size
+
+
+def test_a_difference_at_three_sizes_is_predicted_at_the_fourth(ladder):
+    made = ladder({"same": [-0.1, -0.1, -0.1], "gone": [-0.4, -0.1, -0.025], "turned": [-0.2, -0.1, 0.0]})
+    report = ladder_report(*read_ladder(made.out))
+    assert report["has_ended"]
+    assert {name: row["answer"] for name, row in report["ladder"].items()} == {
+        "same": "holds",
+        "gone": "fades",
+        "turned": "unknown",  # no direction is shown at the largest size
+    }
+    rows = report["ladder"]["same"]["sizes"]
+    assert [row["size"] for row in rows] == ["25k", "50k", "100k"]
+    assert [row["compute"] for row in rows] == [COMPUTES[size] for size in made.sizes]
+    sizes = {size: report_of(load_experiment(made.folder(size))) for size in made.sizes}
+    every = [
+        AtSize(math.log(COMPUTES[size], 4), row["difference"], row["sd"], row["pairs"])
+        for size, each in sizes.items()
+        for row in (*each["variants"].values(), each["aa"]["null"])
+    ]
+    own = [at for at, name in zip(every, ["same", "gone", "turned", "null"] * 3, strict=True) if name == "same"]
+    expected = predict(own, Spread.of(every), 13.0, 4)
+    found = report["ladder"]["same"]
+    assert found["interval"] == pytest.approx(list(expected.interval))
+    assert found["prediction_interval"] == pytest.approx(list(expected.prediction_interval))
+    assert found["shown_up_to"] == pytest.approx(4.0**14)  # as far as anything is predicted
+    lines = lines_of(report)
+    assert lines[0].startswith("same at 200k (6.7e+07 FLOPs): holds: the direction is that at the largest size; ")
+    assert "gone at 200k (6.7e+07 FLOPs): fades: the difference is smaller than 0.01; " in lines[1]
+    assert NO_BEND in lines
+
+
+def test_the_multiplier_is_the_compute_that_gives_the_same_loss(ladder):
+    made = ladder({"a": [-0.5, -0.25, 0.0]}, base=(3.0, 2.5, 2.25))
+    report = ladder_report(*read_ladder(made.out))
+    rows = report["ladder"]["a"]["sizes"]
+    # the baseline falls by 0.5 for 4 times the compute, then by 0.25; at the size between them by their mean
+    assert rows[0]["multiplier"] == pytest.approx(4, rel=0.01)
+    assert rows[1]["multiplier"] == pytest.approx(4 ** (0.25 / 0.375), rel=0.01)
+    assert rows[2]["multiplier"] == pytest.approx(1, rel=0.01)
+    low, high = rows[0]["multiplier_interval"]
+    assert low < rows[0]["multiplier"] < high
+    assert [row[-1] for row, _ in table_of(report)] == [f"{row['multiplier']:.2f}" for row in rows]
+
+
+def test_a_size_with_a_diverged_run_has_no_difference_and_two_sizes_predict_nothing(ladder):
+    made = ladder({"lost": [-0.1, [1], -0.1], "same": [-0.1, -0.1, -0.1]})
+    report = ladder_report(*read_ladder(made.out))
+    assert report["ladder"]["lost"]["sizes"][1]["difference"] is None
+    assert report["ladder"]["lost"]["answer"] is None
+    assert report["ladder"]["same"]["answer"] == "holds"
+    assert "lost at 200k (6.7e+07 FLOPs): no prediction, which needs a difference at three sizes" in lines_of(report)[0]
+    write_ladder_report(*read_ladder(made.out))  # the page can be drawn
+
+
+def test_a_promise_is_kept_or_not_and_never_rewritten(ladder):
+    made = ladder({"same": [-0.1, -0.1, -0.1], "bends": [-0.1, -0.1, -0.1]})
+    promise = promise_for(made, COMPUTES)
+    digest = store_promise(made, promise)
+    other = {**promise, "variants": {}}
+    assert store_promise(made, other) == digest  # the first one stays
+    assert promise_of(made, "200k")["variants"].keys() == {"same", "bends"}
+    waiting = ladder_report(*read_ladder(made.out))
+    assert [row["hit"] for row in waiting["promises"][0]["variants"].values()] == [None, None]
+    assert waiting["target"] is not None
+    train_size(made, "200k", {"same": -0.1, "bends": 0.2}, -0.9)
+    report = ladder_report(*read_ladder(made.out))
+    assert {name: row["hit"] for name, row in report["promises"][0]["variants"].items()} == {
+        "same": True,
+        "bends": False,
+    }
+    assert report["target"] is None
+    lines = lines_of(report)
+    assert any(line.startswith("same at 200k: hit: promised -0.1") for line in lines)
+    assert any(line.startswith("bends at 200k: miss: ") and line.endswith("observed +0.2002.") for line in lines)
+    further = made.with_target("400k", ["200k"])
+    assert further.sizes == ("25k", "50k", "100k", "200k")
+    path = made.out / PROMISES / "200k.json"
+    path.write_text(path.read_text().replace('"pairs": 4', '"pairs": 5'))
+    with pytest.raises(ValueError, match=r"200k\.json was changed after the start: restore it"):
+        ladder_report(*read_ladder(made.out))
+
+
+def test_the_page_shows_names_as_text(ladder):
+    made = ladder({"<b>$x$&": [-0.1, -0.1, -0.1]})
+    _, page = write_ladder_report(*read_ladder(made.out))
+    html = page.read_text(encoding="utf-8")
+    assert "&lt;b&gt;$x$&amp;" in html
+    assert "<b>" not in html
+    assert html.count("<svg") == 1
+    assert "sizes/100k/report.html" in html
+    assert json.loads((made.out / "report.json").read_text())["ladder"]["<b>$x$&"]["answer"] == "holds"
+
+
+def test_without_a_target_the_sizes_are_shown_alone(ladder):
+    made = ladder({"a": [-0.1, -0.1, -0.1]}, predict=None)
+    report = ladder_report(*read_ladder(made.out))
+    assert report["target"] is None
+    assert report["ladder"]["a"]["answer"] is None
+    assert lines_of(report) == ["Intervals of differences: 95% for each size; predictions: 90% for each variant."]
